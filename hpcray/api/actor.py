@@ -1,0 +1,301 @@
+"""Actors: `@remote` on a class, handles, methods."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from hpcray.api.options import ActorOptions
+from hpcray.api.placing import resolved
+from hpcray.api.session import ensure
+from hpcray.base.ids import HEAD
+from hpcray.runtime.actor_host import ExitActor, has_async_method
+from hpcray.runtime.refs import ObjectRef, current
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import Serialized, serialize
+
+_BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
+_METHOD = "__hpcray_method__"
+ASYNC_CONCURRENCY = 1000
+
+
+def method(*args: Any, **options: Any) -> Any:
+    """Options of one actor method: `@method(num_returns=2)`.
+
+    Raises:
+        ValueError: an option is unknown.
+    """
+    known = {
+        "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events",
+        "tensor_transport", "_generator_backpressure_num_objects",
+    }  # fmt: skip
+    if args or not options or set(options) - known:
+        raise ValueError(
+            f"The @method decorator takes at least one keyword of {sorted(known)}, got {args or sorted(options)}; "
+            "for example: @method(num_returns=2)"
+        )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, _METHOD, options)
+        return function
+
+    return decorate
+
+
+class ActorMethod:
+    """A method of an actor handle. Call it with `.remote(...)`."""
+
+    __slots__ = ("_handle", "_name", "_num_returns", "_retries")
+
+    def __init__(self, handle: ActorHandle, name: str, num_returns: int, retries: int) -> None:
+        self._handle, self._name, self._num_returns, self._retries = handle, name, num_returns, retries
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says."""
+        handle = self._handle
+        return (current.process or ensure()).submitter.actors.call(
+            handle._actor, self._name, self._num_returns, self._retries, handle._limit, args, kwargs
+        )
+
+    def options(self, num_returns: int | None = None, max_task_retries: int | None = None, **_: Any) -> ActorMethod:
+        """The same method with some options replaced."""
+        return ActorMethod(
+            self._handle,
+            self._name,
+            self._num_returns if num_returns is None else num_returns,
+            self._retries if max_task_retries is None else max_task_retries,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
+            f"try 'object.{self._name}.remote()'."
+        )
+
+
+class ActorHandle:
+    """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
+
+    def __init__(
+        self,
+        actor: bytes,
+        class_name: str,
+        methods: dict[str, dict[str, Any]],
+        retries: int,
+        limit: int,
+        keep: ObjectRef[Any] | None,
+    ) -> None:
+        self._actor, self._class_name, self._methods = actor, class_name, methods
+        self._retries, self._limit, self._keep = retries, limit, keep
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        options = self.__dict__.get("_methods", {}).get(name)
+        if options is None:
+            if name not in _BUILT_IN:
+                raise AttributeError(
+                    f"'{self.__dict__.get('_class_name', 'ActorHandle')}' object has no attribute '{name}'"
+                )
+            options = {}
+        return ActorMethod(self, name, options.get("num_returns", 1), options.get("max_task_retries", self._retries))
+
+    def __dir__(self) -> list[str]:
+        return [*self._methods, *_BUILT_IN]
+
+    @property
+    def _actor_id(self) -> Any:
+        return ActorID(self._actor)
+
+    @property
+    def _ray_actor_id(self) -> Any:
+        return ActorID(self._actor)
+
+    def __repr__(self) -> str:
+        return f"Actor({self._class_name}, {self._actor.hex()})"
+
+    def __hash__(self) -> int:
+        return hash(self._actor)
+
+    def __eq__(self, other: object) -> bool:
+        return self._actor == other._actor if isinstance(other, ActorHandle) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorHandle, (
+            self._actor, self._class_name, self._methods, self._retries, self._limit, self._keep,
+        )  # fmt: skip
+
+    def __copy__(self) -> ActorHandle:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
+        return self
+
+
+class ActorID(bytes):
+    """An actor's id, with Ray's accessors."""
+
+    __slots__ = ()
+
+    def binary(self) -> bytes:
+        """The id as bytes."""
+        return bytes(self)
+
+
+class ActorClass:
+    """What `@remote` makes of a class. `.remote(...)` creates an actor."""
+
+    def __init__(self, cls: type, options: ActorOptions, blob: list[bytes] | None = None) -> None:
+        self.__ray_actor_class__ = cls
+        self._options = options
+        self._blob = [] if blob is None else blob
+        self._methods = _methods_of(cls)
+        functools.update_wrapper(self, cls, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        name = self.__ray_actor_class__.__name__
+        raise TypeError(
+            f"Actors cannot be instantiated directly. Instead of '{name}()', you should use '{name}.remote()'."
+        )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        if not kwargs.pop("_made_by_hpcray", False):
+            raise TypeError(
+                "Inheriting from an actor class is not allowed; hint: inherit from the plain class and decorate the result"
+            )
+        super().__init_subclass__(**kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__ray_actor_class__":
+            raise AttributeError(name)
+        return getattr(self.__ray_actor_class__, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.__ray_actor_class__)})
+
+    def options(self, **overrides: Any) -> ActorClass:
+        """The same class with some options replaced."""
+        return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._blob)
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Create an actor. Returns its handle at once; calls wait until it is up.
+
+        Raises:
+            ValueError: the name is taken. TypeError: the arguments do not fit the constructor.
+        """
+        process = ensure()
+        options, cls = self._options, self.__ray_actor_class__
+        namespace = options.namespace or (process.job.namespace if process.job else "")
+        if options.get_if_exists:
+            try:
+                return get_actor(options.name, namespace)
+            except ValueError:
+                pass
+        _check_arguments(cls, args, kwargs)
+        if not self._blob:
+            blob, _ = serialize(cls)
+            self._blob.append(blob.join() if isinstance(blob, Serialized) else blob)
+        concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if has_async_method(cls) else 1)
+        spec = m.ActorSpec(
+            actor=b"", class_name=cls.__name__, cls=self._blob[0], args=b"", refs=[],
+            place=resolved(process, options.place), hold=resolved(process, options.hold),
+            name=options.name, namespace=namespace, detached=options.detached, max_restarts=options.max_restarts,
+            max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=self._methods,
+            max_pending_calls=options.max_pending_calls,
+        )  # fmt: skip
+        try:
+            keep = process.submitter.actors.create(spec, args, kwargs)
+        except ValueError:
+            if options.get_if_exists:
+                return get_actor(options.name, namespace)
+            raise
+        return ActorHandle(
+            spec.actor, cls.__name__, self._methods, options.max_task_retries, options.max_pending_calls, keep
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
+
+
+def make_actor_class(cls: type, options: ActorOptions, blob: list[bytes] | None = None) -> ActorClass:
+    """An `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
+    kind = type(f"ActorClass({cls.__name__})", (ActorClass,), {"__doc__": cls.__doc__}, _made_by_hpcray=True)
+    made: ActorClass = kind(cls, options, blob)
+    return made
+
+
+def _rebuild(cls: type, given: dict[str, Any]) -> ActorClass:
+    return make_actor_class(cls, ActorOptions(given))
+
+
+def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
+    """Every callable method by name, with the options that it was given."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, member in inspect.getmembers(cls, callable):
+        if name.startswith("__") and name not in ("__call__", "__enter__", "__exit__", "__len__", "__getitem__"):
+            continue
+        if name.startswith("__") and not inspect.isfunction(member):
+            continue
+        found[name] = dict(getattr(member, _METHOD, {}))
+    return found
+
+
+def _check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{error} (the constructor of {cls.__name__})") from None
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The handle of a named actor. It does not keep the actor alive.
+
+    Raises:
+        ValueError: no live actor has this name in the namespace.
+    """
+    if not name:
+        raise ValueError("Please supply a non-empty value to get_actor")
+    process = ensure()
+    space = namespace or (process.job.namespace if process.job else "")
+    try:
+        found = process.gcs_call("named_actor", name, space)
+    except ValueError:
+        raise ValueError(
+            f"Failed to look up actor with name '{name}' in namespace '{space}'. hint: it was never created, is in "
+            "another namespace, or has died; list_named_actors() shows those that live"
+        ) from None
+    return ActorHandle(
+        found["actor"], found["class_name"], found["methods"], found.get("max_task_retries", 0),
+        found.get("max_pending_calls", -1), None,
+    )  # fmt: skip
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """Kill an actor's process at once. Calls in flight get `ActorDiedError`.
+
+    Raises:
+        ValueError: not an actor handle.
+    """
+    if not isinstance(actor, ActorHandle):
+        raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
+    process = ensure()
+    with process.engine.lock:
+        process.submitter.actors.client(actor._actor)
+        process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by kill()"))
+        process.engine.flush()
+
+
+def exit_actor() -> NoReturn:
+    """End the actor that calls it, on purpose: no restart, later calls get `ActorDiedError`.
+
+    Raises:
+        TypeError: not inside an actor.
+    """
+    worker = current.worker
+    if worker is None or worker.actor is None:
+        raise TypeError("exit_actor called on a non-actor worker.")
+    raise ExitActor(0)

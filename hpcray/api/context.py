@@ -1,0 +1,108 @@
+"""What programs ask about the cluster and about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpcray.api.actor import ActorHandle
+from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
+from hpcray.api.session import ensure
+from hpcray.base.resources import Resources
+from hpcray.runtime.actor_host import async_task
+from hpcray.runtime.process import Process
+from hpcray.runtime.refs import current
+from hpcray.wire.messages import JobInfo
+
+
+class _Source:
+    """The `ContextSource` of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def me(self) -> bytes:
+        return self._process.me
+
+    @property
+    def node_id(self) -> str:
+        return self._process.node_id
+
+    @property
+    def kind(self) -> str:
+        return self._process.kind
+
+    @property
+    def job(self) -> JobInfo | None:
+        return self._process.job
+
+    @property
+    def session_dir(self) -> str:
+        return self._process.session_dir
+
+    def head_address(self) -> str:
+        return self._process.session_dir
+
+    def running_task(self) -> RunningTask | None:
+        local = self._process.local
+        task = async_task.get() or local.task
+        return None if task is None else RunningTask(task, local.name, local.name)
+
+    def running_actor(self) -> RunningActor | None:
+        host = current.worker.actor if current.worker is not None else None
+        if host is None:
+            return None
+        spec = host.spec
+
+        def handle() -> ActorHandle:
+            return ActorHandle(
+                spec.actor, spec.class_name, spec.methods, spec.max_task_retries, spec.max_pending_calls, None
+            )
+
+        return RunningActor(spec.actor, spec.name, host.restarts, host.is_async, handle)
+
+    def held_resources(self) -> Resources:
+        worker = current.worker
+        if worker is None:
+            return {}
+        return dict(worker.actor.spec.hold.resources) if worker.actor is not None else dict(worker.holds)
+
+    def worker_env(self) -> Mapping[str, str]:
+        return dict(self._process.job.env) if self._process.job else {}
+
+    def accelerator_ids(self) -> Mapping[str, list[str]]:
+        return {}
+
+    def node_labels(self) -> Mapping[str, str]:
+        return {}
+
+
+def _source() -> ContextSource | None:
+    return _Source(current.process) if current.process is not None else None
+
+
+_context = RuntimeContext(_source)
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where the caller runs: node, job, task, actor."""
+    ensure()
+    return _context
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The nodes of the cluster: id, address, whether it lives, resources."""
+    return ensure().nodes()
+
+
+def cluster_resources() -> dict[str, float]:
+    """Total of every resource of the living nodes."""
+    found: dict[str, float] = ensure().gcs_call("cluster_resources")
+    return found
+
+
+def available_resources() -> dict[str, float]:
+    """What of them is free now, as far as the head has heard."""
+    found: dict[str, float] = ensure().gcs_call("available_resources")
+    return found

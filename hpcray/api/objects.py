@@ -1,0 +1,93 @@
+"""get, put, wait, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hpcray.api.session import ensure
+from hpcray.runtime.refs import ObjectRef, current
+
+
+def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: float | None = None) -> Any:
+    """The value of a ref, or the list of values of a list of refs. Arrays are read-only views of the node's store.
+
+    Args:
+        timeout: seconds; None waits for ever, 0 takes what is there.
+
+    Raises:
+        GetTimeoutError: not there in time. RayTaskError: the task raised (also an instance of its exception's class).
+        RayError: lost, cancelled, its actor died.
+    """
+    process = current.process or ensure()
+    if isinstance(object_refs, ObjectRef):
+        return process.get((object_refs,), timeout)[0]
+    if not isinstance(object_refs, (list, tuple)):
+        raise ValueError(f"Invalid type of object refs, {type(object_refs)}, is given: an ObjectRef or a list of them.")
+    refs = list(object_refs)
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise ValueError(f"Attempting to call `get` on the value {ref!r}, which is not an ObjectRef.")
+    return process.get(refs, timeout) if refs else []
+
+
+def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef[Any]:
+    """Store a value as an object.
+
+    Raises:
+        TypeError: it is itself a ref, or cannot be pickled. ObjectStoreFullError: no room.
+    """
+    process = current.process or ensure()
+    if isinstance(value, ObjectRef):
+        raise TypeError(
+            "Calling 'put' on an ObjectRef is not allowed. hint: put it into a list if a ref to a ref is really meant"
+        )
+    if _owner is not None or _tensor_transport not in (None, "object_store"):
+        raise NotImplementedError("put(_owner=…) and put(_tensor_transport=…) are not supported yet")
+    return process.put(value)
+
+
+def wait(
+    ray_waitables: Sequence[ObjectRef[Any]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+    """Wait until `num_returns` of the refs are ready, or the timeout.
+
+    Returns:
+        (ready, not ready), each in the order given; at most `num_returns` are in the first.
+
+    Raises:
+        TypeError: not a list of refs. ValueError: duplicates, or num_returns out of range.
+    """
+    process = current.process or ensure()
+    if isinstance(ray_waitables, ObjectRef):
+        raise TypeError("wait() expected a list of ray.ObjectRef, got a single ray.ObjectRef")
+    refs = list(ray_waitables)
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"wait() expected a list of ray.ObjectRef, got list containing {type(ref)}")
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
+    if len(set(refs)) != len(refs):
+        raise ValueError("Wait requires a list of unique object refs.")
+    if num_returns <= 0:
+        raise ValueError(f"Invalid number of objects to return {num_returns}.")
+    if num_returns > len(refs):
+        raise ValueError(
+            f"num_returns cannot be greater than the number of objects provided: {num_returns} > {len(refs)}."
+        )
+    return process.wait(refs, num_returns, timeout, fetch_local)
+
+
+def cancel(ref: ObjectRef[Any], *, force: bool = False, recursive: bool = True) -> None:
+    """Cancel a task: one that has not started never runs; a running one gets KeyboardInterrupt.
+
+    Raises:
+        TypeError: not a ref.
+    """
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ref)}.")
+    (current.process or ensure()).submitter.cancel(ref, force, recursive)

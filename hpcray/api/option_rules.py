@@ -1,0 +1,210 @@
+"""The options of tasks and actors by name: allowed types, allowed values, defaults. Those of Ray 2.60."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpcray.api.scheduling import (
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+from hpcray.base.resources import UNIT
+
+_NONE = type(None)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one option accepts. `problem` returns what is wrong with a value, or None."""
+
+    types: tuple[type, ...] = ()
+    problem: Callable[[Any], str | None] | None = None
+    default: Any = None
+
+    def check(self, keyword: str, value: Any) -> None:
+        """Raise TypeError or ValueError if `value` is not allowed."""
+        if self.types and not isinstance(value, self.types):
+            names = ", ".join("None" if kind is _NONE else kind.__name__ for kind in self.types)
+            raise TypeError(
+                f"The type of keyword '{keyword}' must be one of ({names}), "
+                f"but received {value!r} of type {type(value)}"
+            )
+        problem = self.problem(value) if self.problem else None
+        if problem:
+            raise ValueError(problem)
+
+
+def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:
+    meaning = ", where -1 represents infinity" if minimum == -1 else ""
+
+    def problem(value: Any) -> str | None:
+        if value is None or value >= minimum:
+            return None
+        return f"The keyword '{name}' only accepts None or an integer of at least {minimum}{meaning}; got {value}."
+
+    return Rule((int, _NONE), problem, default)
+
+
+def _amount_problem(name: object, value: Any) -> str | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return f"The quantity of resource {name} must be a number, but is {value!r}"
+    if not math.isfinite(value):
+        return f"The quantity of resource {name} must be finite, but is {value!r}"
+    if value < 0:
+        return f"The quantity of resource {name} cannot be negative; got {value}"
+    if 0 < value < 1 / UNIT:
+        return f"The precision of the fractional quantity of resource {name} cannot go beyond {1 / UNIT}; got {value}"
+    return None
+
+
+def _amount(name: str, default: float | None = None) -> Rule:
+    def problem(value: Any) -> str | None:
+        return None if value is None else _amount_problem(name, value)
+
+    return Rule((float, int, _NONE), problem, default)
+
+
+def _resources_problem(resources: Any) -> str | None:
+    for name, amount in (resources or {}).items():
+        if not isinstance(name, str) or not name:
+            return f"A resource name must be a non-empty str, but is {name!r}"
+        if name in ("CPU", "GPU"):
+            return "Use the 'num_cpus' and 'num_gpus' keyword instead of 'CPU' and 'GPU' in 'resources' keyword"
+        if name in ("memory", "object_store_memory"):
+            return f"Use the '{name}' keyword instead of '{name}' in 'resources' keyword"
+        problem = _amount_problem(name, amount)
+        if problem:
+            return problem
+    return None
+
+
+def _strategy_problem(strategy: Any) -> str | None:
+    if isinstance(strategy, str) and strategy not in ("DEFAULT", "SPREAD"):
+        return (
+            f"Invalid scheduling_strategy value {strategy}. Valid values are "
+            '["DEFAULT" | "SPREAD" | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy '
+            "| NodeLabelSchedulingStrategy]"
+        )
+    return None
+
+
+def _num_returns_problem(value: Any) -> str | None:
+    if value is None or value in ("dynamic", "streaming") or (isinstance(value, int) and value >= 0):
+        return None
+    return (
+        f"The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' or 'dynamic'; got {value!r}"
+    )
+
+
+def _retry_problem(value: Any) -> str | None:
+    if isinstance(value, bool) or all(isinstance(cls, type) and issubclass(cls, Exception) for cls in value):
+        return None
+    return f"retry_exceptions must be either a boolean or a list of exceptions; got {value!r}"
+
+
+class _RuntimeEnvRule(Rule):
+    def check(self, keyword: str, value: Any) -> None:
+        super().check(keyword, value)
+        env_vars = (value or {}).get("env_vars") or {}
+        if not isinstance(env_vars, Mapping):
+            raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but is {type(env_vars)}")
+        for name, text in env_vars.items():
+            for what in (name, text):
+                if not isinstance(what, str):
+                    raise TypeError(
+                        f"runtime_env['env_vars'] must be of type Dict[str, str], "
+                        f"but {what!r} in {name!r}: {text!r} is of type {type(what)}"
+                    )
+
+
+def _lifetime_problem(value: Any) -> str | None:
+    if value in (None, "detached", "non_detached"):
+        return None
+    return f"actor `lifetime` argument must be one of 'detached', 'non_detached' and 'None'; got {value!r}."
+
+
+def _actor_name_problem(value: Any) -> str | None:
+    return "Actor name cannot be an empty string." if value == "" else None
+
+
+def _backpressure_problem(value: Any) -> str | None:
+    if value is None or value > 0 or value == -1:
+        return None
+    return f"generator backpressure must be a positive number of objects, or -1 to disable it; got {value}"
+
+
+_COMMON: dict[str, Rule] = {
+    "label_selector": Rule((dict, _NONE)),
+    "fallback_strategy": Rule((list, _NONE)),
+    "accelerator_type": Rule((str, _NONE)),
+    "memory": _amount("memory"),
+    "name": Rule((str, _NONE)),
+    "num_cpus": _amount("num_cpus"),
+    "num_gpus": _amount("num_gpus"),
+    "object_store_memory": _count("object_store_memory", minimum=0),
+    "placement_group": Rule(default="default"),
+    "placement_group_bundle_index": Rule((int,), default=-1),
+    "placement_group_capture_child_tasks": Rule((bool, _NONE)),
+    "resources": Rule((dict, _NONE), _resources_problem),
+    "runtime_env": _RuntimeEnvRule((dict, _NONE)),
+    "scheduling_strategy": Rule(
+        (
+            _NONE,
+            str,
+            PlacementGroupSchedulingStrategy,
+            NodeAffinitySchedulingStrategy,
+            NodeLabelSchedulingStrategy,
+        ),
+        _strategy_problem,
+    ),
+    "enable_task_events": Rule((bool,), default=True),
+    "_labels": Rule((dict, _NONE)),
+}
+
+TASK_RULES: Mapping[str, Rule] = {
+    **_COMMON,
+    "max_calls": _count("max_calls", minimum=0, default=0),
+    "max_retries": _count("max_retries", minimum=-1, default=3),
+    "num_cpus": _amount("num_cpus", default=1),
+    "num_returns": Rule((int, str, _NONE), _num_returns_problem),
+    "object_store_memory": Rule(
+        (int, _NONE),
+        lambda value: None if value is None else "Setting 'object_store_memory' is not implemented for tasks",
+    ),
+    "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default=False),
+    "_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+    "_num_objects_per_yield": _count("_num_objects_per_yield", minimum=1, default=1),
+}
+
+ACTOR_RULES: Mapping[str, Rule] = {
+    **_COMMON,
+    "name": Rule((str, _NONE), _actor_name_problem),
+    "concurrency_groups": Rule((list, dict, _NONE)),
+    "enable_tensor_transport": Rule((bool, _NONE)),
+    "lifetime": Rule((str, _NONE), _lifetime_problem),
+    "max_concurrency": _count("max_concurrency", minimum=1),
+    "max_restarts": _count("max_restarts", minimum=-1, default=0),
+    "max_task_retries": _count("max_task_retries", minimum=-1, default=0),
+    "max_pending_calls": _count("max_pending_calls", minimum=-1, default=-1),
+    "namespace": Rule((str, _NONE)),
+    "get_if_exists": Rule((bool,), default=False),
+    "allow_out_of_order_execution": Rule((bool, _NONE)),
+    "_actor_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+}
+
+
+def check_num_returns(value: Any) -> int:
+    """`num_returns` of a method: None means 1.
+
+    Raises:
+        TypeError, ValueError: not a non-negative integer.
+        NotImplementedError: generators.
+    """
+    TASK_RULES["num_returns"].check("num_returns", value)
+    if isinstance(value, str):
+        raise NotImplementedError(f"num_returns={value!r} (generators) is not supported yet; hint: return a list")
+    return 1 if value is None else int(value)

@@ -1,0 +1,232 @@
+"""Options of `@remote` and `.options()`: checked once, turned into what the scheduler asks for."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hpcray.api import option_rules as rules
+from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
+from hpcray.api.scheduling import (
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+from hpcray.base.resources import UNIT, Resources, to_units
+from hpcray.wire.messages import Shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class _OptionsBase:
+    """What both kinds share.
+
+    Options that are valid but not supported yet are accepted, so that a program can be imported; the shapes are then
+    left unset, and whoever reads one to submit work gets the NotImplementedError.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+    name: str = field(init=False, compare=False, default="")
+    unsupported: str = field(init=False, compare=False, default="")
+
+    RULES: ClassVar[Mapping[str, rules.Rule]] = {}
+    KIND: ClassVar[str] = ""
+    DECORATOR_ONLY: ClassVar[str] = ""
+
+    def merged(self, **overrides: Any) -> Self:
+        """These options with some replaced, as `.options()` does.
+
+        Raises:
+            TypeError, ValueError: as for the decorator; and for options that only the decorator takes.
+        """
+        if self.DECORATOR_ONLY in overrides:
+            raise ValueError(f"Setting '{self.DECORATOR_ONLY}' is not supported in '.options()'.")
+        return type(self)({**self.given, **overrides})
+
+    def __post_init__(self) -> None:
+        for keyword, value in self.given.items():
+            rule = self.RULES.get(keyword)
+            if rule is None:
+                raise ValueError(
+                    f"Invalid option keyword {keyword} for {self.KIND}. Valid ones are {list(self.RULES)}."
+                )
+            rule.check(keyword, value)
+        if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):
+            raise ValueError(
+                "Give the placement group in scheduling_strategy; the placement_group option is deprecated."
+            )
+        self._set("name", self._option("name") or "")
+        self._set("unsupported", self._find_unsupported())
+
+    def __getattr__(self, attribute: str) -> Any:
+        # Only reached for attributes that are not set: the shapes of unsupported options.
+        unsupported = self.__dict__.get("unsupported")
+        if attribute in ("shape", "place", "hold") and unsupported:
+            raise NotImplementedError(unsupported)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+
+    def _set(self, attribute: str, value: Any) -> None:
+        object.__setattr__(self, attribute, value)
+
+    def _option(self, keyword: str) -> Any:
+        value = self.given.get(keyword)
+        return self.RULES[keyword].default if value is None else value
+
+    def _find_unsupported(self) -> str:
+        strategy = self.given.get("scheduling_strategy")
+        if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is not None:
+            return "placement groups are not supported yet; hint: use 'SPREAD' or NodeAffinitySchedulingStrategy"
+        if self.given.get("placement_group") not in (None, "default"):
+            return "placement groups are not supported yet; hint: use scheduling_strategy='SPREAD'"
+        if isinstance(strategy, NodeLabelSchedulingStrategy):
+            return "scheduling by node labels is not supported yet; hint: use NodeAffinitySchedulingStrategy"
+        if isinstance(strategy, NodeAffinitySchedulingStrategy) and (
+            strategy._spill_on_unavailable or strategy._fail_on_unavailable
+        ):
+            return "_spill_on_unavailable and _fail_on_unavailable are not supported yet; hint: leave them out"
+        for keyword in ("label_selector", "fallback_strategy", "concurrency_groups", "enable_tensor_transport"):
+            if self.given.get(keyword):
+                return f"the option {keyword} is not supported yet; hint: leave it out"
+        runtime_env = self.given.get("runtime_env") or {}
+        left = [key for key, value in runtime_env.items() if value and key not in ("env_vars", "config")]
+        if left:
+            return (
+                f"runtime_env {left} is not supported yet, only env_vars is; hint: prepare the environment beforehand"
+            )
+        return ""
+
+    def _asked(self) -> dict[str, float]:
+        """Amounts that the user gave, zeros included."""
+        asked = dict(self.given.get("resources") or {})
+        for keyword, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
+            value = self._option(keyword)
+            if value is not None:
+                asked[resource] = int(value) if keyword == "memory" else value
+        if self.given.get("accelerator_type") is not None:
+            asked[f"accelerator_type:{self.given['accelerator_type']}"] = 0.001
+        return asked
+
+    def _shape(self, amounts: Mapping[str, float]) -> Shape:
+        env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
+        return Shape(
+            resources=tuple(sorted(_units(amounts).items())),
+            strategy=strategy_text(self.given.get("scheduling_strategy")),
+            env=tuple(sorted(env_vars.items())),
+        )
+
+
+@dataclass(frozen=True)
+class TaskOptions(_OptionsBase):
+    """Options of a remote function.
+
+    Args:
+        given: what the user wrote, by Ray's names.
+
+    Attributes:
+        shape: what a lease for it asks; reading it raises NotImplementedError where the options are not supported yet.
+        num_returns, max_retries: -1 retries mean without end.
+        retry_exceptions: True (all), False (none) or the classes that are worth another try.
+        max_calls: a worker leaves after so many calls; 0 means never.
+
+    Raises:
+        ValueError: an unknown option, or a value out of range.
+        TypeError: a value of the wrong type.
+    """
+
+    shape: Shape = field(init=False, compare=False, repr=False)
+    num_returns: int = field(init=False, compare=False, repr=False)
+    max_retries: int = field(init=False, compare=False, repr=False)
+    retry_exceptions: bool | tuple[type[Exception], ...] = field(init=False, compare=False, repr=False)
+    max_calls: int = field(init=False, compare=False, repr=False)
+
+    RULES = TASK_RULES
+    KIND = "remote functions"
+    DECORATOR_ONLY = "max_calls"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        num_returns = self._option("num_returns")
+        self._set("num_returns", num_returns if isinstance(num_returns, int) else 1)
+        self._set("max_retries", self._option("max_retries"))
+        retry = self._option("retry_exceptions")
+        self._set("retry_exceptions", retry if isinstance(retry, bool) else tuple(retry))
+        self._set("max_calls", self._option("max_calls"))
+        if not self.unsupported:
+            self._set("shape", self._shape(self._asked()))
+
+    def _find_unsupported(self) -> str:
+        num_returns = self.given.get("num_returns")
+        if isinstance(num_returns, str):
+            return f"num_returns={num_returns!r} (generators) is not supported yet; hint: return a list"
+        return super()._find_unsupported()
+
+
+@dataclass(frozen=True)
+class ActorOptions(_OptionsBase):
+    """Options of an actor class.
+
+    Args:
+        given: what the user wrote, by Ray's names.
+
+    Attributes:
+        place: what a node must have free when the actor starts.
+        hold: what it keeps. By default nothing: a CPU to be placed, none to stay. An actor that asks for any resource
+            but memory holds all of it for life, one CPU included unless `num_cpus` says otherwise.
+        namespace: "" means that of the job.
+        max_concurrency: None means 1, or 1000 for an actor with async methods.
+
+    Raises:
+        ValueError: an unknown option, or a value out of range.
+        TypeError: a value of the wrong type.
+    """
+
+    place: Shape = field(init=False, compare=False, repr=False)
+    hold: Shape = field(init=False, compare=False, repr=False)
+    namespace: str = field(init=False, compare=False, repr=False)
+    get_if_exists: bool = field(init=False, compare=False, repr=False)
+    detached: bool = field(init=False, compare=False, repr=False)
+    max_restarts: int = field(init=False, compare=False, repr=False)
+    max_task_retries: int = field(init=False, compare=False, repr=False)
+    max_concurrency: int | None = field(init=False, compare=False, repr=False)
+    max_pending_calls: int = field(init=False, compare=False, repr=False)
+
+    RULES = ACTOR_RULES
+    KIND = "actors"
+    DECORATOR_ONLY = "concurrency_groups"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.given.get("get_if_exists") and not self.name:
+            raise ValueError("The actor name must be specified to use `get_if_exists`.")
+        if self.given.get("object_store_memory") is not None:
+            warnings.warn(
+                "object_store_memory of an actor reserves nothing; objects that do not fit are spilled",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+        self._set("namespace", self._option("namespace") or "")
+        self._set("detached", self.given.get("lifetime") == "detached")
+        for keyword in ("get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls"):
+            self._set(keyword, self._option(keyword))
+        if not self.unsupported:
+            asked = self._asked()
+            simple = not set(asked) - {"memory"}
+            self._set("hold", self._shape(asked if simple else {"CPU": 1, **asked}))
+            self._set("place", self._shape({"CPU": 1, **asked}))
+
+
+def strategy_text(strategy: Any) -> str:
+    """A scheduling strategy as `Shape.strategy` has it; of a node the id, which the runtime maps to its index."""
+    if isinstance(strategy, NodeAffinitySchedulingStrategy):
+        return f"node_id:{strategy.node_id}" + (":soft" if strategy.soft else "")
+    return "SPREAD" if strategy == "SPREAD" else ""
+
+
+def _units(amounts: Mapping[str, float]) -> Resources:
+    """Exact units, rounded down: k tasks that ask for 1/k each must fit in one."""
+    return to_units({name: math.floor(amount * UNIT + 1e-6) / UNIT for name, amount in amounts.items()})

@@ -1,0 +1,29 @@
+"""Scheduling strategies: from what users name (node ids) to what raylets know (node indices)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hpcray.runtime.process import Process
+from hpcray.wire.messages import Shape
+
+_PREFIX = "node_id:"
+
+
+def resolved(process: Process, shape: Shape) -> Shape:
+    """The shape with a node id replaced by the node's index.
+
+    Raises:
+        ValueError: there is no such node in the cluster and the affinity is hard.
+    """
+    strategy = shape.strategy
+    if not strategy.startswith(_PREFIX):
+        return shape
+    node_id, _, soft = strategy[len(_PREFIX) :].partition(":")
+    index = process.node_index(node_id)
+    if index is None:
+        if soft:
+            return msgspec.structs.replace(shape, strategy="")
+        known = ", ".join(process.node_ids())
+        raise ValueError(f"no node has the id {node_id!r}; the cluster's nodes are {known}")
+    return msgspec.structs.replace(shape, strategy=f"node:{index}" + (":soft" if soft else ""))

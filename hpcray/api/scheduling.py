@@ -1,0 +1,140 @@
+"""Where a task or actor wants to run. Users import these from `hpcray.util.scheduling_strategies`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class PlacementGroupSchedulingStrategy:
+    """Run inside a bundle of a placement group.
+
+    Args:
+        placement_group: the group, or None for none.
+        placement_group_bundle_index: the bundle; -1 means any.
+        placement_group_capture_child_tasks: whether tasks started from inside use the group too.
+    """
+
+    placement_group: Any
+    placement_group_bundle_index: int = -1
+    placement_group_capture_child_tasks: bool | None = None
+
+
+class NodeAffinitySchedulingStrategy:
+    """Run on one node.
+
+    Args:
+        node_id: in hex, as `nodes()` gives it.
+        soft: whether another node will do when this one is gone or can never run it.
+        _spill_on_unavailable: with `soft`: go elsewhere too when the node is busy.
+        _fail_on_unavailable: without `soft`: fail when the node is busy, instead of waiting.
+
+    Raises:
+        ValueError: the id is not hex, or the private flags contradict `soft`.
+    """
+
+    def __init__(
+        self,
+        node_id: str | bytes,
+        soft: bool,
+        _spill_on_unavailable: bool = False,
+        _fail_on_unavailable: bool = False,
+    ) -> None:
+        text = node_id if isinstance(node_id, str) else node_id.hex()
+        try:
+            valid = bool(bytes.fromhex(text))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(f"Invalid node_id {text!r}: it must be a hex string; hint: take it from nodes()")
+        if _spill_on_unavailable and not soft:
+            raise ValueError("_spill_on_unavailable needs soft=True")
+        if _fail_on_unavailable and soft:
+            raise ValueError("_fail_on_unavailable needs soft=False")
+        self.node_id = text
+        self.soft = soft
+        self._spill_on_unavailable = _spill_on_unavailable
+        self._fail_on_unavailable = _fail_on_unavailable
+
+    def __repr__(self) -> str:
+        return f"NodeAffinitySchedulingStrategy(node_id={self.node_id!r}, soft={self.soft})"
+
+
+class _ValuesOperator:
+    def __init__(self, *values: str) -> None:
+        name = type(self).__name__
+        if not values:
+            raise ValueError(f'{name} needs at least one value, for example {name}("value1", "value2")')
+        for index, value in enumerate(values):
+            if not isinstance(value, str):
+                raise ValueError(f"{name}: value {index} must be a str, but is {value!r} of type {type(value)}")
+        self.values = list(values)
+
+
+class In(_ValuesOperator):
+    """The label is one of these values."""
+
+
+class NotIn(_ValuesOperator):
+    """The label is none of these values."""
+
+
+class Exists:
+    """The node has the label."""
+
+
+class DoesNotExist:
+    """The node does not have the label."""
+
+
+LabelOperator = In | NotIn | Exists | DoesNotExist
+LabelMatchExpressionsT = Mapping[str, LabelOperator]
+
+
+@dataclass(frozen=True)
+class LabelMatchExpression:
+    """One condition on one label of a node."""
+
+    key: str
+    operator: LabelOperator
+
+
+class NodeLabelSchedulingStrategy:
+    """Run on a node whose labels match, for example `{"region": In("us"), "gpu_type": Exists()}`.
+
+    Args:
+        hard: conditions that must hold.
+        soft: conditions that should hold.
+
+    Raises:
+        ValueError: both are empty, or one is not a mapping from label to operator.
+    """
+
+    def __init__(self, hard: LabelMatchExpressionsT | None, *, soft: LabelMatchExpressionsT | None = None) -> None:
+        self.hard = _expressions(hard, "hard")
+        self.soft = _expressions(soft, "soft")
+        if not (self.hard or self.soft):
+            raise ValueError("NodeLabelSchedulingStrategy: hard and soft are both empty")
+
+
+def _expressions(given: LabelMatchExpressionsT | None, what: str) -> list[LabelMatchExpression]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise ValueError(f'{what} must be a map such as {{"key1": In("value1")}}, but is of type {type(given)}')
+    for key, operator in given.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{what}: label {key!r} must be a str, but is of type {type(key)}")
+        if not isinstance(operator, (In, NotIn, Exists, DoesNotExist)):
+            raise ValueError(
+                f"{what}: the value of label {key!r} must be In, NotIn, Exists or DoesNotExist, "
+                f"but is {operator!r} of type {type(operator)}"
+            )
+    return [LabelMatchExpression(key, operator) for key, operator in given.items()]
+
+
+SchedulingStrategyT = (
+    str | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | NodeLabelSchedulingStrategy | None
+)

@@ -1,0 +1,208 @@
+"""init, shutdown, is_initialized, and who this interpreter is in the job."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import uuid
+from typing import Any
+
+from hpcray.base.config import Config
+from hpcray.base.ids import raylet_of
+from hpcray.runtime.bootstrap import Entry, enter
+from hpcray.runtime.options import NodeOptions
+from hpcray.runtime.process import Process, connect
+from hpcray.runtime.refs import current
+from hpcray.wire.messages import Exit, JobInfo
+
+logger = logging.getLogger("hpcray")
+
+_SETTINGS = frozenset(Config.__dataclass_fields__)
+
+
+class _Session:
+    entry: Entry | None = None
+    exit_code = 0
+    hooked = False
+
+
+class ClientContext:
+    """What `init` returns: where the session is. Usable as a context manager that shuts down at its end."""
+
+    def __init__(self, process: Process) -> None:
+        self.dashboard_url = ""
+        self.python_version = "{}.{}.{}".format(*sys.version_info[:3])
+        self.ray_version = ""
+        self.ray_commit = ""
+        self.address_info: dict[str, Any] = {
+            "node_ip_address": process.host,
+            "node_id": process.node_id,
+            "session_dir": process.session_dir,
+            "address": process.session_dir,
+            "gcs_address": process.session_dir,
+            "raylet_socket_name": os.path.join(process.session_dir, "r.s"),
+            "object_store_address": None,
+            "webui_url": None,
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def __enter__(self) -> ClientContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutdown()
+
+    def disconnect(self) -> None:
+        """Shut down."""
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"ClientContext(session={self.address_info['session_dir']!r})"
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    resources: dict[str, float] | None = None,
+    labels: dict[str, str] | None = None,
+    object_store_memory: int | None = None,
+    local_mode: bool = False,
+    ignore_reinit_error: bool = False,
+    include_dashboard: bool | None = None,
+    dashboard_host: str = "127.0.0.1",
+    dashboard_port: int | None = None,
+    job_config: Any = None,
+    configure_logging: bool = True,
+    logging_level: int | str = "info",
+    logging_format: str | None = None,
+    logging_config: Any = None,
+    log_to_driver: bool | None = None,
+    namespace: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+    **settings: Any,
+) -> ClientContext:
+    """Start or join a session.
+
+    Under `mpirun` or `srun` every rank calls it: on rank 0 it returns when all nodes are up, on the others it serves
+    the job and never returns. Without a launcher it starts one node on this machine. In a script that `hpcray-launch`
+    or `python -m hpcray` started it joins that job.
+
+    Args:
+        address: None, "local" (a node of its own), "auto" (the running session of this machine), or a session directory.
+        num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
+        namespace: of named actors; a fresh one when not given.
+        runtime_env: `env_vars` for every task and actor.
+        settings: any field of `hpcray.base.config.Config`. Names with a leading underscore, which Ray takes for its
+            internals, are accepted and have no effect.
+
+    Raises:
+        RuntimeError: already initialized (unless `ignore_reinit_error`).
+        ConnectionError: nothing to attach to. StartupError: a node did not come up. ValueError: an option is not valid.
+    """
+    if current.process is not None and current.process.dead is None:
+        if ignore_reinit_error:
+            logger.info("init() was called before; this call has no effect")
+            return ClientContext(current.process)
+        raise RuntimeError(
+            "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
+            "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
+        )
+    if current.process is not None:
+        shutdown()
+    if local_mode:
+        raise NotImplementedError("local_mode is not supported; hint: init(num_cpus=1) starts in a quarter of a second")
+    unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
+    if unknown:
+        raise TypeError(f"init() got unexpected arguments {unknown}; hint: settings are {sorted(_SETTINGS)}")
+    env_only = {key for key, value in (runtime_env or {}).items() if value} - {"env_vars", "config"}
+    if env_only:
+        raise NotImplementedError(f"runtime_env {sorted(env_only)} is not supported yet, only env_vars is")
+    config: dict[str, Any] = {name: value for name, value in settings.items() if name in _SETTINGS}
+    if object_store_memory is not None:
+        config["object_store_memory"] = int(object_store_memory)
+    if log_to_driver is not None:
+        config["log_to_driver"] = log_to_driver
+    entry = enter(
+        address or os.environ.get("RAY_ADDRESS") or None,
+        NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}),
+    )
+    try:
+        process = connect(entry.session_dir, entry.kind)
+        current.process = process
+        process.start()
+    except BaseException:
+        current.process = None
+        if entry.node is not None:
+            entry.node.leave(1.0)
+        raise
+    _Session.entry = entry
+    _announce(process, entry, namespace, (runtime_env or {}).get("env_vars") or {})
+    if not _Session.hooked:
+        _Session.hooked = True
+        atexit.register(shutdown, _exiting_interpreter=True)
+        _hook_exit_code()
+    return ClientContext(process)
+
+
+def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[str, str]) -> None:
+    """Tell the workers what they need of this driver. A second driver leaves the first one's environment alone."""
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    paths = [os.path.dirname(os.path.abspath(script))] if script else []
+    paths += [os.path.abspath(path) if path else os.getcwd() for path in sys.path]
+    known = process.job
+    job = JobInfo(
+        known.job_id if known else "01000000",
+        namespace or str(uuid.uuid4()),
+        tuple(dict.fromkeys([*paths, *(known.sys_path if known else ())])),
+        known.cwd if known else os.getcwd(),
+        tuple(sorted({**dict(known.env if known else ()), **env}.items())),
+    )
+    process.set_job(job)
+
+
+def _hook_exit_code() -> None:
+    """An uncaught exception makes the exit code 1; atexit handlers cannot see that by themselves."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, value: Any, trace: Any) -> None:
+        _Session.exit_code = 1
+        previous(kind, value, trace)
+
+    sys.excepthook = hook
+
+
+def shutdown(_exiting_interpreter: bool = False) -> None:
+    """Leave the session. A session that this process started ends, with every process and file of it."""
+    process, entry = current.process, _Session.entry
+    current.process = None
+    _Session.entry = None
+    if process is None or current.worker is not None:
+        return
+    if process.dead is None and entry is not None and entry.node is not None:
+        with process.engine.lock:
+            process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))
+    process.close()
+    if entry is not None and entry.node is not None:
+        entry.node.leave()
+
+
+def is_initialized() -> bool:
+    """Whether this process takes part in a session."""
+    return current.process is not None
+
+
+def ensure() -> Process:
+    """The process of this interpreter; `init()` is called if need be, as in Ray."""
+    process = current.process
+    if process is None:
+        init()
+        process = current.process
+        assert process is not None
+    return process

@@ -1,0 +1,208 @@
+"""The submitter's side of leases: which task goes to which leased worker, and how many leases to ask for.
+
+Pure. A worker takes one task at a time unless the tasks are known to be short: then up to `PIPELINE_US` of work is
+sent ahead, so that it never waits for us. What was sent ahead and has not started is taken back when its worker makes
+no progress (`tick`), so a short task never waits behind a long one while another worker idles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpcray.base.ids import node_of, raylet_of
+from hpcray.core.owner.tasks import LeaseClass, LeasedWorker, Push, Send, Task
+from hpcray.wire.messages import Demand, LeaseGranted, LeaseReturn, Shape, TakeBack
+
+SHORT_US = 1_000.0
+PIPELINE_US = 5_000.0
+OVERHEAD_US = 20.0
+STALL = 0.02
+
+
+class LeaseClient:
+    """All lease classes of one process.
+
+    Args:
+        me: our proc id. send: queue a message. push: send one task to a worker. idle_timeout: seconds after which an
+        idle lease is returned.
+    """
+
+    def __init__(self, me: bytes, send: Send, push: Push, idle_timeout: float) -> None:
+        self.classes: dict[Shape, LeaseClass] = {}
+        self.by_index: list[LeaseClass] = []
+        self.workers: dict[bytes, LeasedWorker] = {}
+        self._raylet = raylet_of(node_of(me))
+        self._my_node = node_of(me)
+        self._send = send
+        self._push = push
+        self._idle_timeout = idle_timeout
+
+    def klass(self, shape: Shape) -> LeaseClass:
+        """The class of a shape."""
+        found = self.classes.get(shape)
+        if found is None:
+            found = self.classes[shape] = LeaseClass(len(self.by_index), shape)
+            self.by_index.append(found)
+        return found
+
+    def submit(self, task: Task, klass: LeaseClass) -> bool:
+        """A task whose arguments are ready. Returns whether it was sent to an idle worker, so must be flushed now."""
+        task.klass = klass
+        fn = task.fn
+        assert fn is not None
+        if not klass.queue:
+            idle = self._room(klass, task)
+            if idle is not None:
+                first = not idle.inflight
+                self._give(idle, task)
+                return first
+        klass.queue.append(task)
+        return self._ask(klass)
+
+    def granted(self, msg: LeaseGranted, now: float) -> None:
+        """A worker is ours."""
+        klass = self.by_index[msg.klass]
+        if node_of(msg.worker) == self._my_node:
+            klass.granted_local += 1
+        worker = LeasedWorker(msg.worker, msg.lease, klass, now)
+        self.workers[msg.worker] = worker
+        klass.workers[msg.worker] = worker
+        if klass.queue:
+            self.pump(klass)
+            self._ask(klass)
+        else:
+            self._give_up(worker)
+
+    def answered(self, proc: bytes, task_id: bytes, us: int, now: float) -> Task | None:
+        """A reply came: the task leaves its worker, which may get more."""
+        worker = self.workers.get(proc)
+        if worker is None:
+            return None
+        task = worker.inflight.pop(task_id, None)
+        if task is None:
+            return None
+        fn = task.fn
+        assert fn is not None
+        worker.load -= task.cost
+        fn.ran(us)
+        worker.progress = now
+        worker.asked_back = False
+        klass = worker.klass
+        if klass.queue:
+            self.pump(klass)
+        if not worker.inflight:
+            worker.load = 0.0
+            worker.idle_since = now
+        return task
+
+    def pump(self, klass: LeaseClass) -> None:
+        """Send queued tasks to workers that have room, least loaded first."""
+        queue = klass.queue
+        while queue:
+            worker = self._room(klass, queue[0])
+            if worker is None:
+                return
+            self._give(worker, queue.popleft())
+        self._ask(klass)
+
+    def taken_back(self, proc: bytes, ids: Iterable[bytes]) -> None:
+        """A worker gave back tasks that it had not started: they queue again, first in line."""
+        worker = self.workers.get(proc)
+        if worker is None:
+            return
+        back = [worker.inflight.pop(i) for i in ids if i in worker.inflight]
+        if back:
+            worker.asked_back = bool(worker.inflight)  # busy or blocked: nothing is sent ahead until it answers
+            worker.load = sum(task.cost for task in worker.inflight.values())
+            worker.klass.queue.extendleft(reversed(back))
+            self.pump(worker.klass)
+            self._ask(worker.klass)
+
+    def lost(self, proc: bytes) -> list[Task]:
+        """A leased worker died. Returns its unanswered tasks in the order sent; the first was probably running."""
+        worker = self.workers.pop(proc, None)
+        if worker is None:
+            return []
+        worker.klass.workers.pop(proc, None)
+        tasks = list(worker.inflight.values())
+        worker.inflight.clear()
+        self._ask(worker.klass, force=True)
+        return tasks
+
+    def reclaim(self, node: int) -> None:
+        """Others wait on that node: return what is idle there."""
+        for worker in [w for w in self.workers.values() if not w.inflight and node_of(w.proc) == node]:
+            self._give_up(worker)
+
+    def tick(self, now: float) -> bool:
+        """Return idle leases, take back what stalls. Returns whether another tick is needed."""
+        for worker in list(self.workers.values()):
+            if not worker.inflight:
+                if now - worker.idle_since >= self._idle_timeout:
+                    self._give_up(worker)
+            elif worker.progress < 0.0:
+                worker.progress = now
+            elif len(worker.inflight) > 1 and not worker.asked_back and now - worker.progress > STALL:
+                worker.asked_back = True
+                self._send(worker.proc, TakeBack())
+        return bool(self.workers)
+
+    def cancel_queued(self, task: Task) -> bool:
+        """Take a task out of its queue; False when it is not there."""
+        klass = task.klass
+        if klass is not None and task in klass.queue:
+            klass.queue.remove(task)
+            return True
+        return False
+
+    def give_up_all(self, klass: LeaseClass) -> None:
+        """Withdraw what the class asked for (its queue is empty now)."""
+        self._ask(klass, force=True)
+
+    # ------------------------------------------------------------ inside
+
+    def _room(self, klass: LeaseClass, task: Task) -> LeasedWorker | None:
+        us = task.fn.us  # type: ignore[union-attr]
+        short = 0.0 <= us < SHORT_US and task.retries != 0
+        best: LeasedWorker | None = None
+        for worker in klass.workers.values():
+            if not worker.inflight:
+                return worker
+            if (
+                short
+                and not worker.asked_back
+                and worker.load + us < PIPELINE_US
+                and (best is None or worker.load < best.load)
+            ):
+                best = worker
+        return best
+
+    def _give(self, worker: LeasedWorker, task: Task) -> None:
+        us = task.fn.us  # type: ignore[union-attr]
+        cost = (us if us > 0.0 else 0.0) + OVERHEAD_US
+        if not worker.inflight:
+            worker.load = 0.0
+            worker.progress = -1.0
+        worker.load += cost
+        task.cost = cost
+        task.worker = worker.proc
+        worker.inflight[task.id] = task
+        self._push(task, worker.proc)
+
+    def _ask(self, klass: LeaseClass, force: bool = False) -> bool:
+        """Tell our raylet what we want, when it changed enough to matter. Returns whether a message was queued."""
+        want = len(klass.queue)
+        have = klass.sent_total - klass.granted_local  # what the raylet believes is still wanted
+        if want == have or not (force or have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
+            return False
+        klass.sent_total = klass.granted_local + want
+        self._send(self._raylet, Demand(klass.index, klass.shape, klass.sent_total))
+        return True
+
+    def _give_up(self, worker: LeasedWorker) -> None:
+        klass = worker.klass
+        del self.workers[worker.proc]
+        klass.workers.pop(worker.proc, None)
+        if not klass.queue:
+            self._ask(klass, force=True)
+        self._send(raylet_of(node_of(worker.proc)), LeaseReturn(worker.lease))

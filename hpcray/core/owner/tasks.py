@@ -1,0 +1,102 @@
+"""Tasks on their way: what the submitter knows of each until its reply."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.wire.messages import Message, Shape
+
+
+class Function:
+    """A remote function as its submitter knows it: `blob` is what workers need to run it.
+
+    us: running mean of the run time in microseconds, -1 until the first reply. It decides on pipelining.
+    """
+
+    __slots__ = ("blob", "id", "name", "us")
+
+    def __init__(self, ident: bytes, name: str, blob: bytes) -> None:
+        self.id, self.name, self.blob = ident, name, blob
+        self.us = -1.0
+
+    def ran(self, us: int) -> None:
+        """Take one run time into the mean."""
+        self.us = us if self.us < 0 else self.us + 0.2 * (us - self.us)
+
+
+class Task:
+    """One submitted task or actor call: enough to send it again.
+
+    keep: the object refs that its arguments mention; they protect those objects until the reply.
+    slots: the object ids of its top-level ref arguments, in slot order.
+    """
+
+    __slots__ = (
+        "args", "cancelled", "cost", "fn", "id", "keep", "klass", "method", "num_returns", "retries",
+        "retry_exceptions", "slots", "waiting", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ident: bytes,
+        fn: Function | None,
+        method: str,
+        args: bytes,
+        num_returns: int,
+        keep: list[Any] | None,
+        slots: list[bytes] | None,
+        retries: int,
+    ) -> None:
+        self.id = ident
+        self.fn = fn
+        self.method = method
+        self.args = args
+        self.num_returns = num_returns
+        self.keep = keep
+        self.slots = slots
+        self.retries = retries
+        self.retry_exceptions: Any = False
+        self.cost = 0.0
+        self.waiting = 0
+        self.cancelled = False
+        self.klass: Any = None
+        self.worker: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """Function or method name, for people."""
+        return self.fn.name if self.fn is not None else self.method
+
+
+class LeasedWorker:
+    """A worker that we hold a lease on. inflight: tasks sent and not answered, in order."""
+
+    __slots__ = ("asked_back", "idle_since", "inflight", "klass", "lease", "load", "proc", "progress")
+
+    def __init__(self, proc: bytes, lease: bytes, klass: LeaseClass, now: float) -> None:
+        self.proc, self.lease, self.klass = proc, lease, klass
+        self.inflight: dict[bytes, Task] = {}
+        self.load = 0.0
+        self.idle_since = now
+        self.progress = now
+        self.asked_back = False
+
+
+class LeaseClass:
+    """Tasks that ask for the same thing of a node, and the workers leased for them."""
+
+    __slots__ = ("granted_local", "index", "queue", "sent_total", "shape", "warned", "workers")
+
+    def __init__(self, index: int, shape: Shape) -> None:
+        self.index, self.shape = index, shape
+        self.queue: deque[Task] = deque()
+        self.workers: dict[bytes, LeasedWorker] = {}
+        self.granted_local = 0
+        self.sent_total = 0
+        self.warned = False
+
+
+Push = Callable[[Task, bytes], None]
+Send = Callable[[bytes, Message], None]

@@ -1,0 +1,243 @@
+"""The worker processes of one node: who is idle, who is being forked, and which claims wait for a worker."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from hpcray.base.config import Config
+from hpcray.base.ids import make_proc
+from hpcray.core.effects import Effect, ForkWorker, Send
+from hpcray.core.scheduler.ledger import Claim
+from hpcray.core.scheduler.queue import Env
+from hpcray.wire.messages import Exit
+
+DEFAULT_MAX_WORKERS = 4096
+FORK_PAUSE = 1.0
+"""After a failed fork no other is tried for this long."""
+FORKS_PER_CPU = 2
+LEAST_FORKS = 8
+"""At most this many forks (or twice the CPUs) are under way at once: a burst must not swamp the node."""
+
+STARTING, IDLE, BUSY, LEAVING = "starting", "idle", "busy", "leaving"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker process. `claim` is what it works for; `since` when it became idle."""
+
+    proc: bytes
+    number: int
+    env: Env
+    state: str = STARTING
+    pid: int = 0
+    claim: Claim | None = None
+    since: float = 0.0
+
+
+class WorkerPool:
+    """Book-keeping of worker processes; matches idle workers with claims that need one."""
+
+    def __init__(self, node: int, cpus: int, config: Config) -> None:
+        self._node = node
+        self._cpus = cpus
+        self._idle_timeout = config.idle_worker_timeout
+        self._prestart = cpus if config.prestart < 0 else config.prestart
+        self.limit = config.max_workers or DEFAULT_MAX_WORKERS
+        self._forks = max(LEAST_FORKS, FORKS_PER_CPU * cpus)
+        self._numbers = 0
+        self.workers: dict[bytes, Worker] = {}
+        self._idle: dict[Env, list[Worker]] = {}
+        self._starting: dict[Env, int] = {}
+        self._waiting: dict[Env, deque[Claim]] = {}
+        self._counts = {STARTING: 0, IDLE: 0, BUSY: 0, LEAVING: 0}
+        self._n_waiting = 0
+        self._paused_until = 0.0
+        self.failures: dict[Env, int] = {}
+        self.last_failure = ""
+
+    def new_number(self) -> int:
+        """A process number of this node that nobody else has or will have."""
+        self._numbers += 1
+        return self._numbers
+
+    # ------------------------------------------------------------ questions
+
+    def full(self, now: float, env: Env) -> bool:
+        """Whether no worker can be had until some process ends (limit reached, or forks fail right now)."""
+        if self._idle.get(env):
+            return False
+        return now < self._paused_until or self._counts[BUSY] + self._counts[LEAVING] + self._n_waiting >= self.limit
+
+    def can_supply(self, now: float, env: Env) -> bool:
+        """Whether a claim decided now would soon have a worker."""
+        return bool(self._idle.get(env)) or (self._n_waiting < self._forks and not self.full(now, env))
+
+    def waiting(self) -> list[Claim]:
+        """Claims that have no worker yet, oldest first within an environment."""
+        return [claim for line in self._waiting.values() for claim in line]
+
+    # ------------------------------------------------------------ claims
+
+    def supply(self, claim: Claim) -> Worker | None:
+        """An idle worker for the claim, the last used one first (it is warm); else the claim waits for one."""
+        stack = self._idle.get(claim.env)
+        if stack:
+            worker = stack.pop()
+            self._employ(worker, claim)
+            return worker
+        self._waiting.setdefault(claim.env, deque()).append(claim)
+        self._n_waiting += 1
+        return None
+
+    def cancel(self, claim: Claim) -> bool:
+        """Drop a claim that waits; False when it already has a worker."""
+        line = self._waiting.get(claim.env)
+        if line is None or claim not in line:
+            return False
+        line.remove(claim)
+        self._n_waiting -= 1
+        if not line:
+            del self._waiting[claim.env]
+        return True
+
+    def release(self, now: float, worker: Worker) -> Claim | None:
+        """The worker is free. Returns the waiting claim it serves from now on, or None: it is idle."""
+        line = self._waiting.get(worker.env)
+        if line:
+            claim = line.popleft()
+            self._n_waiting -= 1
+            if not line:
+                del self._waiting[worker.env]
+            self._employ(worker, claim)
+            return claim
+        self._set(worker, IDLE)
+        worker.claim = None
+        worker.since = now
+        self._idle.setdefault(worker.env, []).append(worker)
+        return None
+
+    def doom(self, worker: Worker) -> None:
+        """It was told to leave or is being killed; it serves nobody any more."""
+        if worker.state == IDLE:
+            self._idle[worker.env].remove(worker)
+        self._set(worker, LEAVING)
+
+    # ------------------------------------------------------------ processes
+
+    def joined(self, now: float, proc: bytes, pid: int) -> Claim | None:
+        """A forked worker said hello. Returns the claim it serves from now on, None when it is idle (or not ours)."""
+        worker = self.workers.get(proc)
+        if worker is None or worker.state != STARTING:
+            return None
+        worker.pid = pid
+        self._starting[worker.env] -= 1
+        self.failures.pop(worker.env, None)
+        return self.release(now, worker)
+
+    def remove(self, proc: bytes) -> Worker | None:
+        """Forget a dead worker; returns it as it was."""
+        worker = self.workers.pop(proc, None)
+        if worker is None:
+            return None
+        self._counts[worker.state] -= 1
+        if worker.state == STARTING:
+            self._starting[worker.env] -= 1
+        elif worker.state == IDLE:
+            self._idle[worker.env].remove(worker)
+        return worker
+
+    def start_failed(self, now: float, env: Env, reason: str) -> Claim | None:
+        """A fork failed, or the worker died before it joined. Returns a claim that gives up waiting, if any."""
+        self._paused_until = now + FORK_PAUSE
+        self.failures[env] = self.failures.get(env, 0) + 1
+        self.last_failure = reason
+        line = self._waiting.get(env)
+        if not line:
+            return None
+        claim = line.pop()
+        self._n_waiting -= 1
+        if not line:
+            del self._waiting[env]
+        return claim
+
+    def start(self) -> list[Effect]:
+        """Fork the workers that shall be ready before they are asked for."""
+        return [self._fork(()) for _ in range(min(self._prestart, self.limit))]
+
+    def pump(self, now: float) -> list[Effect]:
+        """Fork for the claims that wait, evicting idle workers of other environments when the node is full."""
+        out: list[Effect] = []
+        if not self._n_waiting or now < self._paused_until:
+            return out
+        evicting = self._counts[LEAVING]
+        for env, line in self._waiting.items():
+            need = len(line) - self._starting.get(env, 0)
+            while need > 0 and self._counts[STARTING] < self._forks:
+                if len(self.workers) >= self.limit:
+                    if evicting >= need or not self._counts[IDLE]:
+                        break
+                    out.append(self._evict(self._oldest_idle()))
+                    evicting += 1
+                    continue
+                out.append(self._fork(env))
+                need -= 1
+        return out
+
+    def reap(self, now: float) -> list[Effect]:
+        """Tell idle workers beyond the CPU count to leave when their time is up, the longest idle first."""
+        out: list[Effect] = []
+        surplus = self._counts[IDLE] + self._tasks_running() - self._cpus
+        if surplus <= 0 or not self._counts[IDLE]:
+            return out
+        idle = sorted((w for stack in self._idle.values() for w in stack), key=lambda w: w.since)
+        for worker in idle[:surplus]:
+            if now - worker.since < self._idle_timeout:
+                break
+            out.append(self._evict(worker))
+        return out
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts and one row per worker."""
+        return {
+            "limit": self.limit,
+            "waiting_for_worker": self._n_waiting,
+            "last_failure": self.last_failure,
+            "counts": dict(self._counts),
+            "workers": [
+                {"number": w.number, "pid": w.pid, "state": w.state, "actor": bool(w.claim and w.claim.spec)}
+                for w in self.workers.values()
+            ],
+        }
+
+    # ------------------------------------------------------------ inside
+
+    def _tasks_running(self) -> int:
+        busy = (w for w in self.workers.values() if w.state == BUSY and w.claim is not None)
+        return sum(1 for w in busy if w.claim is not None and w.claim.spec is None and not w.claim.lent)
+
+    def _oldest_idle(self) -> Worker:
+        return min((stack[0] for stack in self._idle.values() if stack), key=lambda w: w.since)
+
+    def _evict(self, worker: Worker) -> Effect:
+        self.doom(worker)
+        return Send(worker.proc, Exit(0))
+
+    def _fork(self, env: Env) -> Effect:
+        number = self.new_number()
+        proc = make_proc(self._node, number)
+        self.workers[proc] = Worker(proc, number, env)
+        self._counts[STARTING] += 1
+        self._starting[env] = self._starting.get(env, 0) + 1
+        return ForkWorker(number, env)
+
+    def _employ(self, worker: Worker, claim: Claim) -> None:
+        self._set(worker, BUSY)
+        worker.claim = claim
+        claim.worker = worker.proc
+
+    def _set(self, worker: Worker, state: str) -> None:
+        self._counts[worker.state] -= 1
+        self._counts[state] += 1
+        worker.state = state

@@ -1,0 +1,398 @@
+"""Leases, workers and actors of one node: events in, effects out.
+
+How demand reaches a worker. A process of this node reports its `Demand`; what fits is granted here, the rest goes to
+the head as `Unmet`. The head picks other nodes and sends them `GrantFor`: a node serves what fits at once and refuses
+the rest, unless the shape is bound to this very node (strategy "node:<this>"); bound requests queue here with everybody
+else and go back to the head when they were not served within `PATIENCE`. The same holds for `StartActor`.
+A lease id names its granter (`scheduler.ledger.granter_of`); that is where `LeaseReturn` must go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD, make_proc, node_of
+from hpcray.base.resources import UNIT, Resources, to_amounts
+from hpcray.core.effects import Effect, Send
+from hpcray.core.pool import STARTING, Worker, WorkerPool
+from hpcray.core.scheduler.claims import ClaimBook
+from hpcray.core.scheduler.ledger import Claim, Ledger
+from hpcray.core.scheduler.queue import Env, Kind, WaitingRoom, Want
+from hpcray.core.scheduler.wants import WantTable, bound_to
+from hpcray.wire import messages as m
+
+PATIENCE = 2.0
+"""A request bound to this node that is not served within this time goes back to the head, which may know better."""
+RECLAIM_PAUSE = 0.05
+RECLAIM_PERIOD = 1.0
+WARN_AFTER = 2.0
+FAILURES_TO_WARN = 3
+
+HANDLES: tuple[type, ...] = (
+    m.Demand, m.LeaseReturn, m.Blocked, m.Unblocked, m.GrantFor, m.StartActor, m.KillActor, m.ActorLeaving,
+    m.SetJob, m.ProcDied, m.Undeliverable,
+)  # fmt: skip
+"""Message types for `RayletCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
+raylet core when their source is the head, else for the head core."""
+
+
+class RayletCore:
+    """Leases, worker pool and actors of one node. Not the object store, not membership."""
+
+    def __init__(self, node: int, total: Resources, cluster_size: int, config: Config) -> None:
+        self.node = node
+        self.job: m.JobInfo | None = None
+        self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
+        self._ledger = Ledger(node, dict(total))
+        self._room = WaitingRoom()
+        self._wants = WantTable(node, cluster_size <= 1, self._ledger.feasible)
+        self._claims = ClaimBook(node, self._ledger, self.pool)
+        self._procs: dict[bytes, str] = {}
+        self._dirty = False
+        self._fresh: set[Kind] = set()
+        self._touched: dict[int, Want] = {}
+        self._refusals: list[Effect] = []
+        self._reclaim_due = False
+        self._reclaimed_at = -RECLAIM_PERIOD
+        self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
+            m.Demand: self._demand,
+            m.LeaseReturn: self._lease_return,
+            m.Blocked: self._blocked,
+            m.Unblocked: self._unblocked,
+            m.GrantFor: self._grant_for,
+            m.StartActor: self._start_actor,
+            m.KillActor: self._kill_actor,
+            m.ActorLeaving: self._actor_leaving,
+            m.SetJob: self._set_job,
+            m.ProcDied: lambda now, src, msg: self._holder_gone(now, msg.proc),
+            m.Undeliverable: lambda now, src, msg: self._holder_gone(now, msg.proc),
+        }
+
+    # ------------------------------------------------------------ events
+
+    def start(self, now: float) -> list[Effect]:
+        """The node is up: fork the first workers and tell the head what there is."""
+        return self._finish(now, self.pool.start())
+
+    def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
+        """Any message in `HANDLES`.
+
+        Raises:
+            KeyError: the message type is not for this core.
+        """
+        return self._finish(now, self._handlers[type(msg)](now, src, msg))
+
+    def process_joined(self, now: float, proc: bytes, kind: str, pid: int) -> list[Effect]:
+        """A process of this node was welcomed. kind: "driver", "attached" or "worker"."""
+        self._procs[proc] = kind
+        out: list[Effect] = []
+        if kind == "worker":
+            claim = self.pool.joined(now, proc, pid)
+            if claim is not None:
+                self._activate(claim, out)
+        self._dirty = True
+        return self._finish(now, out)
+
+    def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
+        """A process of this node is gone; `reason` says how ("killed by signal 9", "exit code 1")."""
+        self._procs.pop(proc, None)
+        out: list[Effect] = []
+        worker = self.pool.remove(proc)
+        if worker is not None:
+            self._dirty = True
+            if worker.state == STARTING:
+                self._start_failed(now, worker, reason)
+            else:
+                self._claims.worker_gone(worker, reason, out)
+        out += self._holder_gone(now, proc)
+        return self._finish(now, out)
+
+    def fork_failed(self, now: float, number: int, reason: str) -> list[Effect]:
+        """The worker with this process number could not be forked."""
+        return self.process_died(now, make_proc(self.node, number), reason)
+
+    def remote_process_died(self, now: float, proc: bytes) -> list[Effect]:
+        """A process of another node is gone: its leases here end, with the workers that run its tasks."""
+        return self._finish(now, self._holder_gone(now, proc))
+
+    def node_died(self, now: float, node: int) -> list[Effect]:
+        """All processes of that node are gone."""
+        out: list[Effect] = []
+        for holder in {*self._wants.holders(), *self._claims.held}:
+            if node_of(holder) == node:
+                out += self._holder_gone(now, holder)
+        return self._finish(now, out)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Housekeeping, every `config.tick`."""
+        out = self.pool.reap(now)
+        self._dirty = True
+        self._room.tick(now, self._ledger.reachable)
+        for want in [want for want in self._room if want.bound]:
+            if now >= want.patience and not self._fits(want):
+                self._unbind(now, want)
+        self._wants.forget_foreign(now)
+        if self._room.waiting:
+            self._warn(now, out)
+            if now - self._reclaimed_at >= RECLAIM_PERIOD:
+                self._reclaim_due = True
+        return self._finish(now, out)
+
+    # ------------------------------------------------------------ questions
+
+    def available(self) -> Resources:
+        """What is free, in units; CPU may be negative while resumed workers over-commit the node."""
+        return dict(self._ledger.available)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Leases, pending demand, actors and workers, for `status` and messages."""
+        return {
+            "node": self.node,
+            "total": to_amounts(self._ledger.total),
+            "available": to_amounts(self._ledger.available),
+            "leases": [
+                {"holder": c.holder, "worker": c.worker, "resources": to_amounts(c.request), "blocked": c.lent}
+                for c in self._claims.leases.values()
+            ],
+            "pending": self._wants.pending(),
+            "actors": [
+                {"actor": actor, "worker": c.worker, "class": c.spec.class_name if c.spec else ""}
+                for actor, c in self._claims.actors.items()
+            ],
+            "pool": self.pool.snapshot(),
+        }
+
+    # ------------------------------------------------------------ demand and leases
+
+    def _demand(self, now: float, src: bytes, msg: m.Demand) -> list[Effect]:
+        want = self._wants.local(src, msg.klass, msg.shape)
+        want.total = msg.total
+        excess = want.starting - max(0, want.total - want.granted)
+        if excess > 0:
+            self._claims.shrink(want, excess)
+            self._dirty = True
+        self._changed(now, want)
+        return []
+
+    def _lease_return(self, now: float, src: bytes, msg: m.LeaseReturn) -> list[Effect]:
+        out: list[Effect] = []
+        claim = self._claims.leases.get(msg.lease)
+        if claim is not None and claim.holder == src:
+            self._claims.return_lease(now, claim, msg.bad, out)
+            self._dirty = True
+        return out
+
+    def _blocked(self, now: float, src: bytes, msg: m.Blocked) -> list[Effect]:
+        worker = self.pool.workers.get(src)
+        if worker is not None and worker.claim is not None and self._ledger.lend(worker.claim):
+            self._dirty = True
+        return []
+
+    def _unblocked(self, now: float, src: bytes, msg: m.Unblocked) -> list[Effect]:
+        worker = self.pool.workers.get(src)
+        if worker is not None and worker.claim is not None:
+            self._ledger.resume(worker.claim)
+        return []
+
+    def _grant_for(self, now: float, src: bytes, msg: m.GrantFor) -> list[Effect]:
+        want = self._wants.asked_by_head(msg)
+        out: list[Effect] = []
+        if want is None:
+            self._refuse(msg.holder, msg.klass, msg.count)
+            return out
+        if msg.count == 0:
+            self._unbind(now, want)
+            return out
+        needed = max(0, min(msg.count, want.missing() - want.bound)) if want.local else msg.count
+        left = needed
+        queue = bound_to(msg.shape, self.node)
+        while left and self._fits(want):
+            if not self.pool.can_supply(now, want.shape.env):
+                queue = queue or not self.pool.full(now, want.shape.env)
+                break
+            self._claims.decide(want, out)
+            left -= 1
+        if queue and left:
+            want.bound += left
+            want.patience = now + PATIENCE
+            left = 0
+        self._changed(now, want)
+        self._refuse(want.holder, want.klass, msg.count - needed + left)
+        return out
+
+    def _unbind(self, now: float, want: Want) -> None:
+        """Send what the head bound to this node, and was not served, back to the head."""
+        count, want.bound = want.bound, 0
+        if not count:
+            return
+        want.left = now
+        self._changed(now, want)
+        if want.spec is None:
+            self._refuse(want.holder, want.klass, count)
+        else:
+            self._refuse_actor(want.spec.actor, "")
+
+    # ------------------------------------------------------------ actors
+
+    def _start_actor(self, now: float, src: bytes, msg: m.StartActor) -> list[Effect]:
+        spec = msg.spec
+        out: list[Effect] = []
+        if spec.actor in self._claims.actors:
+            return out
+        want = self._wants.actor(spec, msg.restarts)
+        if want.bound:
+            want.bound = 0
+            want.left = now
+            self._changed(now, want)
+        queue = bound_to(spec.place, self.node)
+        reason = ""
+        if self._fits(want):
+            if self.pool.can_supply(now, want.shape.env):
+                self._wants.actors.pop(spec.actor)
+                self._claims.decide(want, out)
+                return out
+            if self.pool.full(now, want.shape.env):
+                reason = self._no_worker(want.shape.env)
+            else:
+                queue = True
+        if queue:
+            want.bound = 1
+            want.patience = now + PATIENCE
+            self._changed(now, want)
+        else:
+            want.left = now
+            self._refuse_actor(spec.actor, reason)
+        return out
+
+    def _kill_actor(self, now: float, src: bytes, msg: m.KillActor) -> list[Effect]:
+        out: list[Effect] = []
+        want = self._wants.actors.get(msg.actor)
+        if want is not None and msg.no_restart:
+            del self._wants.actors[msg.actor]
+            want.bound = 0
+            self._changed(now, want)
+        self._claims.kill_actor(msg.actor, msg.no_restart, msg.reason, out)
+        self._dirty = True
+        return out
+
+    def _actor_leaving(self, now: float, src: bytes, msg: m.ActorLeaving) -> list[Effect]:
+        claim = self._claims.actors.get(msg.actor)
+        if claim is not None and claim.worker == src:
+            claim.leaving = msg.reason or "it ended on purpose"
+        return []
+
+    # ------------------------------------------------------------ the job
+
+    def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
+        if src != HEAD:
+            return [Send(HEAD, msg)]
+        self.job = msg.job
+        return [Send(proc, msg) for proc in self._procs]
+
+    # ------------------------------------------------------------ deaths
+
+    def _start_failed(self, now: float, worker: Worker, reason: str) -> None:
+        """A worker died before it joined: one claim that counted on it goes back to where it came from."""
+        claim = self.pool.start_failed(now, worker.env, reason)
+        if claim is None:
+            return
+        self._claims.undo(claim)
+        if claim.spec is not None:
+            self._refuse_actor(claim.spec.actor, self._no_worker(worker.env))
+        elif claim.want.local:
+            self._changed(now, claim.want)
+        else:
+            self._refuse(claim.holder, claim.klass, 1)
+
+    def _holder_gone(self, now: float, holder: bytes) -> list[Effect]:
+        """Nobody will use this process's leases, nor wants its results."""
+        out: list[Effect] = []
+        for want in self._wants.drop(holder):
+            self._changed(now, want)
+        self._claims.holder_gone(holder, out)
+        self._dirty = True
+        return out
+
+    # ------------------------------------------------------------ inside
+
+    def _fits(self, want: Want) -> bool:
+        return self._room.fits(want.request, self._ledger.available, want)
+
+    def _refuse(self, holder: bytes, klass: int, count: int) -> None:
+        if count > 0:
+            self._refusals.append(Send(HEAD, m.GrantRefused(holder, klass, count)))
+
+    def _refuse_actor(self, actor: bytes, reason: str) -> None:
+        self._refusals.append(Send(HEAD, m.StartActorRefused(actor, reason)))
+
+    def _activate(self, claim: Claim, out: list[Effect]) -> None:
+        self._claims.activate(claim, out)
+        self._reclaim_due = True
+
+    def _changed(self, now: float, want: Want) -> None:
+        """Note that a want's numbers changed."""
+        self._touched[id(want)] = want
+        if self._room.update(now, want):
+            self._fresh.add(want.kind)
+            self._reclaim_due = True
+
+    def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
+        """Grant what fits, fork, and tell the head, each at most once per event."""
+        if self._dirty or self._fresh:
+            self._serve(now, None if self._dirty else self._fresh, out)
+        out += self.pool.pump(now)
+        if self._reclaim_due and self._room.waiting and now - self._reclaimed_at >= RECLAIM_PAUSE:
+            self._reclaim(now, out)
+        # The head must know what is free before it hears of a refusal, or it would send the same again.
+        view = self._ledger.view(force=bool(self._refusals))
+        if view is not None:
+            out.append(Send(HEAD, view))
+        for want in self._touched.values():
+            unmet = self._wants.unmet(want)
+            if unmet is not None:
+                out.append(Send(HEAD, unmet))
+        self._touched.clear()
+        out += self._refusals
+        self._refusals = []
+        return out
+
+    def _serve(self, now: float, kinds: set[Kind] | None, out: list[Effect]) -> None:
+        def supplied(env: Env) -> bool:
+            return self.pool.can_supply(now, env)
+
+        for want in self._room.serve(now, self._ledger.available, supplied, kinds):
+            if want.bound:
+                want.bound -= 1
+            if want.spec is not None:
+                self._wants.actors.pop(want.spec.actor, None)
+            self._claims.decide(want, out)
+            self._touched[id(want)] = want
+            self._reclaim_due = True
+        self._dirty = False
+        self._fresh = set()
+
+    def _reclaim(self, now: float, out: list[Effect]) -> None:
+        """Ask holders for leases they do not use; not one that would only be asked to make room for itself."""
+        self._reclaim_due = False
+        self._reclaimed_at = now
+        only = self._room.only()
+        for holder, mine in self._claims.held.items():
+            if only is None or holder != only.holder or any(claim.klass != only.klass for claim in mine.values()):
+                out.append(Send(holder, m.ReclaimIdle()))
+
+    def _no_worker(self, env: Env) -> str:
+        if self.pool.failures.get(env):
+            return f"node {self.node} cannot start workers: {self.pool.last_failure}"
+        return f"node {self.node} runs {self.pool.limit} workers, its limit; hint: raise max_workers"
+
+    def _warn(self, now: float, out: list[Effect]) -> None:
+        """Say once to whom it concerns that no worker can be had: nobody may wait without knowing for what."""
+        for want in self._room:
+            if want.warned or want.spec is not None or now - want.since < WARN_AFTER:
+                continue
+            env = want.shape.env
+            if self.pool.failures.get(env, 0) >= FAILURES_TO_WARN or self.pool.full(now, env):
+                want.warned = True
+                out.append(Send(want.holder, m.Infeasible(want.klass, self._no_worker(env))))

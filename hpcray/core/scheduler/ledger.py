@@ -1,0 +1,109 @@
+"""What a node has, what is free, and what each lease or actor holds of it. Exact integers throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcray.base.ids import node_of
+from hpcray.base.resources import Resources, add, fits, subtract
+from hpcray.core.scheduler.queue import Want
+from hpcray.wire.messages import ActorSpec, NodeView
+
+LENDABLE = "CPU"
+"""The one resource a worker lends while it waits in `get`; a GPU's memory stays occupied, so it is never lent."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """Resources held for one lease or one actor, from the decision to the end of its worker.
+
+    Attributes:
+        ident: the lease id, or the actor id.
+        holder: who may push tasks; b"" once the lease has ended and only the worker's death is awaited.
+        worker: proc id of the worker, b"" while it is being forked.
+        lent: its CPU is given back because the worker blocks.
+        leaving: why the actor ends on purpose; "" while it does not.
+    """
+
+    ident: bytes
+    want: Want
+    request: Resources
+    holder: bytes
+    klass: int
+    env: tuple[tuple[str, str], ...]
+    spec: ActorSpec | None = None
+    restarts: int = 0
+    worker: bytes = b""
+    lent: bool = False
+    leaving: str = ""
+    kill_reason: str = ""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Books of one node. `available` may go negative, only through `resume`."""
+
+    node: int
+    total: Resources
+    available: Resources = field(init=False)
+    actors: Resources = field(default_factory=dict)
+    version: int = 0
+    _published: Resources | None = None
+
+    def __post_init__(self) -> None:
+        self.available = dict(self.total)
+
+    def feasible(self, request: Resources) -> bool:
+        """Whether the node could serve `request` if it were empty."""
+        return fits(request, self.total)
+
+    def reachable(self, request: Resources) -> bool:
+        """Whether `request` would fit if every lease ended and only the actors stayed."""
+        return all(self.total.get(name, 0) - self.actors.get(name, 0) >= units for name, units in request.items())
+
+    def take(self, claim: Claim) -> None:
+        """Hold the claim's resources."""
+        subtract(self.available, claim.request)
+        if claim.spec is not None:
+            add(self.actors, claim.request)
+
+    def give(self, claim: Claim) -> None:
+        """Free what the claim still holds."""
+        add(self.available, claim.request)
+        if claim.spec is not None:
+            subtract(self.actors, claim.request)
+        if claim.lent:
+            claim.lent = False
+            subtract(self.available, {LENDABLE: claim.request[LENDABLE]})
+
+    def lend(self, claim: Claim) -> bool:
+        """Give back the CPU of a worker that blocks; whether anything changed."""
+        if claim.lent or LENDABLE not in claim.request:
+            return False
+        claim.lent = True
+        add(self.available, {LENDABLE: claim.request[LENDABLE]})
+        return True
+
+    def resume(self, claim: Claim) -> None:
+        """Take the lent CPU back at once, even if somebody else got it meanwhile."""
+        if claim.lent:
+            claim.lent = False
+            subtract(self.available, {LENDABLE: claim.request[LENDABLE]})
+
+    def view(self, force: bool = False) -> NodeView | None:
+        """The message that tells the head what is free, or None when nothing changed since the last one."""
+        if not force and self._published == self.available:
+            return None
+        self.version += 1
+        self._published = dict(self.available)
+        return NodeView(self.node, self.version, dict(self.available))
+
+
+def lease_id(node: int, count: int) -> bytes:
+    """Id of a node's `count`-th lease: node u16 | counter u48, so `ids.node_of` tells whom to return it to."""
+    return node.to_bytes(2, "big") + count.to_bytes(6, "big")
+
+
+def granter_of(lease: bytes) -> int:
+    """Node index of the raylet that granted the lease."""
+    return node_of(lease)

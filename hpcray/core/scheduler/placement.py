@@ -1,0 +1,201 @@
+"""Which node: the head's view of every node, and the policies that choose among them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpcray.base.resources import Resources, add, fits, subtract, to_amounts
+from hpcray.core.scheduler.wants import node_affinity
+from hpcray.wire.messages import NodeInfo, NodeView, Shape
+
+PACK_UP_TO = 0.5
+"""The hybrid policy fills nodes in index order up to this share, then takes the least utilised."""
+Request = tuple[tuple[str, int], ...]
+
+
+@dataclass(slots=True, eq=False)
+class NodeState:
+    """One live node as the head sees it: `available` is its last view minus what the head promised since.
+
+    `soft` counts actors that were placed by a request they do not hold (a default actor is placed by one CPU and holds
+    none); it ranks nodes for actors, and blocks nothing. `shunned`: requests refused since the last view.
+    """
+
+    info: NodeInfo
+    available: Resources
+    version: int = 0
+    soft: Resources = field(default_factory=dict)
+    shunned: set[Request] = field(default_factory=set)
+
+    @property
+    def index(self) -> int:
+        return self.info.index
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether the node seems to have room for one more."""
+        if shape.resources in self.shunned:
+            return False
+        return all(self.available.get(name, 0) >= units for name, units in shape.resources)
+
+    def capacity(self, shape: Shape) -> int:
+        """How many would run at once if the node were empty (at least 1 for an empty request)."""
+        total = self.info.total
+        return min((total.get(name, 0) // units for name, units in shape.resources if units), default=1)
+
+    def utilisation(self, shape: Shape, soft: bool = False) -> float:
+        """The largest used share among the requested resources and CPU; `soft` counts soft actors too."""
+        worst = 0.0
+        for name in {"CPU", *(name for name, _ in shape.resources)}:
+            total = self.info.total.get(name, 0)
+            if total:
+                free = self.available.get(name, 0) - (self.soft.get(name, 0) if soft else 0)
+                worst = max(worst, 1.0 - free / total)
+        return worst
+
+
+class ClusterView:
+    """All live nodes."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, NodeState] = {}
+        self.dead: dict[int, str] = {}
+        self._feasible: dict[Shape, list[int]] = {}
+        self._cursor = 0
+
+    def up(self, nodes: Iterable[NodeInfo]) -> None:
+        """The cluster is up. Views that came earlier would be lost: raylets send theirs after they know the table."""
+        for info in nodes:
+            self.nodes[info.index] = NodeState(info, dict(info.total))
+        self._feasible.clear()
+
+    def lost(self, node: int, reason: str) -> None:
+        """A node died."""
+        self.nodes.pop(node, None)
+        self.dead[node] = reason
+        self._feasible.clear()
+
+    def update(self, view: NodeView) -> bool:
+        """Take in a view unless it is stale; whether the node has more of anything than we thought."""
+        state = self.nodes.get(view.node)
+        if state is None or view.version <= state.version:
+            return False
+        state.version = view.version
+        old = state.available
+        state.available = view.available
+        grew = bool(state.shunned) or any(units > old.get(name, 0) for name, units in view.available.items())
+        state.shunned.clear()
+        return grew
+
+    def feasible(self, shape: Shape) -> list[int]:
+        """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order."""
+        found = self._feasible.get(shape)
+        if found is None:
+            request = dict(shape.resources)
+            found = [index for index, state in sorted(self.nodes.items()) if fits(request, state.info.total)]
+            affinity = node_affinity(shape.strategy)
+            if affinity is not None:
+                wanted, soft = affinity
+                if wanted in found:
+                    found = [wanted]
+                elif not soft:
+                    found = []
+            self._feasible[shape] = found
+        return found
+
+    def take(self, node: int, request: Request) -> None:
+        """Promise resources of a node; its next view corrects."""
+        subtract(self.nodes[node].available, dict(request))
+
+    def take_soft(self, node: int, shape: Shape, sign: int) -> None:
+        """Count an actor that was placed by more than it holds (sign -1: it left)."""
+        state = self.nodes.get(node)
+        if state is not None:
+            (add if sign > 0 else subtract)(state.soft, dict(shape.resources))
+
+    def choose(self, shape: Shape, count: int, candidates: Iterable[int]) -> list[tuple[int, int]]:
+        """Spread up to `count` requests over candidates that have room, and take the resources.
+
+        Returns:
+            (node, how many) pairs; together perhaps fewer than `count`.
+        """
+        states = [state for index in candidates if (state := self.nodes.get(index)) is not None and state.fits(shape)]
+        given: dict[int, int] = {}
+        if shape.strategy != "SPREAD":
+            for state in states:
+                while count and state.fits(shape) and state.utilisation(shape) < PACK_UP_TO:
+                    count -= self._give(state, shape, given)
+        ring = max(self.nodes, default=0) + 1
+        heap = [self._rank(state, shape, given, ring) for state in states if state.fits(shape)]
+        heapq.heapify(heap)
+        while count and heap:
+            state = self.nodes[heap[0][-1]]
+            count -= self._give(state, shape, given)
+            self._cursor = state.index + 1
+            if state.fits(shape):
+                heapq.heapreplace(heap, self._rank(state, shape, given, ring))
+            else:
+                heapq.heappop(heap)
+        return sorted(given.items())
+
+    def choose_for_actor(self, place: Shape, hold: Shape) -> int | None:
+        """The node for one actor, and take what it holds: `place` ranks the nodes, `hold` must fit now."""
+        states = [state for index in self.feasible(place) if (state := self.nodes[index]).fits(hold)]
+        if not states:
+            return None
+        ring = max(self.nodes) + 1
+
+        def rank(state: NodeState) -> tuple[float, int]:
+            used = state.utilisation(place, soft=True)
+            if place.strategy != "SPREAD":
+                return (0.0, state.index) if used < PACK_UP_TO else (used, state.index)
+            return used, (state.index - self._cursor) % ring
+
+        best = min(states, key=rank)
+        self._cursor = best.index + 1
+        self.take(best.index, hold.resources)
+        return best.index
+
+    def describe(self) -> str:
+        """What every node has, for people; nodes with the same resources together."""
+        groups: dict[str, list[int]] = {}
+        for index, state in sorted(self.nodes.items()):
+            groups.setdefault(show(state.info.total), []).append(index)
+        parts = []
+        for text, nodes in groups.items():
+            hosts = sorted({self.nodes[index].info.host for index in nodes})
+            where = f"node {nodes[0]}" if len(nodes) == 1 else f"nodes {', '.join(map(str, nodes[:16]))}"
+            more = " …" if len(nodes) > 16 else ""
+            parts.append(f"{where}{more} ({', '.join(hosts[:4])}{' …' if len(hosts) > 4 else ''}): {text}")
+        return "; ".join(parts) or "there is no node"
+
+    def why_infeasible(self, shape: Shape, what: str) -> str:
+        """The sentence for a request that no node can ever serve."""
+        text = f"{what} asks for {show(dict(shape.resources))}, which no node can serve"
+        affinity = node_affinity(shape.strategy)
+        if affinity is not None:
+            index = affinity[0]
+            died = f" (it died: {self.dead[index]})" if index in self.dead else ""
+            text = f"{what} asks for {show(dict(shape.resources))} on node {index}{died}, which cannot serve it"
+        return f"{text}. What there is: {self.describe()}. hint: ask for less, or start nodes that have it; it waits"
+
+    def _give(self, state: NodeState, shape: Shape, given: dict[int, int]) -> int:
+        subtract(state.available, dict(shape.resources))
+        given[state.index] = given.get(state.index, 0) + 1
+        return 1
+
+    def _rank(self, state: NodeState, shape: Shape, given: dict[int, int], ring: int) -> tuple[float, int, int, int]:
+        turn = (state.index - self._cursor) % ring
+        return state.utilisation(shape), given.get(state.index, 0), turn, state.index
+
+
+def show(request: Resources) -> str:
+    """`{CPU: 4, GPU: 0.5}`, bytes of memory in GiB."""
+    parts = []
+    for name, amount in sorted(to_amounts(request).items()):
+        if name in ("memory", "object_store_memory"):
+            parts.append(f"{name}: {amount / 2**30:.1f} GiB")
+        elif not name.startswith("node:"):
+            parts.append(f"{name}: {amount:g}")
+    return "{" + ", ".join(parts) + "}"

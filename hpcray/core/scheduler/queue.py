@@ -1,0 +1,217 @@
+"""The waiting room of one node: who wants how many workers of which shape, and whose turn it is.
+
+Fairness is round-robin over (holder, class): every want has a turn number, a grant sends it to the end. Wants are
+indexed by what they ask for, so finding out that nothing can be granted costs one check per different request, however
+many thousand wants wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hpcray.base.resources import Resources
+from hpcray.wire.messages import ActorSpec, Shape
+
+RESERVE_AFTER = 1.0
+"""A want not served for this long may have the node's resources set aside for it."""
+FIRST_WINDOW = 1.0
+LONGEST_WINDOW = 64.0
+RETURN_GRACE = 5.0
+"""How long they are set aside; doubles with each try. In between the others run for as long: what is waited for may
+itself depend on them, so a reservation without an end could hang the job."""
+
+Env = tuple[tuple[str, str], ...]
+Kind = tuple[tuple[tuple[str, int], ...], Env]
+
+
+@dataclass(slots=True, eq=False)
+class Want:
+    """Leases of one class that one holder wants from this node, or one actor that shall start here.
+
+    Attributes:
+        local: the holder is a process of this node and reports its demand to this raylet.
+        own: this raylet may serve it by itself; otherwise only `bound` of it, which the head sent here.
+        total, granted: cumulative (see `Demand`); `starting` are decided but have no worker yet.
+        bound: how many the head has told this node to serve when it can.
+        patience: when the unserved part of `bound` goes back to the head.
+        since: when it last was served, or began to wait.
+        left: when it was last sent away unserved; who comes back soon keeps `since`.
+    """
+
+    holder: bytes
+    klass: int
+    shape: Shape
+    local: bool
+    own: bool
+    spec: ActorSpec | None = None
+    restarts: int = 0
+    total: int = 0
+    granted: int = 0
+    starting: int = 0
+    bound: int = 0
+    patience: float = 0.0
+    since: float = 0.0
+    left: float = float("-inf")
+    turn: int = 0
+    window: float = FIRST_WINDOW
+    reported: int = 0
+    warned: bool = False
+    request: Resources = field(init=False)
+    kind: Kind = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request = dict(self.shape.resources)
+        self.kind = (self.shape.resources, self.shape.env)
+
+    def missing(self) -> int:
+        """How many the holder still lacks, as far as this raylet knows."""
+        return max(0, self.total - self.granted - self.starting) if self.local else self.bound
+
+    def open(self) -> int:
+        """How many this raylet should serve."""
+        return self.missing() if self.own else min(self.bound, self.missing())
+
+
+@dataclass(slots=True)
+class _Line:
+    """Wants with the same request and environment, in the order of their turns."""
+
+    kind: Kind
+    request: Resources
+    env: Env
+    wants: OrderedDict[int, Want] = field(default_factory=OrderedDict)
+
+    def first(self) -> Want:
+        return next(iter(self.wants.values()))
+
+
+class WaitingRoom:
+    """Wants that have something open, and the reservation for one that has waited too long."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Kind, _Line] = {}
+        self._turns = 0
+        self.waiting = 0
+        self.reserved: Want | None = None
+        self._until = 0.0
+        self._rest_until = 0.0
+
+    def __iter__(self) -> Iterator[Want]:
+        for line in self._lines.values():
+            yield from line.wants.values()
+
+    def update(self, now: float, want: Want) -> bool:
+        """Take in or drop `want` after its numbers changed; whether it began to wait now."""
+        line = self._lines.get(want.kind)
+        inside = line is not None and id(want) in line.wants
+        if want.open() > 0:
+            if inside:
+                return False
+            if line is None:
+                line = self._lines[want.kind] = _Line(want.kind, want.request, want.shape.env)
+            if now - want.left > RETURN_GRACE:
+                want.since = now
+            self._append(line, want)
+            self.waiting += 1
+            return True
+        if inside and line is not None:
+            self._remove(line, want)
+        return False
+
+    def only(self) -> Want | None:
+        """The want that waits, when it is exactly one."""
+        return next(iter(self)) if self.waiting == 1 else None
+
+    def fits(self, request: Resources, available: Resources, want: Want | None = None) -> bool:
+        """Whether `request` can be served from `available` and leaves what is set aside for another want."""
+        reserved = self.reserved
+        if reserved is None or reserved is want:
+            return all(available.get(name, 0) >= units for name, units in request.items())
+        aside = reserved.request
+        return all(available.get(name, 0) >= units + aside.get(name, 0) for name, units in request.items())
+
+    def serve(
+        self, now: float, available: Resources, worker_for: Callable[[Env], bool], kinds: set[Kind] | None = None
+    ) -> Iterator[Want]:
+        """Yield wants in the order of their turns as long as one fits; the caller grants one lease per yield.
+
+        Args:
+            available: what is free, updated by the caller between yields.
+            worker_for: whether a worker with this environment can be had.
+            kinds: look only at these; None: at all.
+        """
+        if not self.waiting:
+            return
+        kinds = set(self._lines) if kinds is None else kinds & self._lines.keys()
+        lines = [self._lines[kind] for kind in sorted(kinds)]
+        while True:
+            lines = [line for line in lines if line.wants and self._servable(line, available, worker_for)]
+            if not lines:
+                return
+            line = min(lines, key=lambda line: self._next(line).turn)
+            want = self._next(line)
+            yield want
+            want.since = now
+            want.window = FIRST_WINDOW
+            if self.reserved is want:
+                self.reserved = None
+            if id(want) in line.wants:
+                if want.open() > 0:
+                    del line.wants[id(want)]
+                    self._append(line, want)
+                else:
+                    self._remove(line, want)
+
+    def tick(self, now: float, reachable: Callable[[Resources], bool]) -> bool:
+        """End or make the reservation; whether somebody may be served who could not be before.
+
+        Args:
+            reachable: whether a request would fit if every lease ended; for others nothing is set aside.
+        """
+        freed = False
+        reserved = self.reserved
+        if reserved is not None:
+            if now < self._until:
+                return False
+            self.reserved = None
+            self._rest_until = now + reserved.window
+            reserved.window = min(LONGEST_WINDOW, 2 * reserved.window)
+            freed = True
+        if now < self._rest_until:
+            return freed
+        oldest: Want | None = None
+        for line in self._lines.values():
+            want = line.first()
+            if now - want.since < RESERVE_AFTER or not reachable(want.request):
+                continue
+            if oldest is None or (want.window, want.since) < (oldest.window, oldest.since):
+                oldest = want
+        if oldest is not None:
+            self.reserved = oldest
+            self._until = now + oldest.window
+        return freed
+
+    def _next(self, line: _Line) -> Want:
+        """Whose turn it is in a line: the first, unless only the reservation's owner may pass."""
+        reserved = self.reserved
+        if reserved is not None and reserved.kind == line.kind:
+            return reserved
+        return line.first()
+
+    def _servable(self, line: _Line, available: Resources, worker_for: Callable[[Env], bool]) -> bool:
+        return self.fits(line.request, available, self._next(line)) and worker_for(line.env)
+
+    def _append(self, line: _Line, want: Want) -> None:
+        self._turns += 1
+        want.turn = self._turns
+        line.wants[id(want)] = want
+
+    def _remove(self, line: _Line, want: Want) -> None:
+        del line.wants[id(want)]
+        self.waiting -= 1
+        if not line.wants:
+            self._lines.pop(want.kind, None)
+        if self.reserved is want:
+            self.reserved = None

@@ -1,0 +1,139 @@
+"""All wants a raylet knows: those of its own processes, those the head sent, and actors that shall start here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hpcray.base.ids import HEAD, node_of
+from hpcray.base.resources import Resources, to_amounts
+from hpcray.core.scheduler.queue import Want
+from hpcray.wire.messages import ActorSpec, GrantFor, Shape, Unmet
+
+FORGET_AFTER = 10.0
+EXACT_UP_TO = 64
+ACTOR_KLASS = -1
+
+
+def node_affinity(strategy: str) -> tuple[int, bool] | None:
+    """Node index and softness of a "node:<index>[:soft]" strategy, None for others.
+
+    Raises:
+        ValueError: the strategy is neither of the known ones.
+    """
+    if strategy in ("", "SPREAD"):
+        return None
+    word, _, rest = strategy.partition(":")
+    index, _, soft = rest.partition(":")
+    if word != "node" or not index.isdigit() or soft not in ("", "soft"):
+        raise ValueError(f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>', 'node:<index>:soft'")
+    return int(index), bool(soft)
+
+
+def bound_to(shape: Shape, node: int) -> bool:
+    """Whether the shape names this node."""
+    affinity = node_affinity(shape.strategy)
+    return affinity is not None and affinity[0] == node
+
+
+def coarse(count: int) -> int:
+    """`count` rounded down to four binary digits when it is large: long queues that grow and shrink are no news."""
+    if count <= EXACT_UP_TO:
+        return count
+    shift = count.bit_length() - 4
+    return count >> shift << shift
+
+
+class WantTable:
+    """Finds and makes wants, and says what the head should know of them."""
+
+    def __init__(self, node: int, alone: bool, feasible: Callable[[Resources], bool]) -> None:
+        self._node = node
+        self._alone = alone
+        self._feasible = feasible
+        self._wants: dict[bytes, dict[int, Want]] = {}
+        self.actors: dict[bytes, Want] = {}
+
+    def holders(self) -> list[bytes]:
+        """Everybody who has or had a want."""
+        return list(self._wants)
+
+    def local(self, holder: bytes, klass: int, shape: Shape) -> Want:
+        """The want of a process of this node."""
+        mine = self._wants.setdefault(holder, {})
+        want = mine.get(klass)
+        if want is None:
+            want = mine[klass] = Want(holder, klass, shape, local=True, own=self._serves(shape))
+        return want
+
+    def asked_by_head(self, msg: GrantFor) -> Want | None:
+        """The want a GrantFor speaks of; None when its holder, a process of this node, is gone."""
+        mine = self._wants.get(msg.holder, {})
+        want = mine.get(msg.klass)
+        if want is None and node_of(msg.holder) != self._node:
+            want = Want(msg.holder, msg.klass, msg.shape, local=False, own=False)
+            self._wants.setdefault(msg.holder, {})[msg.klass] = want
+        return want
+
+    def actor(self, spec: ActorSpec, restarts: int) -> Want:
+        """The want of an actor; one that was sent back a moment ago keeps its place in time."""
+        want = self.actors.get(spec.actor)
+        if want is None:
+            shape = Shape(spec.hold.resources, spec.place.strategy, spec.hold.env or spec.place.env)
+            want = self.actors[spec.actor] = Want(HEAD, ACTOR_KLASS, shape, local=False, own=False)
+        want.spec = spec
+        want.restarts = restarts
+        return want
+
+    def drop(self, holder: bytes) -> list[Want]:
+        """Forget a dead holder; its wants, emptied."""
+        gone = list(self._wants.pop(holder, {}).values())
+        for want in gone:
+            want.total = want.bound = 0
+        return gone
+
+    def unmet(self, want: Want) -> Unmet | None:
+        """What the head should hear about a want of this node, None when it knows already."""
+        if not want.local or (want.own and (self._alone or bound_to(want.shape, self._node))):
+            return None
+        count = coarse(want.missing())
+        if count == want.reported:
+            return None
+        want.reported = count
+        return Unmet(want.holder, want.klass, want.shape, count)
+
+    def forget_foreign(self, now: float) -> None:
+        """Drop wants of other nodes (and of actors) that have been over for a while."""
+        for holder in [holder for holder in self._wants if node_of(holder) != self._node]:
+            mine = self._wants[holder]
+            for klass in [klass for klass, want in mine.items() if _over(want, now)]:
+                del mine[klass]
+            if not mine:
+                del self._wants[holder]
+        for actor in [actor for actor, want in self.actors.items() if _over(want, now)]:
+            del self.actors[actor]
+
+    def pending(self) -> list[dict[str, Any]]:
+        """One row per want that lacks something."""
+        return [
+            {"holder": w.holder, "klass": w.klass, "resources": to_amounts(w.request), "missing": w.missing(),
+             "strategy": w.shape.strategy, "starting": w.starting, "actor": w.spec.class_name if w.spec else ""}
+            for w in self._all() if w.missing() or w.starting
+        ]  # fmt: skip
+
+    def _all(self) -> Iterator[Want]:
+        for mine in self._wants.values():
+            yield from mine.values()
+        yield from self.actors.values()
+
+    def _serves(self, shape: Shape) -> bool:
+        """Whether this raylet decides by itself, without the head."""
+        if not self._feasible(dict(shape.resources)):
+            return False
+        if shape.strategy == "SPREAD":
+            return self._alone
+        return shape.strategy == "" or bound_to(shape, self._node)
+
+
+def _over(want: Want, now: float) -> bool:
+    return not want.bound and not want.starting and now - max(want.since, want.left) > FORGET_AFTER

@@ -1,0 +1,58 @@
+"""One object in a node store: its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hpcray.core.store.pulls import Pull
+
+
+class State(Enum):
+    """Where an object of this node stands. WAITING: it has no block yet, the store is full."""
+
+    WAITING = "waiting"
+    CREATING = "creating"
+    PULLING = "pulling"
+    SEALED = "sealed"
+
+
+@dataclass(slots=True, eq=False)
+class StoredObject:
+    """What the store knows of one object.
+
+    Attributes:
+        creator: the process that fills it; None for a copy, which the data plane fills.
+        since: when it began to wait for a block.
+        pins: processes that may have it mapped; a set, since a process holds one pin however many views it has.
+        sends: transfers to other nodes that read it now.
+        openers: processes that wait for it, in order of asking.
+        asking: (node, tag) of other nodes' pulls that wait for it.
+        freed: its owner dropped it (or died): it goes with the last pin.
+        pull: where to get a copy; kept for an object in creation too, in case its creator dies.
+        announcer: the process that was told to tell the owner of this copy; None: nobody yet.
+    """
+
+    id: bytes
+    size: int
+    creator: bytes | None
+    since: float
+    state: State = State.WAITING
+    offset: int = -1
+    pins: set[bytes] = field(default_factory=set)
+    sends: int = 0
+    openers: dict[bytes, None] = field(default_factory=dict)
+    asking: list[tuple[int, int]] = field(default_factory=list)
+    freed: bool = False
+    pull: Pull | None = None
+    announcer: bytes | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        return bool(self.openers or self.asking)
+
+    @property
+    def idle(self) -> bool:
+        """Sealed, and nobody reads it."""
+        return self.state is State.SEALED and not self.pins and not self.sends

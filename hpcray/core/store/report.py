@@ -1,0 +1,56 @@
+"""What a node store tells people: why it is full, why an object is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from hpcray.base.ids import owner_of, show_proc
+from hpcray.core.store.allocator import Allocator
+from hpcray.core.store.objects import State, StoredObject
+
+_TOP_OBJECTS = 5
+_TOP_PINS = 3
+
+
+def full_reason(node: int, obj: StoredObject, why: str, blocks: Allocator, held: Iterable[StoredObject]) -> str:
+    """Why `obj` got no block on `node`: the request, the store, and the largest of the objects that hold it."""
+    who = "creating" if obj.creator is not None else "pulling"
+    top = sorted(held, key=lambda other: -other.size)[:_TOP_OBJECTS]
+    return (
+        f"object store of node {node} is full: {who} object {obj.id.hex()} of {show_size(obj.size)} "
+        f"({obj.size} bytes) {why}; capacity {show_size(blocks.size)}, used {show_size(blocks.used)}, "
+        f"largest free run {show_size(blocks.largest_free)}. "
+        f"Largest objects that cannot be evicted: {'; '.join(map(describe, top)) or 'none'}. "
+        "hint: drop references and arrays that are no longer needed, or start with a larger object store "
+        "(HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+    )
+
+
+def absent_reason(node: int, ident: bytes, nodes: Iterable[int], dead: Collection[int]) -> str:
+    """Why an object that is not on `node` cannot be had from the `nodes` that the opener named."""
+    known = ", ".join(f"{other} (dead)" if other in dead else str(other) for other in nodes)
+    return f"object {ident.hex()} is not on node {node}, and no other living node has it (told: {known or 'none'})"
+
+
+def describe(obj: StoredObject) -> str:
+    """One line: size, id, owner, and what keeps it."""
+    if obj.pins:
+        keeps = "pinned by " + ", ".join(show_proc(proc) for proc in sorted(obj.pins)[:_TOP_PINS])
+        if len(obj.pins) > _TOP_PINS:
+            keeps += f" and {len(obj.pins) - _TOP_PINS} more"
+    elif obj.sends:
+        keeps = f"being sent to {obj.sends} node(s)"
+    elif obj.state is State.PULLING and obj.pull is not None:
+        keeps = f"being received from node {obj.pull.node}"
+    else:
+        keeps = "referenced by its owner"
+    state = "" if obj.state is State.SEALED else f", {obj.state.value}"
+    return f"{show_size(obj.size)} {obj.id.hex()} (owner {show_proc(owner_of(obj.id))}{state}, {keeps})"
+
+
+def show_size(size: int) -> str:
+    """`1.5 GB`, `20.0 kB`, `17 B`: for people."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size} B"

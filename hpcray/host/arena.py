@@ -1,0 +1,238 @@
+"""The node's shared memory: a memfd that every process of the node maps whole.
+
+A memfd has no name, so nothing is left in any file system when the last process that holds it is gone, however it
+went. Where objects lie in it is decided by the raylet's allocator; this is only the memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpcray.base.config import Config
+from hpcray.base.errors import StartupError
+from hpcray.host.probe import usable_memory
+
+SHARE = 0.3
+MIN_SIZE = 1 << 20
+
+_PAGE = mmap.PAGESIZE
+_MADV_POPULATE_WRITE = 23
+_GRANULE = 1 << 20  # unit in which a process remembers what it has mapped already
+
+
+class ArenaError(StartupError):
+    """The node's shared memory cannot be made or mapped; nothing was left behind."""
+
+
+class Arena:
+    """A shared memory mapping of this process. Make one with `create` (the raylet) or `attach` (all others).
+
+    A forked child uses its parent's object as it is. The mapping goes when the arena is closed *and* the last view
+    into it is dead.
+
+    Attributes:
+        fd: the memfd. Inherited by fork, closed by exec; pass it on with SCM_RIGHTS.
+        size: bytes.
+        address: where the mapping starts in this process.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        try:
+            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise ArenaError(
+                f"mapping {size} bytes of shared memory failed: {error}. "
+                "hint: check `ulimit -v`, or choose a smaller object store (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+            ) from error
+        with contextlib.suppress(OSError, AttributeError):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.fd = fd
+        self.size = size
+        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
+        self._view = memoryview(self._map)
+        self.address = int(self._bytes.ctypes.data)
+        self._mapped = bytearray(-(-size // _GRANULE))
+        self._pins: dict[int, tuple[Any, Callable[[], object]]] = {}
+        self._on_pin_dead = _pin_reaper(self._pins)
+
+    @classmethod
+    def create(cls, size: int) -> Arena:
+        """Make shared memory of `size` bytes. No page of it is used until it is written.
+
+        Raises:
+            ArenaError: it is smaller than 1 MiB, larger than what this machine can give now, or refused by the system.
+        """
+        if size < MIN_SIZE:
+            raise ArenaError(f"an object store of {size} bytes is too small; hint: give it at least {MIN_SIZE}")
+        available = available_memory()
+        if size > available:
+            raise ArenaError(
+                f"an object store of {size} bytes does not fit: this machine has {available} bytes to give "
+                f"(memory limit of this job {usable_memory()}, available now {_available_now()}). "
+                f"hint: set HPCRAY_OBJECT_STORE_MEMORY to at most {int(available * SHARE)}, or ask for more memory"
+            )
+        fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            return cls(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise ArenaError(
+                f"making an object store of {size} bytes failed: {error}. hint: check `ulimit -f`, "
+                "or choose a smaller one (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+            ) from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, size: int) -> Arena:
+        """Map an arena whose descriptor this process got from its raylet; the arena owns `fd` from here on.
+
+        Raises:
+            ArenaError: `fd` holds less than `size` bytes, or cannot be mapped; `fd` stays open.
+        """
+        have = os.fstat(fd).st_size
+        if have < size or size <= 0:
+            raise ArenaError(f"the shared memory got from the raylet has {have} bytes, {size} were announced")
+        return cls(fd, size)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """A writable view, for who fills a block. It pins nothing; the block must be held meanwhile.
+
+        Raises:
+            ValueError: the range is not inside the arena.
+        """
+        self._check(offset, size)
+        return self._view[offset : offset + size]
+
+    def pinned_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
+        """A read-only view that says when it, and all that was made from it, is dead.
+
+        Slices, NumPy arrays and anything else that holds the buffer, directly or through each other, keep it alive.
+
+        Args:
+            offset, size: bytes.
+            on_dead: called once, in any thread, perhaps inside the garbage collector: it must not block or raise. It
+                is not called when the interpreter is shutting down.
+
+        Raises:
+            ValueError: the range is not inside the arena.
+        """
+        self._check(offset, size)
+        # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
+        array = self._bytes[offset : offset + size]
+        ref = weakref.ref(array, self._on_pin_dead)
+        self._pins[id(ref)] = (ref, on_dead)
+        return array.data.toreadonly()
+
+    def write(self, offset: int, source: Any) -> None:
+        """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.
+
+        One thread copies as fast as two here: the memory is the limit, not the core.
+
+        Raises:
+            ValueError: it does not fit between `offset` and the end of the arena.
+            TypeError: it is not C-contiguous.
+        """
+        data = memoryview(source)
+        size = data.nbytes
+        self._check(offset, size)
+        if not size:
+            return
+        data = data.cast("B")
+        if size < _GRANULE:
+            self._view[offset : offset + size] = data
+            return
+        self._map_pages(offset, size)
+        np.copyto(self._bytes[offset : offset + size], np.frombuffer(data, dtype=np.uint8))
+
+    def populate(self, offset: int, size: int) -> bool:
+        """Give these pages memory and map them here, without changing what they hold. Other threads run meanwhile.
+
+        Returns:
+            False where the kernel cannot (before Linux 5.14): pages are then populated when first written.
+        """
+        start = offset // _PAGE * _PAGE
+        end = min(self.size, offset + size)
+        return end <= start or _madvise(self.address + start, end - start, _MADV_POPULATE_WRITE) == 0
+
+    def close(self) -> None:
+        """Close the descriptor and drop the mapping, or leave it to the last view that is alive."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        self._bytes = np.empty(0, dtype=np.uint8)
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            self._map.close()
+        self._view = memoryview(b"")
+
+    def _map_pages(self, offset: int, size: int) -> None:
+        """Map a range in one go where this process writes it for the first time: page faults cost twice as much."""
+        first, last = offset // _GRANULE, (offset + size - 1) // _GRANULE + 1
+        if self._mapped.find(0, first, last) >= 0 and self.populate(offset, size):
+            # The granules at the ends may be mapped in part only; to fault the rest is cheap enough.
+            self._mapped[first:last] = b"\1" * (last - first)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size or self.fd < 0:
+            state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
+            raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
+
+
+def default_arena_size(config: Config, ranks_on_host: int = 1) -> int:
+    """Arena size of one node: what the config says, or 30 % of the memory this machine can give, shared by the ranks.
+
+    Args:
+        config: its `object_store_memory` is used as it is when it is not 0.
+        ranks_on_host: how many ranks of the job run on this host.
+    """
+    if config.object_store_memory:
+        return config.object_store_memory
+    share = int(available_memory() * SHARE) // max(1, ranks_on_host)
+    return max(MIN_SIZE, share // MIN_SIZE * MIN_SIZE)
+
+
+def available_memory() -> int:
+    """Bytes that can be had now: what is available on the machine, cut to the memory limit of the cgroup."""
+    return min(usable_memory(), _available_now())
+
+
+def _available_now() -> int:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return usable_memory()
+
+
+def _pin_reaper(
+    pins: dict[int, tuple[Any, Callable[[], object]]], finalizing: Callable[[], bool] = sys.is_finalizing
+) -> Callable[[Any], None]:
+    """The callback of all pins of one arena. It holds all it needs, since it may run while modules are torn down."""
+
+    def reap(ref: Any) -> None:
+        entry = pins.pop(id(ref), None)
+        if entry is not None and not finalizing():
+            entry[1]()
+
+    return reap
+
+
+def _madvise(address: int, size: int, advice: int) -> int:
+    return int(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

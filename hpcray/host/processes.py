@@ -1,0 +1,108 @@
+"""Process plumbing that Python's os module lacks: prctl, and finding and killing descendants through /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if _libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def set_process_name(name: str) -> None:
+    """What `ps -o comm` shows for this process, at most 15 characters."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent dies, instead of the init process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL for this process as soon as its parent, pid `parent`, is gone; at once when it is gone already."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def descendants(root: int) -> list[int]:
+    """Pids of all live processes below `root`, itself not among them."""
+    children: dict[int, list[int]] = {}
+    dead: set[int] = set()
+    for pid, parent, state in _processes():
+        children.setdefault(parent, []).append(pid)
+        if state in b"ZX":
+            dead.add(pid)
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return [pid for pid in found if pid not in dead]
+
+
+def kill_descendants(root: int, wanted: Callable[[int], bool] = lambda pid: True) -> int:
+    """SIGKILL every process below `root` that is `wanted`; how many there were.
+
+    A process that forks between the look and the kill escapes: call again until it returns 0.
+    """
+    found = [pid for pid in descendants(root) if wanted(pid)]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def session_of(pid: int) -> int:
+    """The session id of a process; -1 when it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def describe_exit(status: int) -> str:
+    """A wait status in words: `exit code 1`, `signal 9 (SIGKILL)`."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"signal {number} ({signal.Signals(number).name})"
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def close_other_fds(keep: set[int]) -> None:
+    """Close every file descriptor above 2 that is not in `keep`."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _processes() -> Iterator[tuple[int, int, bytes]]:
+    """(pid, parent, state letter) of every process."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    # The command name may hold anything, but the last ")" ends it.
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            yield int(name), int(fields[1]), fields[0]

@@ -1,0 +1,240 @@
+"""Session directories: where the sockets, the log and the description of one node of one job live.
+
+    <tmp>/hpcray-<uid>/            0700, one per user and machine
+        <8 hex>/                   0700, one per node of a job
+            lock                   flock held by the raylet and its template process: the node lives while it is held
+            r.s  <number>.s        Unix sockets of the raylet and of the processes
+            info.json              what `init(address="auto")` looks for; written when the node is ready
+
+A directory whose lock is free belongs to a dead node and is removed by whoever starts next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from hpcray.base.failures import StartupError
+
+RAYLET_SOCKET = "r.s"
+_LOCK = "lock"
+_INFO = "info.json"
+_SOCKET_PATH_LIMIT = 107
+_LONGEST_NAME = "4294967295.s"
+_NAME = re.compile(r"[0-9a-f]{8}")
+
+
+class SessionError(StartupError):
+    """No session directory can be made or used; the message says where and why."""
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """What info.json says about a live node.
+
+    Attributes:
+        path: the session directory.
+        pid: process id of the raylet.
+        session: name of the job's session, equal on all of its nodes.
+        node: index of the node in the job.
+        node_id: its id, 56 hex characters.
+        host: host name.
+        slurm_job: Slurm's job id, or "".
+        started: Unix time of the start, seconds.
+    """
+
+    path: str
+    pid: int
+    session: str
+    node: int
+    node_id: str
+    host: str
+    slurm_job: str
+    started: float
+
+
+class Session:
+    """One session directory and the lock that says that its node lives."""
+
+    def __init__(self, path: str, lock_fd: int) -> None:
+        self.path = path
+        self.lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, environ: Mapping[str, str] | None = None) -> Session:
+        """Make and lock a new session directory; sweep those of dead nodes.
+
+        Raises:
+            SessionError: no temporary directory is usable.
+        """
+        root = session_root(os.environ if environ is None else environ)
+        with _locked_root(root):
+            _sweep(root)
+            while True:
+                path = os.path.join(root, os.urandom(4).hex())
+                try:
+                    os.mkdir(path, 0o700)
+                    break
+                except FileExistsError:
+                    continue
+            lock_fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls(path, lock_fd)
+
+    def socket_path(self, number: int) -> str:
+        """Where process `number` of this node listens; 0 is the raylet."""
+        return os.path.join(self.path, f"{number}.s" if number else RAYLET_SOCKET)
+
+    def publish(self, session: str, node: int, node_id: str) -> None:
+        """Write info.json: from now on `init(address="auto")` finds this node."""
+        info = SessionInfo(
+            path=self.path,
+            pid=os.getpid(),
+            session=session,
+            node=node,
+            node_id=node_id,
+            host=socket.gethostname(),
+            slurm_job=os.environ.get("SLURM_JOB_ID", ""),
+            started=time.time(),
+        )
+        temporary = os.path.join(self.path, _INFO + ".new")
+        with open(temporary, "wb") as file:
+            file.write(msgspec.json.encode(info))
+        os.replace(temporary, os.path.join(self.path, _INFO))
+
+    def remove(self) -> None:
+        """Remove the directory and let the lock go. Harmless when it is gone already."""
+        remove_directory(self.path)
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def session_root(environ: Mapping[str, str]) -> str:
+    """The user's directory of session directories: the first temporary directory whose path is short enough."""
+    name = f"hpcray-{os.getuid()}"
+    tail = len(f"/{name}/01234567/{_LONGEST_NAME}")
+    for variable in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):
+        tmp = environ.get(variable, "")
+        if tmp and os.path.isdir(tmp) and len(os.fsencode(os.path.abspath(tmp))) + tail <= _SOCKET_PATH_LIMIT:
+            return os.path.join(os.path.abspath(tmp), name)
+    return os.path.join("/tmp", name)
+
+
+def remove_directory(path: str) -> None:
+    """Remove a session directory, and the user's root when it was the last one."""
+    shutil.rmtree(path, ignore_errors=True)
+    root = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.rmdir(root)
+        finally:
+            os.close(fd)
+
+
+def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
+    """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
+    root = session_root(os.environ if environ is None else environ)
+    found = [info for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
+    newest: dict[str, float] = {}
+    for info in found:
+        newest[info.session] = max(newest.get(info.session, 0.0), info.started)
+    return sorted(found, key=lambda info: (-newest[info.session], info.session, info.node))
+
+
+def read_session(path: str) -> SessionInfo:
+    """The node whose session directory is `path`.
+
+    Raises:
+        SessionError: there is none, or it is dead.
+    """
+    info = _read_info(path)
+    if info is None or not _is_live(path):
+        raise SessionError(
+            f"no live hpcray node at {path!r}; hint: the job has ended, or the address is of another machine"
+        )
+    return info
+
+
+@contextlib.contextmanager
+def _locked_root(root: str) -> Iterator[None]:
+    """Hold the lock of the user's root directory, made if need be. Sweeping and making take turns under it."""
+    while True:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root, 0o700)
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if os.path.isdir(os.path.dirname(root)):
+                continue  # the last node of another job removed it between our two calls
+            raise SessionError(f"no directory {os.path.dirname(root)}; hint: set HPCRAY_TMPDIR") from None
+        except OSError as error:
+            raise SessionError(f"cannot use {root}: {error}; hint: set HPCRAY_TMPDIR to a directory of yours") from error
+        try:
+            state = os.fstat(fd)
+            if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
+                raise SessionError(
+                    f"{root} belongs to uid {state.st_uid}, mode {stat.S_IMODE(state.st_mode):o}; it must be yours "
+                    f"(uid {os.getuid()}) and 0700; hint: set HPCRAY_TMPDIR to a directory of yours"
+                )
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_same_file(fd, root):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _is_same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(root: str) -> None:
+    """Remove the directories of dead nodes. The caller holds the root's lock."""
+    for path in _sessions(root):
+        if not _is_live(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sessions(root: str) -> list[str]:
+    """Every session directory, live or dead."""
+    try:
+        return [os.path.join(root, name) for name in os.listdir(root) if _NAME.fullmatch(name)]
+    except OSError:
+        return []
+
+
+def _is_live(path: str) -> bool:
+    try:
+        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _read_info(path: str) -> SessionInfo | None:
+    try:
+        with open(os.path.join(path, _INFO), "rb") as file:
+            return msgspec.json.decode(file.read(), type=SessionInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None

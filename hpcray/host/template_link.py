@@ -1,0 +1,140 @@
+"""The raylet's side of the template process: start it, ask it for workers, hear of their ends."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hpcray.host import template
+
+_decode_report = msgspec.msgpack.Decoder(list[Any]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class TemplateLink:
+    """Requests never block: what the template process cannot take at once waits here and goes out in `flush`.
+
+    Attributes:
+        pid: the template's process id; it leads the session that all workers belong to.
+        pidfd: readable once it is gone.
+    """
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self._sock = sock
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._failed: list[list[Any]] = []
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """For epoll."""
+        return self._sock.fileno()
+
+    def fork(self, number: int, env: tuple[tuple[str, str], ...]) -> None:
+        """Ask for a worker. The answer is a report: "forked" or "failed"."""
+        data = _encode(["fork", number, env])
+        if len(data) > template.PACKET // 2:
+            size = len(data)
+            reason = f"environment of {size} bytes is too large; hint: at most {template.PACKET // 2}"
+            self._failed.append(["failed", number, reason])
+        else:
+            self._send(data)
+
+    def kill(self, number: int) -> None:
+        """SIGKILL worker `number`; nothing happens when it is gone already."""
+        self._send(_encode(["kill", number]))
+
+    def watch_driver(self, pidfd: int) -> None:
+        """Let the template end the driver too if this process dies. The descriptor stays the caller's."""
+        self._send(_encode(["driver"]), os.dup(pidfd))
+
+    def stop(self) -> None:
+        """Ask it to kill all workers, remove the session directory and leave; `pidfd` tells when it has."""
+        self._send(_encode(["stop"]))
+
+    def reports(self) -> list[list[Any]]:
+        """The reports that have come; an empty list of them is no sign of death, `pidfd` is."""
+        found, self._failed = self._failed, []
+        try:
+            while data := self._sock.recv(template.PACKET):
+                found.append(_decode_report(data))
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            pass
+        return found
+
+    def flush(self) -> bool:
+        """Send what waits; False while something is left (the socket becomes writable later)."""
+        while self._waiting:
+            data, fd = self._waiting[0]
+            try:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+                self._sock.sendmsg([data], rights)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._drop()
+                return True
+            self._waiting.popleft()
+            if fd >= 0:
+                os.close(fd)
+        return True
+
+    def reap(self) -> int:
+        """Wait for the end of the template process, its wait status; call it once `pidfd` is readable."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitpid(self.pid, 0)[1]
+        return 0
+
+    def kill_template(self) -> None:
+        """SIGKILL the template process itself: it did not leave when asked."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let the descriptors go. The template takes that for this process's death and cleans up."""
+        self._drop()
+        self._sock.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def _send(self, data: bytes, fd: int = -1) -> None:
+        self._waiting.append((data, fd))
+        self.flush()
+
+    def _drop(self) -> None:
+        for _, fd in self._waiting:
+            if fd >= 0:
+                os.close(fd)
+        self._waiting.clear()
+
+
+def start_template(
+    load: Callable[[], template.WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+) -> TemplateLink:
+    """Fork the template process. Call it before MPI, UCX or any thread exists.
+
+    Args:
+        load: runs in the template: imports what workers need, returns the function that is a worker's life.
+        session_dir: the node's session directory, which the template removes at the end.
+        arena_fd: the arena; workers inherit it under the same number.
+        lock_fd: the session's lock, kept so that the session counts as alive until the template has cleaned up.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    raylet = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        template.serve(theirs, raylet, load, session_dir, arena_fd, lock_fd)
+    theirs.close()
+    return TemplateLink(pid, ours)

@@ -1,0 +1,242 @@
+"""The caller's side of actors: creation, calls in order, and what their deaths do to calls in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.errors import ActorDiedError, ActorUnavailableError, PendingCallsLimitExceeded, TaskCancelledError
+from hpcray.base.ids import HEAD, PUT_INDEX
+from hpcray.core.owner.table import INLINE, Waiter
+from hpcray.core.owner.tasks import Task
+from hpcray.runtime.arguments import pack
+from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import NONE_BLOB, serialize_error
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+    from hpcray.runtime.submission import Submitter
+
+PENDING, ALIVE, RESTARTING, DEAD = "PENDING", "ALIVE", "RESTARTING", "DEAD"
+
+
+class ActorClient:
+    """One actor as this process sees it.
+
+    queue: calls not sent yet, in order; the head may wait for its arguments. inflight: sent, not answered.
+    """
+
+    __slots__ = ("actor", "creation_keep", "error", "inflight", "queue", "reason", "state", "worker")
+
+    def __init__(self, actor: bytes) -> None:
+        self.actor = actor
+        self.state = PENDING
+        self.worker = b""
+        self.reason = ""
+        self.error = b""
+        self.queue: deque[Task] = deque()
+        self.inflight: dict[bytes, Task] = {}
+        self.creation_keep: Any = None
+
+
+class ActorCalls:
+    """All actors that this process has called or created."""
+
+    def __init__(self, process: Process, submitter: Submitter) -> None:
+        self._process = process
+        self._engine = process.engine
+        self._table = process.table
+        self._submitter = submitter
+        self._clients: dict[bytes, ActorClient] = {}
+        self._by_worker: dict[bytes, ActorClient] = {}
+
+    # ------------------------------------------------------------ creation
+
+    def create(self, spec: m.ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObjectRef[Any] | None:
+        """Register an actor with the GCS; `spec.actor` and the arguments are filled in here.
+
+        Returns:
+            The ref that keeps it alive (None when detached): when no copy of it is left, the actor ends.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        process, engine, table = self._process, self._engine, self._table
+        spec.args, keep, slots = pack(process, args, kwargs)
+        with engine.lock:
+            process._check_alive()
+            spec.actor = process.next_task_id()
+            client = self._clients[spec.actor] = ActorClient(spec.actor)
+            client.creation_keep = keep
+            task = Task(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
+            handle: ObjectRef[Any] | None = None
+            if not spec.detached:
+                object_id = spec.actor + PUT_INDEX
+                entry = table.create(object_id)
+                entry.state, entry.value, entry.local = INLINE, NONE_BLOB, 1
+                table.on_free[object_id] = lambda: engine.send(HEAD, m.ActorOutOfScope(spec.actor))
+                handle = new_ref(object_id)
+
+            def register() -> None:
+                request = process.next_request() if spec.name else 0
+                spec.refs, spec.inline = self._creation_values(task)
+                engine.send(HEAD, m.CreateActor(request, spec))
+
+            if slots:
+                waiter = Waiter(len(slots), callback=None if spec.name else register)
+                for slot in slots:
+                    if table.want_ready(slot, waiter):
+                        waiter.count -= 1
+                if spec.name:
+                    process.block(waiter, None)
+                elif waiter.count > 0:
+                    engine.flush()
+                    return handle
+            if not spec.name:
+                register()
+                engine.flush()
+                return handle
+            register()
+            reply = process.await_reply(process.last_request)
+            if not reply.ok:
+                del self._clients[spec.actor]
+                table.on_free.pop(spec.actor + PUT_INDEX, None)
+                raise ValueError(reply.value.decode().removeprefix("name_taken: "))
+        return handle
+
+    def _creation_values(self, task: Task) -> tuple[list[m.ArgRef], list[bytes] | None]:
+        refs, inline = self._submitter.slot_values(task)
+        return refs or [], inline
+
+    # ------------------------------------------------------------ calls
+
+    def call(
+        self,
+        actor: bytes,
+        method: str,
+        num_returns: int,
+        retries: int,
+        limit: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call a method. Calls of one caller start in the order in which it made them."""
+        process, engine = self._process, self._engine
+        blob, keep, slots = pack(process, args, kwargs)
+        with engine.lock:
+            client = self._clients.get(actor) or self.client(actor)
+            if limit >= 0 and len(client.inflight) + len(client.queue) >= limit:
+                raise PendingCallsLimitExceeded(
+                    f"actor {actor.hex()} has {limit} pending calls already; hint: raise max_pending_calls or wait"
+                )
+            process._counter += 1
+            task = Task(process.me + process._counter.to_bytes(5, "big"), None, method, blob, num_returns, keep, slots, retries)  # fmt: skip
+            task.klass = client
+            result = self._submitter.returns(task)
+            if client.state == DEAD:
+                self._fail_dead(client, task)
+            elif client.worker and not client.queue and slots is None:
+                first = not client.inflight
+                self._push(client, task)
+                if first:
+                    engine.flush()
+                else:
+                    engine.buffered()
+            else:
+                client.queue.append(task)
+                if slots is not None:
+                    task.waiting = 1
+                    if self._submitter.resolve(task, lambda: self._resolved(client, task)):
+                        task.waiting = 0
+                self._pump(client)
+                engine.flush()
+        return result
+
+    def client(self, actor: bytes) -> ActorClient:
+        """The record of an actor, watching it from now on (lock held)."""
+        found = self._clients.get(actor)
+        if found is None:
+            found = self._clients[actor] = ActorClient(actor)
+            self._engine.send(HEAD, m.WatchActor(actor))
+        return found
+
+    def _resolved(self, client: ActorClient, task: Task) -> None:
+        task.waiting = 0
+        self._submitter._failed_argument(task)
+        self._pump(client)
+
+    def _pump(self, client: ActorClient) -> None:
+        while client.queue and client.worker and not client.queue[0].waiting:
+            task = client.queue.popleft()
+            if task.slots is None or not self._submitter._failed_argument(task):
+                self._push(client, task)
+
+    def _push(self, client: ActorClient, task: Task) -> None:
+        task.worker = client.worker
+        client.inflight[task.id] = task
+        refs, inline = (None, None) if task.slots is None else self._submitter.slot_values(task)
+        self._submitter.queue(
+            self._engine.peer(client.worker), m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline)
+        )  # fmt: skip
+
+    def answered(self, src: bytes, task_id: bytes) -> Task | None:
+        """A reply of an actor came."""
+        client = self._by_worker.get(src)
+        return client.inflight.pop(task_id, None) if client is not None else None
+
+    def again(self, task: Task) -> None:
+        """Send a call once more (its retry)."""
+        client: ActorClient = task.klass
+        client.queue.append(task)
+        self._pump(client)
+
+    # ------------------------------------------------------------ states
+
+    def on_state(self, msg: m.ActorState) -> None:
+        """The GCS tells what became of an actor."""
+        client = self._clients.get(msg.actor)
+        if client is None:
+            return
+        client.state, client.reason, client.error = msg.state, msg.reason, msg.error
+        if msg.state == ALIVE:
+            client.worker = msg.worker
+            self._by_worker[msg.worker] = client
+            client.creation_keep = None
+            self._pump(client)
+            return
+        self._unbind(client)
+        inflight, client.inflight = client.inflight, {}
+        if msg.state == DEAD:
+            client.creation_keep = None
+            calls = [*inflight.values(), *client.queue]
+            client.queue.clear()
+            for task in calls:
+                self._fail_dead(client, task)
+        else:
+            again = [task for task in inflight.values() if task.retries]
+            for task in inflight.values():
+                if task.retries > 0:
+                    task.retries -= 1
+                elif task.retries == 0:
+                    text = f"The actor died and is being restarted; this call may have run. {msg.reason}"
+                    self._submitter.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
+            client.queue.extendleft(reversed(again))
+
+    def process_died(self, proc: bytes, reason: str) -> None:
+        """A worker is gone; if it was an actor's, the GCS will say what follows. Calls wait for its word."""
+        client = self._by_worker.get(proc)
+        if client is not None:
+            self._unbind(client)
+
+    def _unbind(self, client: ActorClient) -> None:
+        if client.worker:
+            self._by_worker.pop(client.worker, None)
+            client.worker = b""
+
+    def _fail_dead(self, client: ActorClient, task: Task) -> None:
+        if task.cancelled:
+            error = serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled"))
+        else:
+            error = client.error or serialize_error(ActorDiedError(client.reason, actor_id=client.actor.hex()))
+        self._submitter.fail(task, error)

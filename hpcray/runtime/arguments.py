@@ -1,0 +1,81 @@
+"""Arguments of tasks and actor calls: packed by the submitter, unpacked by the worker."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpcray.runtime.refs import ObjectRef
+from hpcray.wire.serialization import Serialized, serialize
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
+NO_ARGS = pickle.dumps(((), {}), 5) + b"\0"
+_SCALARS = frozenset({int, float, bool, type(None), complex})
+
+
+class Slot:
+    """Stands in for a top-level ref argument; the worker puts the value in its place."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> tuple[type[Slot], tuple[int]]:
+        return Slot, (self.index,)
+
+
+Packed = tuple[bytes, "list[Any] | None", "list[bytes] | None"]
+
+
+def pack(process: Process, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Packed:
+    """Serialize arguments. Top-level refs become slots; large values become objects, as in Ray.
+
+    Returns:
+        The blob, the refs to keep until the reply, and the ids of the slots.
+    """
+    if not args and not kwargs:
+        return NO_ARGS, None, None
+    for value in args:
+        if type(value) not in _SCALARS:
+            break
+    else:
+        if not kwargs:
+            return pickle.dumps((args, kwargs), 5) + b"\0", None, None
+    slots: list[Any] = []
+    args = tuple(_slotted(value, slots) for value in args)
+    kwargs = {name: _slotted(value, slots) for name, value in kwargs.items()}
+    blob, refs = serialize((args, kwargs))
+    limit = process.config.inline_limit
+    if (blob.size if isinstance(blob, Serialized) else len(blob)) > limit:
+        args = tuple(_stored(process, value, slots, limit) for value in args)
+        kwargs = {name: _stored(process, value, slots, limit) for name, value in kwargs.items()}
+        blob, refs = serialize((args, kwargs))
+    if isinstance(blob, Serialized):
+        blob = blob.join()
+    keep = slots + refs
+    return blob, keep or None, [ref._id for ref in slots] or None
+
+
+def fill(value: Any, values: Sequence[Any]) -> Any:
+    """The value of one unpacked argument."""
+    return values[value.index] if type(value) is Slot else value
+
+
+def _slotted(value: Any, slots: list[Any]) -> Any:
+    if isinstance(value, ObjectRef):
+        slots.append(value)
+        return Slot(len(slots) - 1)
+    return value
+
+
+def _stored(process: Process, value: Any, slots: list[Any], limit: int) -> Any:
+    if type(value) is Slot or type(value) in _SCALARS:
+        return value
+    blob, _ = serialize(value)
+    if (blob.size if isinstance(blob, Serialized) else len(blob)) <= limit:
+        return value
+    return _slotted(process.put(value), slots)

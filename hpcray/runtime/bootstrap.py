@@ -1,0 +1,207 @@
+"""How `hpcray.init()` of a user's process gets a raylet: attach to a running one, or start one as a child process.
+
+Inside a launcher (`mpirun -n 4 python script.py`) every rank's `init()` starts the raylet of its node. Rank 0 goes on
+as the driver; the others wait for the end of the job and never come back from `enter`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+import msgspec
+
+from hpcray.base.failures import StartupError
+from hpcray.host.session import live_sessions, read_session
+from hpcray.runtime.driver_child import ADDRESS
+from hpcray.runtime.local_links import ATTACHED, DRIVER
+from hpcray.runtime.options import NodeOptions
+from hpcray.transport.startup import Launch, read_launch
+
+_LEAVING = 6.0
+"""A raylet whose driver has left is gone within this time, or is killed."""
+
+# The child finds hpcray where this process found it, and nothing of the user's current directory.
+_COMMAND = (
+    "import sys; sys.path[0:1] = []; root = {root!r}; root in sys.path or sys.path.append(root); "
+    "from hpcray.runtime.main import main; main()"
+)
+
+
+class Ready(msgspec.Struct):
+    """What a raylet child says through its ready pipe, once: where it is, or why it could not start."""
+
+    session_dir: str = ""
+    error: str = ""
+
+
+@dataclass
+class Entry:
+    """Where to connect.
+
+    Attributes:
+        session_dir: the session directory of the node to join.
+        kind: "driver" when the job is this process's, else "attached".
+        node: the raylet that was started for it, if one was.
+    """
+
+    session_dir: str
+    kind: str
+    node: NodeChild | None = None
+
+
+class NodeChild:
+    """A raylet that runs as a child of this process and does not outlive it."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        """Start it and wait until the node (under a launcher: the whole cluster) is up.
+
+        Raises:
+            StartupError: it is not up within `start_timeout`, or ended; nothing of it is left.
+            ValueError: an option is not valid.
+        """
+        timeout = options.settings().start_timeout
+        ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
+        life_read, self._life = os.pipe2(os.O_CLOEXEC)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        command = [
+            sys.executable,
+            "-c",
+            _COMMAND.format(root=root),
+            "hpcray-raylet",
+            msgspec.json.encode(options).decode(),
+            str(ready_write),
+            str(life_read),
+        ]
+        try:
+            # Its own session: a Ctrl-C at the terminal is for the driver, which then ends the raylet in good order.
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(ready_write, life_read), start_new_session=True
+            )
+        except OSError as error:
+            os.close(self._life)
+            raise StartupError(f"cannot start the raylet process: {error}") from error
+        finally:
+            os.close(ready_write)
+            os.close(life_read)
+            if sys.exc_info()[0] is not None:
+                os.close(ready_read)
+        try:
+            self.session_dir = self._wait_ready(ready_read, timeout)
+        except BaseException:
+            self.leave(1.0)
+            raise
+        finally:
+            os.close(ready_read)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Its exit code, once it has ended; None when it has not within `timeout` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._child.wait(timeout)
+        return None
+
+    def leave(self, timeout: float = _LEAVING) -> int:
+        """Let it end, and everything with it; call it after the driver has said Exit, or to break off.
+
+        Returns:
+            Its exit code; -9 when it did not end in time and was killed (its template then cleans up).
+        """
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+        code = self.wait(timeout)
+        if code is None:
+            self._child.kill()
+            code = self._child.wait()
+        return code
+
+    def _wait_ready(self, fd: int, timeout: float) -> str:
+        # The raylet watches the same deadline and knows more about what is late: it speaks first.
+        deadline = time.monotonic() + timeout + 2.0
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        said = b""
+        while True:
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise StartupError(f"the raylet process was not ready within {timeout:g} s; hint: HPCRAY_START_TIMEOUT")
+            more = os.read(fd, 65536)
+            if not more:
+                break
+            said += more
+        if not said:
+            code = self._child.wait()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            raise StartupError(f"the raylet process ended before it was ready ({how}); its error output tells why")
+        ready = msgspec.json.decode(said, type=Ready)
+        if ready.error:
+            raise StartupError(ready.error)
+        return ready.session_dir
+
+
+def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str, str] | None = None) -> Entry:
+    """Find or start the node that this process joins.
+
+    Args:
+        address: None (what HPCRAY_ADDRESS says, else start one), "local" (start one, whatever the environment says),
+            "auto" (HPCRAY_ADDRESS or the newest live session of this user on this machine), or a session directory.
+        options: of the node, when one is started.
+
+    Raises:
+        ConnectionError: there is nothing to attach to.
+        StartupError: the node or the cluster did not come up.
+        ValueError: an option or the address is not valid.
+    """
+    environ = os.environ if environ is None else environ
+    if address is None or address == "auto":
+        address = environ.get(ADDRESS) or address
+    if address == "auto":
+        found = live_sessions(environ)
+        if not found:
+            raise ConnectionError(
+                "no running hpcray node of this user on this machine; hint: start one with hpcray.init() or hpcray-launch"
+            )
+        return Entry(found[0].path, ATTACHED)
+    if address is not None and address != "local":
+        if not os.path.isabs(address):
+            raise ValueError(
+                f"address {address!r} is not valid; hint: None, 'auto', 'local', or the path of a session directory"
+            )
+        try:
+            return Entry(read_session(address).path, ATTACHED)
+        except StartupError as error:
+            raise ConnectionError(str(error)) from None
+    launch = read_launch(environ) if address is None else Launch()
+    if launch.size == 1:
+        node = NodeChild(options)
+        return Entry(node.session_dir, DRIVER, node)
+    return _enter_as_rank(launch, options, environ)
+
+
+def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping[str, str]) -> Entry:
+    """Start this rank's raylet; rank 0 goes on, the others serve the job to its end."""
+    global _rank_used
+    if _rank_used:
+        raise StartupError(
+            f"hpcray.init() a second time in rank {launch.rank} of {launch.kind}: its other ranks have left with the "
+            "first job. hint: keep one session for the whole script, or init(address='local') for a node of its own"
+        )
+    _rank_used = True
+    node = NodeChild(msgspec.structs.replace(options, distributed=True))
+    if launch.rank == 0:
+        # Processes that the driver starts belong to this job; they are no ranks themselves.
+        environ[ADDRESS] = node.session_dir
+        return Entry(node.session_dir, DRIVER, node)
+    code = node.wait()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: the rest of the user's script, its `finally` clauses included, is rank 0's alone.
+    os._exit(code or 0)
+
+
+_rank_used = False

@@ -1,0 +1,67 @@
+"""The driver as a child of rank 0: the user's script under `python -m hpcray script.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hpcray.host.launcher import strip_launcher
+
+ADDRESS = "HPCRAY_ADDRESS"
+
+
+class DriverChild:
+    """A Python process that runs the user's program; stdin, stdout and stderr are this process's.
+
+    Attributes:
+        pid: its process id.
+        pidfd: readable once it has ended.
+        code: its exit code as a shell would give it (128 + n for signal n); None while it runs.
+    """
+
+    def __init__(self, command: Sequence[str], session_dir: str) -> None:
+        """Start it.
+
+        Args:
+            command: what follows the interpreter: `["script.py", "arg"]`, `["-m", "module"]`, `["-c", "code"]`.
+            session_dir: where `hpcray.init()` in it attaches.
+        """
+        environ = dict(os.environ)
+        strip_launcher(environ)
+        environ[ADDRESS] = session_dir
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        # subprocess uses vfork and exec here: nothing runs in a copy of this process, which has MPI open.
+        self._child = subprocess.Popen([sys.executable, *flags, *command], env=environ)
+        self.pid = self._child.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        status = self._child.poll()
+        if status is not None and self.code is None:
+            self.code = 128 - status if status < 0 else status
+        return self.code
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens when it has ended."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send(signal.SIGKILL)
+
+    def shares_terminal(self) -> bool:
+        """Whether a Ctrl-C typed at the terminal reaches it without our help."""
+        try:
+            return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        except OSError:
+            return False

@@ -1,0 +1,521 @@
+"""The I/O engine of a driver or worker process: its sockets, and who drives them.
+
+One thread at a time *drives*: it sleeps in epoll, reads, and handles messages under `lock`. A thread that waits for
+something drives by itself, so a reply costs no thread switch. A background thread takes over only while nobody waits:
+
+- after foreground activity it looks every `TICK` seconds: it flushes what was buffered, and starts to drive once the
+  foreground has been quiet for a tick;
+- while a foreground thread sits in epoll for long, it parks altogether: an idle process uses no CPU;
+- a foreground thread that finds it driving kicks it out of epoll.
+
+Outgoing messages are buffered per peer and encoded as one frame by `flush`; whoever drives flushes after each turn.
+`lock` is never held while user code, or anything that may run a destructor of user objects, runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import select
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
+from hpcray.core.owner.table import Waiter
+from hpcray.wire.frames import FrameReader, pack
+from hpcray.wire.messages import Hello, Message, decode, encode
+
+TICK = 0.002
+QUIET_TICKS = 25
+RECV = 1 << 18
+SOCKET_BUFFER = 4 << 20
+MAX_BATCH = 64
+
+IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
+
+monotonic = time.monotonic
+
+
+class Link:
+    """One connected Unix socket."""
+
+    __slots__ = ("fd", "greeted", "proc", "reader", "sock", "unsent")
+
+    def __init__(self, sock: socket.socket, proc: bytes | None) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.proc = proc
+        self.reader = FrameReader()
+        self.unsent: list[bytes] = []
+
+
+class Peer:
+    """A process we write to: directly when it is of our node, through our raylet otherwise."""
+
+    __slots__ = ("dead", "dirty", "functions", "link", "out", "proc")
+
+    def __init__(self, proc: bytes, link: Link) -> None:
+        self.proc, self.link = proc, link
+        self.out: list[Message] = []
+        self.dirty = False
+        self.dead = False
+        self.functions: set[bytes] = set()
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        me: our proc id. session_dir: where the sockets of our node's processes are.
+    """
+
+    def __init__(self, me: bytes, session_dir: str) -> None:
+        self.me = me
+        self.lock = threading.Lock()
+        self.driver = IDLE
+        self.activity = 0
+        self.closed = False
+        self.after: list[Callable[[], object]] = []
+        self._dir = session_dir
+        self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
+        self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
+        self._drain: Callable[[], None] = lambda: None
+        self._epoll = select.epoll()
+        self._links: dict[int, Link] = {}
+        self._peers: dict[bytes, Peer] = {}
+        self.dirty: list[Peer] = []
+        self._parked: list[Waiter] = []
+        self._timers: list[tuple[float, int, Callable[[float], None]]] = []
+        self._timer_count = 0
+        self._sleep_until = float("inf")
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self._gated = False
+        self._kicked = False
+        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._kick, select.EPOLLIN)
+        self._my_node = node_of(me)
+        self._listener: socket.socket | None = None
+        self._path = f"{session_dir}/{number_of(me)}.s"
+        self._raylet: Link
+        self._thread = threading.Thread(target=self._background, name="hpcray-io", daemon=True)
+
+    def start(
+        self,
+        raylet: socket.socket,
+        handlers: dict[type, Callable[[bytes, Any], None]],
+        peer_lost: Callable[[bytes, str], None],
+        drain: Callable[[], None],
+    ) -> None:
+        """Open for business.
+
+        Args:
+            raylet: the connected socket to our raylet, past its Welcome.
+            handlers: by message type, called with (source, message) under `lock`.
+            peer_lost: called with (proc, reason) under `lock` when a direct peer's connection ends.
+            drain: called under `lock` before and after each turn (deferred releases).
+        """
+        self._handlers, self._peer_lost, self._drain = handlers, peer_lost, drain
+        self._raylet = self._add_link(raylet, raylet_of(self._my_node))
+        self._listener = self._listen()
+        self._thread.start()
+
+    # ------------------------------------------------------------ sending (lock held)
+
+    def peer(self, proc: bytes) -> Peer:
+        """The peer record of a process, connecting when it is of our node."""
+        found = self._peers.get(proc)
+        if found is None:
+            found = self._peers[proc] = Peer(proc, self._connect(proc))
+        return found
+
+    def send(self, proc: bytes, msg: Message) -> None:
+        """Queue a message; it leaves at the next flush."""
+        peer = self._peers.get(proc) or self.peer(proc)
+        peer.out.append(msg)
+        if not peer.dirty:
+            peer.dirty = True
+            self.dirty.append(peer)
+
+    def flush(self) -> None:
+        """Write out what is queued."""
+        while self.dirty:
+            dirty, self.dirty = self.dirty, []
+            for peer in dirty:
+                self.flush_peer(peer)
+
+    def flush_peer(self, peer: Peer) -> None:
+        """Write out what is queued for one peer."""
+        peer.dirty = False
+        out = peer.out
+        if out:
+            link = peer.link
+            frame = pack(peer.proc, self.me, encode(out))
+            out.clear()
+            if link.unsent:
+                link.unsent.append(frame)
+                return
+            try:
+                sent = link.sock.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._unlink(link, "its connection broke")
+                return
+            if sent < len(frame):
+                link.unsent.append(frame[sent:])
+                self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    def buffered(self) -> None:
+        """Something was queued without a flush: make sure that the background thread looks soon."""
+        self.activity += 1
+        if self.driver == BACKGROUND:
+            self._kick_background()
+        elif self._gated:
+            self._gated = False
+            self._gate.release()
+
+    def add_timer(self, when: float, call: Callable[[float], None]) -> None:
+        """Call `call(now)` under the lock at `when` (monotonic seconds) or a little later."""
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, call))
+        if when < self._sleep_until and self.driver != IDLE:
+            os.eventfd_write(self._kick, 1)
+        elif self._gated and self.driver == IDLE:
+            self._gated = False
+            self._gate.release()
+
+    def wake(self) -> None:
+        """Make whoever sleeps in epoll take a turn (safe anywhere, also in destructors: takes no lock)."""
+        if self.driver != IDLE and not self._kicked:
+            self._kicked = True
+            os.eventfd_write(self._kick, 1)
+
+    # ------------------------------------------------------------ waiting
+
+    def notify(self, waiter: Waiter) -> None:
+        """`waiter` is satisfied (lock held)."""
+        if waiter.callback is not None:
+            waiter.callback()
+        elif waiter.lock is not None:
+            with contextlib.suppress(RuntimeError):
+                waiter.lock.release()
+
+    def wait(self, waiter: Waiter, deadline: float | None = None) -> bool:
+        """Block until `waiter.count` is zero; drive meanwhile if nobody does. Lock held on entry and on return.
+
+        Returns:
+            False when the deadline (monotonic seconds) passed first.
+        """
+        self.flush()
+        lock = self.lock
+        while waiter.count > 0:
+            if self.driver == IDLE or waiter.turn:
+                waiter.turn = False
+                self.driver = FOREGROUND
+                try:
+                    while waiter.count > 0:
+                        if not self._turn(deadline):
+                            return waiter.count <= 0
+                finally:
+                    self._leave()
+            elif not self._park(waiter, deadline):
+                return waiter.count <= 0
+            if self.after:
+                self._run_after()
+            if deadline is not None and waiter.count > 0 and monotonic() >= deadline:
+                return False
+            assert lock.locked()
+        return True
+
+    def _park(self, waiter: Waiter, deadline: float | None) -> bool:
+        gate = waiter.lock = threading.Lock()
+        gate.acquire()
+        self._parked.append(waiter)
+        if self.driver == BACKGROUND:
+            self._kick_background()
+        self.lock.release()
+        woken = False
+        try:
+            timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())
+            woken = gate.acquire(timeout=timeout)
+        finally:
+            self.lock.acquire()
+            waiter.lock = None
+            if waiter in self._parked:
+                self._parked.remove(waiter)
+            elif waiter.turn and waiter.count <= 0:
+                waiter.turn = False
+                self._leave()
+        return woken or waiter.turn
+
+    def _leave(self) -> None:
+        """Stop driving: hand over to a parked thread, or let the background thread know."""
+        self.activity += 1
+        while self._parked:
+            heir = self._parked.pop(0)
+            if heir.count > 0 and heir.lock is not None:
+                heir.turn = True
+                self.driver = FOREGROUND
+                heir.lock.release()
+                return
+        self.driver = IDLE
+        if self._gated:
+            self._gated = False
+            self._gate.release()
+
+    # ------------------------------------------------------------ driving
+
+    def _turn(self, deadline: float | None) -> bool:
+        """One turn: sleep in epoll, handle what came, flush. Lock held on entry and return, not while asleep.
+
+        Returns:
+            False when the deadline has passed.
+        """
+        self._drain()
+        if self.dirty:
+            self.flush()
+        timeout = -1.0
+        self._sleep_until = float("inf")
+        if self._timers or deadline is not None:
+            until = self._timers[0][0] if self._timers else float("inf")
+            if deadline is not None and deadline < until:
+                until = deadline
+            self._sleep_until = until
+            timeout = max(0.0, until - monotonic())
+        self.lock.release()
+        try:
+            events = self._epoll.poll(timeout)
+        finally:
+            self.lock.acquire()
+        if len(events) > 1 and self._raylet.fd != events[0][0]:
+            # The raylet's word (a job's sys.path, a death) comes before what peers sent because of it.
+            events.sort(key=lambda event: event[0] != self._raylet.fd)
+        for fd, event in events:
+            link = self._links.get(fd)
+            if link is not None:
+                if event & select.EPOLLOUT:
+                    self._write_rest(link)
+                if event & ~select.EPOLLOUT:
+                    self._read(link)
+            elif fd == self._kick:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._kick)
+                self._kicked = False
+            elif self._listener is not None and fd == self._listener.fileno():
+                self._accept()
+        if self._timers:
+            now = monotonic()
+            while self._timers and self._timers[0][0] <= now:
+                heapq.heappop(self._timers)[2](now)
+        self._drain()
+        if self.dirty:
+            self.flush()
+        if self.after:
+            self._run_after()
+        return deadline is None or bool(events) or monotonic() < deadline
+
+    def run_after(self) -> None:
+        """Run the user's callbacks that came due (lock not held)."""
+        if self.after:
+            with self.lock:
+                after, self.after = self.after, []
+            for call in after:
+                call()
+
+    def peers_of(self, node: int) -> list[bytes]:
+        """The processes of a node that we have written to or heard of."""
+        return [proc for proc in self._peers if node_of(proc) == node]
+
+    def _run_after(self) -> None:
+        after, self.after = self.after, []
+        self.lock.release()
+        try:
+            for call in after:
+                call()
+        finally:
+            self.lock.acquire()
+
+    def _read(self, link: Link) -> None:
+        try:
+            data = link.sock.recv(RECV)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._unlink(link, "its connection ended")
+            return
+        handlers = self._handlers
+        for frame in link.reader.feed(data):
+            src = bytes(frame[12:20])
+            if link.proc is None:
+                link.proc = src
+                if src not in self._peers:
+                    self._peers[src] = Peer(src, link)
+            for msg in decode(frame[20:]):
+                handlers[type(msg)](src, msg)
+
+    def _write_rest(self, link: Link) -> None:
+        data = b"".join(link.unsent)
+        link.unsent.clear()
+        try:
+            sent = link.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._unlink(link, "its connection broke")
+            return
+        if sent < len(data):
+            link.unsent.append(data[sent:])
+        else:
+            self._epoll.modify(link.fd, select.EPOLLIN)
+
+    def _background(self) -> None:
+        seen = -1
+        quiet = 0
+        lock = self.lock
+        while True:
+            lock.acquire()
+            if self.closed:
+                lock.release()
+                return
+            if self.driver != IDLE or self.activity != seen:
+                quiet = quiet + 1 if self.activity == seen else 0
+                seen = self.activity
+                self._drain()
+                if self.dirty:
+                    self.flush()
+                if self.driver != IDLE and quiet > QUIET_TICKS:
+                    self._gated = True
+                    lock.release()
+                    self._gate.acquire()
+                    quiet = 0
+                    continue
+                if self.after:
+                    self._run_after()
+                lock.release()
+                time.sleep(TICK)
+                continue
+            self.driver = BACKGROUND
+            try:
+                while self.activity == seen and not self._parked and not self.closed:
+                    self._turn(None)
+            except Exception:
+                # A defect of ours; the process must stay reachable, and the words must reach somebody.
+                traceback.print_exc()
+            finally:
+                self._leave()
+                lock.release()
+
+    def _kick_background(self) -> None:
+        if not self._kicked:
+            self._kicked = True
+            os.eventfd_write(self._kick, 1)
+
+    # ------------------------------------------------------------ links
+
+    def _add_link(self, sock: socket.socket, proc: bytes | None) -> Link:
+        link = Link(sock, proc)
+        self._links[link.fd] = link
+        self._epoll.register(link.fd, select.EPOLLIN)
+        return link
+
+    def _connect(self, proc: bytes) -> Link:
+        if node_of(proc) != self._my_node or number_of(proc) == 0:
+            return self._raylet
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(f"{self._dir}/{number_of(proc)}.s")
+        except OSError:
+            sock.close()
+            self.after.append(lambda: self._lost_later(proc, f"no connection to it: {error}"))
+            return Link(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), proc)
+        return self._add_link(sock, proc)
+
+    def _lost_later(self, proc: bytes, reason: str) -> None:
+        with self.lock:
+            self.drop_peer(proc)
+            self._peer_lost(proc, reason)
+            self.flush()
+
+    def _listen(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.bind(self._path)
+        sock.listen(1024)
+        sock.setblocking(False)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        return sock
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            if uid != os.getuid():
+                sock.close()
+                continue
+            self._add_link(sock, None)
+
+    def _unlink(self, link: Link, reason: str) -> None:
+        if self._links.pop(link.fd, None) is None:
+            return
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(link.fd)
+        link.sock.close()
+        if link.proc is not None:
+            peer = self._peers.get(link.proc)
+            if peer is None or peer.link is link or link is self._raylet:
+                self._peers.pop(link.proc, None)
+                self._peer_lost(link.proc, reason)
+
+    def drop_peer(self, proc: bytes) -> None:
+        """Forget a process that is dead (lock held)."""
+        peer = self._peers.pop(proc, None)
+        if peer is not None:
+            peer.dead = True
+            peer.out.clear()
+            if peer.link is not self._raylet and self._links.pop(peer.link.fd, None) is not None:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(peer.link.fd)
+                peer.link.sock.close()
+
+    def close(self) -> None:
+        """Flush, stop the background thread, close every socket. Lock not held."""
+        with self.lock:
+            self._drain()
+            self.flush()
+            self.closed = True
+            if self._gated:
+                self._gated = False
+                self._gate.release()
+            os.eventfd_write(self._kick, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+        with self.lock:
+            for link in self._links.values():
+                link.sock.close()
+            self._links.clear()
+            if self._listener is not None:
+                self._listener.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path)
+                self._listener = None
+            self._epoll.close()
+
+
+def greet(sock: socket.socket, hello: Hello, me: bytes = NIL_PROC) -> None:
+    """Send the first frame of a connection to a raylet."""
+    sock.sendall(pack(raylet_of(0), me, encode([hello])))

@@ -1,0 +1,98 @@
+"""The Unix-socket connections of a raylet: its listening socket, and one link per process of its node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Union
+
+from hpcray.wire.frames import FrameReader
+
+RECEIVE = 256 * 1024
+_PEERCRED = struct.Struct("3i")
+_BACKLOG = 1024
+
+WORKER, DRIVER, ATTACHED = "worker", "driver", "attached"
+
+Piece = Union[bytes, memoryview]
+
+
+class Link:
+    """One connected process.
+
+    Attributes:
+        proc: its process id, NIL until it said Hello.
+        kind: "driver", "attached" or "worker"; "" until it said Hello.
+        pid: its pid, as the kernel knows it.
+        out: frames to be sent, in order. Whoever appends to an empty list puts the link on the router's dirty list.
+        blocked: the socket took not all; the rest waits for it to become writable.
+        closing: no more can be sent; the raylet waits to hear how the process ended.
+        peers: processes and raylets with which it exchanged frames through this raylet.
+    """
+
+    __slots__ = ("blocked", "closing", "fd", "kind", "out", "peers", "pid", "proc", "reader", "sock")
+
+    def __init__(self, sock: socket.socket, proc: bytes, pid: int) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.proc = proc
+        self.kind = ""
+        self.pid = pid
+        self.reader = FrameReader()
+        self.out: list[Piece] = []
+        self.blocked = False
+        self.closing = False
+        self.peers: set[bytes] = set()
+
+    def flush(self) -> bool:
+        """Send what waits, without blocking; False while something is left.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        out = self.out
+        if not out:
+            return True
+        data = out[0] if len(out) == 1 else b"".join(out)
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent == len(data):
+            self.out = []
+            return True
+        self.out = [memoryview(data)[sent:]]
+        return False
+
+
+class Listener:
+    """The raylet's listening socket."""
+
+    def __init__(self, path: str) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.bind(path)
+        os.chmod(path, 0o600)
+        self._sock.listen(_BACKLOG)
+        self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """For epoll."""
+        return self._sock.fileno()
+
+    def accept(self) -> tuple[socket.socket, int] | None:
+        """One new connection and the pid of who made it; None when there is none. Other users are turned away."""
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return None
+            pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+            if uid == os.getuid():
+                sock.setblocking(False)
+                return sock, pid
+            sock.close()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._sock.close()

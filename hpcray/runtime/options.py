@@ -1,0 +1,73 @@
+"""What the user asks of one node, as it travels from `hpcray.init()` or a command line to the raylet process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from hpcray.base.config import Config
+from hpcray.base.resources import Resources, to_units
+from hpcray.host import probe
+
+HEAD_RESOURCE = "node:__internal_head__"
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Amounts are the user's (CPU: 0.5); None means: find out.
+
+    Attributes:
+        config: the settings that were given, by name; the others come from the environment or are defaults.
+        num_cpus: CPUs of this node.
+        num_gpus: GPUs of this node.
+        memory: bytes that tasks may ask for with `memory=`.
+        resources: the node's custom resources.
+        distributed: whether this process is a rank of a launcher, or the only node.
+        driver: the driver's command line after the interpreter, when rank 0 is to start one; else empty.
+    """
+
+    config: dict[str, Any] = {}
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: float | None = None
+    resources: dict[str, float] = {}
+    distributed: bool = False
+    driver: list[str] = []
+
+    def settings(self) -> Config:
+        """The node's settings.
+
+        Raises:
+            ValueError: a setting or a variable is not valid.
+        """
+        return Config.from_env(**self.config)
+
+
+def total_resources(options: NodeOptions, address: str, node: int, local_size: int, arena_size: int) -> Resources:
+    """What this node offers.
+
+    Args:
+        options: what the user gave.
+        address: the node's IP address.
+        node: its index.
+        local_size: ranks on this host, which share what it has.
+        arena_size: bytes of its object store.
+
+    Raises:
+        ValueError: a given amount is not valid.
+    """
+    cpus = options.num_cpus if options.num_cpus is not None else probe.cpus_per_rank(local_size)
+    memory = options.memory
+    if memory is None:
+        memory = max(0, probe.usable_memory() // local_size - arena_size)
+    amounts: dict[str, float] = {
+        **options.resources,
+        "CPU": cpus,
+        "GPU": options.num_gpus or 0,
+        "memory": int(memory),
+        "object_store_memory": arena_size,
+        f"node:{address}": 1,
+    }
+    if node == 0:
+        amounts[HEAD_RESOURCE] = 1
+    return to_units(amounts)

@@ -1,0 +1,72 @@
+"""What tasks print: whole lines, each with the name and pid of who printed it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from typing import Any
+
+
+class PrefixedStream(io.TextIOBase):
+    """A text stream that writes complete lines to a file descriptor, one `write` call per burst of lines."""
+
+    def __init__(self, fd: int, where: Any, suffix: str) -> None:
+        self._fd = fd
+        self._where = where
+        self._suffix = suffix
+        self._partial = ""
+        self._lock = threading.Lock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Always UTF-8."""
+        return "utf-8"
+
+    def fileno(self) -> int:
+        """The descriptor written to."""
+        return self._fd
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def isatty(self) -> bool:
+        """Lines are prefixed, so never."""
+        return False
+
+    def write(self, text: str) -> int:
+        """Take text; complete lines go out."""
+        with self._lock:
+            *lines, self._partial = (self._partial + text).split("\n")
+            if lines:
+                self._emit(lines)
+        return len(text)
+
+    def flush(self) -> None:
+        """Lines go out at once anyway; a partial line waits for its end, so that prefixes do not tear it."""
+
+    def finish(self) -> None:
+        """Write a last partial line."""
+        with self._lock:
+            if self._partial:
+                self._emit([self._partial])
+                self._partial = ""
+
+    def _emit(self, lines: list[str]) -> None:
+        prefix = f"({self._where.name or 'worker'} pid={os.getpid()}{self._suffix}) "
+        data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except OSError:
+                return  # the terminal is gone; that is no reason to fail the task
+
+
+def prefix_output(where: Any, host: str, node: int) -> None:
+    """Send this worker's prints through prefixed streams. `where.name` is the running function's name."""
+    suffix = f", node={node}" if node else ""
+    sys.stdout = PrefixedStream(1, where, suffix)
+    sys.stderr = PrefixedStream(2, where, suffix)

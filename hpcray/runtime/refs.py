@@ -1,0 +1,180 @@
+"""Object refs: the only handle a user has on a remote value. One live ref counts one in the process's object table."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hpcray.base.ids import OBJECT_BYTES, owner_of, task_of
+from hpcray.wire.serialization import note_ref
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+    from hpcray.runtime.worker import Worker
+
+T = TypeVar("T")
+
+# Destructors may run anywhere, also while the engine's lock is held by the same thread, so all they do is append here;
+# the engine drains it. Refs: the object id. Views: (id,).
+released: deque[Any] = deque()
+_append = released.append
+
+
+class _Current:
+    """The process this interpreter is, when it takes part in a job."""
+
+    __slots__ = ("process", "worker")
+
+    def __init__(self) -> None:
+        self.process: Process | None = None
+        self.worker: Worker | None = None
+
+
+current = _Current()
+
+
+def died(item: Any) -> None:
+    """A ref (its id) or a view (a 1-tuple of it) died. Safe in destructors."""
+    _append(item)
+    process = current.process
+    if process is not None and process.engine.driver:
+        process.engine.wake()
+
+
+class ObjectRef(Generic[T]):
+    """A reference to an object that exists, or will, somewhere in the job.
+
+    Equal refs name the same object. A ref can be passed to tasks, put inside values, awaited, and turned into a
+    `concurrent.futures.Future`. While a ref exists anywhere in the job, so does its object.
+    """
+
+    __slots__ = ("__weakref__", "_id")
+
+    def __init__(self, object_id: bytes) -> None:
+        if len(object_id) != OBJECT_BYTES:
+            raise ValueError(f"an object id has {OBJECT_BYTES} bytes, not {len(object_id)}")
+        self._id = object_id
+        process = current.process
+        if process is not None:
+            process.ref_arrived(object_id)
+
+    def __del__(self) -> None:
+        try:
+            died(self._id)
+        except (AttributeError, TypeError):  # half made, or the interpreter is going down
+            pass
+
+    def binary(self) -> bytes:
+        """The object id."""
+        return self._id
+
+    def hex(self) -> str:
+        """The object id in hex."""
+        return self._id.hex()
+
+    def is_nil(self) -> bool:
+        """Whether this is the nil ref."""
+        return self._id == b"\xff" * OBJECT_BYTES
+
+    @classmethod
+    def nil(cls) -> ObjectRef[Any]:
+        """A ref to nothing."""
+        return new_ref(b"\xff" * OBJECT_BYTES)
+
+    @classmethod
+    def size(cls) -> int:
+        """Bytes of an object id."""
+        return OBJECT_BYTES
+
+    def task_id(self) -> bytes:
+        """Id of the task that makes the object."""
+        return task_of(self._id)
+
+    def owner_address(self) -> bytes:
+        """Proc id of the owner."""
+        return owner_of(self._id)
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        return self._id == other._id if isinstance(other, ObjectRef) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._id.hex()})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
+        if not note_ref(self) and current.process is not None:
+            current.process.pin_forever(self)
+        return ObjectRef, (self._id,)
+
+    def __copy__(self) -> ObjectRef[T]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ObjectRef[T]:
+        return self
+
+    def future(self) -> concurrent.futures.Future[T]:
+        """A future that gets the value, or the error."""
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        need_process().when_available(self, done)
+        return future
+
+    def as_future(self) -> asyncio.Future[T]:
+        """An asyncio future of the running loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        process = need_process()
+
+        def settle() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(process.get([self], None)[0])
+            except BaseException as error:
+                future.set_exception(error)
+
+        process.when_ready_here(self, lambda: loop.call_soon_threadsafe(settle))
+        return future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.as_future().__await__()
+
+    def _on_completed(self, callback: Callable[[Any], object]) -> None:
+        need_process().when_available(self, lambda value, error: callback(value if error is None else error))
+
+
+def need_process() -> Process:
+    """The process of this interpreter.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    process = current.process
+    if process is None:
+        from hpcray.base.errors import RaySystemError
+
+        raise RaySystemError("hpcray is not initialized; hint: call hpcray.init() first")
+    return process
+
+
+def new_ref(object_id: bytes) -> ObjectRef[Any]:
+    """A ref whose count the caller has already taken."""
+    ref: ObjectRef[Any] = _make(ObjectRef)
+    ref._id = object_id
+    return ref
+
+
+_make = ObjectRef.__new__

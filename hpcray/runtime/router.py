@@ -1,0 +1,124 @@
+"""Where frames go: to a process of this node, into another node's batch, or back to the sender as Undeliverable.
+
+Frames that only pass through are never decoded. What this raylet itself says in one turn of its loop is grouped per
+destination into one frame. Order is kept per destination: a message of ours goes out before a frame that came in after it.
+"""
+
+from __future__ import annotations
+
+from hpcray.base.ids import node_of, raylet_of
+from hpcray.runtime.local_links import Link, Piece
+from hpcray.transport.base import ControlTransport, PeerLost
+from hpcray.wire.frames import pack
+from hpcray.wire.messages import Message, Undeliverable, encode
+
+_MOST_REMEMBERED = 10_000
+
+
+class Router:
+    """The routes of one raylet.
+
+    Attributes:
+        links: the local processes that said Hello.
+        dirty: links with something to send.
+        inbox: messages of this raylet to itself.
+        lost_nodes: node to reason.
+    """
+
+    def __init__(self, node: int, cluster_size: int, control: ControlTransport | None) -> None:
+        self.me = raylet_of(node)
+        self.links: dict[bytes, Link] = {}
+        self.dirty: list[Link] = []
+        self.inbox: list[Message] = []
+        self.lost_nodes: dict[int, str] = {}
+        self._node = node
+        self._cluster_size = cluster_size
+        self._control = control
+        self._pending: dict[bytes, list[Message]] = {}
+        self._batches: dict[int, list[Piece]] = {}
+        self._ends: dict[bytes, str] = {}
+
+    def send(self, dest: bytes, msg: Message) -> None:
+        """Say something to any process of the job, at the end of this turn."""
+        if dest == self.me:
+            self.inbox.append(msg)
+            return
+        waiting = self._pending.get(dest)
+        if waiting is None:
+            self._pending[dest] = [msg]
+        else:
+            waiting.append(msg)
+
+    def forward(self, dest: bytes, src: bytes, frame: Piece) -> None:
+        """Pass a frame on."""
+        if self._pending:
+            self._encode_pending()
+        link = self.links.get(dest)
+        if link is not None:
+            link.peers.add(src)
+            self._append(link, frame)
+        else:
+            self._to_node(dest, src, frame)
+
+    def forget(self, proc: bytes, reason: str) -> None:
+        """From now on frames for this local process are undeliverable, for this reason."""
+        self.links.pop(proc, None)
+        if len(self._ends) >= _MOST_REMEMBERED:
+            del self._ends[next(iter(self._ends))]
+        self._ends[proc] = reason
+
+    def lose_node(self, node: int, reason: str) -> None:
+        """From now on frames for this node are undeliverable."""
+        self.lost_nodes[node] = reason
+        self._batches.pop(node, None)
+
+    def flush(self) -> list[tuple[int, str]]:
+        """Hand the batches to the transport; the nodes that could not be reached, and why. Links are the caller's."""
+        failed: list[tuple[int, str]] = []
+        if self._pending:
+            self._encode_pending()
+        if self._batches and self._control is not None:
+            batches, self._batches = self._batches, {}
+            for node, frames in batches.items():
+                try:
+                    self._control.send(node, b"".join(frames))
+                except PeerLost as error:
+                    failed.append((node, error.why))
+        return failed
+
+    def _append(self, link: Link, frame: Piece) -> None:
+        if link.closing:
+            return  # its peers are told of its end
+        if not link.out:
+            self.dirty.append(link)
+        link.out.append(frame)
+
+    def _to_node(self, dest: bytes, src: bytes, frame: Piece) -> None:
+        node = (dest[0] << 8) | dest[1]
+        batch = self._batches.get(node)
+        if batch is not None:
+            batch.append(frame)
+        elif node == self._node or node >= self._cluster_size or node in self.lost_nodes or self._control is None:
+            self._undeliverable(dest, src)
+        else:
+            self._batches[node] = [frame]
+
+    def _undeliverable(self, dest: bytes, src: bytes) -> None:
+        node = node_of(dest)
+        if node in self.lost_nodes:
+            reason = f"node {node} is dead: {self.lost_nodes[node]}"
+        else:
+            reason = self._ends.get(dest, "no such process")
+        self.send(src, Undeliverable(dest, reason))
+
+    def _encode_pending(self) -> None:
+        # Undeliverable answers may be added meanwhile, hence the loop.
+        while self._pending:
+            pending, self._pending = self._pending, {}
+            for dest, messages in pending.items():
+                frame = pack(dest, self.me, encode(messages))
+                link = self.links.get(dest)
+                if link is not None:
+                    self._append(link, frame)
+                else:
+                    self._to_node(dest, self.me, frame)

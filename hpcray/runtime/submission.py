@@ -1,0 +1,271 @@
+"""Submitting tasks: dependencies, leases, pushes, replies, retries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.errors import RayTaskError, TaskCancelledError, UserCodeException, WorkerCrashedError
+from hpcray.base.ids import FIRST_RETURN, node_of, return_index, show_proc
+from hpcray.core.owner.leases import LeaseClient
+from hpcray.core.owner.table import INLINE, Waiter
+from hpcray.core.owner.tasks import Function, Task
+from hpcray.runtime.actor_calls import ActorCalls
+from hpcray.runtime.arguments import pack
+from hpcray.runtime.engine import MAX_BATCH, Peer, monotonic
+from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import deserialize, is_error, serialize_error
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
+_LEASE_TICK = 0.02
+
+
+class Submitter:
+    """The tasks that one process has submitted."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._engine = process.engine
+        self._table = process.table
+        self.leases = LeaseClient(
+            process.me, process.engine.send, self._push, process.config.idle_lease_timeout
+        )  # fmt: skip
+        self.actors = ActorCalls(process, self)
+        self._ticking = False
+
+    def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
+        """Message handlers, for the engine."""
+        return {
+            m.LeaseGranted: self._on_granted,
+            m.TaskDone: self._on_done,
+            m.TaskReply: self._on_reply,
+            m.TakenBack: lambda src, msg: self.leases.taken_back(src, msg.tasks),
+            m.ReclaimIdle: lambda src, msg: self.leases.reclaim(node_of(src)),
+            m.LeaseRevoked: lambda _, msg: self.process_died(msg.worker, msg.reason),
+            m.Infeasible: self._on_infeasible,
+            m.ActorState: lambda _, msg: self.actors.on_state(msg),
+        }
+
+    # ------------------------------------------------------------ submitting
+
+    def submit(
+        self,
+        fn: Function,
+        shape: m.Shape,
+        num_returns: int,
+        retries: int,
+        retry_exceptions: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Submit one task. Returns its ref, a list of refs (num_returns > 1), or None (0)."""
+        process, engine, table = self._process, self._engine, self._table
+        blob, keep, slots = pack(process, args, kwargs)
+        with engine.lock:
+            process._counter += 1
+            task_id = process.me + process._counter.to_bytes(5, "big")
+            task = Task(task_id, fn, "", blob, num_returns, keep, slots, retries)
+            if retry_exceptions:
+                task.retry_exceptions = retry_exceptions
+            klass = self.leases.classes.get(shape) or self.leases.klass(shape)
+            if num_returns == 1:
+                object_id = task_id + FIRST_RETURN
+                table.create(object_id, task).local = 1
+                result: Any = new_ref(object_id)
+            else:
+                result = self.returns(task)
+            if slots is None or self.resolve(task, lambda: self._ready(task, klass)):
+                if self.leases.submit(task, klass):
+                    engine.flush()
+                elif engine.dirty:
+                    engine.buffered()
+            elif engine.dirty:
+                engine.flush()
+        return result
+
+    def returns(self, task: Task) -> Any:
+        """Entries and refs for what a task returns (lock held)."""
+        refs = []
+        for index in range(task.num_returns):
+            object_id = task.id + return_index(index)
+            self._table.create(object_id, task).local = 1
+            refs.append(new_ref(object_id))
+        return refs[0] if task.num_returns == 1 else refs or None
+
+    def resolve(self, task: Task, then: Callable[[], None]) -> bool:
+        """Whether every slot's object is ready; if not, `then` is called under the lock when it is."""
+        waiter = Waiter(len(task.slots or ()), callback=then)
+        for object_id in task.slots or ():
+            if self._table.want_ready(object_id, waiter):
+                waiter.count -= 1
+        return waiter.count == 0 and not self._failed_argument(task)
+
+    def _ready(self, task: Task, klass: Any) -> None:
+        if not self._failed_argument(task) and not task.cancelled:
+            self.leases.submit(task, klass)
+
+    def _failed_argument(self, task: Task) -> bool:
+        for object_id in task.slots or ():
+            entry = self._table.entries[object_id]
+            if entry.state == INLINE and is_error(entry.value):
+                self.fail(task, entry.value)
+                return True
+        return False
+
+    def slot_values(self, task: Task) -> tuple[list[m.ArgRef] | None, list[bytes] | None]:
+        """Where the worker gets the values of the slots: refs in order, for each empty `inline` item."""
+        if task.slots is None:
+            return None, None
+        refs: list[m.ArgRef] = []
+        inline: list[bytes] = []
+        for object_id in task.slots:
+            entry = self._table.entries[object_id]
+            if entry.state == INLINE:
+                inline.append(entry.value)
+            else:
+                inline.append(b"")
+                refs.append(m.ArgRef(object_id, entry.size, entry.nodes or []))
+        return refs or None, inline
+
+    def _push(self, task: Task, proc: bytes) -> None:
+        engine = self._engine
+        peer = engine.peer(proc)
+        fn = task.fn
+        assert fn is not None
+        if fn.id not in peer.functions:
+            peer.functions.add(fn.id)
+            engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob))
+        refs, inline = self.slot_values(task) if task.slots is not None else (None, None)
+        self.queue(peer, m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline))
+
+    def queue(self, peer: Peer, msg: m.Message) -> None:
+        """Put a message into a peer's batch; a full batch leaves at once."""
+        peer.out.append(msg)
+        if not peer.dirty:
+            peer.dirty = True
+            self._engine.dirty.append(peer)
+        elif len(peer.out) >= MAX_BATCH:
+            self._engine.flush_peer(peer)
+
+    # ------------------------------------------------------------ answers
+
+    def _on_granted(self, src: bytes, msg: m.LeaseGranted) -> None:
+        now = monotonic()
+        self._engine.send(msg.worker, m.Leased(self.leases.by_index[msg.klass].shape.resources))
+        self.leases.granted(msg, now)
+        if not self._ticking:
+            self._ticking = True
+            self._engine.add_timer(now + _LEASE_TICK, self._tick)
+
+    def _tick(self, now: float) -> None:
+        self._ticking = self.leases.tick(now)
+        if self._ticking:
+            self._engine.add_timer(now + _LEASE_TICK, self._tick)
+
+    def _on_done(self, src: bytes, msg: m.TaskDone) -> None:
+        task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
+        if task is not None:
+            task.keep = None
+            object_id = msg.task + FIRST_RETURN
+            if self._table.set_inline(object_id, msg.value):
+                entry = self._table.entries.get(object_id)
+                if entry is not None:
+                    entry.task = None
+
+    def _on_reply(self, src: bytes, msg: m.TaskReply) -> None:
+        task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
+        if msg.borrowed:
+            self._table.borrowed_by(src, msg.borrowed)
+        if task is None:
+            return
+        if msg.status == 1 and task.retry_exceptions and task.retries:
+            self._engine.after.append(lambda: self._retry_or_fail(task, msg))
+            return
+        self.finish(task, src, msg)
+
+    def finish(self, task: Task, src: bytes, msg: m.TaskReply) -> None:
+        """Take over what a task returned (lock held)."""
+        table = self._table
+        for index, item in enumerate(msg.returns):
+            object_id = msg.task + return_index(index)
+            contained = None
+            if item.contained:
+                for inner in item.contained:
+                    table.adopt(inner)
+                contained = [new_ref(inner) for inner in item.contained]
+            if item.size:
+                table.set_stored(object_id, item.size, node_of(src), contained)
+            else:
+                table.set_inline(object_id, item.value, contained)
+        task.keep = None
+
+    def _retry_or_fail(self, task: Task, msg: m.TaskReply) -> None:
+        error = deserialize(msg.returns[0].value) if msg.returns else None
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, UserCodeException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        wanted = task.retry_exceptions is True or isinstance(cause, tuple(task.retry_exceptions))
+        with self._engine.lock:
+            if wanted and not task.cancelled:
+                self._again(task)
+            else:
+                self.finish(task, task.worker or b"", msg)
+            self._engine.flush()
+
+    def _again(self, task: Task) -> None:
+        if task.retries > 0:
+            task.retries -= 1
+        task.worker = None
+        if task.fn is None:
+            self.actors.again(task)
+        else:
+            self.leases.submit(task, task.klass)
+
+    def fail(self, task: Task, blob: bytes) -> None:
+        """End a task in an error (lock held)."""
+        for index in range(task.num_returns):
+            self._table.set_inline(task.id + return_index(index), blob)
+        task.keep = None
+
+    def acks_done(self) -> None:
+        """Every borrow that we registered is acknowledged (a worker sends the replies it held back)."""
+
+    def process_died(self, proc: bytes, reason: str) -> None:
+        """A process is gone: its tasks run again, or fail."""
+        for position, task in enumerate(self.leases.lost(proc)):
+            if task.cancelled:
+                self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))
+            elif position == 0 and task.retries == 0:
+                text = f"the worker that ran {task.name!r} died: {reason or show_proc(proc)}"
+                self.fail(task, serialize_error(WorkerCrashedError(text)))
+            elif position == 0:
+                self._again(task)
+            else:
+                self.leases.submit(task, task.klass)
+        self.actors.process_died(proc, reason)
+
+    def _on_infeasible(self, _: bytes, msg: m.Infeasible) -> None:
+        if msg.reason not in self._process._warned:
+            self._process._warned.add(msg.reason)
+            self._engine.after.append(lambda: print(f"hpcray: {msg.reason}", file=sys.stderr, flush=True))
+
+    # ------------------------------------------------------------ cancelling
+
+    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+        """Cancel the task that makes `ref`: queued ones never run, running ones are told."""
+        with self._engine.lock:
+            entry = self._table.entries.get(ref._id)
+            task = entry.task if entry is not None else None
+            if not isinstance(task, Task) or entry is None or entry.state == INLINE:
+                return
+            task.cancelled = True
+            worker = task.worker
+            if (task.fn is not None and self.leases.cancel_queued(task)) or worker is None:
+                self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))
+            else:
+                self._engine.send(worker, m.CancelTask(task.id, force, recursive))
+            self._engine.flush()

@@ -1,0 +1,174 @@
+"""The seams between a raylet and the wires to other nodes.
+
+A raylet is one thread with one epoll. Its loop, with any transport behind these protocols::
+
+    while True:
+        for rank, batch in control.poll(): ...
+        for what, node, tag, error in data.progress(): ...
+        for rank, why in control.lost(): ...
+        awake = not control.arm()
+        sleep = 0.0 if awake else min(tick, control.patience(), data.patience())
+        epoll.poll(sleep)              # the local sockets and control.fileno()
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Protocol
+
+Report = tuple[str, int, int, "str | None"]
+"""A finished transfer: "received" or "sent", the other node, the tag, and what went wrong (None: nothing)."""
+
+FOREVER = math.inf
+
+
+class TransportError(Exception):
+    """A wire cannot be used. The message says which, why, and what to do."""
+
+
+class StartError(TransportError):
+    """The cluster did not come up."""
+
+
+class PeerLost(TransportError):
+    """A peer is known to be dead; what was sent to it may be lost, nothing more can be.
+
+    Attributes:
+        rank: the dead peer.
+        why: how it was noticed.
+    """
+
+    def __init__(self, rank: int, why: str) -> None:
+        super().__init__(f"rank {rank} is lost: {why}")
+        self.rank = rank
+        self.why = why
+
+
+class ControlTransport(Protocol):
+    """Ordered messages between raylets. One thread makes all calls.
+
+    Attributes:
+        rank: own number.
+        size: number of nodes.
+    """
+
+    rank: int
+    size: int
+
+    def send(self, dest: int, data: bytes) -> None:
+        """Send without waiting. Messages of one pair arrive in the order sent.
+
+        Args:
+            dest: any rank but our own.
+            data: up to 2 GiB; must not change afterwards.
+
+        Raises:
+            PeerLost: `dest` is known dead. Nothing was sent.
+            ValueError: `data` is too long.
+        """
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """What has arrived, as (source, data); also moves sends on. Empty when nothing came."""
+
+    def lost(self) -> list[tuple[int, str]]:
+        """Peers newly found dead by the wire itself, each once. A cut link shows late or never: heartbeats decide."""
+
+    def fileno(self) -> int | None:
+        """A descriptor that turns readable when something arrives, or None (then `patience` stays short)."""
+
+    def arm(self) -> bool:
+        """Get ready to sleep: True, it is safe to sleep for what both `patience()` then say; False, poll again."""
+
+    def patience(self) -> float:
+        """Longest sleep allowed now, in seconds: 0 none, `FOREVER` until `fileno` is readable."""
+
+    def pending(self) -> bool:
+        """Whether sends (or half-received messages) are in flight; they move only inside `poll`."""
+
+    def forget(self, rank: int, why: str) -> None:
+        """The cluster has declared `rank` dead: later sends raise PeerLost, nothing waits for it."""
+
+    def close(self, abort: bool = False) -> None:
+        """Leave. Orderly leaving is collective and can hang after a death; with `abort` nothing is waited for, and the
+        caller must end the process with `os._exit`."""
+
+
+class DataPlane(Protocol):
+    """Bytes from the arena of one node into the arena of another. Same thread as the control transport.
+
+    Attributes:
+        name: "ucx", "mpi" or "loopback".
+    """
+
+    name: str
+
+    def address(self) -> bytes:
+        """What a peer needs for `connect`."""
+
+    def connect(self, node: int, address: bytes, same_host: bool) -> None:
+        """Make `node` reachable. Call once for each peer, before any transfer with it."""
+
+    def register(self, arena: memoryview) -> None:
+        """Name the arena, once: writable, one-dimensional bytes. It must outlive the plane."""
+
+    def receive(self, node: int, tag: int, offset: int, size: int) -> None:
+        """Expect `size` bytes with `tag` from `node` at `offset` of the arena. Ends in a "received" report.
+
+        Args:
+            tag: 0..2**32-1, chosen by the receiver, unique among its transfers.
+        """
+
+    def send(self, node: int, tag: int, offset: int, size: int) -> None:
+        """Send arena bytes to a node that expects them. Ends in a "sent" report; until then they must not change."""
+
+    def cancel(self, tag: int) -> bool:
+        """Give up the expected receive `tag`, without a report.
+
+        Returns:
+            True: nothing will be written any more. False: its bytes are arriving; its report comes, and only after
+            that is the range free.
+        """
+
+    def forget(self, node: int, why: str) -> None:
+        """`node` is dead: its transfers end with an error report."""
+
+    def progress(self) -> list[Report]:
+        """Move transfers on for at most about a millisecond. Finished ones."""
+
+    def busy(self) -> bool:
+        """Whether any transfer is expected or in flight."""
+
+    def patience(self) -> float:
+        """Longest sleep allowed now; see `ControlTransport.patience`."""
+
+    def close(self) -> None:
+        """Drop all transfers, without reports, and the arena."""
+
+
+class Backoff:
+    """How long to sleep between looks at a wire that cannot wake us: shorter after traffic, longer in silence.
+
+    epoll counts in milliseconds, so there is nothing between 0 and 1 ms. At 5 ms an idle raylet uses 0.3 % of a core.
+    """
+
+    __slots__ = ("_last",)
+
+    SPIN = 0.0002
+    STEPS = ((SPIN, 0.0), (1.0, 0.001))
+    LONGEST = 0.005
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def touch(self) -> None:
+        """Something moved."""
+        self._last = time.monotonic()
+
+    def delay(self) -> float:
+        """How long to sleep now."""
+        silence = time.monotonic() - self._last
+        for limit, pause in self.STEPS:
+            if silence < limit:
+                return pause
+        return self.LONGEST

@@ -1,0 +1,245 @@
+"""Control messages over MPI, with the UCX doorbell to sleep on where there is one.
+
+Receives are never posted ahead and never name a source: a directed receive from a dead rank stays pending for ever.
+`Improbe` from any source hands over whatever has come. After start-up there are no collectives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hpcray.transport.base import FOREVER, Backoff, PeerLost, TransportError
+from hpcray.transport.ucx import UcxEngine
+
+if TYPE_CHECKING:
+    from mpi4py import MPI as mpi
+
+_TAG = 1
+_LONGEST = (1 << 31) - 1
+_PER_POLL = 256
+_SMALL = 64 * 1024
+
+
+class MpiControl:
+    """The `ControlTransport` over MPI.
+
+    Args:
+        module: `mpi4py.MPI`, initialized.
+        comm: communicator whose ranks are the nodes; its errors must return.
+        bell: what wakes a sleeping raylet; None: it polls with a back-off of up to 5 ms.
+    """
+
+    def __init__(self, module: Any, comm: mpi.Intracomm, bell: UcxEngine | None) -> None:
+        self._mpi = module
+        self._comm = comm
+        self._bell = bell
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self._byte = module.BYTE
+        self._any = module.ANY_SOURCE
+        self._status = module.Status()
+        self._sent = [0] * self.size
+        self._received = [0] * self.size
+        self._promised = [0] * self.size
+        self._owing: set[int] = set()
+        self._sending: dict[int, deque[tuple[mpi.Request, bytes]]] = {}
+        self._late: dict[int, deque[tuple[mpi.Request, memoryview]]] = {}
+        self._arrived: list[tuple[int, bytes]] = []
+        self._scratch = bytearray(_SMALL)
+        self._scratch_view = memoryview(self._scratch)
+        self._dead: dict[int, str] = {}
+        self._news: list[tuple[int, str]] = []
+        self._stuck: list[Any] = []
+        self._backoff = Backoff()
+        self._whole = False
+
+    # ------------------------------------------------------------ sending
+
+    def send(self, dest: int, data: bytes) -> None:
+        """See `ControlTransport.send`."""
+        why = self._dead.get(dest)
+        if why is not None:
+            raise PeerLost(dest, why)
+        if len(data) > _LONGEST:
+            raise ValueError(f"a control message of {len(data)} bytes to rank {dest}: the most is {_LONGEST}")
+        try:
+            request = self._comm.Isend((data, self._byte), dest, _TAG)
+            done = request.Test()
+        except self._mpi.Exception as error:
+            self._lose(dest, f"MPI send failed: {error}")
+            raise PeerLost(dest, self._dead[dest]) from None
+        if not done:
+            self._sending.setdefault(dest, deque()).append((request, data))
+            self._backoff.touch()
+        self._sent[dest] += 1
+        if self._bell is not None:
+            self._bell.ring(dest, self._sent[dest])
+
+    def _reap(self) -> None:
+        # Sends to one peer finish in order, and a Test that fails costs as much as a poll: look at the oldest only.
+        for dest in list(self._sending):
+            sending = self._sending[dest]
+            try:
+                while sending and dest not in self._dead and sending[0][0].Test():
+                    sending.popleft()
+                    self._backoff.touch()
+            except self._mpi.Exception as error:
+                self._lose(dest, f"MPI send failed: {error}")
+            if not sending or dest in self._dead:
+                self._stuck.extend(sending)
+                del self._sending[dest]
+
+    # ------------------------------------------------------------ receiving
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """See `ControlTransport.poll`."""
+        if self._sending:
+            self._reap()
+        if self._late:
+            self._advance()
+        for _ in range(_PER_POLL):
+            if not self._next():
+                break
+        arrived = self._arrived
+        if arrived:
+            self._arrived = []
+            self._backoff.touch()
+        return arrived
+
+    def _next(self) -> bool:
+        status = self._status
+        try:
+            message = self._comm.Improbe(self._any, _TAG, status)
+            if message is None:
+                return False
+            source = status.Get_source()
+            size = status.Get_count(self._byte)
+            if size <= _SMALL and source not in self._late:
+                view = self._scratch_view[:size]
+                request = message.Irecv((view, self._byte))
+                if request.Test():
+                    self._received[source] += 1
+                    self._arrived.append((source, bytes(view)))
+                    return True
+                # Still coming, into the scratch buffer: that one is now taken.
+                buffer = self._scratch
+                self._scratch = bytearray(_SMALL)
+                self._scratch_view = memoryview(self._scratch)
+                self._postpone(source, request, buffer, size)
+                return True
+            buffer = bytearray(size)
+            self._postpone(source, message.Irecv((buffer, self._byte)), buffer, size)
+            self._advance()
+        except self._mpi.Exception as error:
+            for rank in acknowledge(self._mpi, self._comm, error):
+                self._lose(rank, "MPI reports its process as failed")
+        return True
+
+    def _postpone(self, source: int, request: mpi.Request, buffer: bytearray, size: int) -> None:
+        self._received[source] += 1
+        self._late.setdefault(source, deque()).append((request, memoryview(buffer)[:size]))
+
+    def _advance(self) -> None:
+        for source in list(self._late):
+            waiting = self._late[source]
+            while waiting:
+                request, view = waiting[0]
+                try:
+                    if not request.Test():
+                        break
+                except self._mpi.Exception as error:
+                    self._lose(source, f"MPI receive failed: {error}")
+                    break
+                waiting.popleft()
+                self._arrived.append((source, bytes(view)))
+                self._backoff.touch()
+            if not waiting or source in self._dead:
+                self._stuck.extend(waiting)
+                del self._late[source]
+
+    # ------------------------------------------------------------ the dead
+
+    def lost(self) -> list[tuple[int, str]]:
+        """See `ControlTransport.lost`."""
+        if self._bell is not None:
+            for node, why in self._bell.failed():
+                self._lose(node, why)
+        news, self._news = self._news, []
+        return news
+
+    def forget(self, rank: int, why: str) -> None:
+        """See `ControlTransport.forget`."""
+        self._dead.setdefault(rank, why)
+        self._owing.discard(rank)
+
+    def _lose(self, rank: int, why: str) -> None:
+        if rank not in self._dead:
+            self.forget(rank, why)
+            self._news.append((rank, why))
+
+    # ------------------------------------------------------------ sleep
+
+    def fileno(self) -> int | None:
+        """See `ControlTransport.fileno`."""
+        return None if self._bell is None else self._bell.fileno()
+
+    def arm(self) -> bool:
+        """See `ControlTransport.arm`."""
+        bell = self._bell
+        if bell is not None:
+            bell.progress()
+            for rank, count in bell.heard():
+                if count > self._promised[rank] and rank not in self._dead:
+                    self._promised[rank] = count
+                    self._owing.add(rank)
+            if bell.hungry() or not bell.arm():
+                return False
+        try:
+            if self._arrived or self._comm.Iprobe(self._any, _TAG):
+                return False
+        except self._mpi.Exception:
+            return False
+        if self._owing:
+            self._owing = {rank for rank in self._owing if self._received[rank] < self._promised[rank]}
+        return True
+
+    def patience(self) -> float:
+        """See `ControlTransport.patience`."""
+        if self._arrived:
+            return 0.0
+        if self._sending or self._late or self._owing or not self._wakes():
+            return self._backoff.delay()
+        return FOREVER
+
+    def pending(self) -> bool:
+        """See `ControlTransport.pending`."""
+        return bool(self._sending or self._late)
+
+    def _wakes(self) -> bool:
+        """Whether every peer can ring our bell: a peer connects before it sends, all but the very first messages."""
+        if not self._whole and self._bell is not None:
+            self._whole = self._bell.connected() >= self.size - 1
+        return self._whole
+
+    def close(self, abort: bool = False) -> None:
+        """See `ControlTransport.close`."""
+        if not abort:
+            self._mpi.Finalize()
+
+
+def acknowledge(module: Any, comm: mpi.Intracomm, error: mpi.Exception) -> list[int]:
+    """With ULFM, probing any source fails until the dead are acknowledged: do that.
+
+    Returns:
+        All ranks of `comm` known dead.
+
+    Raises:
+        TransportError: `error` had another cause.
+    """
+    if error.Get_error_class() not in (module.ERR_PROC_FAILED, module.ERR_PROC_FAILED_PENDING):
+        raise TransportError(f"MPI cannot receive any more: {error}") from None
+    failed = comm.Get_failed()
+    ranks = list(failed.Translate_ranks(None, comm.Get_group()))
+    comm.Ack_failed(len(ranks))
+    return ranks

@@ -1,0 +1,199 @@
+"""Objects over MPI, for sites whose fabric UCX cannot use (Slingshot) or where there is no UCX.
+
+As with UCX nothing is posted before it arrives: `Improbe` on a communicator of our own hands over the next piece of
+whatever comes, and it is received straight into its place in the arena. An object travels in pieces of 4 MiB, so that
+no single MPI call keeps the raylet for long; MPI keeps the pieces of one tag in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from hpcray.transport.base import FOREVER, Backoff, Report
+from hpcray.transport.mpi import acknowledge
+
+if TYPE_CHECKING:
+    from mpi4py import MPI as mpi
+
+_PIECE = 4 << 20
+_WINDOW = 4
+_PER_PROGRESS = 4
+
+
+class _Transfer:
+    """An object on its way: what of its range is still to be sent or filled, and the pieces in flight."""
+
+    __slots__ = ("flying", "node", "rest", "tag")
+
+    def __init__(self, node: int, tag: int, view: memoryview) -> None:
+        self.node = node
+        self.tag = tag
+        self.rest = view
+        self.flying: deque[mpi.Request] = deque()
+
+
+class MpiData:
+    """The `DataPlane` over MPI.
+
+    Args:
+        module: `mpi4py.MPI`, initialized.
+        comm: a communicator of its own (a duplicate), ranks are nodes.
+    """
+
+    name = "mpi"
+
+    def __init__(self, module: Any, comm: mpi.Intracomm) -> None:
+        self._mpi = module
+        self._comm = comm
+        self._byte = module.BYTE
+        self._status = module.Status()
+        self._tags: int = (comm.Get_attr(module.TAG_UB) or 32767) + 1
+        self._arena = memoryview(b"")
+        self._outgoing: list[_Transfer] = []
+        self._incoming: dict[tuple[int, int], _Transfer] = {}
+        self._unwanted: list[tuple[mpi.Request, bytearray]] = []
+        self._stuck: list[Any] = []
+        self._done: list[Report] = []
+        self._backoff = Backoff()
+
+    def address(self) -> bytes:
+        """See `DataPlane.address`: ranks are all that MPI needs."""
+        return b""
+
+    def connect(self, node: int, address: bytes, same_host: bool) -> None:
+        """See `DataPlane.connect`: MPI connects by itself."""
+
+    def register(self, arena: memoryview) -> None:
+        """See `DataPlane.register`."""
+        self._arena = arena
+
+    def receive(self, node: int, tag: int, offset: int, size: int) -> None:
+        """See `DataPlane.receive`."""
+        if size == 0:
+            self._done.append(("received", node, tag, None))
+            return
+        self._incoming[node, tag % self._tags] = _Transfer(node, tag, self._arena[offset : offset + size])
+        self._backoff.touch()
+
+    def send(self, node: int, tag: int, offset: int, size: int) -> None:
+        """See `DataPlane.send`."""
+        if size == 0:
+            self._done.append(("sent", node, tag, None))
+            return
+        outgoing = _Transfer(node, tag, self._arena[offset : offset + size])
+        if self._push(outgoing):
+            self._outgoing.append(outgoing)
+        self._backoff.touch()
+
+    def cancel(self, tag: int) -> bool:
+        """See `DataPlane.cancel`."""
+        for key, incoming in list(self._incoming.items()):
+            if incoming.tag == tag:
+                if incoming.flying:
+                    return False
+                del self._incoming[key]
+        return True
+
+    def forget(self, node: int, why: str) -> None:
+        """See `DataPlane.forget`. MPI cannot take back what is in flight: its buffers stay referenced."""
+        for key, incoming in list(self._incoming.items()):
+            if incoming.node == node:
+                self._stuck.append(incoming)
+                self._done.append(("received", node, incoming.tag, why))
+                del self._incoming[key]
+        for outgoing in self._outgoing:
+            if outgoing.node == node:
+                self._stuck.append(outgoing)
+                self._done.append(("sent", node, outgoing.tag, why))
+        self._outgoing = [outgoing for outgoing in self._outgoing if outgoing.node != node]
+
+    def progress(self) -> list[Report]:
+        """See `DataPlane.progress`."""
+        for _ in range(_PER_PROGRESS):
+            if not self._match():
+                break
+        for key in list(self._incoming):
+            self._fill(key)
+        if self._unwanted:
+            self._unwanted = [entry for entry in self._unwanted if not entry[0].Test()]
+        if self._outgoing:
+            self._outgoing = [outgoing for outgoing in self._outgoing if self._push(outgoing)]
+        done, self._done = self._done, []
+        return done
+
+    def busy(self) -> bool:
+        """See `DataPlane.busy`."""
+        return bool(self._outgoing or self._incoming or self._unwanted or self._done)
+
+    def patience(self) -> float:
+        """See `DataPlane.patience`."""
+        if self._done:
+            return 0.0
+        return self._backoff.delay() if self.busy() else FOREVER
+
+    def close(self) -> None:
+        """See `DataPlane.close`."""
+        self._outgoing.clear()
+        self._incoming.clear()
+        self._done.clear()
+        self._arena = memoryview(b"")
+
+    # ------------------------------------------------------------ pieces
+
+    def _push(self, outgoing: _Transfer) -> bool:
+        """Reap pieces that are out, send more. False when the object is finished, one way or the other."""
+        flying = outgoing.flying
+        try:
+            while flying and flying[0].Test():
+                flying.popleft()
+                self._backoff.touch()
+            while outgoing.rest and len(flying) < _WINDOW:
+                piece, rest = outgoing.rest[:_PIECE], outgoing.rest[_PIECE:]
+                flying.append(self._comm.Isend((piece, self._byte), outgoing.node, outgoing.tag % self._tags))
+                outgoing.rest = rest
+        except self._mpi.Exception as error:
+            self._stuck.append(outgoing)
+            self._done.append(("sent", outgoing.node, outgoing.tag, f"MPI send failed: {error}"))
+            return False
+        if flying:
+            return True
+        self._done.append(("sent", outgoing.node, outgoing.tag, None))
+        return False
+
+    def _match(self) -> bool:
+        """Take the next piece that has come."""
+        status = self._status
+        try:
+            message = self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)
+        except self._mpi.Exception as error:
+            acknowledge(self._mpi, self._comm, error)
+            return True
+        if message is None:
+            return False
+        self._backoff.touch()
+        size = status.Get_count(self._byte)
+        incoming = self._incoming.get((status.Get_source(), status.Get_tag()))
+        if incoming is None or size > len(incoming.rest):
+            # Cancelled, or not what was announced; its sender waits until somebody takes it.
+            waste = bytearray(size)
+            self._unwanted.append((message.Irecv((waste, self._byte)), waste))
+            return True
+        piece, incoming.rest = incoming.rest[:size], incoming.rest[size:]
+        incoming.flying.append(message.Irecv((piece, self._byte)))
+        return True
+
+    def _fill(self, key: tuple[int, int]) -> None:
+        incoming = self._incoming[key]
+        flying = incoming.flying
+        error: str | None = None
+        try:
+            while flying and flying[0].Test():
+                flying.popleft()
+                self._backoff.touch()
+        except self._mpi.Exception as problem:
+            self._stuck.append(incoming)
+            error = f"MPI receive failed: {problem}"
+        if error or not (flying or incoming.rest):
+            del self._incoming[key]
+            self._done.append(("received", incoming.node, incoming.tag, error))

@@ -1,0 +1,191 @@
+"""Choosing the wires of a job, the same on every rank, and saying which and why."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.config import Config
+from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
+from hpcray.transport.mpi import MpiControl
+from hpcray.transport.mpi_data import MpiData
+from hpcray.transport.startup import RollCall, read_launch, singleton_hint
+from hpcray.transport.ucx import UcxEngine, has_rdma, library_path, load, resources_of
+from hpcray.transport.ucx_data import UcxData
+
+if TYPE_CHECKING:
+    from mpi4py import MPI as mpi
+
+_PLANES = ("auto", "ucx", "mpi")
+_LOCAL_ONLY = ("self", "sysv", "posix", "cma", "xpmem", "knem")
+_SLINGSHOT = Path("/sys/class/cxi")
+_chosen: dict[str, Any] = {}
+
+
+def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
+    """Bring up MPI and the data plane. Collective over all ranks; the calling thread makes all later calls.
+
+    A rank that is still alone after `config.start_timeout` names who is missing on stderr and exits with code 78.
+
+    Raises:
+        StartError: MPI does not start, or every rank is alone in its own world.
+        TransportError: the data plane that was asked for is not usable on some rank.
+        ValueError: `config.data_plane` is none that we know.
+    """
+    if config.data_plane not in _PLANES:
+        raise ValueError(f"data_plane={config.data_plane!r}: it is one of {', '.join(_PLANES)}")
+    launch = read_launch(os.environ)
+    with RollCall(launch, config.start_timeout, _directory()) as roll:
+        problem = "" if config.data_plane == "mpi" else _try_load()
+        roll.step("MPI_Init")
+        module = _start_mpi()
+        comm = module.COMM_WORLD
+        if launch.size > 1 and comm.Get_size() == 1:
+            raise StartError(
+                f"rank {launch.rank} of {launch.size} on {socket.gethostname()} is alone in its MPI world "
+                f"({_library(module)}); hint: {singleton_hint(launch)}"
+            )
+        roll.step("choosing the data plane")
+        engine, why = _agree(config.data_plane, comm, problem)
+        data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())
+    _chosen.clear()
+    _chosen.update(data_plane=data.name, why=why, resources=engine.resources() if engine else [])
+    return MpiControl(module, comm, engine), data
+
+
+def describe() -> dict[str, Any]:
+    """The wires, for the start-up line and `hpcray doctor`: of the running job, or what a job would find.
+
+    Returns:
+        mpi (library and version, or why there is none), mpi4py, ucx (version or why not), libucx (path), transports
+        ("transport/device"), rdma, data_plane ("" outside a job), why.
+    """
+    facts: dict[str, Any] = {"data_plane": "", "why": "", "ucx": "", "libucx": "", "transports": [], "rdma": False}
+    facts["transports"] = _chosen.get("resources", [])
+    try:
+        lib = load()
+        facts["ucx"] = ".".join(str(part) for part in lib.get_ucx_version())
+        facts["libucx"] = library_path()
+        if not _chosen:
+            facts["transports"] = resources_of(lib.UCXContext({}, (lib.Feature.TAG, lib.Feature.WAKEUP)).info)
+    except Exception as error:
+        facts["ucx"] = str(error)
+    try:
+        facts["mpi"] = _library(_import_mpi())
+        facts["mpi4py"] = sys.modules["mpi4py"].__version__
+    except TransportError as error:
+        facts["mpi"] = str(error)
+        facts["mpi4py"] = ""
+    facts["rdma"] = has_rdma(facts["transports"])
+    facts.update({name: _chosen[name] for name in ("data_plane", "why") if name in _chosen})
+    return facts
+
+
+# ---------------------------------------------------------------- MPI
+
+
+def _import_mpi() -> Any:
+    """Import `mpi4py.MPI` without starting MPI."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except Exception as error:
+        raise StartError(
+            f"no MPI: {type(error).__name__}: {error}; hint: pip install 'hpcray[all]', or load the site's MPI module "
+            "and install mpi4py for it"
+        ) from None
+    return MPI
+
+
+def _start_mpi() -> Any:
+    module = _import_mpi()
+    if module.Is_initialized():
+        raise StartError("MPI is already running in this process; hint: let hpcray start it")
+    # Not `module.Init_thread`: it holds the interpreter lock while MPI waits for the other ranks, and the thread that
+    # ends a vain wait could not run. A ctypes call does not hold it.
+    provided = ctypes.c_int()
+    try:
+        start = ctypes.CDLL(module.__file__).MPI_Init_thread
+    except AttributeError:
+        module.Init_thread(module.THREAD_FUNNELED)
+    else:
+        code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
+        if code != module.SUCCESS:
+            raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
+    module.COMM_WORLD.Set_errhandler(module.ERRORS_RETURN)
+    module.COMM_SELF.Set_errhandler(module.ERRORS_RETURN)
+    return module
+
+
+def _library(module: Any) -> str:
+    first: str = module.Get_library_version().split("\n")[0].strip("\0 ")
+    return first.split(", package")[0]
+
+
+# ---------------------------------------------------------------- the data plane
+
+
+def _try_load() -> str:
+    """Load UCX, before MPI. Returns why it cannot be used, or ""."""
+    try:
+        load()
+    except TransportError as error:
+        return str(error)
+    return ""
+
+
+def _agree(wanted: str, comm: mpi.Intracomm, problem: str) -> tuple[UcxEngine | None, str]:
+    """UCX on all ranks, or on none: the wires of two nodes must be of one kind."""
+    engine: UcxEngine | None = None
+    if wanted != "mpi" and not problem:
+        try:
+            engine = UcxEngine(comm.Get_rank())
+        except TransportError as error:
+            problem = str(error)
+    host = socket.gethostname()
+    found = comm.allgather((host, problem, engine.resources() if engine else []))
+    if wanted == "mpi":
+        return None, "asked for"
+    several = len({host for host, _, _ in found}) > 1
+    for rank, (host, trouble, resources) in enumerate(found):
+        if not trouble and several:
+            trouble = _unreachable(resources, wanted)
+        if trouble:
+            why = f"rank {rank} on {host}: {trouble}"
+            if wanted == "ucx":
+                raise TransportError(f"data_plane=ucx was asked for, but {why}; hint: HPCRAY_DATA_PLANE=mpi")
+            if engine is not None:
+                engine.close()
+            return None, why
+    return engine, "asked for" if wanted == "ucx" else "UCX works on every rank"
+
+
+def _unreachable(resources: list[str], wanted: str) -> str:
+    """Why UCX would not serve several hosts well, or ""."""
+    if all(name.split("/")[0] in _LOCAL_ONLY for name in resources):
+        return "UCX has no transport between hosts"
+    if wanted == "auto" and _SLINGSHOT.is_dir() and not has_rdma(resources):
+        return "on Slingshot UCX has only TCP, MPI has the fabric"
+    return ""
+
+
+def _directory() -> Path:
+    for name in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):
+        if os.environ.get(name):
+            base = Path(os.environ[name])
+            break
+    else:
+        base = Path(tempfile.gettempdir())
+    directory = base / f"hpcray-{os.getuid()}"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.getuid() or directory.is_symlink():
+        raise StartError(f"{directory} does not belong to this user; hint: set HPCRAY_TMPDIR to a private directory")
+    return directory

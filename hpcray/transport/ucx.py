@@ -1,0 +1,296 @@
+"""UCX: one progress engine per raylet, for object bytes and for the doorbell.
+
+Uses the synchronous layer of ucxx (`ucxx._lib.libucxx`); its asyncio layer costs several times more per message.
+
+The doorbell: MPI has no descriptor to sleep on. Whoever sends an MPI message also sends 8 bytes over UCX: its rank and
+how many messages it has sent to this peer so far. The two wires are not ordered; from the count the sleeper knows that
+a message is still on its way when the bell overtook it, and stays awake.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hpcray.transport.base import TransportError
+
+_CLASS = 0xF << 60
+_BELL = 1 << 60
+_BELL_BODY = struct.Struct("<HQ")
+_RDMA = re.compile(r"\b(rc|dc|ud|gga|srd)_?\w*/")
+_RESOURCE = re.compile(r"-- *(\S+)/(\S+)")
+_SLICE = 0.001
+_CHECK_PERIOD = 0.25
+
+# What we ask of UCX unless the site has set it (`UCX_<name>` wins).
+_WANTED = {
+    # Lets an endpoint with error handling use shared memory. Without it the death of a peer on this host, while one of
+    # its objects is read, is a fatal error inside UCX that takes the reader with it.
+    "SYSV_ERROR_HANDLING": "y",
+    # UCX looks after its peers every 20 s by default; a transfer with a dead one hangs until then.
+    "KEEPALIVE_INTERVAL": "1s",
+}
+
+
+@contextmanager
+def _environment_untouched() -> Iterator[None]:
+    """Importing ucxx sets UCX_* variables for GPU work; MPI's own UCX and the user's programs must not see them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def load() -> Any:
+    """Import libucxx. Must come before the first import of `mpi4py.MPI`: of two UCX libraries in one process, the
+    first one loaded serves both, and the other order ends in undefined symbols.
+
+    Raises:
+        TransportError: ucxx or the UCX library is not there, or does not load.
+    """
+    with _environment_untouched():
+        try:
+            return importlib.import_module("ucxx._lib.libucxx")
+        except Exception as error:
+            raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+
+
+class UcxEngine:
+    """UCX context, worker and endpoints. Carries the doorbell; `UcxData` adds the objects.
+
+    Args:
+        rank: own rank, which bells and transfers carry.
+
+    Raises:
+        TransportError: UCX does not start.
+    """
+
+    def __init__(self, rank: int) -> None:
+        lib = load()
+        self.rank = rank
+        self.lib = lib
+        self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
+        self._context, self._guards_shm = _make_context(lib)
+        try:
+            self.worker = lib.UCXWorker(self._context, False, False)
+            self.worker.init_blocking_progress_mode()
+        except Exception as error:
+            raise TransportError(f"UCX does not start: {error}") from None
+        self._fd: int = self.worker.epoll_file_descriptor
+        self._endpoints: dict[int, Any] = {}
+        self._dead: dict[int, str] = {}
+        self._news: list[tuple[int, str]] = []
+        self._next_check = 0.0
+        self._more = False
+        self._bell_tag = lib.UCXXTag(_BELL)
+        self._class_mask = lib.UCXXTagMask(_CLASS)
+        self._ring_buffer = bytearray(_BELL_BODY.size)
+        self._ring_array = self.array(self._ring_buffer)
+        self._unrung: dict[int, int] = {}
+        self._ringing: list[tuple[Any, Any, int]] = []
+        self._heard_buffer = bytearray(_BELL_BODY.size)
+        self._heard_array = self.array(self._heard_buffer)
+        self._bell = self._post_bell()
+
+    # ------------------------------------------------------------ endpoints
+
+    def address(self) -> bytes:
+        """The worker's address, for the peers' `connect`."""
+        address: bytes = self.worker.address.tobytes()
+        return address
+
+    def connect(self, node: int, address: bytes, same_host: bool) -> None:
+        """Make an endpoint to a peer.
+
+        Raises:
+            TransportError: no transport of this UCX reaches it.
+        """
+        guarded = self._guards_shm or not same_host
+        try:
+            peer = self.lib.UCXAddress.create_from_buffer(address)
+            self._endpoints[node] = self.lib.UCXEndpoint.create_from_worker_address(self.worker, peer, guarded)
+        except Exception as error:
+            raise TransportError(
+                f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX"
+            ) from None
+        if node in self._unrung:
+            self.ring(node, self._unrung.pop(node))
+
+    def connected(self) -> int:
+        """Number of peers that `connect` was called for."""
+        return len(self._endpoints) + len(self._dead)
+
+    def endpoint(self, node: int) -> Any:
+        """The endpoint of a peer.
+
+        Raises:
+            TransportError: it is dead or was never connected.
+        """
+        endpoint = self._endpoints.get(node)
+        if endpoint is None:
+            raise TransportError(self._dead.get(node, f"node {node} is not connected"))
+        return endpoint
+
+    def forget(self, node: int, why: str) -> None:
+        """Drop a dead peer; UCX then ends its transfers with an error."""
+        endpoint = self._endpoints.pop(node, None)
+        self._dead.setdefault(node, why)
+        if endpoint is not None:
+            endpoint.close()
+
+    def failed(self) -> list[tuple[int, str]]:
+        """Peers that UCX newly found dead, each once."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_PERIOD
+            for node, endpoint in list(self._endpoints.items()):
+                if not endpoint.alive:
+                    self._fail(node, _reason(endpoint))
+        news, self._news = self._news, []
+        return news
+
+    def _fail(self, node: int, why: str) -> None:
+        if node not in self._dead:
+            self._news.append((node, f"UCX: {why}"))
+            self.forget(node, f"UCX: {why}")
+
+    # ------------------------------------------------------------ progress and sleep
+
+    def progress(self) -> None:
+        """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object."""
+        once = self.worker.progress_once
+        if not once():
+            self._more = False
+            return
+        end = time.monotonic() + _SLICE
+        while once():
+            if time.monotonic() > end:
+                self._more = True
+                return
+        self._more = False
+
+    def hungry(self) -> bool:
+        """Whether the last `progress` stopped with work left."""
+        return self._more
+
+    def fileno(self) -> int:
+        """Readable when UCX has something to do, once armed."""
+        return self._fd
+
+    def arm(self) -> bool:
+        """True: the descriptor will wake us. False: something happened, progress again."""
+        armed: bool = self.worker.arm()
+        return armed
+
+    # ------------------------------------------------------------ the doorbell
+
+    def ring(self, node: int, count: int) -> None:
+        """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then."""
+        endpoint = self._endpoints.get(node)
+        if endpoint is None:
+            self._unrung[node] = count
+            return
+        _BELL_BODY.pack_into(self._ring_buffer, 0, self.rank, count)
+        try:
+            request = endpoint.tag_send(self._ring_array, self._bell_tag)
+        except Exception as error:
+            self._fail(node, str(error))
+            return
+        if not request.completed:
+            self._ringing.append((request, self._ring_array, node))
+            self._ring_buffer = bytearray(_BELL_BODY.size)
+            self._ring_array = self.array(self._ring_buffer)
+
+    def heard(self) -> list[tuple[int, int]]:
+        """Bells that rang, as (rank, count); call after `progress`."""
+        bells: list[tuple[int, int]] = []
+        while self._bell.completed:
+            bells.append(_BELL_BODY.unpack(self._heard_buffer))
+            self._bell = self._post_bell()
+        if self._ringing:
+            self._reap_rings()
+        return bells
+
+    def _post_bell(self) -> Any:
+        return self.worker.tag_recv(self._heard_array, self._bell_tag, self._class_mask)
+
+    def _reap_rings(self) -> None:
+        ringing, self._ringing = self._ringing, []
+        for entry in ringing:
+            request, _, node = entry
+            if not request.completed:
+                self._ringing.append(entry)
+                continue
+            try:
+                request.check_error()
+            except Exception as error:
+                self._fail(node, str(error))
+
+    # ------------------------------------------------------------ facts
+
+    def resources(self) -> list[str]:
+        """What UCX found to communicate with, as "transport/device"."""
+        return resources_of(self._context.info)
+
+    def close(self) -> None:
+        """Close the endpoints; peers see an orderly end."""
+        for endpoint in self._endpoints.values():
+            endpoint.close()
+        for _ in range(64):
+            if not self.worker.progress_once():
+                break
+        self._endpoints.clear()
+        self._ringing.clear()
+        self._bell = None
+        self.worker = None
+        self._context = None
+
+
+def _make_context(lib: Any) -> tuple[Any, bool]:
+    features = (lib.Feature.TAG, lib.Feature.WAKEUP)
+    wanted = {name: value for name, value in _WANTED.items() if "UCX_" + name not in os.environ}
+    try:
+        return lib.UCXContext(wanted, features), os.environ.get("UCX_SYSV_ERROR_HANDLING", "y") not in ("n", "no", "0")
+    except Exception:
+        pass  # an older UCX that does not know an option refuses all of them
+    try:
+        return lib.UCXContext({}, features), False
+    except Exception as error:
+        raise TransportError(f"UCX does not start: {error}") from None
+
+
+def _reason(endpoint: Any) -> str:
+    try:
+        endpoint.raise_on_error()
+    except Exception as error:
+        return str(error)
+    return "the peer closed the connection"
+
+
+def resources_of(info: str) -> list[str]:
+    """The "transport/device" pairs in the text of `UCXContext.info`."""
+    return [f"{transport}/{device}" for transport, device in _RESOURCE.findall(info)]
+
+
+def has_rdma(resources: list[str]) -> bool:
+    """Whether any of them can write into another node's memory without its processor."""
+    return any(_RDMA.match(name) for name in resources)
+
+
+def library_path() -> str:
+    """The libucp that this process has loaded, or ""."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.split(maxsplit=5)[-1].strip()
+            if "/libucp" in path:
+                return path
+    return ""

@@ -1,0 +1,150 @@
+"""Objects over UCX: tagged messages straight from one arena into another.
+
+Nothing is posted before it arrives: `receive` only notes where the bytes shall go, and `progress` matches what has
+come. So a receive that is cancelled leaves nothing behind in UCX that could write into memory given to somebody else.
+An object beyond UCX's rendezvous threshold (some kilobytes) waits in the sender's arena until it is matched, so this
+costs no copy. A whole object is one UCX message: UCX itself moves it in pieces of half a megabyte or less per
+progress call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcray.transport.base import FOREVER, Report
+from hpcray.transport.ucx import UcxEngine
+
+_CLASS = 0xF << 60
+_DATA = 2 << 60
+_NODE_SHIFT = 32
+_TAG_MASK = (1 << 32) - 1
+
+_Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
+
+
+class UcxData:
+    """The `DataPlane` over UCX."""
+
+    name = "ucx"
+
+    def __init__(self, engine: UcxEngine) -> None:
+        self._engine = engine
+        self._any_data = engine.lib.UCXXTag(_DATA)
+        self._class_mask = engine.lib.UCXXTagMask(_CLASS)
+        self._own = _DATA | engine.rank << _NODE_SHIFT
+        self._arena = memoryview(b"")
+        self._expected: dict[tuple[int, int], tuple[int, int]] = {}
+        self._flights: list[_Flight] = []
+        self._done: list[Report] = []
+
+    def address(self) -> bytes:
+        """The UCX worker address."""
+        return self._engine.address()
+
+    def connect(self, node: int, address: bytes, same_host: bool) -> None:
+        """See `DataPlane.connect`."""
+        self._engine.connect(node, address, same_host)
+
+    def register(self, arena: memoryview) -> None:
+        """See `DataPlane.register`. UCX pins what it needs by itself, on first use, and keeps it pinned."""
+        self._arena = arena
+
+    def receive(self, node: int, tag: int, offset: int, size: int) -> None:
+        """See `DataPlane.receive`."""
+        if size == 0:
+            self._done.append(("received", node, tag, None))
+            return
+        self._expected[node, tag] = (offset, size)
+
+    def send(self, node: int, tag: int, offset: int, size: int) -> None:
+        """See `DataPlane.send`."""
+        if size == 0:
+            self._done.append(("sent", node, tag, None))
+            return
+        try:
+            endpoint = self._engine.endpoint(node)
+            buffer = self._engine.array(self._arena[offset : offset + size])
+            request = endpoint.tag_send(buffer, self._engine.lib.UCXXTag(self._own | tag))
+        except Exception as error:
+            self._done.append(("sent", node, tag, str(error)))
+            return
+        self._flights.append((request, "sent", node, tag, buffer))
+
+    def cancel(self, tag: int) -> bool:
+        """See `DataPlane.cancel`."""
+        for key in [key for key in self._expected if key[1] == tag]:
+            del self._expected[key]
+        return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
+
+    def forget(self, node: int, why: str) -> None:
+        """See `DataPlane.forget`. What is in flight ends when UCX says so."""
+        for key in [key for key in self._expected if key[0] == node]:
+            del self._expected[key]
+            self._done.append(("received", node, key[1], why))
+        self._engine.forget(node, why)
+
+    def progress(self) -> list[Report]:
+        """See `DataPlane.progress`."""
+        self._engine.progress()
+        self._match()
+        if self._flights:
+            self._land()
+        done, self._done = self._done, []
+        return done
+
+    def busy(self) -> bool:
+        """See `DataPlane.busy`."""
+        return bool(self._flights or self._expected or self._done)
+
+    def patience(self) -> float:
+        """See `DataPlane.patience`. UCX's own descriptor wakes us for whatever else is to come."""
+        return 0.0 if self._done or self._engine.hungry() else FOREVER
+
+    def close(self) -> None:
+        """See `DataPlane.close`."""
+        self._expected.clear()
+        self._flights.clear()
+        self._done.clear()
+        self._engine.close()
+        self._arena = memoryview(b"")
+
+    def _match(self) -> None:
+        worker = self._engine.worker
+        while True:
+            found = worker.tag_probe(self._any_data, self._class_mask, True)
+            if not found.matched:
+                return
+            label: int = found.sender_tag.value
+            key = ((label >> _NODE_SHIFT) & 0xFFFF, label & _TAG_MASK)
+            self._take(found, key, found.length)
+
+    def _take(self, found: Any, key: tuple[int, int], length: int) -> None:
+        node, tag = key
+        place = self._expected.pop(key, None)
+        what = "received"
+        if place is not None and place[1] == length:
+            buffer = self._engine.array(self._arena[place[0] : place[0] + length])
+        else:
+            # Nobody wants it (any more), but its sender waits until somebody takes it.
+            buffer = self._engine.array(bytearray(length))
+            what = ""
+            if place is not None:
+                self._done.append(("received", node, tag, f"{length} bytes came, {place[1]} were expected"))
+        request = self._engine.worker.tag_recv_with_handle(buffer, found)
+        self._flights.append((request, what, node, tag, buffer))
+
+    def _land(self) -> None:
+        flying: list[_Flight] = []
+        for flight in self._flights:
+            request, what, node, tag, _ = flight
+            if not request.completed:
+                flying.append(flight)
+                continue
+            error: str | None = None
+            try:
+                request.check_error()
+            except Exception as problem:
+                error = str(problem)
+            if what:
+                self._done.append((what, node, tag, error))
+        self._flights = flying

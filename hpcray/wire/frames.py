@@ -1,0 +1,74 @@
+"""Frames: the unit that sockets and MPI carry, and that raylets forward without decoding.
+
+    length u32 (of what follows) | destination proc id, 8 B | source proc id, 8 B | body
+
+The body is one msgpack array of messages (`wire.codec`). All integers little endian except inside ids.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+HEADER = 20
+_LEN = struct.Struct("<I")
+MAX_FRAME = 1 << 31
+
+Frame = tuple[bytes, bytes, memoryview]
+
+
+class FrameError(Exception):
+    """A stream holds something that is not a frame: the peer is broken or not ours."""
+
+
+def pack(dest: bytes, src: bytes, body: bytes) -> bytes:
+    """One frame, ready for a socket."""
+    return _LEN.pack(len(body) + 16) + dest + src + body
+
+
+class FrameReader:
+    """Cuts a byte stream into frames. `feed` takes what a socket gave; a partial frame waits for its rest."""
+
+    __slots__ = ("_have", "_need", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._have = 0
+        self._need = 4
+
+    def feed(self, data: bytes) -> Iterator[memoryview]:
+        """Yield each complete frame (header included) as a view of an immutable buffer."""
+        if self._have:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._parts)
+            self._parts = []
+            self._have = 0
+        view = memoryview(data)
+        pos, end = 0, len(data)
+        while end - pos >= 4:
+            size: int = _LEN.unpack_from(data, pos)[0] + 4
+            if size < HEADER or size > MAX_FRAME:
+                raise FrameError(f"frame length {size} out of range {HEADER}..{MAX_FRAME}")
+            if end - pos < size:
+                self._need = size
+                break
+            yield view[pos : pos + size]
+            pos += size
+        else:
+            self._need = 4
+        if pos < end:
+            self._parts = [bytes(view[pos:])]
+            self._have = end - pos
+
+
+def dest_of(frame: memoryview) -> bytes:
+    """Destination proc id of a frame."""
+    return bytes(frame[4:12])
+
+
+def src_of(frame: memoryview) -> bytes:
+    """Source proc id of a frame."""
+    return bytes(frame[12:20])

@@ -1,0 +1,153 @@
+"""Values to bytes and back: cloudpickle with protocol 5, buffers out of band.
+
+A *blob* ends in a one-byte kind, so that the common case needs no slicing (`pickle.loads` stops at its STOP opcode):
+
+    PLAIN  pickle | 0
+    MULTI  buffer 0 | pad | buffer 1 | pad | ... | pickle | table (offset u64, length u64 per buffer) |
+           pickle offset u64 | buffer count u32 | 1
+    ERROR  pickle of an exception | 2
+
+Buffers start at multiples of 64 from the start of the blob, and blobs in the arena start at multiples of 64. Values
+read from a blob are read-only views of it, as in Ray.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+PLAIN, MULTI, ERROR = 0, 1, 2
+ALIGN = 64
+SMALL = 1 << 16
+
+_TAIL = struct.Struct("<QIB")
+_SLOT = struct.Struct("<QQ")
+_SCALARS = frozenset({int, float, bool, type(None), complex})
+
+NONE_BLOB = pickle.dumps(None, 5) + b"\0"
+
+
+class _Local(threading.local):
+    """refs: object refs met while this thread serializes (None: it does not); kept in order of appearance."""
+
+    refs: list[Any] | None = None
+
+
+_local = _Local()
+
+
+class Serialized:
+    """A value that has buffers: size known, bytes not yet laid out. `write` puts them where they belong, once."""
+
+    __slots__ = ("_buffers", "_offsets", "_pickle", "_pickle_at", "size")
+
+    def __init__(self, stream: bytes, buffers: list[memoryview]) -> None:
+        at = 0
+        offsets = []
+        for buffer in buffers:
+            offsets.append(at)
+            at += -(-buffer.nbytes // ALIGN) * ALIGN
+        self._pickle, self._buffers, self._offsets, self._pickle_at = stream, buffers, offsets, at
+        self.size = at + len(stream) + _SLOT.size * len(buffers) + _TAIL.size
+
+    def write(self, put: Callable[[int, Any], object]) -> None:
+        """Call `put(offset, buffer)` for every piece; offsets are relative to the start of the blob."""
+        for offset, buffer in zip(self._offsets, self._buffers, strict=True):
+            put(offset, buffer)
+        put(self._pickle_at, self._pickle + self._table())
+
+    def join(self) -> bytes:
+        """The whole blob as bytes (one copy)."""
+        parts: list[Any] = []
+        for buffer in self._buffers:
+            parts.append(buffer)
+            parts.append(bytes(-buffer.nbytes % ALIGN))
+        parts.append(self._pickle)
+        parts.append(self._table())
+        return b"".join(parts)
+
+    def _table(self) -> bytes:
+        slots = [_SLOT.pack(o, b.nbytes) for o, b in zip(self._offsets, self._buffers, strict=True)]
+        return b"".join(slots) + _TAIL.pack(self._pickle_at, len(slots), MULTI)
+
+
+def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
+    """Turn a value into a blob, or into a `Serialized` when it has out-of-band buffers.
+
+    Returns:
+        The blob, and the object refs found inside the value (in order, with repetition).
+
+    Raises:
+        TypeError: the value cannot be pickled; the message says which value.
+    """
+    kind = type(value)
+    if kind in _SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
+        return pickle.dumps(value, 5) + b"\0", []
+    outer = _local.refs
+    refs: list[Any] = []
+    _local.refs = refs
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    try:
+        cloudpickle.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        text = repr(value)
+        raise TypeError(
+            f"could not serialize {text[:200]}: {error}; hint: open such objects inside the task or actor instead of "
+            "passing them"
+        ) from error
+    finally:
+        _local.refs = outer
+    if not buffers:
+        return file.getvalue() + b"\0", refs
+    return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
+
+
+def serialize_error(error: BaseException) -> bytes:
+    """Blob of an exception. Never fails: what cannot be pickled is replaced by the caller beforehand."""
+    blob, _ = serialize(error)
+    joined = blob.join() if isinstance(blob, Serialized) else blob
+    # An ERROR blob is re-pickled in band: it is small, and its reader need not know the MULTI layout.
+    return (joined[:-1] if joined[-1] == PLAIN else pickle.dumps(deserialize(joined), 5)) + b"\2"
+
+
+def deserialize(blob: bytes | memoryview) -> Any:
+    """The value of a blob; of an ERROR blob, the exception (see `is_error`)."""
+    if blob[-1] != MULTI:
+        return pickle.loads(blob)
+    view = memoryview(blob).toreadonly()
+    end = len(view) - _TAIL.size
+    pickle_at, count, _ = _TAIL.unpack_from(view, end)
+    table = end - count * _SLOT.size
+    buffers = []
+    for slot in range(count):
+        offset, length = _SLOT.unpack_from(view, table + slot * _SLOT.size)
+        buffers.append(view[offset : offset + length])
+    return pickle.loads(view[pickle_at:table], buffers=buffers)
+
+
+def is_error(blob: bytes | memoryview) -> bool:
+    """Whether the blob holds an exception to be raised."""
+    return blob[-1] == ERROR
+
+
+def note_ref(ref: Any) -> bool:
+    """Called by a ref that is being pickled. False: not by us, so the copy is out of band and must be pinned."""
+    refs = _local.refs
+    if refs is None:
+        return False
+    refs.append(ref)
+    return True
+
+
+def _contiguous(buffer: pickle.PickleBuffer) -> memoryview:
+    try:
+        return buffer.raw()
+    except BufferError:  # not contiguous: one copy makes it so
+        return memoryview(bytes(memoryview(buffer)))

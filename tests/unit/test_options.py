@@ -1,0 +1,264 @@
+"""Options of @remote and .options(): Ray's names, defaults and refusals; the shapes they ask for."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcray.api.option_rules import check_num_returns
+from hpcray.api.options import ActorOptions, TaskOptions
+from hpcray.base.resources import UNIT
+from hpcray.util.scheduling_strategies import (
+    DoesNotExist,
+    Exists,
+    In,
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    NotIn,
+    PlacementGroupSchedulingStrategy,
+)
+from hpcray.wire.messages import Shape
+
+NODE = "0123abcd"
+
+
+def held(**options: Any) -> dict[str, int]:
+    return dict(ActorOptions(options).hold.resources)
+
+
+def placed(**options: Any) -> dict[str, int]:
+    return dict(ActorOptions(options).place.resources)
+
+
+def asked(**options: Any) -> dict[str, int]:
+    return dict(TaskOptions(options).shape.resources)
+
+
+def test_task_defaults() -> None:
+    options = TaskOptions()
+    assert options.shape == Shape(resources=(("CPU", UNIT),))
+    assert (options.num_returns, options.max_retries, options.name) == (1, 3, "")
+    assert options.retry_exceptions is False
+    assert options.max_calls == 0
+
+
+def test_actor_defaults() -> None:
+    options = ActorOptions()
+    assert options.place == Shape(resources=(("CPU", UNIT),))
+    assert options.hold == Shape(resources=())
+    assert (options.name, options.namespace, options.get_if_exists, options.detached) == ("", "", False, False)
+    assert (options.max_restarts, options.max_task_retries, options.max_pending_calls) == (0, 0, -1)
+    assert options.max_concurrency is None
+
+
+def test_task_resources() -> None:
+    shape = TaskOptions({"num_cpus": 0.5, "num_gpus": 2, "memory": 1000, "resources": {"acc": 1e-4, "b": 0}}).shape
+    assert shape.resources == (("CPU", 5_000), ("GPU", 20_000), ("acc", 1), ("memory", 10_000_000))
+    assert asked(num_cpus=0) == {}
+    assert asked(accelerator_type="A100") == {"CPU": UNIT, "accelerator_type:A100": 10}
+
+
+def test_equal_options_in_another_order_share_a_shape() -> None:
+    first = TaskOptions({"resources": {"a": 1, "b": 2}, "runtime_env": {"env_vars": {"X": "1", "Y": "2"}}})
+    second = TaskOptions({"runtime_env": {"env_vars": {"Y": "2", "X": "1"}}, "resources": {"b": 2, "a": 1}})
+    assert first.shape == second.shape
+    assert hash(first.shape) == hash(second.shape)
+    assert first.shape.env == (("X", "1"), ("Y", "2"))
+
+
+@pytest.mark.parametrize(
+    ("options", "place", "hold"),
+    [
+        ({}, {"CPU": 1}, {}),
+        ({"num_cpus": 0}, {}, {}),
+        ({"num_cpus": 2}, {"CPU": 2}, {"CPU": 2}),
+        ({"num_gpus": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}),
+        ({"num_gpus": 1, "num_cpus": 0}, {"GPU": 1}, {"GPU": 1}),
+        ({"resources": {"a": 1}}, {"CPU": 1, "a": 1}, {"CPU": 1, "a": 1}),
+        ({"memory": 5}, {"CPU": 1, "memory": 5}, {"memory": 5}),
+    ],
+)
+def test_actor_place_and_hold(options: dict[str, Any], place: dict[str, int], hold: dict[str, int]) -> None:
+    assert placed(**options) == {name: amount * UNIT for name, amount in place.items()}
+    assert held(**options) == {name: amount * UNIT for name, amount in hold.items()}
+
+
+@given(st.integers(min_value=1, max_value=UNIT))
+def test_k_shares_of_one_kth_fit_in_one(k: int) -> None:
+    share = asked(num_gpus=1 / k)["GPU"]
+    assert share * k <= UNIT < (share + 1) * k
+
+
+@given(st.decimals(min_value=0, max_value=1000, places=4))
+def test_four_decimals_are_exact(amount: Any) -> None:
+    assert asked(num_cpus=0, num_gpus=float(amount)).get("GPU", 0) == int(amount * UNIT)
+
+
+@pytest.mark.parametrize("kind", [TaskOptions, ActorOptions])
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"num_cpu": 1}, ValueError, "Invalid option keyword num_cpu for .*'num_cpus'"),
+        ({"num_cpus": "2"}, TypeError, "type of keyword 'num_cpus' .*float, int, None.*str"),
+        ({"num_cpus": -1}, ValueError, "num_cpus cannot be negative"),
+        ({"num_gpus": 1e-5}, ValueError, "num_gpus cannot go beyond 0.0001"),
+        ({"num_cpus": float("nan")}, ValueError, "num_cpus must be finite"),
+        ({"num_cpus": float("inf")}, ValueError, "num_cpus must be finite"),
+        ({"resources": {"CPU": 1}}, ValueError, "'num_cpus' and 'num_gpus' keyword instead"),
+        ({"resources": {"GPU": 1}}, ValueError, "'num_cpus' and 'num_gpus' keyword instead"),
+        ({"resources": {"memory": 1}}, ValueError, "'memory' keyword instead"),
+        ({"resources": {"a": -1}}, ValueError, "a cannot be negative"),
+        ({"resources": {"a": "x"}}, ValueError, "a must be a number"),
+        ({"resources": {1: 1}}, ValueError, "non-empty str"),
+        ({"resources": [1]}, TypeError, "resources"),
+        ({"scheduling_strategy": "FOO"}, ValueError, "Invalid scheduling_strategy value FOO"),
+        ({"scheduling_strategy": 3}, TypeError, "scheduling_strategy"),
+        ({"runtime_env": {"env_vars": {"A": 1}}}, TypeError, "Dict.str, str.*1 in 'A'"),
+        ({"runtime_env": {"env_vars": ["A"]}}, TypeError, "env_vars"),
+        ({"runtime_env": "x"}, TypeError, "runtime_env"),
+        ({"name": 3}, TypeError, "name"),
+        ({"placement_group": object(), "scheduling_strategy": "SPREAD"}, ValueError, "deprecated"),
+    ],
+)
+def test_bad_options_of_both(kind: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        kind(options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "text"),
+    [
+        (TaskOptions, {"max_restarts": 1}, ValueError, "max_restarts for remote functions"),
+        (TaskOptions, {"max_retries": -2}, ValueError, "'max_retries' only accepts .*-1 represents infinity"),
+        (TaskOptions, {"num_returns": -1}, ValueError, "num_returns"),
+        (TaskOptions, {"num_returns": 2.5}, TypeError, "num_returns"),
+        (TaskOptions, {"num_returns": "many"}, ValueError, "'streaming' or 'dynamic'"),
+        (TaskOptions, {"retry_exceptions": [int]}, ValueError, "boolean or a list of exceptions"),
+        (TaskOptions, {"object_store_memory": 1}, ValueError, "not implemented for tasks"),
+        (TaskOptions, {"max_calls": -1}, ValueError, "max_calls"),
+        (ActorOptions, {"max_retries": 1}, ValueError, "max_retries for actors"),
+        (ActorOptions, {"num_returns": 1}, ValueError, "num_returns for actors"),
+        (ActorOptions, {"name": ""}, ValueError, "empty string"),
+        (ActorOptions, {"lifetime": "long"}, ValueError, "'detached'"),
+        (ActorOptions, {"get_if_exists": True}, ValueError, "name must be specified"),
+        (ActorOptions, {"max_concurrency": 0}, ValueError, "max_concurrency"),
+        (ActorOptions, {"max_restarts": -2}, ValueError, "max_restarts"),
+    ],
+)
+def test_bad_options_of_one(kind: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        kind(options)
+
+
+def test_merged_overrides_and_leaves_the_original() -> None:
+    base = TaskOptions({"num_cpus": 2, "num_returns": 2, "name": "a"})
+    other = base.merged(num_cpus=1, max_retries=-1)
+    assert dict(other.shape.resources) == {"CPU": UNIT}
+    assert (other.num_returns, other.max_retries, other.name) == (2, -1, "a")
+    assert dict(base.shape.resources) == {"CPU": 2 * UNIT}
+    assert type(ActorOptions().merged(max_restarts=3)) is ActorOptions
+    with pytest.raises(ValueError, match="no_such"):
+        base.merged(no_such=1)
+
+
+def test_decorator_only_options() -> None:
+    assert TaskOptions({"max_calls": 1}).max_calls == 1
+    with pytest.raises(ValueError, match="max_calls"):
+        TaskOptions().merged(max_calls=1)
+    with pytest.raises(ValueError, match="concurrency_groups"):
+        ActorOptions().merged(concurrency_groups={"io": 1})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "text"),
+    [
+        (None, ""),
+        ("DEFAULT", ""),
+        ("SPREAD", "SPREAD"),
+        (NodeAffinitySchedulingStrategy(NODE, False), f"node_id:{NODE}"),
+        (NodeAffinitySchedulingStrategy(NODE, soft=True), f"node_id:{NODE}:soft"),
+        (NodeAffinitySchedulingStrategy(bytes.fromhex(NODE), soft=True), f"node_id:{NODE}:soft"),
+        (PlacementGroupSchedulingStrategy(None), ""),
+    ],
+)
+def test_strategies(strategy: Any, text: str) -> None:
+    assert TaskOptions({"scheduling_strategy": strategy}).shape.strategy == text
+    actor = ActorOptions({"scheduling_strategy": strategy})
+    assert (actor.place.strategy, actor.hold.strategy) == (text, text)
+
+
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"scheduling_strategy": PlacementGroupSchedulingStrategy(object())},
+    {"scheduling_strategy": NodeLabelSchedulingStrategy({"region": In("eu")})},
+    {"scheduling_strategy": NodeAffinitySchedulingStrategy(NODE, True, _spill_on_unavailable=True)},
+    {"placement_group": object()},
+    {"label_selector": {"a": "b"}},
+    {"runtime_env": {"pip": ["numpy"], "env_vars": {"A": "1"}}},
+    {"runtime_env": {"working_dir": "."}},
+]
+
+
+@pytest.mark.parametrize("options", UNSUPPORTED, ids=str)
+def test_unsupported_options_are_refused_when_used_not_before(options: dict[str, Any]) -> None:
+    task, actor = TaskOptions(options), ActorOptions(options)
+    for holder, shape in ((task, "shape"), (actor, "place"), (actor, "hold"), (task.merged(num_cpus=2), "shape")):
+        with pytest.raises(NotImplementedError, match=r"not supported yet.*hint:"):
+            getattr(holder, shape)
+    assert task.merged(**dict.fromkeys(options)).shape == TaskOptions().shape
+    assert task.num_returns == 1
+
+
+def test_generators_are_refused_when_used() -> None:
+    for how in ("streaming", "dynamic"):
+        with pytest.raises(NotImplementedError, match="hint:"):
+            _ = TaskOptions({"num_returns": how}).shape
+        with pytest.raises(NotImplementedError, match="hint:"):
+            check_num_returns(how)
+    assert (check_num_returns(None), check_num_returns(0), check_num_returns(3)) == (1, 0, 3)
+
+
+@pytest.mark.parametrize("env", [None, {}, {"pip": None, "working_dir": ""}, {"env_vars": {}}, {"config": {"t": 1}}])
+def test_empty_runtime_envs_are_fine(env: Any) -> None:
+    assert TaskOptions({"runtime_env": env}).shape == TaskOptions().shape
+
+
+def test_actor_object_store_memory_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="object_store_memory"):
+        assert ActorOptions({"object_store_memory": 10}).hold.resources == ()
+
+
+def test_unknown_attributes_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = TaskOptions().nonsense
+    with pytest.raises(AttributeError):
+        _ = TaskOptions().place
+
+
+@pytest.mark.parametrize("options", [TaskOptions({"num_cpus": 2}), TaskOptions(UNSUPPORTED[-1]), ActorOptions()])
+def test_options_pickle(options: Any) -> None:
+    assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_strategy_checks() -> None:
+    for node in ("", "xyz", "abc"):
+        with pytest.raises(ValueError, match=r"Invalid node_id.*hint"):
+            NodeAffinitySchedulingStrategy(node, False)
+    with pytest.raises(ValueError, match="soft=True"):
+        NodeAffinitySchedulingStrategy(NODE, False, _spill_on_unavailable=True)
+    with pytest.raises(ValueError, match="soft=False"):
+        NodeAffinitySchedulingStrategy(NODE, True, _fail_on_unavailable=True)
+    for operator in (In, NotIn):
+        with pytest.raises(ValueError, match="at least one"):
+            operator()
+        with pytest.raises(ValueError, match="value 1 must be a str"):
+            operator("a", 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="both empty"):
+        NodeLabelSchedulingStrategy({})
+    with pytest.raises(ValueError, match="In, NotIn, Exists or DoesNotExist"):
+        NodeLabelSchedulingStrategy({"a": "b"})  # type: ignore[dict-item]
+    strategy = NodeLabelSchedulingStrategy({"a": Exists()}, soft={"b": DoesNotExist()})
+    assert [expression.key for expression in strategy.hard + strategy.soft] == ["a", "b"]
