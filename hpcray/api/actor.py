@@ -161,7 +161,7 @@ class ActorClass:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not kwargs.pop("_made_by_hpcray", False):
             raise TypeError(
-                "Inheriting from an actor class is not allowed; hint: inherit from the plain class and decorate the result"
+                "Inheriting from an actor class is not allowed; hint: inherit from the plain class and decorate that"
             )
         super().__init_subclass__(**kwargs)
 

@@ -94,7 +94,8 @@ def init(
     or `python -m hpcray` started it joins that job.
 
     Args:
-        address: None, "local" (a node of its own), "auto" (the running session of this machine), or a session directory.
+        address: None, "local" (a node of its own), "auto" (the running session of this machine), or a session
+            directory.
         num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
         namespace: of named actors; a fresh one when not given.
         runtime_env: `env_vars` for every task and actor.

@@ -180,7 +180,9 @@ def _locked_root(root: str) -> Iterator[None]:
                 continue  # the last node of another job removed it between our two calls
             raise SessionError(f"no directory {os.path.dirname(root)}; hint: set HPCRAY_TMPDIR") from None
         except OSError as error:
-            raise SessionError(f"cannot use {root}: {error}; hint: set HPCRAY_TMPDIR to a directory of yours") from error
+            raise SessionError(
+                f"cannot use {root}: {error}; hint: set HPCRAY_TMPDIR to a directory of yours"
+            ) from error
         try:
             state = os.fstat(fd)
             if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:

@@ -131,7 +131,8 @@ class ActorCalls:
                     f"actor {actor.hex()} has {limit} pending calls already; hint: raise max_pending_calls or wait"
                 )
             process._counter += 1
-            task = Task(process.me + process._counter.to_bytes(5, "big"), None, method, blob, num_returns, keep, slots, retries)  # fmt: skip
+            task_id = process.me + process._counter.to_bytes(5, "big")
+            task = Task(task_id, None, method, blob, num_returns, keep, slots, retries)
             task.klass = client
             result = self._submitter.returns(task)
             if client.state == DEAD:
@@ -176,9 +177,8 @@ class ActorCalls:
         task.worker = client.worker
         client.inflight[task.id] = task
         refs, inline = (None, None) if task.slots is None else self._submitter.slot_values(task)
-        self._submitter.queue(
-            self._engine.peer(client.worker), m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline)
-        )  # fmt: skip
+        call = m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline)
+        self._submitter.queue(self._engine.peer(client.worker), call)
 
     def answered(self, src: bytes, task_id: bytes) -> Task | None:
         """A reply of an actor came."""

@@ -137,9 +137,7 @@ class ActorHost:
             value = self._method(msg.method)(*args, **kwargs)
             del args, kwargs
         except SystemExit as exit_:
-            leaving = (
-                "exit_actor() was called" if isinstance(exit_, ExitActor) else f"it raised SystemExit({exit_.code})"
-            )
+            leaving = _why(exit_)
             error = ActorDiedError(f"The actor exited: {leaving}", actor_id=self.spec.actor.hex())
         except BaseException as raised:
             error = raised
@@ -219,7 +217,7 @@ class ActorHost:
                     value = await value
                 del args, kwargs
         except (SystemExit, AsyncioActorExit) as exit_:
-            leaving = "exit_actor() was called" if not isinstance(exit_, SystemExit) or isinstance(exit_, ExitActor) else f"it raised SystemExit({exit_.code})"  # fmt: skip
+            leaving = _why(exit_)
             error = ActorDiedError(f"The actor exited: {leaving}", actor_id=self.spec.actor.hex())
         except BaseException as raised:
             error = raised
@@ -257,6 +255,12 @@ def has_async_method(cls: type) -> bool:
         inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
         for _, member in inspect.getmembers(cls, inspect.isfunction)
     )
+
+
+def _why(leaving: BaseException) -> str:
+    if isinstance(leaving, SystemExit) and not isinstance(leaving, ExitActor):
+        return f"it raised SystemExit({leaving.code})"
+    return "exit_actor() was called"
 
 
 def _exit() -> None:

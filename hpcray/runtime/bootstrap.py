@@ -164,7 +164,7 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
         found = live_sessions(environ)
         if not found:
             raise ConnectionError(
-                "no running hpcray node of this user on this machine; hint: start one with hpcray.init() or hpcray-launch"
+                "no running hpcray node of this user on this machine; hint: start one with hpcray.init()"
             )
         return Entry(found[0].path, ATTACHED)
     if address is not None and address != "local":

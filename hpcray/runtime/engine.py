@@ -115,6 +115,7 @@ class Engine:
         handlers: dict[type, Callable[[bytes, Any], None]],
         peer_lost: Callable[[bytes, str], None],
         drain: Callable[[], None],
+        listener: socket.socket | None = None,
     ) -> None:
         """Open for business.
 
@@ -123,10 +124,12 @@ class Engine:
             handlers: by message type, called with (source, message) under `lock`.
             peer_lost: called with (proc, reason) under `lock` when a direct peer's connection ends.
             drain: called under `lock` before and after each turn (deferred releases).
+            listener: what `listen` made, when it had to exist before our raylet heard of us.
         """
         self._handlers, self._peer_lost, self._drain = handlers, peer_lost, drain
         self._raylet = self._add_link(raylet, raylet_of(self._my_node))
-        self._listener = self._listen()
+        self._listener = listener or listen(self._dir, number_of(self.me))
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._thread.start()
 
     # ------------------------------------------------------------ sending (lock held)
@@ -436,9 +439,10 @@ class Engine:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(f"{self._dir}/{number_of(proc)}.s")
-        except OSError:
+        except OSError as error:
             sock.close()
-            self.after.append(lambda: self._lost_later(proc, f"no connection to it: {error}"))
+            reason = f"no connection to it: {error}"
+            self.after.append(lambda: self._lost_later(proc, reason))
             return Link(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), proc)
         return self._add_link(sock, proc)
 
@@ -447,14 +451,6 @@ class Engine:
             self.drop_peer(proc)
             self._peer_lost(proc, reason)
             self.flush()
-
-    def _listen(self) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(self._path)
-        sock.listen(1024)
-        sock.setblocking(False)
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
-        return sock
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -514,6 +510,15 @@ class Engine:
                     os.unlink(self._path)
                 self._listener = None
             self._epoll.close()
+
+
+def listen(session_dir: str, number: int) -> socket.socket:
+    """The socket on which process `number` of this node takes connections of its peers."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(f"{session_dir}/{number}.s")
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
 
 
 def greet(sock: socket.socket, hello: Hello, me: bytes = NIL_PROC) -> None:

@@ -38,7 +38,10 @@ class ProcessEvents(Protocol):
         """A worker could not be forked."""
 
     def template_broken(self, reason: str) -> None:
-        """No worker can be forked on this node any more."""
+        """The template process lives, but cannot fork workers."""
+
+    def template_gone(self, reason: str) -> None:
+        """The template process has ended."""
 
 
 class LocalProcesses:
@@ -58,6 +61,7 @@ class LocalProcesses:
         self._workers: set[int] = set()
         self._killed: dict[int, str] = {}
         self._driver_pid = 0
+        self._leaving = False
         loop.watch(template.fileno(), self._template_ready)
         loop.watch(template.pidfd, lambda event: self._template_gone())
 
@@ -71,7 +75,9 @@ class LocalProcesses:
         self._driver_pid = pid
 
     def fork(self, number: int, env: tuple[tuple[str, str], ...]) -> None:
-        """Ask for a worker."""
+        """Ask for a worker; nothing happens when the job is over."""
+        if self._leaving:
+            return
         self._workers.add(number)
         self._template.fork(number, env)
         self._watch_template()
@@ -83,7 +89,8 @@ class LocalProcesses:
         self._watch_template()
 
     def ask_to_leave(self, code: int) -> None:
-        """Tell every process that the job is over."""
+        """Tell every process that the job is over, those that are still to come too."""
+        self._leaving = True
         for proc in self._router.links:
             self._router.send(proc, Exit(code))
 
@@ -134,6 +141,8 @@ class LocalProcesses:
             link.out.append(frame[sent:])
             self._router.dirty.append(link)
         self._events.joined(proc, link.kind, link.pid)
+        if self._leaving:
+            self._router.send(proc, Exit(0))
 
     # ------------------------------------------------------------ the template's reports
 
@@ -167,7 +176,7 @@ class LocalProcesses:
         self._loop.unwatch(self._template.pidfd)
         self._loop.unwatch(self._template.fileno())
         status = self._template.reap()
-        self._events.template_broken(f"the template process ended: {describe_exit(status)}")
+        self._events.template_gone(f"the template process ended with {describe_exit(status)}")
 
     # ------------------------------------------------------------ deaths
 

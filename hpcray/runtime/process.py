@@ -1,4 +1,4 @@
-"""What every driver and worker is: a process that owns objects, borrows others, and talks to its raylet and its peers."""
+"""What every driver and worker is: a process that owns objects, borrows others, talks to its raylet and its peers."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Process:
         self.handlers.update(self.submitter.handlers())
         self._sock = sock
 
-    def start(self) -> None:
+    def start(self, listener: socket.socket | None = None) -> None:
         """Begin to read and write; every handler is in `handlers` by now."""
-        self.engine.start(self._sock, self.handlers, self._peer_lost, self.drain)
+        self.engine.start(self._sock, self.handlers, self._peer_lost, self.drain, listener)
 
     def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         table = self.table
@@ -500,8 +500,7 @@ def connect(session_dir: str, kind: str) -> Process:
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
     arena = Arena.attach(fds[0], welcome.arena_size)
-    process = Process(sock, welcome, arena, kind, session_dir)
-    return process
+    return Process(sock, welcome, arena, kind, session_dir)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

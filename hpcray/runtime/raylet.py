@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hpcray.base.config import Config
-from hpcray.base.ids import raylet_of
+from hpcray.base.ids import make_proc, node_of, raylet_of, show_proc
 from hpcray.core import effects as fx
+from hpcray.core.gcs import head as gcs
 from hpcray.core.raylet import HANDLES, RayletCore
 from hpcray.core.store.node_store import NodeStore
 from hpcray.host.prefault import Prefaulter
-from hpcray.runtime.leaving import Leaving
-from hpcray.runtime.local_links import Link
+from hpcray.runtime.local_links import DRIVER, Link
 from hpcray.runtime.local_processes import LocalProcesses
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
-from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.base import DataPlane, TransportError
 from hpcray.wire import messages as m
 
-Effects = list[fx.Effect]
-Handler = Callable[[float, bytes, Any], Effects]
+Handler = Callable[[float, bytes, Any], Iterable[Any]]
 
 _STORE = (m.Create, m.Seal, m.Open, m.Release, m.Free, m.Pull, m.PullRefused)
+_NOTHING: tuple[()] = ()
 
 
 @dataclass(frozen=True)
 class Seat:
-    """What one raylet is told about itself.
+    """What one raylet knows about itself.
 
     Attributes:
         info: this node, as the head will know it.
@@ -46,15 +45,18 @@ class Seat:
 
 
 class Raylet:
-    """Dispatches messages by type, carries out effects, and tells the cores what lived and died.
+    """Dispatches messages by type, carries out effects, and tells the cores which processes came and went.
 
-    Args:
-        seat: who this raylet is.
-        loop, router: of this process.
-        store: the node's objects.
-        core: the node's leases and workers.
-        prefault: populates arena pages ahead of the store.
-        control, data: the wires, None on a node that is alone.
+    What the cluster and the end of the job need is `Cluster`'s part; it adds its handlers to these tables.
+
+    Attributes:
+        handlers: message type to who handles it; the effects it returns are carried out.
+        carriers: effect (or membership event) type to who carries it out.
+        on_driver_died: called when the job's driver is gone.
+        on_template_gone: called when the template process has ended.
+        on_fatal: called with the reason why this node cannot go on.
+        on_node_lost: called when the wire finds a node dead.
+        on_death: called after each death of a local process.
     """
 
     def __init__(
@@ -64,34 +66,33 @@ class Raylet:
         router: Router,
         core: RayletCore,
         store: NodeStore,
+        head: gcs.HeadCore | None,
         prefault: Prefaulter,
-        control: ControlTransport | None,
         data: DataPlane | None,
     ) -> None:
         self.seat = seat
         self.node = seat.info.index
-        self.me = raylet_of(self.node)
         self.loop = loop
         self.router = router
         self.core = core
         self.store = store
+        self.head = head
         self.processes: LocalProcesses
-        self.leaving: Leaving
+        self.on_driver_died: Callable[[str], None]
+        self.on_template_gone: Callable[[str], None]
+        self.on_fatal: Callable[[str], None]
+        self.on_node_lost: Callable[[int, str], None]
+        self.on_death: Callable[[], None]
+        self._me = raylet_of(self.node)
         self._prefault = prefault
-        self._control = control
         self._data = data
-        self._parent = os.getppid()
-        self._handlers: dict[type, Handler] = dict.fromkeys(HANDLES, core.handle)
-        self._handlers |= dict.fromkeys(_STORE, store.handle)
-        self._handlers |= {
-            m.Create: self._allocate,
-            m.Open: self._allocate,
-            m.Exit: self._exit_asked,
-            m.ProcDied: self._remote_died,
-            m.NodeDied: self._node_died,
-            m.Stop: self._stop,
-        }
-        self._effects: dict[type, Callable[[Any], None]] = {
+        self.handlers: dict[type, Handler] = dict.fromkeys(HANDLES, core.handle)
+        self.handlers |= dict.fromkeys(_STORE, store.handle)
+        self.handlers |= {m.Create: self._allocate, m.Open: self._allocate, m.ProcDied: self._remote_died}
+        if head is not None:
+            self.handlers |= dict.fromkeys(gcs.HANDLES, head.handle)
+            self.handlers |= {m.KillActor: self._for_core_or_head, m.SetJob: self._for_core_or_head}
+        self.carriers: dict[type, Callable[[Any], None]] = {
             fx.Send: lambda effect: router.send(effect.dest, effect.msg),
             fx.ForkWorker: lambda effect: self.processes.fork(effect.number, effect.env),
             fx.KillWorker: lambda effect: self.processes.kill(effect.worker),
@@ -100,63 +101,150 @@ class Raylet:
             fx.CancelReceive: self._cancel_receive,
         }
 
-    def apply(self, effects: Effects) -> None:
+    def apply(self, effects: Iterable[Any]) -> None:
         """Carry out what a core asks for, in order."""
-        carry_out = self._effects
+        carriers = self.carriers
         for effect in effects:
-            carry_out[type(effect)](effect)
+            carriers[type(effect)](effect)
 
-    # ------------------------------------------------------------ what the loop tells
+    # ------------------------------------------------------------ what the loop tells (raylet_loop.Events)
 
     def hello(self, link: Link, hello: m.Hello) -> None:
-        """See `raylet_loop.Events`."""
+        """A new connection has said who it is."""
         self.processes.hello(link, hello)
 
     def messages(self, src: bytes, messages: list[m.Message]) -> None:
-        """See `raylet_loop.Events`."""
+        """Messages for this raylet."""
         now = self.loop.now
-        handlers = self._handlers
+        handlers = self.handlers
         for msg in messages:
             handler = handlers.get(type(msg))
             if handler is None:
-                print(f"hpcray: raylet {self.node}: no use for {type(msg).__name__} from {src.hex()}", file=sys.stderr)
+                self.say(f"no use for {type(msg).__name__} from {show_proc(src)}")
                 continue
             effects = handler(now, src, msg)
             if effects:
                 self.apply(effects)
 
     def link_closed(self, link: Link, reason: str) -> None:
-        """See `raylet_loop.Events`."""
+        """A process closed its connection."""
         self.processes.link_closed(link, reason)
 
     def transfer_ended(self, what: str, tag: int, error: str | None) -> None:
-        """See `raylet_loop.Events`."""
+        """A "received" or "sent" report of the data plane."""
         ended = self.store.received if what == "received" else self.store.sent
         self.apply(ended(self.loop.now, tag, error))
 
+    def node_lost(self, node: int, reason: str) -> None:
+        """The wire itself found a node dead."""
+        self.on_node_lost(node, reason)
+
+    # ------------------------------------------------------------ what the processes tell (ProcessEvents)
+
+    def new_number(self) -> int:
+        """A process number for a driver."""
+        return self.core.pool.new_number()
+
+    def welcome(self, proc: bytes) -> m.Welcome:
+        """The answer to its Hello."""
+        seat = self.seat
+        return m.Welcome(
+            proc,
+            seat.info.node_id,
+            seat.session_dir,
+            seat.info.arena_size,
+            seat.cluster_size,
+            seat.info.host,
+            self.core.job,
+            seat.config.as_dict(),
+        )
+
+    def joined(self, proc: bytes, kind: str, pid: int) -> None:
+        """It was welcomed."""
+        self.apply(self.core.process_joined(self.loop.now, proc, kind, pid))
+
+    def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
+        """A process of this node is gone: tell the cores, and whoever spoke with it."""
+        now = self.loop.now
+        self.apply(self.core.process_died(now, proc, reason))
+        nodes = {node_of(peer) for peer in peers}
+        if self.head is None:
+            nodes.add(0)
+        nodes.discard(self.node)
+        for node in nodes:
+            self.router.send(raylet_of(node), m.ProcDied(proc, reason))
+        self._tell_of_death(proc, reason)
+        if kind == DRIVER:
+            self.on_driver_died(reason)
+        self.on_death()
+
+    def fork_failed(self, number: int, reason: str) -> None:
+        """A worker could not be forked."""
+        self.router.forget(make_proc(self.node, number), reason)
+        self.apply(self.core.fork_failed(self.loop.now, number, reason))
+        self.on_death()
+
+    def template_broken(self, reason: str) -> None:
+        """No worker can be forked on this node."""
+        self.on_fatal(reason)
+
+    def template_gone(self, reason: str) -> None:
+        """The template process has ended."""
+        self.on_template_gone(reason)
+
+    # ------------------------------------------------------------ deaths
+
+    def _remote_died(self, now: float, src: bytes, msg: m.ProcDied) -> Iterable[Any]:
+        """Another raylet says that a process of its node, which spoke with somebody here, is gone."""
+        self.apply(self.core.remote_process_died(now, msg.proc))
+        self._tell_of_death(msg.proc, msg.reason)
+        return _NOTHING
+
+    def _tell_of_death(self, proc: bytes, reason: str) -> None:
+        now = self.loop.now
+        self.apply(self.store.process_died(now, proc))
+        if self.head is not None:
+            self.apply(self.head.process_died(now, proc, reason))
+        for link in self.router.links.values():
+            if proc in link.peers:
+                self.router.send(link.proc, m.ProcDied(proc, reason))
+
+    # ------------------------------------------------------------ dispatch that type alone does not decide
+
+    def _for_core_or_head(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
+        """On node 0, what the head says to its own raylet and what processes say to the head look alike."""
+        if src == self._me or self.head is None:
+            return self.core.handle(now, src, msg)
+        return self.head.handle(now, src, msg)
+
     # ------------------------------------------------------------ transfers
 
-    def _allocate(self, now: float, src: bytes, msg: m.Message) -> Effects:
+    def _allocate(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         effects = self.store.handle(now, src, msg)
         self._prefault.allocated_to(self.store.high_water)
         return effects
 
     def _start_receive(self, effect: fx.StartReceive) -> None:
         try:
-            if self._data is None:
-                raise TransportError(f"this cluster has no node {effect.node}")
-            self._data.receive(effect.node, effect.tag, effect.offset, effect.size)
+            self._plane(effect.node).receive(effect.node, effect.tag, effect.offset, effect.size)
         except TransportError as error:
             self.transfer_ended("received", effect.tag, str(error))
 
     def _start_send(self, effect: fx.StartSend) -> None:
         try:
-            if self._data is None:
-                raise TransportError(f"this cluster has no node {effect.node}")
-            self._data.send(effect.node, effect.tag, effect.offset, effect.size)
+            self._plane(effect.node).send(effect.node, effect.tag, effect.offset, effect.size)
         except TransportError as error:
             self.transfer_ended("sent", effect.tag, str(error))
 
     def _cancel_receive(self, effect: fx.CancelReceive) -> None:
         if self._data is None or self._data.cancel(effect.tag):
             self.transfer_ended("received", effect.tag, "cancelled")
+
+    def _plane(self, node: int) -> DataPlane:
+        if self._data is None or node >= self.seat.cluster_size:
+            raise TransportError(f"this cluster has no node {node}")
+        return self._data
+
+    def say(self, text: str) -> None:
+        """A line on stderr."""
+        print(f"hpcray: node {self.node} ({self.seat.info.host}): {text}", file=sys.stderr, flush=True)

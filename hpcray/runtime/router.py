@@ -1,7 +1,7 @@
 """Where frames go: to a process of this node, into another node's batch, or back to the sender as Undeliverable.
 
 Frames that only pass through are never decoded. What this raylet itself says in one turn of its loop is grouped per
-destination into one frame. Order is kept per destination: a message of ours goes out before a frame that came in after it.
+destination into one frame. Order is kept per destination: what we said goes out before a frame that came in after it.
 """
 
 from __future__ import annotations

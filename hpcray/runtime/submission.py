@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RayTaskError, TaskCancelledError, UserCodeException, WorkerCrashedError
-from hpcray.base.ids import FIRST_RETURN, node_of, return_index, show_proc
+from hpcray.base.ids import FIRST_RETURN, node_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.leases import LeaseClient
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Function, Task
@@ -236,6 +236,10 @@ class Submitter:
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its tasks run again, or fail."""
+        leased = self.leases.workers.get(proc)
+        if leased is not None:
+            # Perhaps only our connection broke: its raylet must not keep the lease for us.
+            self._engine.send(raylet_of(node_of(proc)), m.LeaseReturn(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
                 self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))

@@ -25,7 +25,7 @@ from hpcray.base.ids import raylet_of, return_index
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
-from hpcray.runtime.engine import monotonic
+from hpcray.runtime.engine import listen, monotonic
 from hpcray.runtime.output import prefix_output
 from hpcray.runtime.process import Process, connect
 from hpcray.runtime.refs import current
@@ -55,6 +55,7 @@ class Worker:
         self._cancelled: set[bytes] = set()
         self._since_flush = 0
         self._raylet = raylet_of(process.node)
+        self._inline_limit = process.config.inline_limit
         process.blocker = self._block
         process.on_exit = os._exit
         process.submitter.acks_done = self._send_held  # type: ignore[method-assign]
@@ -140,7 +141,7 @@ class Worker:
         while True:
             try:
                 with lock:
-                    if not self._queue:
+                    while not self._queue:
                         waiter.count = 1
                         self._idle = waiter
                         self.engine.wait(waiter)
@@ -193,7 +194,9 @@ class Worker:
         local.protected = None
         local.task = None
 
-    def arguments(self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None) -> tuple[Sequence[Any], dict[str, Any]]:  # fmt: skip
+    def arguments(
+        self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
         """Unpack the arguments of a task or call, fetching what is in node stores."""
         args, kwargs = deserialize(blob)
         if inline is not None:
@@ -220,7 +223,6 @@ class Worker:
         us: int,
         protected: list[bytes] | None,
         actor: tuple[str, str] | None = None,
-        urgent: bool = True,
     ) -> None:
         """Send a result (or an exception) to the submitter; large values go into the node's store first."""
         returns: list[m.Returned] | None = None
@@ -228,12 +230,7 @@ class Worker:
             try:
                 if num_returns == 1:
                     blob, refs = serialize(value)
-                    if (
-                        type(blob) is bytes
-                        and not refs
-                        and not protected
-                        and len(blob) <= self.process.config.inline_limit
-                    ):
+                    if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
                         self._send(src, m.TaskDone(task, blob, us), us)
                         return
                     returns = [self._returned(src, task, 0, blob, refs)]
@@ -282,7 +279,7 @@ class Worker:
                     self.process.table.give(ref._id, src)
             contained = [ref._id for ref in refs]
         size = blob.size if isinstance(blob, Serialized) else len(blob)
-        if size <= self.process.config.inline_limit:
+        if size <= self._inline_limit:
             return m.Returned(blob.join() if isinstance(blob, Serialized) else blob, 0, contained)
         object_id = task + return_index(index)
         self.process.write_object(object_id, blob)
@@ -354,6 +351,8 @@ def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
     """Body of a forked worker."""
     with contextlib.suppress(OSError):
         os.close(arena_fd)  # Welcome brings one
+    # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
+    listener = listen(session_dir, number)
     process = connect(session_dir, "worker")
     worker = Worker(process)
     current.process = process
@@ -361,5 +360,5 @@ def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
     signal.signal(signal.SIGINT, worker.interrupted)
     if process.config.log_to_driver:
         prefix_output(process.local, process.host, process.node)
-    process.start()
+    process.start(listener)
     worker.serve()

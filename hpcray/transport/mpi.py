@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _TAG = 1
 _LONGEST = (1 << 31) - 1
 _PER_POLL = 256
-_SMALL = 64 * 1024
+_BUFFER = 1 << 20
+_SPARE = 8
 
 
 class MpiControl:
@@ -27,7 +28,7 @@ class MpiControl:
     Args:
         module: `mpi4py.MPI`, initialized.
         comm: communicator whose ranks are the nodes; its errors must return.
-        bell: what wakes a sleeping raylet; None: it polls with a back-off of up to 5 ms.
+        bell: what wakes a sleeping raylet; None: it polls with a back-off of up to 10 ms.
     """
 
     def __init__(self, module: Any, comm: mpi.Intracomm, bell: UcxEngine | None) -> None:
@@ -44,10 +45,10 @@ class MpiControl:
         self._promised = [0] * self.size
         self._owing: set[int] = set()
         self._sending: dict[int, deque[tuple[mpi.Request, bytes]]] = {}
-        self._late: dict[int, deque[tuple[mpi.Request, memoryview]]] = {}
+        self._late: dict[int, deque[tuple[mpi.Request, memoryview, memoryview | None]]] = {}
         self._arrived: list[tuple[int, bytes]] = []
-        self._scratch = bytearray(_SMALL)
-        self._scratch_view = memoryview(self._scratch)
+        self._scratch = memoryview(bytearray(_BUFFER))
+        self._spare: list[memoryview] = []
         self._dead: dict[int, str] = {}
         self._news: list[tuple[int, str]] = []
         self._stuck: list[Any] = []
@@ -115,36 +116,27 @@ class MpiControl:
                 return False
             source = status.Get_source()
             size = status.Get_count(self._byte)
-            if size <= _SMALL and source not in self._late:
-                view = self._scratch_view[:size]
-                request = message.Irecv((view, self._byte))
-                if request.Test():
-                    self._received[source] += 1
-                    self._arrived.append((source, bytes(view)))
-                    return True
-                # Still coming, into the scratch buffer: that one is now taken.
-                buffer = self._scratch
-                self._scratch = bytearray(_SMALL)
-                self._scratch_view = memoryview(self._scratch)
-                self._postpone(source, request, buffer, size)
+            view = self._scratch[:size] if size <= _BUFFER else memoryview(bytearray(size))
+            request = message.Irecv((view, self._byte))
+            self._received[source] += 1
+            if source not in self._late and request.Test():
+                self._arrived.append((source, bytes(view)))
                 return True
-            buffer = bytearray(size)
-            self._postpone(source, message.Irecv((buffer, self._byte)), buffer, size)
-            self._advance()
+            # Its bytes are still coming (a long message), or it must wait its turn behind one like that.
+            whole = self._scratch if size <= _BUFFER else None
+            self._late.setdefault(source, deque()).append((request, view, whole))
+            if whole is not None:
+                self._scratch = self._spare.pop() if self._spare else memoryview(bytearray(_BUFFER))
         except self._mpi.Exception as error:
             for rank in acknowledge(self._mpi, self._comm, error):
                 self._lose(rank, "MPI reports its process as failed")
         return True
 
-    def _postpone(self, source: int, request: mpi.Request, buffer: bytearray, size: int) -> None:
-        self._received[source] += 1
-        self._late.setdefault(source, deque()).append((request, memoryview(buffer)[:size]))
-
     def _advance(self) -> None:
         for source in list(self._late):
             waiting = self._late[source]
             while waiting:
-                request, view = waiting[0]
+                request, view, whole = waiting[0]
                 try:
                     if not request.Test():
                         break
@@ -153,6 +145,8 @@ class MpiControl:
                     break
                 waiting.popleft()
                 self._arrived.append((source, bytes(view)))
+                if whole is not None and len(self._spare) < _SPARE:
+                    self._spare.append(whole)
                 self._backoff.touch()
             if not waiting or source in self._dead:
                 self._stuck.extend(waiting)

@@ -68,6 +68,8 @@ def describe() -> dict[str, Any]:
     facts: dict[str, Any] = {"data_plane": "", "why": "", "ucx": "", "libucx": "", "transports": [], "rdma": False}
     facts["transports"] = _chosen.get("resources", [])
     try:
+        if _chosen.get("data_plane") == "mpi":
+            raise TransportError("not used")
         lib = load()
         facts["ucx"] = ".".join(str(part) for part in lib.get_ucx_version())
         facts["libucx"] = library_path()

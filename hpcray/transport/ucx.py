@@ -96,7 +96,7 @@ class UcxEngine:
         self._ring_buffer = bytearray(_BELL_BODY.size)
         self._ring_array = self.array(self._ring_buffer)
         self._unrung: dict[int, int] = {}
-        self._ringing: list[tuple[Any, Any, int]] = []
+        self._ringing: dict[int, tuple[Any, Any]] = {}
         self._heard_buffer = bytearray(_BELL_BODY.size)
         self._heard_array = self.array(self._heard_buffer)
         self._bell = self._post_bell()
@@ -144,7 +144,7 @@ class UcxEngine:
         """Drop a dead peer; UCX then ends its transfers with an error."""
         endpoint = self._endpoints.pop(node, None)
         self._dead.setdefault(node, why)
-        if endpoint is not None:
+        if endpoint is not None and endpoint.alive:  # ucxx crashes when asked to close one that has failed
             endpoint.close()
 
     def failed(self) -> list[tuple[int, str]]:
@@ -194,10 +194,17 @@ class UcxEngine:
     # ------------------------------------------------------------ the doorbell
 
     def ring(self, node: int, count: int) -> None:
-        """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then."""
+        """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then.
+
+        While one bell is still in our hands (the peer's queue is full, it is far from asleep) later ones wait for it
+        and become one.
+        """
         endpoint = self._endpoints.get(node)
-        if endpoint is None:
+        if endpoint is None or node in self._ringing:
             self._unrung[node] = count
+            if endpoint is not None:
+                self.worker.progress_once()
+                self._reap_rings()
             return
         _BELL_BODY.pack_into(self._ring_buffer, 0, self.rank, count)
         try:
@@ -206,7 +213,7 @@ class UcxEngine:
             self._fail(node, str(error))
             return
         if not request.completed:
-            self._ringing.append((request, self._ring_array, node))
+            self._ringing[node] = (request, self._ring_array)
             self._ring_buffer = bytearray(_BELL_BODY.size)
             self._ring_array = self.array(self._ring_buffer)
 
@@ -224,16 +231,17 @@ class UcxEngine:
         return self.worker.tag_recv(self._heard_array, self._bell_tag, self._class_mask)
 
     def _reap_rings(self) -> None:
-        ringing, self._ringing = self._ringing, []
-        for entry in ringing:
-            request, _, node = entry
+        for node, (request, _) in list(self._ringing.items()):
             if not request.completed:
-                self._ringing.append(entry)
                 continue
+            del self._ringing[node]
             try:
                 request.check_error()
             except Exception as error:
                 self._fail(node, str(error))
+                continue
+            if node in self._unrung:
+                self.ring(node, self._unrung.pop(node))
 
     # ------------------------------------------------------------ facts
 
@@ -244,7 +252,8 @@ class UcxEngine:
     def close(self) -> None:
         """Close the endpoints; peers see an orderly end."""
         for endpoint in self._endpoints.values():
-            endpoint.close()
+            if endpoint.alive:
+                endpoint.close()
         for _ in range(64):
             if not self.worker.progress_once():
                 break

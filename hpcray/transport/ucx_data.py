@@ -9,6 +9,7 @@ progress call.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from hpcray.transport.base import FOREVER, Report
@@ -18,6 +19,7 @@ _CLASS = 0xF << 60
 _DATA = 2 << 60
 _NODE_SHIFT = 32
 _TAG_MASK = (1 << 32) - 1
+_LAST_WORDS = 2.0
 
 _Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
 
@@ -35,6 +37,8 @@ class UcxData:
         self._arena = memoryview(b"")
         self._expected: dict[tuple[int, int], tuple[int, int]] = {}
         self._flights: list[_Flight] = []
+        self._stuck: list[_Flight] = []
+        self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
 
     def address(self) -> bytes:
@@ -77,10 +81,20 @@ class UcxData:
         return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
 
     def forget(self, node: int, why: str) -> None:
-        """See `DataPlane.forget`. What is in flight ends when UCX says so."""
+        """See `DataPlane.forget`. A receive under way may still write until UCX has ended it. After the
+        endpoint has been closed for `_LAST_WORDS` seconds nothing can come any more, and it is given up."""
         for key in [key for key in self._expected if key[0] == node]:
             del self._expected[key]
             self._done.append(("received", node, key[1], why))
+        kept: list[_Flight] = []
+        for flight in self._flights:
+            if flight[1] == "sent" and flight[2] == node:
+                self._done.append(("sent", node, flight[3], why))
+                self._stuck.append(flight)  # UCX may never end it, and holds on to its buffer
+            else:
+                kept.append(flight)
+        self._flights = kept
+        self._dying[node] = (time.monotonic() + _LAST_WORDS, why)
         self._engine.forget(node, why)
 
     def progress(self) -> list[Report]:
@@ -138,7 +152,11 @@ class UcxData:
         for flight in self._flights:
             request, what, node, tag, _ = flight
             if not request.completed:
-                flying.append(flight)
+                if node in self._dying and time.monotonic() > self._dying[node][0]:
+                    self._stuck.append(flight)
+                    self._done.append(("received", node, tag, self._dying[node][1]))
+                else:
+                    flying.append(flight)
                 continue
             error: str | None = None
             try:

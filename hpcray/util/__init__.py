@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from hpcray.api.named import list_named_actors
 from hpcray.host.address import node_ip_address
 
-__all__ = ["get_node_ip_address"]
+__all__ = ["get_node_ip_address", "list_named_actors"]
 
 
 def get_node_ip_address(address: str | None = None) -> str:

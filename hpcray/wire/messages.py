@@ -73,7 +73,7 @@ class Exit(Struct, array_like=True, tag=4):
 
 
 class ProcDied(Struct, array_like=True, tag=5):
-    """r→p, r→r: a process is gone. Sent to every process that holds a lease on it, wrote to it, or owns/borrows with it."""
+    """r→p, r→r: a process is gone. Sent to those that may hold a lease on it, write to it, or share objects with it."""
 
     proc: bytes
     reason: str
@@ -322,7 +322,7 @@ class WatchActor(Struct, array_like=True, tag=46):
 
 
 class ActorState(Struct, array_like=True, tag=47):
-    """g→watchers. state: PENDING, ALIVE, RESTARTING, DEAD. `error`: the constructor's exception blob when that is why."""
+    """g→watchers. state: PENDING, ALIVE, RESTARTING, DEAD. error: the constructor's exception, when that is why."""
 
     actor: bytes
     state: str
@@ -408,7 +408,7 @@ class Seal(Struct, array_like=True, tag=63):
 
 
 class Open(Struct, array_like=True, tag=64):
-    """p→own r: pin the object for me, pulling it from one of `nodes` if it is not here. Answer: Opened or StoreError."""
+    """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError."""
 
     id: bytes
     size: int
@@ -549,7 +549,7 @@ class ObjectGet(Struct, array_like=True, tag=90):
 
 
 class ObjectReady(Struct, array_like=True, tag=91):
-    """owner→p. inline value (`size` 0), or where its copies are. status 0 ok, 1 value is an error blob, 2 unknown here."""
+    """owner→p. The value (size 0), or where its copies are. status: 0 ok, 2 unknown here (freed)."""
 
     id: bytes
     status: int

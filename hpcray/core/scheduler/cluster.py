@@ -190,8 +190,6 @@ class ClusterScheduler:
                     if key in asks:
                         asks.move_to_end(key)
             asks = self._open.get(shape)
-            if asks and len(asks) == 1 and progress:
-                continue
         _merge(out)
 
     def _place(
@@ -207,16 +205,22 @@ class ClusterScheduler:
         if not feasible:
             self._warn(shape, out)
             return 0
-        home = node_of(ask.holder)
         affinity = node_affinity(shape.strategy)
         if affinity is not None and feasible == [affinity[0]]:
             return self._bind(now, ask, affinity[0], count, out)
-        candidates = [n for n in feasible if (nodes is None or n in nodes) and (n != home or shape.strategy == "SPREAD")]
+        candidates = [n for n in self._candidates(ask, feasible) if nodes is None or n in nodes]
         sent = 0
         for node, part in self._view.choose(shape, count, candidates):
             self._send(now, ask, node, part, shape, False, out)
             sent += part
         return sent
+
+    def _candidates(self, ask: _Ask, feasible: list[int]) -> list[int]:
+        """Without the holder's own node where that one decides by itself."""
+        if ask.shape.strategy:
+            return feasible
+        home = node_of(ask.holder)
+        return [node for node in feasible if node != home]
 
     def _bind(self, now: float, ask: _Ask, node: int, count: int, out: list[Effect]) -> int:
         """Queue at the only node that will do, never more than it can run at once."""
@@ -229,8 +233,7 @@ class ClusterScheduler:
 
     def _park(self, now: float, ask: _Ask, out: list[Effect]) -> None:
         """Queue one request at a busy node, the nodes in turn."""
-        home = node_of(ask.holder)
-        nodes = [n for n in self._view.feasible(ask.shape) if n != home or ask.shape.strategy == "SPREAD"]
+        nodes = self._candidates(ask, self._view.feasible(ask.shape))
         if not nodes:
             return
         node = next((n for n in nodes if n > self._parked_last), nodes[0])
@@ -238,10 +241,13 @@ class ClusterScheduler:
         shape = Shape(ask.shape.resources, f"node:{node}", ask.shape.env)
         self._send(now, ask, node, 1, shape, True, out)
 
-    def _send(
-        self, now: float, ask: _Ask, node: int, count: int, shape: Shape, bound: bool, out: list[Effect]
-    ) -> None:
-        ask.flights.append(_Flight(node, count, now + (BOUND_SETTLE if bound else SETTLE), bound))
+    def _send(self, now: float, ask: _Ask, node: int, count: int, shape: Shape, bound: bool, out: list[Effect]) -> None:
+        until = now + (BOUND_SETTLE if bound else SETTLE)
+        last = ask.flights[-1] if ask.flights else None
+        if last is not None and (last.node, last.until, last.bound) == (node, until, bound):
+            last.count += count
+        else:
+            ask.flights.append(_Flight(node, count, until, bound))
         ask.since = now
         self._sent_to.setdefault(ask.holder, set()).add(node)
         out.append(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, shape, count)))
@@ -249,8 +255,8 @@ class ClusterScheduler:
 
     def _withdraw(self, ask: _Ask, out: list[Effect]) -> None:
         """Nothing is wanted any more: take back what queues at nodes."""
-        for node in sorted({flight.node for flight in ask.flights if flight.bound}):
-            out.append(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)))
+        nodes = sorted({flight.node for flight in ask.flights if flight.bound})
+        out.extend(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)) for node in nodes)
 
     def _warn(self, shape: Shape, out: list[Effect]) -> None:
         for ask in self._open.get(shape, {}).values():
@@ -273,3 +279,21 @@ class ClusterScheduler:
         ask = self._asks.pop(key)
         ask.count = 0
         self._index(ask)
+
+
+def _merge(out: list[Effect]) -> None:
+    """Make one GrantFor of those that differ only in their count."""
+    merged: dict[tuple[bytes, bytes, int, Shape], GrantFor] = {}
+    rest: list[Effect] = []
+    for effect in out:
+        if not isinstance(effect, Send) or not isinstance(effect.msg, GrantFor) or not effect.msg.count:
+            rest.append(effect)
+            continue
+        msg = effect.msg
+        known = merged.get((effect.dest, msg.holder, msg.klass, msg.shape))
+        if known is None:
+            merged[effect.dest, msg.holder, msg.klass, msg.shape] = msg
+            rest.append(effect)
+        else:
+            known.count += msg.count
+    out[:] = rest

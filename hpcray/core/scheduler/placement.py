@@ -108,11 +108,15 @@ class ClusterView:
         """Promise resources of a node; its next view corrects."""
         subtract(self.nodes[node].available, dict(request))
 
-    def take_soft(self, node: int, shape: Shape, sign: int) -> None:
-        """Count an actor that was placed by more than it holds (sign -1: it left)."""
-        state = self.nodes.get(node)
-        if state is not None:
-            (add if sign > 0 else subtract)(state.soft, dict(shape.resources))
+    def take_soft(self, node: int, amount: Resources) -> None:
+        """Count an actor that was placed by more than it holds."""
+        if node in self.nodes:
+            add(self.nodes[node].soft, amount)
+
+    def give_soft(self, node: int, amount: Resources) -> None:
+        """Such an actor left."""
+        if node in self.nodes:
+            subtract(self.nodes[node].soft, amount)
 
     def choose(self, shape: Shape, count: int, candidates: Iterable[int]) -> list[tuple[int, int]]:
         """Spread up to `count` requests over candidates that have room, and take the resources.

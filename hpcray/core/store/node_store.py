@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
+from hpcray.base.ids import PROC_BYTES, TASK_BYTES, node_of, number_of, owner_of, raylet_of
 from hpcray.core.effects import Effect, Send, StartSend
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.pulls import Asker, Pull
@@ -377,7 +377,9 @@ class NodeStore:
         if obj.pull is None:
             obj.pull = Pull()
         sources = [node for node in nodes if node != self._node]
-        obj.pull.offer(sources, int.from_bytes(obj.id[-8:], "big") + self._node)
+        # Any number that differs from object to object and from asker to asker will do: counter + index + node.
+        spread = int.from_bytes(obj.id[PROC_BYTES:TASK_BYTES], "big") + int.from_bytes(obj.id[TASK_BYTES:], "big")
+        obj.pull.offer(sources, spread + self._node)
 
     def _ask_next(self, obj: StoredObject, out: list[Effect]) -> None:
         """Ask the next node for the object; give up when nobody waits any more or nobody is left to ask."""

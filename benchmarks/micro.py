@@ -1,0 +1,214 @@
+"""Micro benchmark: the rows of Ray's own, for hpcray, for Ray, or for both in turn, with the ratio.
+
+    python benchmarks/micro.py
+    python benchmarks/micro.py --engine both --ray-python /path/to/python --json table.json
+    hpcray-launch -n 2 benchmarks/micro.py --rows cross-node
+
+Latency rows give the median of all single calls, the other rows the median of five windows. With `both` the engines run
+in processes of their own, one after the other, in `--rounds` turns; each row's figure is its median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+WINDOWS = 5
+INIT_RUNS = 3
+INIT = "init"
+_INIT_CODE = """
+import time, {engine} as engine
+started = time.perf_counter()
+engine.init(**{options})
+print("took", time.perf_counter() - started)
+engine.shutdown()
+"""
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "hpcray": {},
+    "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"},
+}
+
+Result = dict[str, Any]
+
+
+def measure(row: Any, seconds: float) -> Result:
+    """Time one row: a warm-up, then `seconds` of calls."""
+    with row.prepared() as call:
+        _repeat(call, min(1.0, seconds / 2))
+        if row.unit == "us":
+            samples = [took * 1e6 for took in _repeat(call, seconds)]
+            value = statistics.median(samples)
+            spread = {"p10": _quantile(samples, 0.1), "p90": _quantile(samples, 0.9), "p99": _quantile(samples, 0.99)}
+        else:
+            windows = [_repeat(call, seconds / WINDOWS) for _ in range(WINDOWS)]
+            samples = [took for window in windows for took in window]
+            rates = [row.amount * len(window) / sum(window) for window in windows]
+            value = statistics.median(rates)
+            spread = {"low": min(rates), "high": max(rates)}
+    return {"name": row.name, "unit": row.unit, "value": value, "samples": len(samples), **spread}
+
+
+def _repeat(call: Any, seconds: float) -> list[float]:
+    """Seconds of each call, until `seconds` are over; at least one."""
+    clock = time.perf_counter
+    took: list[float] = []
+    end = clock() + seconds
+    while True:
+        started = clock()
+        counted = call()
+        now = clock()
+        took.append(now - started if counted is None else counted)
+        if now >= end:
+            return took
+
+
+def _quantile(samples: list[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
+def run_engine(engine: str, options: argparse.Namespace) -> list[Result]:
+    """All wanted rows on one engine, in this process."""
+    from micro_rows import all_rows
+
+    wanted = re.compile(options.rows)
+    results = []
+    launched = "HPCRAY_ADDRESS" in os.environ
+    if wanted.search(INIT) and not launched:
+        results.append(_report(measure_init(engine)))
+    ray = importlib.import_module(engine)
+    ray.init(**_OPTIONS[engine])
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        other = next((node["NodeID"] for node in nodes if node["NodeID"] != here), None)
+        store = min(int(node["Resources"].get("object_store_memory", 0)) for node in nodes)
+        big = min(800_000_000, store // 3)
+        for row in all_rows(ray, options.clients, big, other):
+            if wanted.search(row.name):
+                results.append(_report(measure(row, options.seconds)))
+    finally:
+        ray.shutdown()
+    return results
+
+
+def measure_init(engine: str) -> Result:
+    """Seconds of `init()` in fresh processes, import not counted."""
+    took = []
+    for _ in range(INIT_RUNS):
+        code = _INIT_CODE.format(engine=engine, options=_OPTIONS[engine])
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180)
+        took.append(float(done.stdout.split("took", 1)[1].split()[0]))
+    return {"name": INIT, "unit": "s", "value": statistics.median(took), "samples": len(took), "high": max(took)}
+
+
+def run_both(options: argparse.Namespace) -> dict[str, list[Result]]:
+    """The rows on each engine in turn, in processes of their own; medians over the turns."""
+    interpreters = {"hpcray": sys.executable, "ray": options.ray_python or sys.executable}
+    turns: dict[str, list[list[Result]]] = {engine: [] for engine in interpreters}
+    for turn in range(options.rounds):
+        for engine, python in interpreters.items():
+            print(f"-- {engine}, turn {turn + 1} of {options.rounds}", file=sys.stderr, flush=True)
+            turns[engine].append(_run_child(engine, python, options))
+    return {engine: [_median_of(rows) for rows in zip(*found, strict=True)] for engine, found in turns.items()}
+
+
+def _run_child(engine: str, python: str, options: argparse.Namespace) -> list[Result]:
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory) / "rows.json"
+        command = [python, __file__, "--engine", engine, "--json", str(out), "--rows", options.rows]
+        command += ["--seconds", str(options.seconds), "--clients", str(options.clients)]
+        subprocess.run(command, check=True, stdout=sys.stderr)
+        results: list[Result] = json.loads(out.read_text())["rows"][engine]
+    return results
+
+
+def _median_of(rows: tuple[Result, ...]) -> Result:
+    return {
+        **rows[0],
+        "value": statistics.median(row["value"] for row in rows),
+        "turns": [row["value"] for row in rows],
+    }
+
+
+def ratio(ours: Result, theirs: Result) -> float:
+    """How many times better `ours` is."""
+    less_is_better = ours["unit"] in ("us", "s")
+    top, bottom = (theirs, ours) if less_is_better else (ours, theirs)
+    return float(top["value"] / bottom["value"])
+
+
+def show(value: float, unit: str) -> str:
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def _report(result: Result) -> Result:
+    spread = f"p10 {result['p10']:.0f}  p99 {result['p99']:.0f}" if "p99" in result else ""
+    print(f"{result['name']:<46} {show(result['value'], result['unit']):>16}   {spread}", flush=True)
+    return result
+
+
+def print_table(rows: dict[str, list[Result]]) -> None:
+    """Both engines side by side."""
+    print(f"{'':<46} {'hpcray':>16} {'ray':>16} {'ratio':>8}")
+    theirs = {row["name"]: row for row in rows["ray"]}
+    for row in rows["hpcray"]:
+        other = theirs.get(row["name"])
+        columns = f"{show(row['value'], row['unit']):>16}"
+        if other is not None:
+            columns += f" {show(other['value'], other['unit']):>16} {ratio(row, other):>7.1f}x"
+        print(f"{row['name']:<46} {columns}")
+
+
+def print_put_ratio(rows: list[Result]) -> None:
+    """What part of a plain copy's speed a put reaches."""
+    found = {row["name"]: row["value"] for row in rows}
+    put, copy = found.get("single client put gigabytes"), found.get("(warm memcpy of the same size)")
+    if put and copy:
+        print(f"put of a large array: {put / copy:.2f} of a warm memcpy in the same run")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--engine", choices=["hpcray", "ray", "both"], default="hpcray")
+    add("--ray-python", default="", metavar="PATH", help="interpreter that has Ray (default: this one)")
+    add("--rows", default="", metavar="REGEX", help="only rows whose name matches")
+    add("--seconds", type=float, default=2.0, help="measuring time of a row (default 2)")
+    add("--rounds", type=int, default=3, help="turns of each engine with --engine both (default 3)")
+    add("--clients", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="clients in the rows that have several")
+    add("--json", metavar="OUT", help="write all figures to this file")
+    options = parser.parse_args()
+
+    if options.engine == "both":
+        rows = run_both(options)
+        print_table(rows)
+    else:
+        rows = {options.engine: run_engine(options.engine, options)}
+    for engine, results in rows.items():
+        if len(rows) > 1:
+            print(f"{engine}: ", end="")
+        print_put_ratio(results)
+    if options.json:
+        machine = {
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "load": os.getloadavg(),
+        }
+        Path(options.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

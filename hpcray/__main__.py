@@ -1,0 +1,69 @@
+"""`python -m hpcray [options] script.py args…`: what every rank of `mpirun` or `srun` runs.
+
+Rank 0 runs the script as its child once all nodes are up, and exits with its code; the other ranks serve their nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from hpcray.base.failures import StartupError
+from hpcray.host.processes import set_process_name
+from hpcray.runtime.node import run_node
+from hpcray.runtime.options import NodeOptions
+
+_USAGE = "python -m hpcray [option ...] (script.py | -m module | -c code) [arg ...]"
+
+
+def parse(argv: Sequence[str]) -> NodeOptions:
+    """The node's options; exits with code 2 and a message where the command line is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m hpcray", usage=_USAGE, description=__doc__, allow_abbrev=False)
+    add = parser.add_argument
+    add("--num-cpus", type=float, metavar="K", help="CPUs of this node (default: its share of the host)")
+    add("--num-gpus", type=float, metavar="K", help="GPUs of this node (default: none)")
+    add("--memory", type=float, metavar="BYTES", help="memory that tasks may ask for (default: what there is)")
+    add("--object-store-memory", type=int, metavar="BYTES", help="size of the object store (default: 30 %% of memory)")
+    add("--resources", type=json.loads, default={}, metavar="JSON", help='custom resources, such as \'{"disk": 2}\'')
+    add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
+    add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
+    add("script", nargs=argparse.REMAINDER, help="the program and its arguments")
+    given = parser.parse_args(argv)
+    if given.module is not None:
+        driver = ["-m", *given.module]
+    elif given.code is not None:
+        driver = ["-c", *given.code]
+    else:
+        driver = given.script[1:] if given.script[:1] == ["--"] else given.script
+    if len(driver) < 1 or driver in (["-m"], ["-c"]):
+        parser.error("no script given; hint: python -m hpcray script.py")
+    config: dict[str, Any] = {}
+    if given.object_store_memory is not None:
+        config["object_store_memory"] = given.object_store_memory
+    return NodeOptions(
+        config=config,
+        num_cpus=given.num_cpus,
+        num_gpus=given.num_gpus,
+        memory=given.memory,
+        resources=given.resources,
+        distributed=True,
+        driver=driver,
+    )
+
+
+def main() -> NoReturn:
+    """Be one node of the job; exit with the driver's code on rank 0, with 0 elsewhere."""
+    options = parse(sys.argv[1:])
+    set_process_name("hpcray-raylet")
+    try:
+        code = run_node(options, lambda session_dir: None)
+    except (StartupError, ValueError) as error:
+        sys.exit(f"hpcray: {error}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

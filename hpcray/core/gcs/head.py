@@ -1,0 +1,99 @@
+"""The head: GCS and cluster scheduler in one core, events in, effects out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.base.config import Config
+from hpcray.base.ids import node_of, raylet_of
+from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.queries import Queries
+from hpcray.core.scheduler.cluster import ClusterScheduler
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.wire import messages as m
+
+HANDLES: tuple[type, ...] = (
+    m.CreateActor, m.WatchActor, m.KillActor, m.ActorReady, m.ActorGone, m.ActorOutOfScope, m.StartActorRefused,
+    m.GcsCall, m.Unmet, m.GrantRefused, m.NodeView, m.SetJob,
+)  # fmt: skip
+"""Message types for `HeadCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
+head core unless their source is the head itself."""
+
+
+class HeadCore:
+    """GCS + cluster scheduler: actors, names, key-value, queries, unmet demand."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.session = ""
+        self.job: m.JobInfo | None = None
+        self._view = ClusterView()
+        self._scheduler = ClusterScheduler(self._view)
+        self._actors = ActorTable(self._view)
+        self._queries = Queries(self._view, self._scheduler, self._actors)
+        self._early_views: dict[int, m.NodeView] = {}
+        self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
+            m.CreateActor: self._actors.create,
+            m.WatchActor: lambda now, src, msg: self._actors.watch(src, msg),
+            m.KillActor: lambda now, src, msg: self._actors.kill(now, msg),
+            m.ActorReady: self._actors.ready,
+            m.ActorGone: lambda now, src, msg: self._actors.gone(now, node_of(src), msg),
+            m.ActorOutOfScope: lambda now, src, msg: self._actors.out_of_scope(msg),
+            m.StartActorRefused: lambda now, src, msg: self._actors.refused(now, node_of(src), msg),
+            m.GcsCall: lambda now, src, msg: [Send(src, self._queries.answer(msg))],
+            m.Unmet: lambda now, src, msg: self._scheduler.unmet(now, msg),
+            m.GrantRefused: lambda now, src, msg: self._scheduler.refused(now, node_of(src), msg),
+            m.NodeView: self._node_view,
+            m.SetJob: self._set_job,
+        }
+
+    def cluster_up(self, now: float, session: str, nodes: list[m.NodeInfo]) -> list[Effect]:
+        """Every node is in: place what waited for that."""
+        self.session = session
+        self._queries.infos = sorted(nodes, key=lambda info: info.index)
+        self._view.up(nodes)
+        for view in self._early_views.values():
+            self._view.update(view)
+        self._early_views.clear()
+        out = self._scheduler.cluster_changed(now)
+        self._actors.retry(now, out)
+        return out
+
+    def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
+        """Any message in `HANDLES`.
+
+        Raises:
+            KeyError: the message type is not for this core.
+        """
+        return self._handlers[type(msg)](now, src, msg)
+
+    def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
+        """A node is gone, with everything on it."""
+        self._view.lost(node, reason)
+        return self._scheduler.node_died(now, node) + self._actors.node_died(now, node, reason)
+
+    def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
+        """Any process of the cluster is gone (the raylet of its node says so)."""
+        return self._scheduler.holder_died(proc, reason) + self._actors.process_died(proc, reason)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Housekeeping, every `config.tick`."""
+        out = self._scheduler.tick(now)
+        self._actors.tick(now, out)
+        return out
+
+    def _node_view(self, now: float, src: bytes, msg: m.NodeView) -> list[Effect]:
+        if not self._queries.infos:
+            self._early_views[msg.node] = msg
+            return []
+        if not self._view.update(msg):
+            return []
+        out = self._scheduler.node_grew(now, msg.node)
+        self._actors.retry(now, out)
+        return out
+
+    def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
+        self.job = msg.job
+        return [Send(raylet_of(node), msg) for node in sorted(self._view.nodes)]

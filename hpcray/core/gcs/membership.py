@@ -1,0 +1,257 @@
+"""Who is in: gathering the ranks at start, heartbeats, deaths, and the orderly end.
+
+Two cores. `Membership` lives in raylet 0 and knows everybody; `HeadWatch` lives in every other raylet and knows the
+head. Both return effects to carry out and events to act on, in one list, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD, node_of, raylet_of
+from hpcray.core.effects import Effect, Send
+from hpcray.wire import messages as m
+
+GATHERING, CONNECTING, UP, STOPPING, STOPPED, FAILED = (
+    "gathering",
+    "connecting",
+    "up",
+    "stopping",
+    "stopped",
+    "failed",
+)
+STOP_GRACE = 1.0
+"""Nodes may take `stop_timeout` to end their processes, and this long to say so."""
+
+
+@dataclass(slots=True, frozen=True)
+class AllIn:
+    """Every rank said hello; the table is on its way to all of them."""
+
+    nodes: list[m.NodeInfo]
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterUp:
+    """Every rank has applied the table: `HeadCore.cluster_up`, then the driver may start."""
+
+    nodes: list[m.NodeInfo]
+
+
+@dataclass(slots=True, frozen=True)
+class StartFailed:
+    """The cluster did not come up. `reason` names the ranks. Everybody in has been told to stop."""
+
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class NodeLost:
+    """A node died: `HeadCore.node_died`, and `RayletCore.node_died` on node 0 (the others get NodeDied)."""
+
+    node: int
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
+class AllStopped:
+    """The job has ended. `missing`: nodes that did not say so in time."""
+
+    code: int
+    missing: list[int]
+
+
+MemberEvent = Union[AllIn, ClusterUp, StartFailed, NodeLost, AllStopped]
+Outcome = Union[Effect, MemberEvent]
+
+HANDLES: tuple[type, ...] = (m.NodeHello, m.NodeReady, m.NodeStopped, m.Heartbeat)
+"""Message types for `Membership.handle`; node 0's own raylet sends them too (to itself), except Heartbeat."""
+
+
+class Membership:
+    """Head side.
+
+    Args:
+        size: how many ranks there are, this one included.
+        session: name of the job's session, for the table.
+        now: the start deadline counts from here.
+    """
+
+    def __init__(self, size: int, session: str, config: Config, now: float) -> None:
+        self.size = size
+        self.session = session
+        self.state = GATHERING
+        self.code = 0
+        self._timeout = config.start_timeout
+        self._stop_timeout = config.stop_timeout
+        self._heartbeat_timeout = config.heartbeat_timeout
+        self._deadline = now + config.start_timeout
+        self._infos: dict[int, m.NodeInfo] = {}
+        self._ready: set[int] = set()
+        self._stopped: set[int] = set()
+        self._heard: dict[int, float] = {}
+        self.dead: dict[int, str] = {}
+
+    # ------------------------------------------------------------ questions
+
+    def missing(self) -> list[int]:
+        """Ranks that are not in yet (while gathering), or have not applied the table yet (while connecting)."""
+        done = self._ready if self.state == CONNECTING else self._infos.keys()
+        return [rank for rank in range(self.size) if rank not in done]
+
+    def alive(self) -> list[int]:
+        """Nodes that are in and not dead, in order."""
+        return [rank for rank in sorted(self._infos) if rank not in self.dead]
+
+    def is_dead(self, node: int) -> bool:
+        """Whether the node was declared dead. It stays so: what it still sends must be dropped."""
+        return node in self.dead
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, now: float, src: bytes, msg: m.Message) -> list[Outcome]:
+        """Any message in `HANDLES`. A node that was declared dead and speaks again is told to end."""
+        node = node_of(src)
+        if node in self.dead:
+            return [Send(src, m.Stop(1))]
+        self._heard[node] = now
+        if isinstance(msg, m.NodeHello):
+            return self._hello(now, msg.info)
+        if isinstance(msg, m.NodeReady):
+            return self._is_ready(now, msg.node)
+        if isinstance(msg, m.NodeStopped):
+            self._stopped.add(msg.node)
+            return self._check_stopped(now)
+        return []
+
+    def heard(self, now: float, node: int) -> None:
+        """Anything arrived from this node: it lives."""
+        self._heard[node] = now
+
+    def node_failed(self, now: float, node: int, reason: str) -> list[Outcome]:
+        """The transport says that the node is gone."""
+        if node in self.dead or self.state in (STOPPED, FAILED):
+            return []
+        info = self._infos.get(node)
+        if self.state in (GATHERING, CONNECTING):
+            return self._fail(f"rank {node}{_on(info)} died during start-up: {reason}")
+        self.dead[node] = reason
+        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason)) for n in self.alive() if n != 0]
+        out.append(NodeLost(node, reason))
+        return out + self._check_stopped(now)
+
+    def stop(self, now: float, code: int) -> list[Outcome]:
+        """End the job: every raylet, node 0's too, gets Stop and answers NodeStopped."""
+        if self.state in (STOPPING, STOPPED, FAILED):
+            return []
+        self.state = STOPPING
+        self.code = code
+        self._deadline = now + self._stop_timeout + STOP_GRACE
+        out: list[Outcome] = [Send(raylet_of(node), m.Stop(code)) for node in self.alive()]
+        return out + self._check_stopped(now)
+
+    def tick(self, now: float) -> list[Outcome]:
+        """Heartbeats and deadlines, every `config.tick`."""
+        out: list[Outcome] = []
+        if self.state in (GATHERING, CONNECTING):
+            return self._check_start(now)
+        if self.state == UP:
+            for node in self.alive():
+                silent = now - self._heard.get(node, now)
+                if node == 0:
+                    continue
+                if silent > self._heartbeat_timeout:
+                    host = _on(self._infos[node])
+                    out += self.node_failed(now, node, f"node {node}{host} was not heard of for {silent:.1f} s")
+                else:
+                    out.append(Send(raylet_of(node), m.Heartbeat(0)))
+        return out + self._check_stopped(now)
+
+    # ------------------------------------------------------------ inside
+
+    def _hello(self, now: float, info: m.NodeInfo) -> list[Outcome]:
+        if self.state == FAILED:
+            return [Send(raylet_of(info.index), m.Stop(1))]
+        if not 0 <= info.index < self.size:
+            return self._fail(f"a rank {info.index} on host {info.host} joined, but there are only {self.size} ranks")
+        known = self._infos.get(info.index)
+        if known is not None:
+            if known == info:
+                return []
+            return self._fail(
+                f"two processes say they are rank {info.index}: pid {known.pid} on {known.host} and "
+                f"pid {info.pid} on {info.host}; hint: start one rank per node"
+            )
+        self._infos[info.index] = info
+        if len(self._infos) < self.size:
+            return []
+        self.state = CONNECTING
+        nodes = self._table()
+        out: list[Outcome] = [Send(raylet_of(n), m.NodeTable(self.session, nodes)) for n in range(self.size)]
+        out.append(AllIn(nodes))
+        return out
+
+    def _is_ready(self, now: float, node: int) -> list[Outcome]:
+        self._ready.add(node)
+        if self.state != CONNECTING or len(self._ready) < self.size:
+            return []
+        self.state = UP
+        self._heard = dict.fromkeys(self._infos, now)
+        return [ClusterUp(self._table())]
+
+    def _check_start(self, now: float) -> list[Outcome]:
+        if now < self._deadline:
+            return []
+        gone = self.missing()
+        what = "did not join" if self.state == GATHERING else "joined but did not connect"
+        names = ", ".join(f"rank {rank}{_on(self._infos.get(rank))}" for rank in gone[:16])
+        more = f" and {len(gone) - 16} more" if len(gone) > 16 else ""
+        known = ", ".join(f"{info.index} on {info.host}" for info in self._table()[:16]) or "none"
+        return self._fail(
+            f"{names}{more} {what} within {self._timeout:g} s ({len(gone)} of {self.size} ranks; in: {known}); "
+            f"hint: look at the output of these ranks, or raise HPCRAY_START_TIMEOUT"
+        )
+
+    def _fail(self, reason: str) -> list[Outcome]:
+        self.state = FAILED
+        out: list[Outcome] = [Send(raylet_of(node), m.Stop(1)) for node in sorted(self._infos)]
+        out.append(StartFailed(reason))
+        return out
+
+    def _check_stopped(self, now: float) -> list[Outcome]:
+        if self.state != STOPPING:
+            return []
+        missing = [node for node in self.alive() if node not in self._stopped]
+        if missing and now < self._deadline:
+            return []
+        self.state = STOPPED
+        return [AllStopped(self.code, missing)]
+
+    def _table(self) -> list[m.NodeInfo]:
+        return [self._infos[index] for index in sorted(self._infos)]
+
+
+class HeadWatch:
+    """The other side, in raylets 1..: says that it lives, and notices when the head does not."""
+
+    def __init__(self, node: int, config: Config, now: float) -> None:
+        self._node = node
+        self._timeout = config.heartbeat_timeout
+        self._heard = now
+
+    def heard(self, now: float) -> None:
+        """Anything arrived from the head."""
+        self._heard = now
+
+    def tick(self, now: float) -> tuple[list[Effect], str]:
+        """Effects to carry out, and why the head counts as dead ("" while it lives)."""
+        silent = now - self._heard
+        if silent > self._timeout:
+            return [], f"the head (node 0) was not heard of for {silent:.1f} s"
+        return [Send(HEAD, m.Heartbeat(self._node))], ""
+
+
+def _on(info: m.NodeInfo | None) -> str:
+    return f" (host {info.host}, pid {info.pid})" if info is not None else ""

@@ -1,0 +1,302 @@
+"""A raylet's part in the cluster: coming in, deaths of nodes, and the end of the job, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hpcray.base.ids import HEAD, number_of
+from hpcray.core.gcs import membership as member
+from hpcray.host.session import Session
+from hpcray.runtime.driver_child import DriverChild
+from hpcray.runtime.leaving import Leaving
+from hpcray.runtime.local_links import DRIVER
+from hpcray.runtime.raylet import Raylet
+from hpcray.transport.base import ControlTransport, DataPlane
+from hpcray.wire import messages as m
+
+_DRIVER_GRACE = 2.0
+"""A driver that was sent a signal has this long to end."""
+_HEAD_GRACE = 3.0
+"""A rank that was told to end by its launcher waits this long for the head's word."""
+_SOON = 0.05
+_START_MARGIN = 2.0
+_NOTHING: tuple[()] = ()
+
+
+class Cluster:
+    """One per raylet, the head's included.
+
+    Args:
+        raylet: its tables get the handlers of this conversation.
+        leaving: the end of this node.
+        membership: node 0's book of nodes; None elsewhere.
+        watch: the other nodes' eye on the head; None on node 0.
+        on_up: called on node 0 when all nodes are up, elsewhere when this node has the table.
+
+    Attributes:
+        failure: why the cluster did not come up or this node had to give up; "" when all went well.
+        broken: whether other nodes may be dead or gone, so that MPI cannot be left in good order.
+    """
+
+    def __init__(
+        self,
+        raylet: Raylet,
+        leaving: Leaving,
+        session: Session,
+        membership: member.Membership | None,
+        watch: member.HeadWatch | None,
+        control: ControlTransport | None,
+        data: DataPlane | None,
+        on_up: Callable[[], None],
+    ) -> None:
+        self.failure = ""
+        self.broken = False
+        self._raylet = raylet
+        self._loop = raylet.loop
+        self._router = raylet.router
+        self._leaving = leaving
+        self._session = session
+        self._membership = membership
+        self._watch = watch
+        self._control = control
+        self._data = data
+        self._on_up = on_up
+        self._name = ""
+        self._driver: DriverChild | None = None
+        self._signal = 0
+        self._parent = os.getppid()
+        self._here_gone = False
+        raylet.on_driver_died = self._driver_died
+        raylet.on_template_gone = self._template_gone
+        raylet.on_fatal = self.give_up
+        raylet.on_node_lost = self._wire_lost
+        raylet.on_death = leaving.check
+        raylet.handlers |= {
+            m.NodeTable: self._table,
+            m.NodeDied: self._node_died,
+            m.Stop: self._stop,
+            m.Exit: self._exit,
+            m.Heartbeat: self._heartbeat,
+        }
+        if membership is not None:
+            raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
+        raylet.carriers |= {
+            member.AllIn: lambda event: None,
+            member.ClusterUp: self._cluster_up,
+            member.StartFailed: lambda event: self._start_failed(event.reason),
+            member.NodeLost: lambda event: self._node_lost(event.node, event.reason),
+            member.AllStopped: self._all_stopped,
+        }
+
+    def join(self) -> None:
+        """Say hello to the head; `on_up` follows, or a failure."""
+        self._router.send(HEAD, m.NodeHello(self._raylet.seat.info))
+        self._tick()
+        if self._membership is None:
+            limit = self._raylet.seat.config.start_timeout + _START_MARGIN
+            self._loop.call_at(self._loop.now + limit, self._check_table)
+
+    def own_driver(self, driver: DriverChild) -> None:
+        """The driver is a child of this process: its exit code is the job's."""
+        self._driver = driver
+        self._leaving.watch_driver(driver)
+        self._loop.watch(driver.pidfd, lambda event: self._driver_ended())
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot go on; the job ends with code 1."""
+        if not self._leaving.begun:
+            self.failure = reason
+            self._raylet.say(reason)
+            self.end_job(1)
+            self._leaving.begin(1)
+
+    def end_job(self, code: int) -> None:
+        """End the job on all nodes."""
+        if self._membership is not None:
+            self._raylet.apply(self._membership.stop(self._loop.now, code))
+            if self._membership.state == member.FAILED:
+                self._leaving.begin(code)
+        else:
+            self._router.send(HEAD, m.Exit(code))
+
+    def parent_gone(self) -> None:
+        """Who started this process is gone, or said so. The driver's last message may still be on its way."""
+        self._loop.call_at(self._loop.now + _SOON, lambda: self._leave_alone(1))
+
+    def signalled(self, number: int) -> None:
+        """This process got SIGINT or SIGTERM."""
+        again = self._signal != 0
+        self._signal = number
+        if self._leaving.begun:
+            return
+        if self._membership is None:
+            if number == signal.SIGTERM:
+                self._loop.call_at(self._loop.now + _HEAD_GRACE, lambda: self._leave_alone(1))
+        elif self._driver is None or again:
+            self._end_by_signal()
+        else:
+            if number != signal.SIGINT or not self._driver.shares_terminal():
+                self._driver.send(number)
+            self._loop.call_at(self._loop.now + _DRIVER_GRACE, self._end_by_signal)
+
+    def node_gone(self) -> None:
+        """Nothing of this node is left but this process."""
+        self._here_gone = True
+        self._router.send(HEAD, m.NodeStopped(self._raylet.node))
+        if self._membership is None or self._membership.state in (member.STOPPED, member.FAILED):
+            self._loop.stop()
+
+    # ------------------------------------------------------------ coming in
+
+    def _table(self, now: float, src: bytes, msg: m.NodeTable) -> Iterable[Any]:
+        raylet = self._raylet
+        me = raylet.seat.info
+        for info in msg.nodes:
+            if info.index != me.index and self._data is not None:
+                self._data.connect(info.index, info.data_address, info.host == me.host)
+        self._name = msg.session
+        self._router.send(HEAD, m.NodeReady(me.index))
+        raylet.apply(raylet.core.start(now))
+        if self._membership is None:
+            self._up()
+        return _NOTHING
+
+    def _cluster_up(self, event: member.ClusterUp) -> None:
+        head = self._raylet.head
+        assert head is not None
+        self._raylet.apply(head.cluster_up(self._loop.now, self._name, event.nodes))
+        self._up()
+
+    def _up(self) -> None:
+        info = self._raylet.seat.info
+        self._session.publish(self._name, info.index, info.node_id)
+        self._on_up()
+
+    def _start_failed(self, reason: str) -> None:
+        self.broken = True
+        self.failure = reason
+        self._raylet.say(reason)
+        self._leaving.begin(1)
+
+    def _check_table(self) -> None:
+        if not self._name and not self._leaving.begun:
+            self._start_failed("the head did not answer; hint: see what rank 0 printed")
+
+    # ------------------------------------------------------------ deaths of nodes
+
+    def _wire_lost(self, node: int, reason: str) -> None:
+        if self._membership is not None:
+            self._raylet.apply(self._membership.node_failed(self._loop.now, node, reason))
+        elif node == 0:
+            self._head_died(reason)
+        else:
+            self._router.lose_node(node, reason)  # the head will say so to all
+
+    def _node_died(self, now: float, src: bytes, msg: m.NodeDied) -> Iterable[Any]:
+        if msg.node == self._raylet.node:
+            self._head_died(f"the head has declared this node dead: {msg.reason}")
+        else:
+            self._node_lost(msg.node, msg.reason)
+        return _NOTHING
+
+    def _node_lost(self, node: int, reason: str) -> None:
+        raylet, now = self._raylet, self._loop.now
+        self.broken = True
+        self._router.lose_node(node, reason)
+        if self._control is not None:
+            self._control.forget(node, reason)
+        if self._data is not None:
+            self._data.forget(node, reason)
+        if raylet.head is not None:
+            raylet.apply(raylet.head.node_died(now, node, reason))
+        raylet.apply(raylet.core.node_died(now, node))
+        raylet.apply(raylet.store.node_died(now, node))
+        for proc in self._router.links:
+            self._router.send(proc, m.NodeDied(node, reason))
+
+    def _head_died(self, reason: str) -> None:
+        if not self._leaving.begun:
+            self.failure = reason
+            self._raylet.say(reason)
+        self._leave_alone(1)
+
+    def _heartbeat(self, now: float, src: bytes, msg: m.Heartbeat) -> Iterable[Any]:
+        assert self._watch is not None
+        self._watch.heard(now)
+        return _NOTHING
+
+    # ------------------------------------------------------------ the end
+
+    def _exit(self, now: float, src: bytes, msg: m.Exit) -> Iterable[Any]:
+        """A driver, or another raylet, ends the job. A driver child's exit code is what counts for the job."""
+        link = self._router.links.get(src)
+        if number_of(src) == 0 or (link is not None and link.kind == DRIVER and self._driver is None):
+            self.end_job(msg.code)
+        return _NOTHING
+
+    def _stop(self, now: float, src: bytes, msg: m.Stop) -> Iterable[Any]:
+        self._leaving.begin(msg.code)
+        return _NOTHING
+
+    def _all_stopped(self, event: member.AllStopped) -> None:
+        self.broken = self.broken or bool(event.missing)
+        if event.missing:
+            self._raylet.say(f"nodes {event.missing} did not stop in time")
+        if self._here_gone:
+            self._loop.stop()
+
+    def _driver_died(self, reason: str) -> None:
+        if self._driver is None:
+            self.end_job(1)
+
+    def _driver_ended(self) -> None:
+        driver = self._driver
+        assert driver is not None
+        code = driver.poll()
+        if code is not None:
+            self._loop.unwatch(driver.pidfd)
+            self.end_job(code)
+            self._leaving.check()
+
+    def _end_by_signal(self) -> None:
+        if not self._leaving.begun:
+            self.end_job(128 + self._signal)
+            if self._driver is not None:
+                self._driver.kill()
+
+    def _leave_alone(self, code: int) -> None:
+        """Leave without waiting for the other nodes, which are gone or going."""
+        if not self._leaving.begun:
+            self.broken = True
+            self._leaving.begin(code, patience=0.0)
+            self.end_job(code)
+
+    def _template_gone(self, reason: str) -> None:
+        if not self._leaving.begun:
+            self.failure = f"{reason}; it forks all workers, so this node ends"
+            self._raylet.say(self.failure)
+            self._leaving.begin(1)
+            self.end_job(1)
+        self._leaving.template_gone()
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        raylet, now = self._raylet, self._loop.now
+        self._loop.call_at(now + raylet.seat.config.tick, self._tick)
+        if os.getppid() != self._parent and not self._leaving.begun:
+            self._leave_alone(1)
+        raylet.apply(raylet.core.tick(now))
+        raylet.apply(raylet.store.tick(now))
+        if raylet.head is not None:
+            raylet.apply(raylet.head.tick(now))
+        if self._membership is not None:
+            raylet.apply(self._membership.tick(now))
+        elif self._watch is not None:
+            effects, dead = self._watch.tick(now)
+            raylet.apply(effects)
+            if dead:
+                self._head_died(dead)

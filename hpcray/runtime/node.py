@@ -1,0 +1,227 @@
+"""One node from start to end: session directory, arena, template process, wires, raylet, and out again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hpcray.base.config import Config
+from hpcray.base.failures import StartupError
+from hpcray.core.gcs.head import HeadCore
+from hpcray.core.gcs.membership import HeadWatch, Membership
+from hpcray.core.raylet import RayletCore
+from hpcray.core.store.node_store import NodeStore
+from hpcray.host.address import node_ip_address
+from hpcray.host.arena import Arena, default_arena_size
+from hpcray.host.prefault import Prefaulter
+from hpcray.host.processes import adopt_orphans
+from hpcray.host.session import Session
+from hpcray.host.template_link import TemplateLink, start_template
+from hpcray.runtime.cluster import Cluster
+from hpcray.runtime.driver_child import DriverChild
+from hpcray.runtime.leaving import Leaving
+from hpcray.runtime.local_links import Listener
+from hpcray.runtime.local_processes import LocalProcesses
+from hpcray.runtime.options import NodeOptions, total_resources
+from hpcray.runtime.raylet import Raylet, Seat
+from hpcray.runtime.raylet_loop import RayletLoop
+from hpcray.runtime.router import Router
+from hpcray.runtime.watchdog import Watchdog
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.startup import Launch, read_launch
+from hpcray.wire.messages import NodeInfo
+
+_FINALIZE_TIME = 3.0
+_ID_BYTES = 28
+
+
+@dataclass
+class _Node:
+    """What was made before any library that starts threads was loaded."""
+
+    config: Config
+    launch: Launch
+    session: Session
+    arena: Arena
+    template: TemplateLink
+    listener: Listener
+
+
+def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
+    """Be the raylet of one node until the job is over; this process is then to exit.
+
+    Args:
+        options: of this node. With a `driver` in it, rank 0 runs that program as a child.
+        ready: called with the session directory when a driver may connect.
+        life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
+
+    Returns:
+        The exit code of this process: the job's on rank 0, 0 elsewhere; 1 when this node had to give up.
+
+    Raises:
+        StartupError: this node did not come up; nothing of it is left.
+        ValueError: an option is not valid.
+    """
+    node = _prepare(options)
+    try:
+        control, data = _open_wires(node)
+    except BaseException:
+        _abandon(node)
+        raise
+    with _signals() as wakeup:
+        code, broken, failure = _serve(options, node, control, data, ready, life, wakeup)
+    if control is not None and data is not None:
+        with Watchdog(_FINALIZE_TIME, "", code):
+            data.close()
+            control.close(abort=broken)
+        if broken:
+            _leave_now(code)
+    if failure and not code:
+        raise StartupError(failure)
+    return code
+
+
+def load_worker() -> Callable[[str, int, int], NoReturn]:
+    """Import what every worker needs; runs in the template process."""
+    import cloudpickle  # noqa: F401
+    import numpy  # noqa: F401
+
+    from hpcray.runtime.worker import worker_main
+
+    return worker_main
+
+
+def _prepare(options: NodeOptions) -> _Node:
+    config = options.settings()
+    launch = read_launch(os.environ) if options.distributed else Launch()
+    session = Session.create()
+    try:
+        arena = Arena.create(default_arena_size(config, max(1, launch.here)))
+        template = start_template(load_worker, session.path, arena.fd, session.lock_fd)
+    except BaseException:
+        session.remove()
+        raise
+    adopt_orphans()
+    return _Node(config, launch, session, arena, template, Listener(session.socket_path(0)))
+
+
+def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+    if node.launch.size == 1:
+        return None, None
+    # Not imported before: an embedded node needs neither MPI nor UCX.
+    from hpcray.transport.select import open_transports
+
+    try:
+        control, data = open_transports(node.config)
+        data.register(node.arena.view(0, node.arena.size))
+    except TransportError as error:
+        raise StartupError(str(error)) from error
+    return control, data
+
+
+def _serve(
+    options: NodeOptions,
+    node: _Node,
+    control: ControlTransport | None,
+    data: DataPlane | None,
+    ready: Callable[[str], None],
+    life: int,
+    wakeup: int,
+) -> tuple[int, bool, str]:
+    """Compose the raylet and run its loop. Returns exit code, whether the wires are broken, and why it failed."""
+    rank, size = (control.rank, control.size) if control is not None else (0, 1)
+    address, config = node_ip_address(), node.config
+    info = NodeInfo(
+        index=rank,
+        node_id=os.urandom(_ID_BYTES).hex(),
+        host=socket.gethostname(),
+        address=address,
+        pid=os.getpid(),
+        total=total_resources(options, address, rank, max(1, node.launch.here), node.arena.size),
+        data_address=data.address() if data is not None else b"",
+        data_plane=data.name if data is not None else "",
+        arena_size=node.arena.size,
+    )
+    seat = Seat(info, size, node.session.path, config)
+    router = Router(rank, size, control)
+    loop = RayletLoop(router, node.listener, control, data)
+    core = RayletCore(rank, info.total, size, config)
+    prefault = Prefaulter(node.arena)
+    head = HeadCore(config) if rank == 0 else None
+    raylet = Raylet(seat, loop, router, core, NodeStore(rank, node.arena.size), head, prefault, data)
+    processes = LocalProcesses(rank, node.template, loop, router, node.arena.fd, raylet)
+    raylet.processes = processes
+    leaving = Leaving(loop, processes, node.template, node.session, config.stop_timeout, lambda: cluster.node_gone())
+
+    def up() -> None:
+        if options.driver and rank == 0:
+            driver = DriverChild(options.driver, node.session.path)
+            node.template.watch_driver(driver.pidfd)
+            processes.expect_driver(driver.pid)
+            cluster.own_driver(driver)
+        ready(node.session.path)
+
+    membership = Membership(size, os.urandom(8).hex(), config, loop.now) if rank == 0 else None
+    watch = HeadWatch(rank, config, loop.now) if rank else None
+    cluster = Cluster(raylet, leaving, node.session, membership, watch, control, data, up)
+    loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster.signalled))
+    if life >= 0:
+        loop.watch(life, lambda event: _end_of_life(loop, life, cluster.parent_gone))
+    cluster.join()
+    try:
+        loop.run(raylet)
+    finally:
+        prefault.stop()
+        loop.close()
+        node.template.close()
+        node.session.remove()
+    code = leaving.code if rank == 0 else int(bool(cluster.failure))
+    return code or int(bool(cluster.failure)), cluster.broken, cluster.failure
+
+
+def _abandon(node: _Node) -> None:
+    """Undo `_prepare`."""
+    node.listener.close()
+    node.template.close()
+    node.template.reap()
+    node.session.remove()
+    node.arena.close()
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """SIGINT and SIGTERM arrive as bytes on the descriptor, which is a context's."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    old = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield read
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+def _read_signals(fd: int, tell: Callable[[int], None]) -> None:
+    for number in os.read(fd, 64):
+        tell(number)
+
+
+def _end_of_life(loop: RayletLoop, fd: int, tell: Callable[[], None]) -> None:
+    loop.unwatch(fd)
+    tell()
+
+
+def _leave_now(code: int) -> NoReturn:
+    """Exit without MPI's own exit handlers, which would wait for nodes that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""Shared by tests: running whole jobs, and finding what they left behind."""

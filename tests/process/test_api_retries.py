@@ -1,0 +1,156 @@
+"""What runs again when a worker dies or a task raises, and how often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from engine import Marks, alive, eventually, exceptions, ray
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+class Flaky(Exception):
+    pass
+
+
+class Unlucky(Flaky):
+    pass
+
+
+@ray.remote
+def crash(marks: Marks, good_after: int = 1_000_000):
+    if marks.add() <= good_after:
+        os._exit(1)
+    return len(marks.lines())
+
+
+@ray.remote
+def fail(marks: Marks, error: type[Exception], good_after: int = 1_000_000):
+    if marks.add() <= good_after:
+        raise error("no luck")
+    return len(marks.lines())
+
+
+class TestCrash:
+    def test_four_executions_by_default(self, marks: Marks):
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(crash.remote(marks))
+        assert len(marks.lines()) == 4
+
+    @pytest.mark.parametrize("max_retries", [0, 1])
+    def test_max_retries(self, marks: Marks, max_retries):
+        with pytest.raises(exceptions.WorkerCrashedError) as caught:
+            ray.get(crash.options(max_retries=max_retries).remote(marks))
+        assert isinstance(caught.value, exceptions.RayError)
+        assert not isinstance(caught.value, exceptions.RayTaskError)
+        assert len(marks.lines()) == max_retries + 1
+
+    def test_a_retry_that_works(self, marks: Marks):
+        assert ray.get(crash.remote(marks, good_after=2)) == 3
+
+    def test_without_end(self, marks: Marks):
+        assert ray.get(crash.options(max_retries=-1).remote(marks, good_after=6)) == 7
+
+    @pytest.mark.parametrize("code", [0, 1])
+    def test_sys_exit_ends_the_worker(self, code):
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(ray.remote(max_retries=0)(lambda: sys.exit(code)).remote())
+
+    def test_killed_by_a_signal(self):
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(ray.remote(max_retries=0)(lambda: os.kill(os.getpid(), signal.SIGKILL)).remote())
+
+    def test_every_return_value_fails(self, marks: Marks):
+        refs = crash.options(max_retries=0, num_returns=2).remote(marks)
+        for ref in refs:
+            with pytest.raises(exceptions.WorkerCrashedError):
+                ray.get(ref)
+
+    def test_others_go_on(self, marks: Marks):
+        square = ray.remote(lambda x: x * x)
+        before = [square.remote(i) for i in range(20)]
+        crashed = crash.options(max_retries=0).remote(marks)
+        after = [square.remote(i) for i in range(20)]
+        assert ray.get(before + after) == [i * i for i in range(20)] * 2
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(crashed)
+
+    def test_tasks_queued_behind_a_crash_run(self):
+        """They are on their way to the worker that dies; they must not be charged for it."""
+
+        @ray.remote(max_retries=0)
+        def sometimes(i):
+            if i == 25:
+                os._exit(1)
+            return i
+
+        refs = [sometimes.remote(i) for i in range(50)]
+        for i, ref in enumerate(refs):
+            if i == 25:
+                with pytest.raises(exceptions.WorkerCrashedError):
+                    ray.get(ref)
+            else:
+                assert ray.get(ref) == i
+
+    def test_results_outlive_the_worker_that_made_them(self):
+        import numpy as np
+
+        @ray.remote
+        def make():
+            return os.getpid(), ray.put(np.arange(200_000))
+
+        @ray.remote
+        def big():
+            return np.full(300_000, os.getpid())
+
+        ref = big.remote()
+        ray.wait([ref])
+        pid = int(ray.get(ref)[0])
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not alive(pid))
+        assert (ray.get(ref) == pid).all()
+
+    def test_an_argument_survives_the_retry(self, marks: Marks):
+        import numpy as np
+
+        @ray.remote
+        def consume(array, small):
+            if marks.add() == 1:
+                os._exit(1)
+            return int(array.sum()), small
+
+        assert ray.get(consume.remote(np.ones(200_000, dtype=np.int64), ray.put("s"))) == (200_000, "s")
+
+
+class TestExceptions:
+    def test_are_not_retried_by_default(self, marks: Marks):
+        with pytest.raises(Flaky):
+            ray.get(fail.remote(marks, Flaky))
+        assert len(marks.lines()) == 1
+
+    def test_all_of_them(self, marks: Marks):
+        with pytest.raises(Flaky):
+            ray.get(fail.options(retry_exceptions=True).remote(marks, Flaky))
+        assert len(marks.lines()) == 4
+
+    def test_until_it_works(self, marks: Marks):
+        assert ray.get(fail.options(retry_exceptions=True, max_retries=5).remote(marks, Flaky, good_after=5)) == 6
+
+    @pytest.mark.parametrize(("raised", "executions"), [(Flaky, 3), (Unlucky, 3), (ValueError, 1)])
+    def test_only_those_of_a_list(self, marks: Marks, raised, executions):
+        with pytest.raises(raised):
+            ray.get(fail.options(retry_exceptions=[Flaky, OSError], max_retries=2).remote(marks, raised))
+        assert len(marks.lines()) == executions
+
+    def test_none_with_max_retries_0(self, marks: Marks):
+        with pytest.raises(Flaky):
+            ray.get(fail.options(retry_exceptions=True, max_retries=0).remote(marks, Flaky))
+        assert len(marks.lines()) == 1
+
+    @pytest.mark.parametrize("value", [1, [3], [int]])
+    def test_bad_values_are_refused(self, value):
+        with pytest.raises((TypeError, ValueError)):
+            fail.options(retry_exceptions=value)

@@ -1,0 +1,458 @@
+"""A whole cluster in one process: real raylet and head cores, fake workers and submitters, a fake network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from simnet import SimNet
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD, make_proc, node_of, number_of, raylet_of
+from hpcray.base.resources import Resources, to_units
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
+from hpcray.core.gcs import head as head_module
+from hpcray.core.gcs.head import HeadCore
+from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
+from hpcray.core.raylet import RayletCore
+from hpcray.core.scheduler.ledger import granter_of
+from hpcray.wire import messages as m
+
+
+def shape(strategy: str = "", env: tuple[tuple[str, str], ...] = (), **amounts: float) -> m.Shape:
+    """A shape from amounts."""
+    return m.Shape(tuple(sorted(to_units(amounts).items())), strategy, env)
+
+
+CPU1 = shape(CPU=1)
+
+
+@dataclass(eq=False)
+class SimTask:
+    """Runs `seconds`, then submits its children and waits for them."""
+
+    shape: m.Shape = CPU1
+    seconds: float = 0.01
+    children: list[SimTask] = field(default_factory=list)
+    done: int = 0
+    ran_on: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Leased:
+    proc: bytes
+    lease: bytes
+    klass: int
+    task: SimTask | None = None
+    idle_since: float = 0.0
+    last: bool = False
+
+
+class Submitter:
+    """A process's side of the lease protocol. `lazy`: reports demand only when it halves, doubles, begins or ends."""
+
+    def __init__(self, cluster: SimCluster, proc: bytes, lazy: bool) -> None:
+        self.cluster = cluster
+        self.proc = proc
+        self.lazy = lazy
+        self.shapes: list[m.Shape] = []
+        self.queues: list[deque[SimTask]] = []
+        self.own: list[int] = []
+        self.sent: list[int] = []
+        self.leased: dict[bytes, Leased] = {}
+        self.warnings: list[str] = []
+        self.waiting_for = 0
+
+    def submit(self, task: SimTask) -> None:
+        if task.shape not in self.shapes:
+            self.shapes.append(task.shape)
+            self.queues.append(deque())
+            self.own.append(0)
+            self.sent.append(0)
+        klass = self.shapes.index(task.shape)
+        self.queues[klass].append(task)
+        self.waiting_for += 1
+        self.pump(klass)
+
+    def pump(self, klass: int) -> None:
+        queue = self.queues[klass]
+        for worker in list(self.leased.values()):
+            if worker.klass == klass and worker.task is None and queue:
+                worker.task = queue.popleft()
+                self.cluster.push(self.proc, worker.proc, worker.task)
+        self.ask(klass)
+
+    def ask(self, klass: int) -> None:
+        want, have = len(self.queues[klass]), self.sent[klass] - self.own[klass]
+        if want == have:
+            return
+        if self.lazy and not (have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
+            return
+        self.sent[klass] = self.own[klass] + want
+        self.cluster.post(
+            self.proc, raylet_of(node_of(self.proc)), m.Demand(klass, self.shapes[klass], self.sent[klass])
+        )
+
+    def receive(self, msg: m.Message) -> None:
+        now = self.cluster.net.now
+        if isinstance(msg, m.LeaseGranted):
+            if granter_of(msg.lease) == node_of(self.proc):
+                self.own[msg.klass] += 1
+            assert msg.lease not in self.leased
+            self.leased[msg.lease] = worker = Leased(msg.worker, msg.lease, msg.klass, idle_since=now)
+            self.pump(msg.klass)
+            if worker.task is None:
+                self.give_back(worker)
+        elif isinstance(msg, m.LeaseRevoked):
+            self.lost(msg.lease)
+        elif isinstance(msg, m.ReclaimIdle):
+            for worker in list(self.leased.values()):
+                worker.last = True
+                if worker.task is None:
+                    self.give_back(worker)
+        elif isinstance(msg, m.Infeasible):
+            self.warnings.append(msg.reason)
+        elif isinstance(msg, m.NodeDied):
+            for worker in [w for w in self.leased.values() if node_of(w.proc) == msg.node]:
+                self.lost(worker.lease)
+
+    def lost(self, lease: bytes) -> None:
+        worker = self.leased.pop(lease, None)
+        if worker is not None:
+            if worker.task is not None:
+                self.queues[worker.klass].appendleft(worker.task)
+            self.pump(worker.klass)
+
+    def finished(self, worker_proc: bytes, task: SimTask) -> None:
+        for worker in list(self.leased.values()):
+            if worker.proc == worker_proc and worker.task is task:
+                worker.task = None
+                worker.idle_since = self.cluster.net.now
+                task.done += 1
+                self.waiting_for -= 1
+                if worker.last:
+                    self.give_back(worker)
+                    self.pump(worker.klass)
+                else:
+                    self.pump(worker.klass)
+        self.cluster.progressed(self.proc)
+
+    def give_back(self, worker: Leased) -> None:
+        del self.leased[worker.lease]
+        self.ask(worker.klass)
+        self.cluster.post(self.proc, raylet_of(granter_of(worker.lease)), m.LeaseReturn(worker.lease))
+
+    def tick(self, idle_timeout: float) -> None:
+        for worker in list(self.leased.values()):
+            if worker.task is None and self.cluster.net.now - worker.idle_since >= idle_timeout:
+                self.give_back(worker)
+
+
+@dataclass(eq=False)
+class SimWorker:
+    """A worker process: runs one task at a time, or is an actor."""
+
+    proc: bytes
+    queue: deque[tuple[bytes, SimTask]] = field(default_factory=deque)
+    running: tuple[bytes, SimTask] | None = None
+    blocked: bool = False
+    was_blocked: bool = False
+    actor: bytes = b""
+    exiting: bool = False
+
+
+class SimCluster:
+    """Nodes with these resources, all up at time 0."""
+
+    def __init__(
+        self,
+        totals: Sequence[Resources],
+        delays: Sequence[float] = (0.001,),
+        config: Config | None = None,
+        lazy: bool = False,
+        failing_forks: Sequence[int] = (),
+    ) -> None:
+        self.config = config or Config(prestart=0)
+        self.net = SimNet(delays)
+        self.lazy = lazy
+        self.totals = [dict(total) for total in totals]
+        self.raylets = [RayletCore(n, dict(t), len(totals), self.config) for n, t in enumerate(totals)]
+        self.head = HeadCore(self.config)
+        self.workers: dict[bytes, SimWorker] = {}
+        self.submitters: dict[bytes, Submitter] = {}
+        self.inbox: dict[bytes, list[m.Message]] = {}
+        self.dead: set[bytes] = set()
+        self.dead_nodes: set[int] = set()
+        self.failing_forks = set(failing_forks)
+        self.forks = 0
+        self.constructor_errors: dict[bytes, bytes] = {}
+        infos = [
+            m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0)
+            for n, t in enumerate(totals)
+        ]
+        self.carry_out(HEAD, self.head.cluster_up(0.0, "session", infos))
+        for node, raylet in enumerate(self.raylets):
+            self.carry_out(raylet_of(node), raylet.start(0.0))
+            self.net.after(self.net.delay(), lambda node=node: self.tick(node))
+
+    # ------------------------------------------------------------ the network
+
+    def post(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        body = m.encode([msg])
+        self.net.send(src, dest, lambda: self.deliver(src, dest, m.decode(body)[0]))
+
+    def push(self, src: bytes, worker: bytes, task: SimTask) -> None:
+        self.net.send(src, worker, lambda: self.pushed(src, worker, task))
+
+    def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if node_of(dest) in self.dead_nodes or node_of(src) in self.dead_nodes:
+            return
+        if number_of(dest) == 0:
+            self.deliver_to_raylet(src, node_of(dest), msg)
+        elif dest in self.dead:
+            if src != dest and number_of(src) == 0:
+                self.post(raylet_of(node_of(dest)), src, m.Undeliverable(dest, "it is dead"))
+        else:
+            self.deliver_to_process(src, dest, msg)
+
+    def deliver_to_raylet(self, src: bytes, node: int, msg: m.Message) -> None:
+        now = self.net.now
+        to_head = type(msg) in head_module.HANDLES
+        if type(msg) in RAYLET_HANDLES and to_head:
+            to_head = node == 0 and src != HEAD
+        if to_head:
+            self.carry_out(HEAD, self.head.handle(now, src, msg))
+        else:
+            self.carry_out(raylet_of(node), self.raylets[node].handle(now, src, msg))
+
+    def deliver_to_process(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        self.inbox.setdefault(dest, []).append(msg)
+        worker = self.workers.get(dest)
+        if worker is not None:
+            if isinstance(msg, m.Exit):
+                worker.exiting = True
+                self.die(dest, "exit code 0")
+                return
+            if isinstance(msg, m.BecomeActor):
+                assert not worker.actor and worker.running is None
+                worker.actor = msg.spec.actor
+                error = self.constructor_errors.get(msg.spec.actor, b"")
+                self.net.after(
+                    self.net.delay(), lambda: self.if_alive(dest, HEAD, m.ActorReady(msg.spec.actor, error, []))
+                )
+                return
+            if isinstance(msg, m.TerminateActor):
+                self.post(dest, raylet_of(node_of(dest)), m.ActorLeaving(msg.actor, "all handles to it are gone"))
+                self.net.after(self.net.delay() * 3 + 0.01, lambda: self.die(dest, "exit code 0"))
+                return
+        submitter = self.submitters.get(dest)
+        if submitter is not None:
+            submitter.receive(msg)
+
+    def if_alive(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if src not in self.dead:
+            self.post(src, dest, msg)
+
+    def carry_out(self, src: bytes, effects: list[Effect]) -> None:
+        node = node_of(src)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.post(src, effect.dest, effect.msg)
+            elif isinstance(effect, ForkWorker):
+                self.fork(node, effect.number)
+            elif isinstance(effect, KillWorker):
+                worker = effect.worker
+                self.net.after(self.net.delay(), lambda worker=worker: self.die(worker, "killed by signal 9"))
+            else:
+                raise AssertionError(f"unexpected effect {effect}")
+
+    # ------------------------------------------------------------ processes
+
+    def fork(self, node: int, number: int) -> None:
+        self.forks += 1
+        proc = make_proc(node, number)
+        if self.forks in self.failing_forks:
+            self.net.after(self.net.delay(), lambda: self.fork_failed(node, number))
+            return
+        self.net.after(self.net.delay(), lambda: self.join(proc))
+
+    def fork_failed(self, node: int, number: int) -> None:
+        if node not in self.dead_nodes:
+            self.carry_out(
+                raylet_of(node), self.raylets[node].fork_failed(self.net.now, number, "Resource temporarily unavailable")
+            )
+
+    def join(self, proc: bytes) -> None:
+        node = node_of(proc)
+        if node in self.dead_nodes:
+            return
+        self.workers[proc] = SimWorker(proc)
+        self.submitters[proc] = Submitter(self, proc, self.lazy)
+        self.carry_out(raylet_of(node), self.raylets[node].process_joined(self.net.now, proc, "worker", number_of(proc)))
+
+    def driver(self, node: int = 0) -> Submitter:
+        raylet = self.raylets[node]
+        proc = make_proc(node, raylet.pool.new_number())
+        submitter = self.submitters[proc] = Submitter(self, proc, self.lazy)
+        self.carry_out(raylet_of(node), raylet.process_joined(self.net.now, proc, "driver", 1))
+        return submitter
+
+    def die(self, proc: bytes, reason: str) -> None:
+        """The process ends now; its raylet notices after a delay."""
+        node = node_of(proc)
+        if proc in self.dead or node in self.dead_nodes:
+            return
+        self.dead.add(proc)
+        self.workers.pop(proc, None)
+        self.submitters.pop(proc, None)
+        self.net.send(proc, raylet_of(node), lambda: self.noticed(proc, reason))
+
+    def noticed(self, proc: bytes, reason: str) -> None:
+        node = node_of(proc)
+        if node in self.dead_nodes:
+            return
+        self.carry_out(raylet_of(node), self.raylets[node].process_died(self.net.now, proc, reason))
+        self.net.send(raylet_of(node), HEAD, lambda: self.head_noticed(proc, reason))
+
+    def head_noticed(self, proc: bytes, reason: str) -> None:
+        if node_of(proc) not in self.dead_nodes:
+            self.carry_out(HEAD, self.head.process_died(self.net.now, proc, reason))
+
+    def kill_node(self, node: int) -> None:
+        """The node vanishes; the head notices, then everybody."""
+        assert node != 0
+        self.dead_nodes.add(node)
+        for proc in [p for p in {*self.workers, *self.submitters} if node_of(p) == node]:
+            self.workers.pop(proc, None)
+            self.submitters.pop(proc, None)
+            self.dead.add(proc)
+        self.net.after(self.net.delay(), lambda: self.node_noticed(node))
+
+    def node_noticed(self, node: int) -> None:
+        self.carry_out(HEAD, self.head.node_died(self.net.now, node, "heartbeat lost"))
+        for other in range(len(self.raylets)):
+            if other not in self.dead_nodes:
+                self.net.send(HEAD, raylet_of(other), lambda other=other: self.node_told(other, node))
+
+    def node_told(self, other: int, node: int) -> None:
+        if other in self.dead_nodes:
+            return
+        self.carry_out(raylet_of(other), self.raylets[other].node_died(self.net.now, node))
+        for proc in [p for p in self.submitters if node_of(p) == other]:
+            self.post(raylet_of(other), proc, m.NodeDied(node, "heartbeat lost"))
+
+    # ------------------------------------------------------------ tasks
+
+    def pushed(self, src: bytes, proc: bytes, task: SimTask) -> None:
+        worker = self.workers.get(proc)
+        if worker is None:
+            return
+        assert not worker.actor, "a task was pushed to an actor's worker"
+        worker.queue.append((src, task))
+        self.run_next(worker)
+
+    def run_next(self, worker: SimWorker) -> None:
+        if worker.running is not None or not worker.queue:
+            return
+        worker.running = worker.queue.popleft()
+        task = worker.running[1]
+        task.ran_on.append(node_of(worker.proc))
+        self.net.after(task.seconds, lambda: self.computed(worker.proc, task))
+
+    def computed(self, proc: bytes, task: SimTask) -> None:
+        worker = self.workers.get(proc)
+        if worker is None or worker.running is None or worker.running[1] is not task:
+            return
+        children = [child for child in task.children if not child.done]
+        if not children:
+            self.complete(worker)
+            return
+        submitter = self.submitters[proc]
+        for child in children:
+            submitter.submit(child)
+        worker.blocked = worker.was_blocked = True
+        self.post(proc, raylet_of(node_of(proc)), m.Blocked())
+
+    def progressed(self, proc: bytes) -> None:
+        worker = self.workers.get(proc)
+        submitter = self.submitters.get(proc)
+        if worker is not None and submitter is not None and worker.blocked and submitter.waiting_for == 0:
+            worker.blocked = False
+            self.post(proc, raylet_of(node_of(proc)), m.Unblocked())
+            self.complete(worker)
+
+    def complete(self, worker: SimWorker) -> None:
+        assert worker.running is not None
+        holder, task = worker.running
+        worker.running = None
+        self.net.send(worker.proc, holder, lambda: self.task_done(holder, worker.proc, task))
+        self.run_next(worker)
+
+    def task_done(self, holder: bytes, worker: bytes, task: SimTask) -> None:
+        submitter = self.submitters.get(holder)
+        if submitter is not None and node_of(worker) not in self.dead_nodes:
+            submitter.finished(worker, task)
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, node: int) -> None:
+        if node in self.dead_nodes:
+            return
+        now = self.net.now
+        if node == 0:
+            self.carry_out(HEAD, self.head.tick(now))
+        self.carry_out(raylet_of(node), self.raylets[node].tick(now))
+        for proc in [p for p in self.submitters if node_of(p) == node]:
+            self.submitters[proc].tick(self.config.idle_lease_timeout)
+        self.net.after(self.config.tick, lambda: self.tick(node))
+
+    def run(self, seconds: float = 600.0) -> bool:
+        """Until every task is done and every lease is back, or this much virtual time has passed."""
+        return self.net.run(self.net.now + seconds, self.quiet, self.check)
+
+    def run_for(self, seconds: float) -> None:
+        self.net.run(self.net.now + seconds, lambda: False, self.check)
+
+    def living(self) -> list[RayletCore]:
+        return [raylet for node, raylet in enumerate(self.raylets) if node not in self.dead_nodes]
+
+    def quiet(self) -> bool:
+        if any(s.waiting_for or s.leased or any(s.queues) for s in self.submitters.values()):
+            return False
+        if any(raylet.available() != self.totals[raylet.node] for raylet in self.living()):
+            return False
+        return not self.head._scheduler.pending() and all(r._room.waiting == 0 for r in self.living())
+
+    def check(self) -> None:
+        """What must hold at every moment."""
+        for raylet in self.living():
+            total = self.totals[raylet.node]
+            claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
+            claims += [w.claim for w in raylet.pool.workers.values() if w.claim is not None]
+            unique = {id(claim): claim for claim in claims}.values()
+            for name, units in total.items():
+                held = sum(c.request.get(name, 0) for c in unique if not (c.lent and name == "CPU"))
+                assert raylet.available().get(name, 0) == units - held, (raylet.node, name)
+                if held > units:
+                    assert name == "CPU", f"node {raylet.node} over-committed {name}"
+                    resumed = sum(
+                        c.request.get(name, 0)
+                        for c in unique
+                        if (w := self.workers.get(c.worker)) is None or w.was_blocked
+                    )
+                    assert held - units <= resumed, f"node {raylet.node} over-committed CPU without Unblocked"
+            counts = raylet.pool._counts
+            assert all(n >= 0 for n in counts.values()), counts
+            assert sum(counts.values()) == len(raylet.pool.workers)
+            assert len(raylet.pool.workers) <= raylet.pool.limit
+
+    def explain(self) -> str:
+        """Why it is not quiet, for a failing test."""
+        lines = [f"t={self.net.now:.3f}"]
+        lines += [str(raylet.snapshot()) for raylet in self.living()]
+        lines.append(str(self.head._scheduler.pending()))
+        for proc, s in self.submitters.items():
+            if s.waiting_for or s.leased:
+                lines.append(f"{proc.hex()} waits for {s.waiting_for}, queues {[len(q) for q in s.queues]}, {s.leased}")
+        return "\n".join(lines)

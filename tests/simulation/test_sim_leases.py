@@ -1,0 +1,152 @@
+"""Many raylets, a head and submitters under any delays: every demand is served, and nothing is left over."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simcluster import CPU1, SimCluster, SimTask, shape
+
+from hpcray.base.config import Config
+from hpcray.base.resources import to_units
+
+DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
+SIM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+
+def nodes(*cpus: float, **extra: float) -> list[dict[str, int]]:
+    return [to_units({"CPU": c, **extra}) for c in cpus]
+
+
+def finish(cluster: SimCluster, tasks: list[SimTask], seconds: float = 600.0) -> None:
+    assert cluster.run(seconds), cluster.explain()
+    assert all(task.done == 1 for task in tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(1, 5), st.integers(1, 60), st.booleans())
+def test_flood_from_one_driver(delays: list[float], n: int, count: int, lazy: bool) -> None:
+    cluster = SimCluster(nodes(*[2] * n), delays, lazy=lazy)
+    driver = cluster.driver()
+    tasks = [SimTask() for _ in range(count)]
+    for task in tasks:
+        driver.submit(task)
+    finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32), st.booleans())
+def test_mixed_work_everywhere(delays: list[float], seed: int, lazy: bool) -> None:
+    rng = random.Random(seed)
+    totals = nodes(*[rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 5))])
+    for total in totals:
+        if rng.random() < 0.5:
+            total["GPU"] = 20_000
+    totals[-1]["special"] = 10_000
+    cluster = SimCluster(totals, delays, lazy=lazy)
+    biggest = max(t["CPU"] for t in totals) // 10_000
+    shapes = [
+        CPU1,
+        shape(CPU=0.5),
+        shape(CPU=biggest),
+        shape("SPREAD", CPU=1),
+        shape(f"node:{len(totals) - 1}", CPU=1),
+        shape("node:0", CPU=1),
+        shape("node:0:soft", CPU=1),
+        shape("node:77:soft", CPU=1),
+        shape(env=(("A", "1"),), CPU=1),
+        shape(),
+    ]
+    scarce = [shape(CPU=1, special=1)]
+    if any("GPU" in t for t in totals):
+        scarce += [shape(CPU=1, GPU=0.5), shape(GPU=2)]
+
+    def make(depth: int) -> SimTask:
+        children = [make(depth - 1) for _ in range(rng.choice([0, 0, 1, 2]))] if depth else []
+        # Who waits lends only its CPU: a parent that kept a scarce thing its children need would wait for ever.
+        mine = shapes if children else shapes + scarce
+        return SimTask(rng.choice(mine), rng.choice([0.0, 0.001, 0.02, 0.3]), children)
+
+    tasks = []
+    for node in range(len(totals)):
+        driver = cluster.driver(node)
+        for _ in range(rng.randint(0, 12)):
+            tasks.append(make(2))
+            cluster.net.after(rng.random(), lambda d=driver, t=tasks[-1]: d.submit(t))
+            driver.waiting_for += 1  # not quiet before it is submitted
+            cluster.net.after(1.0, lambda d=driver: setattr(d, "waiting_for", d.waiting_for - 1))
+    finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(1, 3), st.integers(1, 12))
+def test_recursion_deeper_than_the_cpus(delays: list[float], cpus: int, depth: int) -> None:
+    cluster = SimCluster(nodes(cpus), delays)
+    task = SimTask()
+    for _ in range(depth):
+        task = SimTask(children=[task])
+    cluster.driver().submit(task)
+    finish(cluster, [task])
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32))
+def test_workers_and_forks_that_die(delays: list[float], seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = SimCluster(nodes(2, 2, 1), delays, failing_forks=rng.sample(range(1, 12), 3))
+    tasks = [SimTask(seconds=rng.choice([0.01, 0.2, 1.0])) for _ in range(25)]
+    driver = cluster.driver()
+    for task in tasks:
+        driver.submit(task)
+
+    def murder() -> None:
+        if cluster.workers:
+            cluster.die(rng.choice(sorted(cluster.workers)), "killed by signal 9")
+
+    for _ in range(8):
+        cluster.net.after(rng.random() * 3, murder)
+    finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32))
+def test_a_node_that_dies(delays: list[float], seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = SimCluster(nodes(1, 2, 2), delays)
+    driver, other = cluster.driver(0), cluster.driver(1)
+    tasks = [SimTask(seconds=0.3) for _ in range(15)]
+    for task in tasks:
+        driver.submit(task)
+    for _ in range(10):
+        other.submit(SimTask(seconds=0.3))
+    cluster.net.after(rng.random() * 2, lambda: cluster.kill_node(1))
+    finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32))
+def test_holders_that_die_leave_nothing(delays: list[float], seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = SimCluster(nodes(2, 1), delays)
+    doomed = [cluster.driver(n) for n in (0, 1, 0)]
+    for driver in doomed:
+        for _ in range(10):
+            driver.submit(SimTask(rng.choice([CPU1, shape("SPREAD", CPU=1)]), seconds=rng.choice([0.05, 5.0])))
+        cluster.net.after(rng.random(), lambda d=driver: cluster.die(d.proc, "killed by signal 9"))
+    survivor = cluster.driver(1)
+    tasks = [SimTask(seconds=0.05) for _ in range(5)]
+    for task in tasks:
+        survivor.submit(task)
+    finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS, st.integers(3, 8))
+def test_few_workers_allowed(delays: list[float], limit: int) -> None:
+    cluster = SimCluster(nodes(4, 4), delays, config=Config(prestart=0, max_workers=limit))
+    driver = cluster.driver()
+    tasks = [SimTask(shape(env=(("E", str(i % 3)),), CPU=0.5)) for i in range(30)]
+    for task in tasks:
+        driver.submit(task)
+    finish(cluster, tasks)
