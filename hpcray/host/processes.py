@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -55,24 +55,16 @@ def descendants(root: int) -> list[int]:
     return [pid for pid in found if pid not in dead]
 
 
-def kill_descendants(root: int, wanted: Callable[[int], bool] = lambda pid: True) -> int:
-    """SIGKILL every process below `root` that is `wanted`; how many there were.
+def kill_descendants(root: int, spared: Collection[int] = ()) -> int:
+    """SIGKILL every process below `root` that is not `spared`; how many there were.
 
     A process that forks between the look and the kill escapes: call again until it returns 0.
     """
-    found = [pid for pid in descendants(root) if wanted(pid)]
+    found = [pid for pid in descendants(root) if pid not in spared]
     for pid in found:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     return len(found)
-
-
-def session_of(pid: int) -> int:
-    """The session id of a process; -1 when it is gone."""
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return -1
 
 
 def describe_exit(status: int) -> str:

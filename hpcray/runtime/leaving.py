@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
-from hpcray.host.processes import kill_descendants, session_of
+from hpcray.host.processes import descendants, kill_descendants
 from hpcray.host.session import Session
 from hpcray.host.template_link import TemplateLink
 from hpcray.runtime.driver_child import DriverChild
@@ -96,10 +96,11 @@ class Leaving:
 
     def _sweep(self) -> None:
         """Kill what a dead template left. Its children die with it, and theirs came to us, their next sub-reaper."""
-        session = self._template.pid
-        me = os.getpid()
+        spared = set()
+        if self._driver is not None:
+            spared = {self._driver.pid, *descendants(self._driver.pid)}
         deadline = time.monotonic() + _SWEEP_TIME
-        while kill_descendants(me, lambda pid: session_of(pid) == session) and time.monotonic() < deadline:
+        while kill_descendants(os.getpid(), spared) and time.monotonic() < deadline:
             time.sleep(_LOOK)
         self._session.remove()
 

@@ -182,12 +182,15 @@ class MpiControl:
         """See `ControlTransport.arm`."""
         bell = self._bell
         if bell is not None:
+            overtaken = False
             bell.progress()
             for rank, count in bell.heard():
-                if count > self._promised[rank] and rank not in self._dead:
-                    self._promised[rank] = count
+                self._promised[rank] = max(count, self._promised[rank])
+                if self._received[rank] < count and rank not in self._dead:
                     self._owing.add(rank)
-            if bell.hungry() or not bell.arm():
+                    self._backoff.touch()
+                    overtaken = True
+            if overtaken or bell.hungry() or not bell.arm():
                 return False
         try:
             if self._arrived or self._comm.Iprobe(self._any, _TAG):

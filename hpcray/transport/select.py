@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import sys
@@ -14,6 +13,7 @@ from hpcray.base.config import Config
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.mpi import MpiControl
 from hpcray.transport.mpi_data import MpiData
+from hpcray.transport.mpi_start import import_mpi, library, start_mpi, unlink_shared_memory
 from hpcray.transport.startup import RollCall, read_launch, singleton_hint
 from hpcray.transport.ucx import UcxEngine, has_rdma, library_path, load, resources_of
 from hpcray.transport.ucx_data import UcxData
@@ -43,13 +43,14 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
     with RollCall(launch, config.start_timeout, _directory()) as roll:
         problem = "" if config.data_plane == "mpi" else _try_load()
         roll.step("MPI_Init")
-        module = _start_mpi()
+        module = start_mpi()
         comm = module.COMM_WORLD
         if launch.size > 1 and comm.Get_size() == 1:
             raise StartError(
                 f"rank {launch.rank} of {launch.size} on {socket.gethostname()} is alone in its MPI world "
-                f"({_library(module)}); hint: {singleton_hint(launch)}"
+                f"({library(module)}); hint: {singleton_hint(launch)}"
             )
+        unlink_shared_memory(module, comm)
         roll.step("choosing the data plane")
         engine, why = _agree(config.data_plane, comm, problem)
         data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())
@@ -78,7 +79,7 @@ def describe() -> dict[str, Any]:
     except Exception as error:
         facts["ucx"] = str(error)
     try:
-        facts["mpi"] = _library(_import_mpi())
+        facts["mpi"] = library(import_mpi())
         facts["mpi4py"] = sys.modules["mpi4py"].__version__
     except TransportError as error:
         facts["mpi"] = str(error)
@@ -86,50 +87,6 @@ def describe() -> dict[str, Any]:
     facts["rdma"] = has_rdma(facts["transports"])
     facts.update({name: _chosen[name] for name in ("data_plane", "why") if name in _chosen})
     return facts
-
-
-# ---------------------------------------------------------------- MPI
-
-
-def _import_mpi() -> Any:
-    """Import `mpi4py.MPI` without starting MPI."""
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-        from mpi4py import MPI
-    except Exception as error:
-        raise StartError(
-            f"no MPI: {type(error).__name__}: {error}; hint: pip install 'hpcray[all]', or load the site's MPI module "
-            "and install mpi4py for it"
-        ) from None
-    return MPI
-
-
-def _start_mpi() -> Any:
-    module = _import_mpi()
-    if module.Is_initialized():
-        raise StartError("MPI is already running in this process; hint: let hpcray start it")
-    # Not `module.Init_thread`: it holds the interpreter lock while MPI waits for the other ranks, and the thread that
-    # ends a vain wait could not run. A ctypes call does not hold it.
-    provided = ctypes.c_int()
-    try:
-        start = ctypes.CDLL(module.__file__).MPI_Init_thread
-    except AttributeError:
-        module.Init_thread(module.THREAD_FUNNELED)
-    else:
-        code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
-        if code != module.SUCCESS:
-            raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
-    module.COMM_WORLD.Set_errhandler(module.ERRORS_RETURN)
-    module.COMM_SELF.Set_errhandler(module.ERRORS_RETURN)
-    return module
-
-
-def _library(module: Any) -> str:
-    first: str = module.Get_library_version().split("\n")[0].strip("\0 ")
-    return first.split(", package")[0]
 
 
 # ---------------------------------------------------------------- the data plane

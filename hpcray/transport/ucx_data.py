@@ -35,7 +35,8 @@ class UcxData:
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
         self._own = _DATA | engine.rank << _NODE_SHIFT
         self._arena = memoryview(b"")
-        self._expected: dict[tuple[int, int], tuple[int, int]] = {}
+        # By source node and what the label holds of the tag: its low bits, a counter of the receiver's.
+        self._expected: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._flights: list[_Flight] = []
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
@@ -58,7 +59,7 @@ class UcxData:
         if size == 0:
             self._done.append(("received", node, tag, None))
             return
-        self._expected[node, tag] = (offset, size)
+        self._expected[node, tag & _TAG_MASK] = (offset, size, tag)
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
@@ -68,7 +69,7 @@ class UcxData:
         try:
             endpoint = self._engine.endpoint(node)
             buffer = self._engine.array(self._arena[offset : offset + size])
-            request = endpoint.tag_send(buffer, self._engine.lib.UCXXTag(self._own | tag))
+            request = endpoint.tag_send(buffer, self._engine.lib.UCXXTag(self._own | tag & _TAG_MASK))
         except Exception as error:
             self._done.append(("sent", node, tag, str(error)))
             return
@@ -76,7 +77,7 @@ class UcxData:
 
     def cancel(self, tag: int) -> bool:
         """See `DataPlane.cancel`."""
-        for key in [key for key in self._expected if key[1] == tag]:
+        for key in [key for key, place in self._expected.items() if place[2] == tag]:
             del self._expected[key]
         return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
 
@@ -84,8 +85,7 @@ class UcxData:
         """See `DataPlane.forget`. A receive under way may still write until UCX has ended it. After the
         endpoint has been closed for `_LAST_WORDS` seconds nothing can come any more, and it is given up."""
         for key in [key for key in self._expected if key[0] == node]:
-            del self._expected[key]
-            self._done.append(("received", node, key[1], why))
+            self._done.append(("received", node, self._expected.pop(key)[2], why))
         kept: list[_Flight] = []
         for flight in self._flights:
             if flight[1] == "sent" and flight[2] == node:
@@ -136,6 +136,8 @@ class UcxData:
         node, tag = key
         place = self._expected.pop(key, None)
         what = "received"
+        if place is not None:
+            tag = place[2]
         if place is not None and place[1] == length:
             buffer = self._engine.array(self._arena[place[0] : place[0] + length])
         else:

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engine import Marks, exceptions, ray
+from engine import Marks, eventually, exceptions, hpcray_only, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -124,8 +124,6 @@ class TestReturnValues:
 
         assert effect.remote(5) is None
         assert effect.remote(None) is None
-        from engine import eventually
-
         eventually(lambda: len(marks.lines()) == 2)
 
     def test_by_options(self):
@@ -186,6 +184,7 @@ class TestFunctions:
 
         assert ray.get(half.remote()) == "half"
 
+    @hpcray_only
     def test_keeps_name_and_docstring(self):
         assert add.__name__ == "add"
         assert add.__doc__ == "Adds."
@@ -283,7 +282,7 @@ class TestOptions:
         "options",
         [
             {"bogus": 1}, {"num_cpus": -1}, {"num_returns": -1}, {"max_retries": -2}, {"max_restarts": 1},
-            {"resources": {"CPU": 1}}, {"scheduling_strategy": "BOGUS"},
+            {"resources": {"CPU": 1}},
         ],
         ids=str,
     )  # fmt: skip
@@ -292,6 +291,10 @@ class TestOptions:
             ray.remote(**options)(lambda: 1)
         with pytest.raises(ValueError):
             add.options(**options)
+
+    def test_an_unknown_strategy_is_refused_by_the_call_at_the_latest(self):
+        with pytest.raises(ValueError, match="BOGUS"):
+            add.options(scheduling_strategy="BOGUS").remote(1)
 
     @pytest.mark.parametrize("options", [{"num_cpus": "1"}, {"name": 3}, {"max_retries": 1.5}], ids=str)
     def test_wrong_types_are_refused(self, options):
@@ -308,8 +311,9 @@ class TestOptions:
             ray.remote()
 
     def test_leave_the_original_alone(self):
-        two = add.options(num_returns=1, num_cpus=0, name="x").options(max_retries=0)
-        assert ray.get([two.remote(1, 2), add.remote(3, 4)]) == [3, 7]
+        other = echo.options(num_returns=2, num_cpus=0, name="x", max_retries=0)
+        assert ray.get(other.remote(1)) == [(1,), {}]
+        assert ray.get(echo.remote(1)) == ((1,), {})
 
 
 def test_ten_thousand_tasks():

@@ -1,0 +1,55 @@
+"""The programs that the tests of starting and leaving run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# Occupies a worker, an actor, a worker's child process and the object store; says "ready"; ends as it is told.
+BUSY = '''\
+import os, signal, subprocess, sys, time
+import numpy as np
+import hpcray as ray
+
+
+@ray.remote
+def sleep_with_a_child(seconds):
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    time.sleep(seconds)
+    return child.pid
+
+
+@ray.remote
+class Counter:
+    def __init__(self):
+        self.block = ray.put(np.ones(1_000_000))
+
+    def pid(self):
+        return os.getpid()
+
+
+def main(how):
+    ray.init(num_cpus=2) if "HPCRAY_ADDRESS" not in os.environ else ray.init()
+    block = ray.put(np.zeros(1_000_000))
+    counter = Counter.options(num_cpus=0).remote()
+    pid = ray.get(counter.pid.remote())
+    busy = [sleep_with_a_child.remote(600) for _ in range(2)]
+    ray.wait(busy, timeout=0.5)
+    print("ready", os.getpid(), pid, flush=True)
+    if how == "normal":
+        return
+    if how == "raise":
+        raise ValueError("as the test wants it")
+    if how.startswith("exit"):
+        sys.exit(int(how[4:]))
+    ray.get(busy)
+
+
+main(sys.argv[1])
+'''
+
+
+def write(directory: Path, text: str, name: str = "program.py") -> Path:
+    """A script file in `directory`."""
+    path = directory / name
+    path.write_text(text)
+    return path

@@ -1,0 +1,164 @@
+"""get with a timeout, and wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from engine import PATIENCE, exceptions, ray
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+@ray.remote
+def echo(value, delay=0.0):
+    time.sleep(delay)
+    return value
+
+
+@ray.remote
+class Gate:
+    """Tasks wait until a test opens it."""
+
+    def __init__(self):
+        self._event = threading.Event()
+
+    def open(self):
+        self._event.set()
+
+    def passed(self, value):
+        assert self._event.wait(PATIENCE)
+        return value
+
+
+@pytest.fixture
+def gate():
+    gate = Gate.options(max_concurrency=100, num_cpus=0).remote()
+    ray.get(gate.__ray_ready__.remote())
+    yield gate
+    gate.open.remote()
+
+
+class TestGetTimeout:
+    @pytest.mark.parametrize("timeout", [0, 0.01, 0.2])
+    def test_is_raised(self, gate, timeout):
+        ref = gate.passed.remote(1)
+        started = time.monotonic()
+        with pytest.raises(exceptions.GetTimeoutError) as caught:
+            ray.get(ref, timeout=timeout)
+        assert timeout <= time.monotonic() - started + 0.01
+        assert isinstance(caught.value, TimeoutError)
+        gate.open.remote()
+        assert ray.get(ref, timeout=PATIENCE) == 1
+
+    def test_zero_takes_what_is_there(self):
+        ref = echo.remote(5)
+        ray.get(ref)
+        assert ray.get(ref, timeout=0) == 5
+        assert ray.get([ray.put(1), ref], timeout=0) == [1, 5]
+
+    def test_one_of_several_is_late(self, gate):
+        refs = [echo.remote(1), gate.passed.remote(2), ray.put(3)]
+        with pytest.raises(exceptions.GetTimeoutError):
+            ray.get(refs, timeout=0.3)
+        gate.open.remote()
+        assert ray.get(refs, timeout=PATIENCE) == [1, 2, 3]
+
+    def test_in_time(self):
+        assert ray.get(echo.remote(1, 0.1), timeout=PATIENCE) == 1
+
+    def test_minus_one_is_none(self):
+        assert ray.get(echo.remote(1, 0.1), timeout=-1) == 1
+
+    def test_again_and_again(self, gate):
+        ref = gate.passed.remote("late")
+        for _ in range(50):
+            with pytest.raises(exceptions.GetTimeoutError):
+                ray.get(ref, timeout=0.001)
+        gate.open.remote()
+        assert ray.get(ref) == "late"
+
+    def test_in_a_task(self, gate):
+        @ray.remote
+        def attempt(box):
+            try:
+                return ray.get(box[0], timeout=0.1)
+            except exceptions.GetTimeoutError:
+                return "timeout"
+
+        ref = gate.passed.remote(1)
+        assert ray.get(attempt.remote([ref])) == "timeout"
+        gate.open.remote()
+        assert ray.get(attempt.remote([ref]) if ray.get(ref) else None) == 1
+
+
+class TestWait:
+    def test_splits_in_the_order_given(self, gate):
+        late, one, two = gate.passed.remote(0), echo.remote(1), echo.remote(2)
+        ready, rest = ray.wait([late, two, one], num_returns=2)
+        assert ready == [two, one]
+        assert rest == [late]
+
+    def test_returns_no_more_than_asked_for(self):
+        refs = [ray.put(i) for i in range(5)]
+        ready, rest = ray.wait(refs, num_returns=2)
+        assert ready == refs[:2]
+        assert rest == refs[2:]
+        assert ray.wait(refs) == (refs[:1], refs[1:])
+
+    def test_all(self):
+        refs = [echo.remote(i, 0.05) for i in range(10)]
+        ready, rest = ray.wait(refs, num_returns=10)
+        assert set(ready) == set(refs)
+        assert rest == []
+
+    def test_timeout(self, gate):
+        late, there = gate.passed.remote(1), ray.put(2)
+        assert ray.wait([late], timeout=0) == ([], [late])
+        started = time.monotonic()
+        assert ray.wait([late, there], num_returns=2, timeout=0.2) == ([there], [late])
+        assert time.monotonic() - started >= 0.19
+        gate.open.remote()
+        assert ray.wait([late], timeout=PATIENCE) == ([late], [])
+
+    def test_an_error_is_ready(self):
+        ref = ray.remote(lambda: 1 / 0).remote()
+        assert ray.wait([ref]) == ([ref], [])
+        with pytest.raises(ZeroDivisionError):
+            ray.get(ref)
+
+    def test_a_large_result_without_fetching(self):
+        ref = ray.remote(lambda: b"x" * 1_000_000).remote()
+        assert ray.wait([ref], fetch_local=False) == ([ref], [])
+        assert len(ray.get(ref)) == 1_000_000
+
+    def test_as_a_loop_over_results(self):
+        pending = [echo.remote(i, 0.001 * (i % 5)) for i in range(100)]
+        found = []
+        while pending:
+            ready, pending = ray.wait(pending)
+            found += ray.get(ready)
+        assert sorted(found) == list(range(100))
+
+    def test_nothing(self):
+        assert ray.wait([]) == ([], [])
+
+    def test_inside_a_task(self):
+        @ray.remote
+        def first_of(box):
+            ready, rest = ray.wait(box)
+            return ray.get(ready[0]), len(rest)
+
+        assert ray.get(first_of.remote([echo.remote(1), echo.remote(2, 0.5)])) == (1, 1)
+
+    def test_bad_arguments(self):
+        ref = ray.put(1)
+        for bad in (ref, (ref,), [1], "x", None):
+            with pytest.raises(TypeError):
+                ray.wait(bad)
+        with pytest.raises(ValueError):
+            ray.wait([ref, ref])
+        for options in ({"num_returns": 0}, {"num_returns": 2}, {"num_returns": -1}, {"timeout": -1}):
+            with pytest.raises(ValueError):
+                ray.wait([ref], **options)

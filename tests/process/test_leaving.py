@@ -1,0 +1,137 @@
+"""Leaving on one node: whatever ends the job, nothing is left of it, and the exit code is right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job, embedded
+from helpers.leaks import LeakCheck, wait_until
+from helpers.scripts import BUSY, write
+
+EMBEDDED, MODULE = "embedded", "python -m hpcray"
+
+
+def start(mode: str, tmp_path: Path, how: str) -> Job:
+    script = write(tmp_path, BUSY)
+    if mode == MODULE:
+        return Job([sys.executable, "-m", "hpcray", "--num-cpus", "2", str(script), how])
+    return Job(embedded(script, how))
+
+
+def wait_ready(job: Job) -> tuple[int, int]:
+    """Pids of the driver and of the actor's worker, once the program is busy."""
+    word, driver, actor = job.line().split() or ("", "0", "0")
+    assert word == "ready"
+    return int(driver), int(actor)
+
+
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+@pytest.mark.parametrize(("how", "code"), [("normal", 0), ("raise", 1), ("exit3", 3), ("exit0", 0)])
+def test_end_of_the_driver(leak_check: LeakCheck, tmp_path: Path, mode: str, how: str, code: int) -> None:
+    with start(mode, tmp_path, how) as job:
+        wait_ready(job)
+        ended = job.wait()
+    assert ended.code == code, ended.err
+    assert ("as the test wants it" in ended.err) is (how == "raise")
+    leak_check.check()
+
+
+@pytest.mark.parametrize(
+    ("mode", "number", "codes"),
+    [
+        # A shell shows the signal of a dead process as 128 + n; a raylet that ran the driver passes that on as a code.
+        (EMBEDDED, signal.SIGINT, {-signal.SIGINT, 1}),
+        (EMBEDDED, signal.SIGTERM, {-signal.SIGTERM}),
+        (EMBEDDED, signal.SIGKILL, {-signal.SIGKILL}),
+        (MODULE, signal.SIGINT, {128 + signal.SIGINT, 1}),
+        (MODULE, signal.SIGTERM, {128 + signal.SIGTERM}),
+        (MODULE, signal.SIGKILL, {-signal.SIGKILL}),
+    ],
+)
+def test_signal_to_the_command(
+    leak_check: LeakCheck, tmp_path: Path, mode: str, number: signal.Signals, codes: set[int]
+) -> None:
+    with start(mode, tmp_path, "wait") as job:
+        wait_ready(job)
+        job.send(number)
+        ended = job.wait()
+    assert ended.code in codes, ended.err
+    leak_check.check()
+
+
+def test_signal_to_a_driver_child(leak_check: LeakCheck, tmp_path: Path) -> None:
+    with start(MODULE, tmp_path, "wait") as job:
+        driver, _ = wait_ready(job)
+        os.kill(driver, signal.SIGKILL)
+        assert job.wait().code == 128 + signal.SIGKILL
+    leak_check.check()
+
+
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+@pytest.mark.parametrize("name", ["hpcray-raylet", "hpcray-template"])
+def test_death_of_a_system_process(leak_check: LeakCheck, tmp_path: Path, mode: str, name: str) -> None:
+    with start(mode, tmp_path, "wait") as job:
+        wait_ready(job)
+        (pid,) = leak_check.processes(name)
+        os.kill(pid, signal.SIGKILL)
+        ended = job.wait()
+    assert ended.code != 0
+    if name == "hpcray-template":
+        assert "template process ended with signal 9 (SIGKILL)" in ended.err
+    leak_check.check()
+
+
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+def test_death_of_a_worker_is_no_end(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
+    with start(mode, tmp_path, "wait") as job:
+        driver, actor = wait_ready(job)
+        os.kill(actor, signal.SIGKILL)
+        wait_until(lambda: actor not in leak_check.processes(), "the worker's end")
+        assert driver in leak_check.processes()
+        job.send(signal.SIGTERM)
+        job.wait()
+    leak_check.check()
+
+
+def test_children_of_a_dead_worker_go_with_it(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "import os, subprocess, sys, hpcray as ray\n"
+        "ray.init(num_cpus=1)\n"
+        "@ray.remote(max_retries=0)\n"
+        "def crash():\n"
+        "    subprocess.Popen(['sleep', '600'])\n"
+        "    os._exit(7)\n"
+        "try:\n"
+        "    ray.get(crash.remote())\n"
+        "except ray.exceptions.WorkerCrashedError as error:\n"
+        "    print('crashed', 'exit code 7' in str(error), flush=True)\n"
+        "sys.stdin.read()\n",
+    )
+    job = Job(embedded(script))
+    with job:
+        assert job.line() == "crashed True"
+        wait_until(lambda: not leak_check.processes("sleep"), "the end of the worker's child")
+        job.wait()
+    leak_check.check()
+
+
+def test_stale_session_is_swept(leak_check: LeakCheck, tmp_path: Path) -> None:
+    with start(EMBEDDED, tmp_path, "wait") as job:
+        wait_ready(job)
+        (template,) = leak_check.processes("hpcray-template")
+        (raylet,) = leak_check.processes("hpcray-raylet")
+        os.kill(template, signal.SIGSTOP)
+        os.kill(raylet, signal.SIGKILL)
+        os.kill(template, signal.SIGKILL)
+        job.wait()
+    wait_until(lambda: not leak_check.processes(), "the end of all processes")
+    assert leak_check.sessions(), "nobody was left to remove the session directory"
+    with start(EMBEDDED, tmp_path, "normal") as job:
+        wait_ready(job)
+        assert job.wait().code == 0
+    leak_check.check()
