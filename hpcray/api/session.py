@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcray.base.config import Config
 from hpcray.base.ids import raylet_of
+from hpcray.runtime import interrupts
 from hpcray.runtime.bootstrap import Entry, enter
 from hpcray.runtime.options import NodeOptions
 from hpcray.runtime.process import Process, connect
@@ -137,6 +138,7 @@ def init(
         process = connect(entry.session_dir, entry.kind)
         current.process = process
         process.start()
+        interrupts.install(process.engine)
     except BaseException:
         current.process = None
         if entry.node is not None:
@@ -186,6 +188,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     _Session.entry = None
     if process is None or current.worker is not None:
         return
+    interrupts.remove()
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))

@@ -40,6 +40,7 @@ MAX_BATCH = 64
 IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
 
 monotonic = time.monotonic
+get_ident = threading.get_ident
 
 
 class Link:
@@ -85,6 +86,7 @@ class Engine:
         self.activity = 0
         self.closed = False
         self.after: list[Callable[[], object]] = []
+        self.asleep: set[int] = set()
         self._dir = session_dir
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
@@ -248,10 +250,13 @@ class Engine:
             self._kick_background()
         self.lock.release()
         woken = False
+        me = get_ident()
+        self.asleep.add(me)
         try:
             timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())
             woken = gate.acquire(timeout=timeout)
         finally:
+            self.asleep.discard(me)
             self.lock.acquire()
             waiter.lock = None
             if waiter in self._parked:
@@ -295,10 +300,13 @@ class Engine:
                 until = deadline
             self._sleep_until = until
             timeout = max(0.0, until - monotonic())
+        me = get_ident()
+        self.asleep.add(me)
         self.lock.release()
         try:
             events = self._epoll.poll(timeout)
         finally:
+            self.asleep.discard(me)
             self.lock.acquire()
         if len(events) > 1 and self._raylet.fd != events[0][0]:
             # The raylet's word (a job's sys.path, a death) comes before what peers sent because of it.

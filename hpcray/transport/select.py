@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +39,7 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
     if config.data_plane not in _PLANES:
         raise ValueError(f"data_plane={config.data_plane!r}: it is one of {', '.join(_PLANES)}")
     launch = read_launch(os.environ)
-    with RollCall(launch, config.start_timeout, _directory()) as roll:
+    with RollCall(launch, config.start_timeout) as roll:
         problem = "" if config.data_plane == "mpi" else _try_load()
         roll.step("MPI_Init")
         module = start_mpi()
@@ -134,17 +133,3 @@ def _unreachable(resources: list[str], wanted: str) -> str:
     if wanted == "auto" and _SLINGSHOT.is_dir() and not has_rdma(resources):
         return "on Slingshot UCX has only TCP, MPI has the fabric"
     return ""
-
-
-def _directory() -> Path:
-    for name in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):
-        if os.environ.get(name):
-            base = Path(os.environ[name])
-            break
-    else:
-        base = Path(tempfile.gettempdir())
-    directory = base / f"hpcray-{os.getuid()}"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid() or directory.is_symlink():
-        raise StartError(f"{directory} does not belong to this user; hint: set HPCRAY_TMPDIR to a private directory")
-    return directory

@@ -1,8 +1,8 @@
 """Coming up: who was started with us, who has come, and an end to the wait for those who do not.
 
-`MPI_Init` blocks, inside MPI, until every rank has called it. So every rank leaves a file in a directory of the job on
-its host before it calls `MPI_Init`; when the time is up, a thread that needs no MPI reads who has come, names who has
-not, and ends the process.
+`MPI_Init` blocks, inside MPI, until every rank has called it. So every rank shows itself to the others of its host
+before it calls `MPI_Init`, by the name of a socket; when the time is up, a thread that needs no MPI reads who has come,
+names who has not, and ends the process. (A socket in the abstract namespace is no file: it goes with its process.)
 """
 
 from __future__ import annotations
@@ -80,53 +80,52 @@ def singleton_hint(launch: Launch) -> str:
 
 
 class RollCall:
-    """The files by which the ranks of one host see each other before MPI does. A context manager.
+    """How the ranks of one host see each other before MPI does. A context manager: it holds while ranks come up.
 
     Args:
         launch: what the launcher says.
         timeout: seconds until the process is ended with exit code 78.
-        directory: where the job's directory goes; node-local and writable.
     """
 
-    def __init__(self, launch: Launch, timeout: float, directory: Path) -> None:
+    def __init__(self, launch: Launch, timeout: float) -> None:
         self._launch = launch
         self._timeout = timeout
-        key = hashlib.sha256(f"{launch.job}".encode()).hexdigest()[:8]
-        self._directory = directory / f"start-{key}"
-        self._file = self._directory / str(launch.rank)
+        key = hashlib.sha256(launch.job.encode()).hexdigest()[:16]
+        self._name = f"hpcray-{os.getuid()}-{key}-"
         self._up = threading.Event()
         self._step = "start"
+        self._socket: socket.socket | None = None
 
     def step(self, what: str) -> None:
         """Note what is being waited for, for the report."""
         self._step = what
 
     def __enter__(self) -> RollCall:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._file.write_text(str(os.getpid()))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind(f"\0{self._name}{self._launch.rank}")
+        except OSError:
+            pass  # the launcher gave no name that only this job has; the report will miss us, nothing else
         threading.Thread(target=self._watch, name="hpcray-start", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._up.set()
-        self._remove()
+        if self._socket is not None:
+            self._socket.close()
 
-    def _remove(self) -> None:
-        self._file.unlink(missing_ok=True)
-        try:
-            self._directory.rmdir()
-        except OSError:
-            pass  # not the last one
+    def came(self) -> list[int]:
+        """Ranks of this job that are on this host now, and still starting."""
+        sockets = Path("/proc/net/unix").read_text(errors="replace")
+        return sorted({int(rank) for rank in re.findall(rf"@{self._name}(\d+)$", sockets, re.MULTILINE)})
 
     def _watch(self) -> None:
         if self._up.wait(self._timeout):
             return
-        came = sorted(int(name) for name in os.listdir(self._directory) if name.isdigit())
-        sys.stderr.write(self.report(came) + "\n")
+        sys.stderr.write(self.report(self.came()) + "\n")
         sys.stderr.flush()
-        # The first to give up must not look absent to the others of this host, who read the same files.
+        # The first to give up must not look absent to the others of this host.
         time.sleep(_GRACE)
-        self._remove()
         os._exit(EXIT_START_FAILED)
 
     def report(self, came: list[int]) -> str:

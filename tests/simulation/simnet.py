@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
+MOST_EVENTS = 200_000
+
 
 class SimNet:
     """Events in virtual time. `delays` (seconds) are used up in turn, again and again."""
@@ -37,9 +39,11 @@ class SimNet:
 
     def run(self, until: float, done: Callable[[], bool], check: Callable[[], None]) -> bool:
         """Run events until `done` or virtual time `until`; whether `done`."""
-        while self._events:
+        for _ in range(MOST_EVENTS):
             if done():
                 return True
+            if not self._events:
+                return False
             when, _, what = heapq.heappop(self._events)
             if when > until:
                 self.now = until
@@ -47,7 +51,7 @@ class SimNet:
             self.now = when
             what()
             check()
-        return done()
+        raise AssertionError(f"livelock: {MOST_EVENTS} events up to t={self.now}")
 
     def _at(self, when: float, what: Callable[[], Any]) -> None:
         self._serial += 1

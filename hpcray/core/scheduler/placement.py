@@ -20,12 +20,14 @@ class NodeState:
     """One live node as the head sees it: `available` is its last view minus what the head promised since.
 
     `soft` counts actors that were placed by a request they do not hold (a default actor is placed by one CPU and holds
-    none); it ranks nodes for actors, and blocks nothing. `shunned`: requests refused since the last view.
+    none); it ranks nodes for actors, and blocks nothing. `shunned`: requests it refused, until its views (`said`) show
+    more than before, or the next tick.
     """
 
     info: NodeInfo
     available: Resources
     version: int = 0
+    said: Resources = field(default_factory=dict)
     soft: Resources = field(default_factory=dict)
     shunned: set[Request] = field(default_factory=set)
 
@@ -82,11 +84,13 @@ class ClusterView:
         if state is None or view.version <= state.version:
             return False
         state.version = view.version
-        old = state.available
-        state.available = view.available
-        grew = bool(state.shunned) or any(units > old.get(name, 0) for name, units in view.available.items())
-        state.shunned.clear()
-        return grew
+        thought, state.available = state.available, dict(view.available)
+        said, state.said = state.said, view.available
+        # A node that refuses for want of workers keeps saying that it has room: only news make it worth asking again.
+        if state.shunned and _more(view.available, said):
+            state.shunned.clear()
+            return True
+        return _more(view.available, thought)
 
     def feasible(self, shape: Shape) -> list[int]:
         """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order."""
@@ -192,6 +196,10 @@ class ClusterView:
     def _rank(self, state: NodeState, shape: Shape, given: dict[int, int], ring: int) -> tuple[float, int, int, int]:
         turn = (state.index - self._cursor) % ring
         return state.utilisation(shape), given.get(state.index, 0), turn, state.index
+
+
+def _more(new: Resources, old: Resources) -> bool:
+    return any(units > old.get(name, 0) for name, units in new.items())
 
 
 def show(request: Resources) -> str:
