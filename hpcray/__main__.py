@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hpcray.base.failures import StartupError
+from hpcray.host.console import adopt
 from hpcray.host.processes import set_process_name
 from hpcray.runtime.node import run_node
 from hpcray.runtime.options import NodeOptions
+from hpcray.transport.startup import read_launch
 
 _USAGE = "python -m hpcray [option ...] (script.py | -m module | -c code) [arg ...]"
 
@@ -27,7 +31,7 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     add("--num-gpus", type=float, metavar="K", help="GPUs of this node (default: none)")
     add("--memory", type=float, metavar="BYTES", help="memory that tasks may ask for (default: what there is)")
     add("--object-store-memory", type=int, metavar="BYTES", help="size of the object store (default: 30 %% of memory)")
-    add("--resources", type=json.loads, default={}, metavar="JSON", help='custom resources, such as \'{"disk": 2}\'')
+    add("--resources", type=json.loads, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
     add("script", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -58,11 +62,18 @@ def main() -> NoReturn:
     """Be one node of the job; exit with the driver's code on rank 0, with 0 elsewhere."""
     options = parse(sys.argv[1:])
     set_process_name("hpcray-raylet")
+    console = adopt(read_launch(os.environ).rank)
+    code = 1
     try:
         code = run_node(options, lambda session_dir: None)
     except (StartupError, ValueError) as error:
-        sys.exit(f"hpcray: {error}")
-    sys.exit(code)
+        print(f"hpcray: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if console is None else console.leave(code))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hpcray.state.doctor import FAIL, WARN, Finding, examine
+from hpcray.state.doctor import FAIL, WARN, Finding, examine, package_version
 
 _MARKS = {"ok": ("ok", "green"), "note": ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
 
@@ -22,9 +22,7 @@ def main() -> None:
 @main.command()
 def version() -> None:
     """Print the version."""
-    from hpcray import __version__
-
-    click.echo(__version__)
+    click.echo(package_version("hpcray", "a source directory, not installed"))
 
 
 @main.command()
@@ -46,16 +44,16 @@ def doctor(require_rdma: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
 def status(address: str, as_json: bool) -> None:
     """Show the nodes of the job that runs on this machine, and what is free of their resources."""
-    import hpcray
+    from hpcray.api import context, session
 
     try:
-        hpcray.init(address=address)
+        session.init(address=address)
     except (ConnectionError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     try:
-        nodes, total, free = hpcray.nodes(), hpcray.cluster_resources(), hpcray.available_resources()
+        nodes, total, free = context.nodes(), context.cluster_resources(), context.available_resources()
     finally:
-        hpcray.shutdown()
+        session.shutdown()
     if as_json:
         click.echo(json.dumps({"nodes": nodes, "total": total, "available": free}, indent=1))
     else:
@@ -93,7 +91,9 @@ def _show_nodes(nodes: list[dict[str, Any]], total: dict[str, float], free: dict
     console.print(table)
     for name in sorted(total):
         if not name.startswith("node:"):
-            console.print(f"{name}: {free.get(name, 0):g} of {total[name]:g} free", highlight=False)
+            scale, unit = (1e9, " GB") if "memory" in name else (1, "")
+            text = f"{name}: {free.get(name, 0) / scale:.4g} of {total[name] / scale:.4g}{unit} free"
+            console.print(text, highlight=False)
 
 
 if __name__ == "__main__":

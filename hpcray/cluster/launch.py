@@ -20,7 +20,10 @@ _LOOPBACK = "localhost"
 
 # One rank per node, and the surviving ranks go on when a node is lost: the only set of options found that does it.
 # Without --cpu-bind=none Slurm may bind the rank, and all that it forks, to a single core.
-_SRUN = "srun --mpi=pmix --no-kill --kill-on-bad-exit=0 -W 0 --ntasks-per-node=1 --cpu-bind=none".split()
+_SRUN = (
+    *("srun", "--mpi=pmix", "--ntasks-per-node=1", "--cpu-bind=none"),
+    *("--no-kill", "--kill-on-bad-exit=0", "-W", "0"),
+)
 
 
 class LaunchError(Exception):

@@ -18,8 +18,8 @@ from types import FrameType
 
 from hpcray.host.console import VARIABLE, ConsoleOffer
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What rank 0 is sent for a signal of ours. It passes these two on to the program; others would end it.
+_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 _ORPHAN_GRACE = 8.0
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -76,13 +76,12 @@ class _Run:
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: rank 0 gets the signal and passes it to the program. A second request to end goes to the
         launcher, which ends all ranks; a third kills it."""
-        if number in _ENDING:
-            self._asked.append(number)
+        self._asked.append(number)
         if len(self._asked) > 1:
             self._launcher.send_signal(signal.SIGTERM if len(self._asked) == 2 else signal.SIGKILL)
         elif self._offer is not None and self._offer.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._offer.pid, number)
+                os.kill(self._offer.pid, _FORWARDED[signal.Signals(number)])
         elif self._offer is not None or number != signal.SIGINT or not _in_foreground():
             self._launcher.send_signal(number)
 

@@ -62,8 +62,6 @@ class Arena:
         self._view = memoryview(self._map)
         self.address = int(self._bytes.ctypes.data)
         self._mapped = bytearray(-(-size // _GRANULE))
-        self._pins: dict[int, tuple[Any, Callable[[], object]]] = {}
-        self._on_pin_dead = _pin_reaper(self._pins)
 
     @classmethod
     def create(cls, size: int) -> Arena:
@@ -132,8 +130,8 @@ class Arena:
         self._check(offset, size)
         # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
         array = self._bytes[offset : offset + size]
-        ref = weakref.ref(array, self._on_pin_dead)
-        self._pins[id(ref)] = (ref, on_dead)
+        ref = weakref.ref(array, _reap)
+        _pins[id(ref)] = (ref, on_dead)
         return array.data.toreadonly()
 
     def write(self, offset: int, source: Any) -> None:
@@ -218,17 +216,19 @@ def _available_now() -> int:
     return usable_memory()
 
 
-def _pin_reaper(
-    pins: dict[int, tuple[Any, Callable[[], object]]], finalizing: Callable[[], bool] = sys.is_finalizing
-) -> Callable[[Any], None]:
-    """The callback of all pins of one arena. It holds all it needs, since it may run while modules are torn down."""
+# The weak references of all pins, which must live until they fire, with what to call then.
+_pins: dict[int, tuple[Any, Callable[[], object]]] = {}
 
-    def reap(ref: Any) -> None:
-        entry = pins.pop(id(ref), None)
-        if entry is not None and not finalizing():
-            entry[1]()
 
-    return reap
+def _reap(
+    ref: Any,
+    pop: Callable[[int, None], tuple[Any, Callable[[], object]] | None] = _pins.pop,
+    finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """A pinned array died. All it needs is bound to it: it may run while modules are torn down."""
+    entry = pop(id(ref), None)
+    if entry is not None and not finalizing():
+        entry[1]()
 
 
 def _madvise(address: int, size: int, advice: int) -> int:

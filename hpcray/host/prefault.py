@@ -38,6 +38,11 @@ class Prefaulter:
         """End of what was populated so far."""
         return self._done
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to populate now; no thread runs then."""
+        return self._thread is None
+
     def allocated_to(self, high_water: int) -> None:
         """Tell how far the allocator has ever come. Cheap when it has not moved far; never blocks."""
         target = min(self._arena.size, high_water + min(self._window, high_water))

@@ -67,6 +67,28 @@ def kill_descendants(root: int, spared: Collection[int] = ()) -> int:
     return len(found)
 
 
+def reap_orphans(others: Collection[int]) -> None:
+    """Reap dead children of this process that came to it as orphans; `others` are those that somebody waits for."""
+    while True:
+        try:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if dead is None or dead.si_pid in others:
+            return
+        os.waitpid(dead.si_pid, 0)
+
+
+def start_time(pid: int) -> int:
+    """When a process started, in clock ticks since boot; 0 when it is gone. Tells it from a later one of its pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in b"ZX" else int(fields[19])
+
+
 def describe_exit(status: int) -> str:
     """A wait status in words: `exit code 1`, `signal 9 (SIGKILL)`."""
     if os.WIFSIGNALED(status):

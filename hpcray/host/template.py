@@ -6,7 +6,7 @@ reaches workers, and adopts orphans, so that grandchildren of workers cannot esc
 
 Requests (raylet → template) and reports (template → raylet) are msgpack arrays, one per packet:
 
-    ["fork", number, env]  ["kill", number]  ["driver"] + its pidfd  ["stop"]
+    ["fork", number, env]  ["kill", number]  ["driver", pid, its start time]  ["stop"]
     ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
@@ -39,13 +39,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def serve(
-    sock: socket.socket, raylet: int, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+    sock: socket.socket, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
 ) -> NoReturn:
     """Be the template process; called in the forked child, never returns.
 
     Args:
         sock: this side of the packet socket to the raylet.
-        raylet: pid of the raylet.
         load: imports what workers need and returns the function that is a worker's life.
         session_dir: removed at the end.
         arena_fd: inherited by workers.
@@ -53,7 +52,7 @@ def serve(
     """
     code = 1
     try:
-        _Template(sock, raylet, session_dir, arena_fd, lock_fd).run(load)
+        _Template(sock, session_dir, arena_fd, lock_fd).run(load)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -62,7 +61,7 @@ def serve(
 
 
 class _Template:
-    def __init__(self, sock: socket.socket, raylet: int, session_dir: str, arena_fd: int, lock_fd: int) -> None:
+    def __init__(self, sock: socket.socket, session_dir: str, arena_fd: int, lock_fd: int) -> None:
         # Imported here: the raylet, which imports this module, has no use for ctypes at start.
         from hpcray.host import processes
 
@@ -72,14 +71,13 @@ class _Template:
         self._session_dir = session_dir
         self._children: dict[int, int] = {}
         self._pids: dict[int, int] = {}
-        self._driver = -1
+        self._driver = (0, 0)
         self._arena_fd = arena_fd
         self._lock_fd = lock_fd
         self._main: WorkerMain | None = None
         os.setsid()
         processes.adopt_orphans()
         processes.set_process_name("hpcray-template")
-        self._raylet = os.pidfd_open(raylet)
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(ignored, signal.SIG_IGN)
@@ -101,7 +99,7 @@ class _Template:
         except Exception:
             self._tell("broken", traceback.format_exc())
         poll = select.poll()
-        for fd in (self._sock.fileno(), self._raylet, self._wakeup_read):
+        for fd in (self._sock.fileno(), self._wakeup_read):
             poll.register(fd, select.POLLIN)
         serving = True
         while serving:
@@ -112,14 +110,12 @@ class _Template:
                 self._reap()
             if self._sock.fileno() in ready:
                 serving = self._request()
-            elif self._raylet in ready:
-                serving = False
         self._clean_up()
 
     def _request(self) -> bool:
-        """Carry out one request; False to stop."""
+        """Carry out one request; False to stop. The end of the stream is the end of the raylet."""
         try:
-            data, fds, _, _ = socket.recv_fds(self._sock, PACKET, 4)
+            data = self._sock.recv(PACKET)
         except OSError:
             return False
         if not data:
@@ -132,7 +128,7 @@ class _Template:
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
         elif what == "driver":
-            self._driver = fds[0]
+            self._driver = (args[0], args[1])
         return bool(what != "stop")
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -161,9 +157,8 @@ class _Template:
             for restored in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(restored, signal.SIG_DFL)
             self._sock.close()
-            for fd in (self._raylet, self._wakeup_read, self._wakeup_write, self._driver, self._lock_fd):
-                if fd >= 0:
-                    os.close(fd)
+            for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
+                os.close(fd)
             self._processes.set_process_name("hpcray-worker")
             os.environ.update(env)
             if "numpy.random" in sys.modules:
@@ -215,11 +210,9 @@ class _Template:
             if self._reap_quietly() and not alive:
                 break
             time.sleep(0.002)
-        if self._driver >= 0:
-            poll = select.poll()
-            poll.register(self._driver, select.POLLIN)
-            if not poll.poll(max(0.0, driver_deadline - time.monotonic()) * 1000):
-                self._signal_driver(signal.SIGKILL)
+        while self._driver_lives() and time.monotonic() < driver_deadline:
+            time.sleep(0.01)
+        self._signal_driver(signal.SIGKILL)
         remove_directory(self._session_dir)
 
     def _reap_quietly(self) -> bool:
@@ -231,7 +224,11 @@ class _Template:
             return True
         return False
 
+    def _driver_lives(self) -> bool:
+        pid, started = self._driver
+        return pid > 0 and self._processes.start_time(pid) == started
+
     def _signal_driver(self, number: signal.Signals) -> None:
-        if self._driver >= 0:
+        if self._driver_lives():
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._driver, number)
+                os.kill(self._driver[0], number)

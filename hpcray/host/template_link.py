@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import array
-import contextlib
 import os
 import signal
 import socket
@@ -14,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hpcray.host import template
+from hpcray.host.processes import start_time
 
 _decode_report = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -23,15 +22,17 @@ class TemplateLink:
     """Requests never block: what the template process cannot take at once waits here and goes out in `flush`.
 
     Attributes:
-        pid: the template's process id; it leads the session that all workers belong to.
-        pidfd: readable once it is gone.
+        pid: the template's process id.
+        gone: it has ended; known from `reports`.
     """
 
     def __init__(self, pid: int, sock: socket.socket) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
+        self.gone = False
+        self._reaped = False
+        self._status = 0
         self._sock = sock
-        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._waiting: deque[bytes] = deque()
         self._failed: list[list[Any]] = []
         sock.setblocking(False)
 
@@ -53,71 +54,61 @@ class TemplateLink:
         """SIGKILL worker `number`; nothing happens when it is gone already."""
         self._send(_encode(["kill", number]))
 
-    def watch_driver(self, pidfd: int) -> None:
-        """Let the template end the driver too if this process dies. The descriptor stays the caller's."""
-        self._send(_encode(["driver"]), os.dup(pidfd))
+    def watch_driver(self, pid: int) -> None:
+        """Let the template end this child of ours too, if this process dies."""
+        self._send(_encode(["driver", pid, start_time(pid)]))
 
     def stop(self) -> None:
-        """Ask it to kill all workers, remove the session directory and leave; `pidfd` tells when it has."""
+        """Ask it to kill all workers, remove the session directory and leave; `gone` tells when it has."""
         self._send(_encode(["stop"]))
 
     def reports(self) -> list[list[Any]]:
-        """The reports that have come; an empty list of them is no sign of death, `pidfd` is."""
+        """The reports that have come."""
         found, self._failed = self._failed, []
         try:
             while data := self._sock.recv(template.PACKET):
                 found.append(_decode_report(data))
+            self.gone = True
         except BlockingIOError:
             pass
-        except ConnectionError:
-            pass
+        except OSError:
+            self.gone = True
         return found
 
     def flush(self) -> bool:
         """Send what waits; False while something is left (the socket becomes writable later)."""
         while self._waiting:
-            data, fd = self._waiting[0]
             try:
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
-                self._sock.sendmsg([data], rights)
+                self._sock.send(self._waiting[0])
             except BlockingIOError:
                 return False
             except OSError:
-                self._drop()
+                self._waiting.clear()  # it is gone; `reports` finds that out
                 return True
             self._waiting.popleft()
-            if fd >= 0:
-                os.close(fd)
         return True
 
     def reap(self) -> int:
-        """Wait for the end of the template process, its wait status; call it once `pidfd` is readable."""
-        with contextlib.suppress(ChildProcessError):
-            return os.waitpid(self.pid, 0)[1]
-        return 0
+        """Wait for the end of the template process; its wait status."""
+        try:
+            self._status = os.waitpid(self.pid, 0)[1]
+        except ChildProcessError:
+            pass  # reaped before
+        self._reaped = True
+        return self._status
 
     def kill_template(self) -> None:
         """SIGKILL the template process itself: it did not leave when asked."""
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if not self._reaped:
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let the descriptors go. The template takes that for this process's death and cleans up."""
-        self._drop()
         self._sock.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
 
-    def _send(self, data: bytes, fd: int = -1) -> None:
-        self._waiting.append((data, fd))
+    def _send(self, data: bytes) -> None:
+        self._waiting.append(data)
         self.flush()
-
-    def _drop(self) -> None:
-        for _, fd in self._waiting:
-            if fd >= 0:
-                os.close(fd)
-        self._waiting.clear()
 
 
 def start_template(
@@ -132,9 +123,8 @@ def start_template(
         lock_fd: the session's lock, kept so that the session counts as alive until the template has cleaned up.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    raylet = os.getpid()
     pid = os.fork()
     if pid == 0:
-        template.serve(theirs, raylet, load, session_dir, arena_fd, lock_fd)
+        template.serve(theirs, load, session_dir, arena_fd, lock_fd)
     theirs.close()
     return TemplateLink(pid, ours)

@@ -15,7 +15,7 @@ from hpcray.base.errors import ActorDiedError, AsyncioActorExit
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import deserialize
+from hpcray.wire.serialization import deserialize, serialize_error
 
 if TYPE_CHECKING:
     from hpcray.runtime.worker import Worker
@@ -67,8 +67,9 @@ class ActorHost:
             self.instance = cls(*args, **kwargs)
             del args, kwargs
         except BaseException as raised:
-            raised_in = f"{spec.class_name}.__init__"
-            error = worker.error_blob(raised, raised_in, (spec.class_name, spec.actor.hex()), spec.actor)
+            label = (spec.class_name, spec.actor.hex())
+            cause = worker.task_error(raised, f"{spec.class_name}.__init__", label)
+            error = serialize_error(ActorDiedError(cause, actor_id=spec.actor.hex()))
         local.task = None
         engine = process.engine
         with engine.lock:

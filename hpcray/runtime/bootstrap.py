@@ -24,7 +24,7 @@ from hpcray.runtime.local_links import ATTACHED, DRIVER
 from hpcray.runtime.options import NodeOptions
 from hpcray.transport.startup import Launch, read_launch
 
-_LEAVING = 6.0
+_LEAVING = 8.0
 """A raylet whose driver has left is gone within this time, or is killed."""
 
 # The child finds hpcray where this process found it, and nothing of the user's current directory.
@@ -66,6 +66,7 @@ class NodeChild:
             StartupError: it is not up within `start_timeout`, or ended; nothing of it is left.
             ValueError: an option is not valid.
         """
+        self.session_dir = ""
         timeout = options.settings().start_timeout
         ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
         life_read, self._life = os.pipe2(os.O_CLOEXEC)
@@ -115,6 +116,8 @@ class NodeChild:
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
+        if os.environ.get(ADDRESS) == self.session_dir:
+            del os.environ[ADDRESS]
         code = self.wait(timeout)
         if code is None:
             self._child.kill()

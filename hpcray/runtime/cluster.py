@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcray.base.ids import HEAD, number_of
 from hpcray.core.gcs import membership as member
+from hpcray.host.processes import reap_orphans
 from hpcray.host.session import Session
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
@@ -38,6 +39,7 @@ class Cluster:
 
     Attributes:
         failure: why the cluster did not come up or this node had to give up; "" when all went well.
+        came_up: whether `on_up` was called.
         broken: whether other nodes may be dead or gone, so that MPI cannot be left in good order.
     """
 
@@ -46,6 +48,7 @@ class Cluster:
         raylet: Raylet,
         leaving: Leaving,
         session: Session,
+        template_pid: int,
         membership: member.Membership | None,
         watch: member.HeadWatch | None,
         control: ControlTransport | None,
@@ -54,11 +57,13 @@ class Cluster:
     ) -> None:
         self.failure = ""
         self.broken = False
+        self.came_up = False
         self._raylet = raylet
         self._loop = raylet.loop
         self._router = raylet.router
         self._leaving = leaving
         self._session = session
+        self._template_pid = template_pid
         self._membership = membership
         self._watch = watch
         self._control = control
@@ -103,7 +108,6 @@ class Cluster:
         """The driver is a child of this process: its exit code is the job's."""
         self._driver = driver
         self._leaving.watch_driver(driver)
-        self._loop.watch(driver.pidfd, lambda event: self._driver_ended())
 
     def give_up(self, reason: str) -> None:
         """This node cannot go on; the job ends with code 1."""
@@ -121,6 +125,14 @@ class Cluster:
                 self._leaving.begin(code)
         else:
             self._router.send(HEAD, m.Exit(code))
+
+    def child_ended(self) -> None:
+        """Some child of this process has ended: perhaps the driver."""
+        code = self._driver.poll() if self._driver is not None else None
+        if code is not None:
+            self.end_job(code)
+            self._leaving.check()
+        reap_orphans({self._template_pid, self._driver.pid if self._driver is not None else 0})
 
     def parent_gone(self) -> None:
         """Who started this process is gone, or said so. The driver's last message may still be on its way."""
@@ -173,12 +185,12 @@ class Cluster:
     def _up(self) -> None:
         info = self._raylet.seat.info
         self._session.publish(self._name, info.index, info.node_id)
+        self.came_up = True
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:
         self.broken = True
         self.failure = reason
-        self._raylet.say(reason)
         self._leaving.begin(1)
 
     def _check_table(self) -> None:
@@ -252,15 +264,6 @@ class Cluster:
         if self._driver is None:
             self.end_job(1)
 
-    def _driver_ended(self) -> None:
-        driver = self._driver
-        assert driver is not None
-        code = driver.poll()
-        if code is not None:
-            self._loop.unwatch(driver.pidfd)
-            self.end_job(code)
-            self._leaving.check()
-
     def _end_by_signal(self) -> None:
         if not self._leaving.begun:
             self.end_job(128 + self._signal)
@@ -272,7 +275,8 @@ class Cluster:
         if not self._leaving.begun:
             self.broken = True
             self._leaving.begin(code, patience=0.0)
-            self.end_job(code)
+            if self._membership is not None:
+                self.end_job(code)
 
     def _template_gone(self, reason: str) -> None:
         if not self._leaving.begun:

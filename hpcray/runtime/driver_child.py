@@ -18,7 +18,6 @@ class DriverChild:
 
     Attributes:
         pid: its process id.
-        pidfd: readable once it has ended.
         code: its exit code as a shell would give it (128 + n for signal n); None while it runs.
     """
 
@@ -36,7 +35,6 @@ class DriverChild:
         # subprocess uses vfork and exec here: nothing runs in a copy of this process, which has MPI open.
         self._child = subprocess.Popen([sys.executable, *flags, *command], env=environ)
         self.pid = self._child.pid
-        self.pidfd = os.pidfd_open(self.pid)
         self.code: int | None = None
 
     def poll(self) -> int | None:
@@ -49,7 +47,7 @@ class DriverChild:
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens when it has ended."""
         if self.poll() is None:
-            signal.pidfd_send_signal(self.pidfd, number)
+            os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to end."""

@@ -87,7 +87,7 @@ class Leaving:
         self._asked_template = True
         if self._driver is not None:
             self._driver.kill()
-        self._template.stop()
+        self._processes.stop_template()
         self._loop.call_at(self._loop.now + _TEMPLATE_TIME, self._template_late)
 
     def _template_late(self) -> None:

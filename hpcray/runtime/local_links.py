@@ -10,6 +10,7 @@ from typing import Union
 from hpcray.wire.frames import FrameReader
 
 RECEIVE = 256 * 1024
+_SEND = 256 * 1024
 _PEERCRED = struct.Struct("3i")
 _BACKLOG = 1024
 
@@ -52,18 +53,23 @@ class Link:
             OSError: the peer is gone.
         """
         out = self.out
-        if not out:
-            return True
-        data = out[0] if len(out) == 1 else b"".join(out)
-        try:
-            sent = self.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        if sent == len(data):
-            self.out = []
-            return True
-        self.out = [memoryview(data)[sent:]]
-        return False
+        while out:
+            count = size = 0
+            for piece in out:
+                count += 1
+                size += len(piece)
+                if size >= _SEND:
+                    break
+            data = out[0] if count == 1 else b"".join(out[:count])
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent < size:
+                out[:count] = [memoryview(data)[sent:]]
+                return False
+            del out[:count]
+        return True
 
 
 class Listener:

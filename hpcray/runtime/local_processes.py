@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import socket
 from typing import Protocol
@@ -45,7 +46,11 @@ class ProcessEvents(Protocol):
 
 
 class LocalProcesses:
-    """Forks through the template, answers Hello, and tells each death once, with the reason that is known best."""
+    """Forks through the template, answers Hello, and tells each death once, with the reason that is known best.
+
+    Attributes:
+        leaving: the job is over; nothing is forked any more.
+    """
 
     def __init__(
         self, node: int, template: TemplateLink, loop: RayletLoop, router: Router, arena_fd: int, events: ProcessEvents
@@ -57,13 +62,13 @@ class LocalProcesses:
         self._arena_fd = arena_fd
         self._events = events
         self._numbers: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
         self._early: dict[int, Link] = {}
         self._workers: set[int] = set()
         self._killed: dict[int, str] = {}
         self._driver_pid = 0
-        self._leaving = False
+        self.leaving = False
         loop.watch(template.fileno(), self._template_ready)
-        loop.watch(template.pidfd, lambda event: self._template_gone())
 
     @property
     def workers(self) -> int:
@@ -76,12 +81,12 @@ class LocalProcesses:
 
     def fork(self, number: int, env: tuple[tuple[str, str], ...]) -> None:
         """Ask for a worker; nothing happens when the job is over."""
-        if self._leaving:
+        if self.leaving:
             return
         self._workers.add(number)
         self._template.fork(number, env)
         self._watch_template()
-        self._take_reports()
+        self._take_reports()  # a request that cannot be sent fails at once
 
     def kill(self, proc: bytes) -> None:
         """SIGKILL a worker."""
@@ -90,7 +95,7 @@ class LocalProcesses:
 
     def ask_to_leave(self, code: int) -> None:
         """Tell every process that the job is over, those that are still to come too."""
-        self._leaving = True
+        self.leaving = True
         for proc in self._router.links:
             self._router.send(proc, Exit(code))
 
@@ -122,9 +127,10 @@ class LocalProcesses:
             link.closing = True
             self._loop.call_at(self._loop.now + _REPORT_GRACE, lambda: self._kill_mute(number, reason))
 
-    def flush_template(self) -> None:
-        """Send on the requests that wait."""
-        self._loop.watch_writable(self._template.fileno(), not self._template.flush())
+    def stop_template(self) -> None:
+        """Have the template kill what is left, clean up and leave."""
+        self._template.stop()
+        self._watch_template()
 
     # ------------------------------------------------------------ births
 
@@ -141,7 +147,7 @@ class LocalProcesses:
             link.out.append(frame[sent:])
             self._router.dirty.append(link)
         self._events.joined(proc, link.kind, link.pid)
-        if self._leaving:
+        if self.leaving:
             self._router.send(proc, Exit(0))
 
     # ------------------------------------------------------------ the template's reports
@@ -151,14 +157,20 @@ class LocalProcesses:
             self._loop.watch_writable(self._template.fileno(), True)
 
     def _template_ready(self, event: int) -> None:
-        self.flush_template()
+        if event & select.EPOLLOUT and self._template.flush():
+            self._loop.watch_writable(self._template.fileno(), False)
         self._take_reports()
+        if self._template.gone:
+            self._loop.unwatch(self._template.fileno())
+            status = self._template.reap()
+            self._events.template_gone(f"the template process ended with {describe_exit(status)}")
 
     def _take_reports(self) -> None:
         for what, *args in self._template.reports():
             if what == "forked":
                 number, pid = args
                 self._numbers[pid] = number
+                self._pids[number] = pid
                 link = self._early.pop(pid, None)
                 if link is not None:
                     self._welcome(link, number)
@@ -171,19 +183,11 @@ class LocalProcesses:
             elif what == "broken":
                 self._events.template_broken(f"the template process cannot import what workers need:\n{args[0]}")
 
-    def _template_gone(self) -> None:
-        self._take_reports()
-        self._loop.unwatch(self._template.pidfd)
-        self._loop.unwatch(self._template.fileno())
-        status = self._template.reap()
-        self._events.template_gone(f"the template process ended with {describe_exit(status)}")
-
     # ------------------------------------------------------------ deaths
 
     def _exited(self, number: int, status: int) -> None:
         self._workers.discard(number)
-        for pid in [pid for pid, owner in self._numbers.items() if owner == number]:
-            del self._numbers[pid]
+        del self._numbers[self._pids.pop(number)]
         proc = make_proc(self._node, number)
         link = self._router.links.get(proc)
         if link is not None and not link.closing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,8 +52,18 @@ class _Node:
     listener: Listener
 
 
+@dataclass
+class _Outcome:
+    """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order."""
+
+    code: int
+    broken: bool
+    failure: str
+
+
 def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
-    """Be the raylet of one node until the job is over; this process is then to exit.
+    """Be the raylet of one node until the job is over. The caller then ends this process with `os._exit`: where other
+    nodes died, exit handlers of MPI would wait for them.
 
     Args:
         options: of this node. With a `driver` in it, rank 0 runs that program as a child.
@@ -75,16 +84,14 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         _abandon(node)
         raise
     with _signals() as wakeup:
-        code, broken, failure = _serve(options, node, control, data, ready, life, wakeup)
+        outcome = _serve(options, node, control, data, ready, life, wakeup)
     if control is not None and data is not None:
-        with Watchdog(_FINALIZE_TIME, "", code):
+        with Watchdog(_FINALIZE_TIME, outcome.failure, outcome.code):
             data.close()
-            control.close(abort=broken)
-        if broken:
-            _leave_now(code)
-    if failure and not code:
-        raise StartupError(failure)
-    return code
+            control.close(abort=outcome.broken)
+    if outcome.failure:
+        raise StartupError(outcome.failure)
+    return outcome.code
 
 
 def load_worker() -> Callable[[str, int, int], NoReturn]:
@@ -133,8 +140,8 @@ def _serve(
     ready: Callable[[str], None],
     life: int,
     wakeup: int,
-) -> tuple[int, bool, str]:
-    """Compose the raylet and run its loop. Returns exit code, whether the wires are broken, and why it failed."""
+) -> _Outcome:
+    """Compose the raylet and run its loop."""
     rank, size = (control.rank, control.size) if control is not None else (0, 1)
     address, config = node_ip_address(), node.config
     info = NodeInfo(
@@ -162,15 +169,15 @@ def _serve(
     def up() -> None:
         if options.driver and rank == 0:
             driver = DriverChild(options.driver, node.session.path)
-            node.template.watch_driver(driver.pidfd)
+            node.template.watch_driver(driver.pid)
             processes.expect_driver(driver.pid)
             cluster.own_driver(driver)
         ready(node.session.path)
 
     membership = Membership(size, os.urandom(8).hex(), config, loop.now) if rank == 0 else None
     watch = HeadWatch(rank, config, loop.now) if rank else None
-    cluster = Cluster(raylet, leaving, node.session, membership, watch, control, data, up)
-    loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster.signalled))
+    cluster = Cluster(raylet, leaving, node.session, node.template.pid, membership, watch, control, data, up)
+    loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster))
     if life >= 0:
         loop.watch(life, lambda event: _end_of_life(loop, life, cluster.parent_gone))
     cluster.join()
@@ -181,8 +188,12 @@ def _serve(
         loop.close()
         node.template.close()
         node.session.remove()
-    code = leaving.code if rank == 0 else int(bool(cluster.failure))
-    return code or int(bool(cluster.failure)), cluster.broken, cluster.failure
+    failure = cluster.failure
+    if not cluster.came_up:
+        failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
+        return _Outcome(1, cluster.broken, failure)
+    code = leaving.code if rank == 0 else 0
+    return _Outcome(code or int(bool(failure)), cluster.broken, "")
 
 
 def _abandon(node: _Node) -> None:
@@ -196,10 +207,11 @@ def _abandon(node: _Node) -> None:
 
 @contextmanager
 def _signals() -> Iterator[int]:
-    """SIGINT and SIGTERM arrive as bytes on the descriptor, which is a context's."""
+    """SIGINT, SIGTERM and SIGCHLD arrive as bytes on the descriptor that it gives."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    old = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    old = {number: signal.signal(number, lambda *_: None) for number in ours}
     try:
         yield read
     finally:
@@ -210,18 +222,14 @@ def _signals() -> Iterator[int]:
         os.close(write)
 
 
-def _read_signals(fd: int, tell: Callable[[int], None]) -> None:
-    for number in os.read(fd, 64):
-        tell(number)
+def _read_signals(fd: int, cluster: Cluster) -> None:
+    for number in set(os.read(fd, 4096)):
+        if number == signal.SIGCHLD:
+            cluster.child_ended()
+        else:
+            cluster.signalled(number)
 
 
 def _end_of_life(loop: RayletLoop, fd: int, tell: Callable[[], None]) -> None:
     loop.unwatch(fd)
     tell()
-
-
-def _leave_now(code: int) -> NoReturn:
-    """Exit without MPI's own exit handlers, which would wait for nodes that are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -165,6 +165,9 @@ class Raylet:
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: tell the cores, and whoever spoke with it."""
+        if self.processes.leaving:
+            self.on_death()  # everybody goes
+            return
         now = self.loop.now
         self.apply(self.core.process_died(now, proc, reason))
         nodes = {node_of(peer) for peer in peers}
@@ -207,6 +210,7 @@ class Raylet:
             self.apply(self.head.process_died(now, proc, reason))
         for link in self.router.links.values():
             if proc in link.peers:
+                link.peers.discard(proc)
                 self.router.send(link.proc, m.ProcDied(proc, reason))
 
     # ------------------------------------------------------------ dispatch that type alone does not decide

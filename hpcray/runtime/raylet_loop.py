@@ -166,8 +166,9 @@ class RayletLoop:
         return max(0.0, sleep) if sleep < FOREVER else -1.0
 
     def _poll_wires(self, control: ControlTransport) -> None:
-        for _, batch in control.poll():
-            self._read_batch(batch)
+        for node, batch in control.poll():
+            if node not in self._router.lost_nodes:  # who was declared dead stays dead
+                self._read_batch(batch)
         if self._data is not None:
             for what, _, tag, error in self._data.progress():
                 self._events.transfer_ended(what, tag, error)

@@ -258,7 +258,11 @@ class Worker:
             return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
         if isinstance(error, (ActorDiedError, TaskCancelledError)) and not isinstance(error, RayTaskError):
             return serialize_error(error)
-        return serialize_error(make_task_error(name, error, os.getpid(), self.process.host, actor, cloudpickle.dumps))
+        return serialize_error(self.task_error(error, name, actor))
+
+    def task_error(self, error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
+        """What user code raised, wrapped to travel."""
+        return make_task_error(name, error, os.getpid(), self.process.host, actor, cloudpickle.dumps)
 
     def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
         if num_returns == 0:

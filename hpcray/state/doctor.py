@@ -88,13 +88,14 @@ def _probe_wires() -> dict[str, Any]:
 
 def _software() -> list[Finding]:
     return [
-        Finding("software", "hpcray", _version("hpcray", "from a source directory")),
+        Finding("software", "hpcray", package_version("hpcray", "from a source directory")),
         Finding("software", "Python", f"{platform.python_version()} at {sys.executable}"),
-        Finding("software", "NumPy", _version("numpy")),
+        Finding("software", "NumPy", package_version("numpy")),
     ]
 
 
-def _version(name: str, otherwise: str = "not installed") -> str:
+def package_version(name: str, otherwise: str = "not installed") -> str:
+    """Version of an installed package, or `otherwise`."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

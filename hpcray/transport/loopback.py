@@ -185,7 +185,6 @@ class LoopbackData:
         self._rank = rank
         self._arena = memoryview(b"")
         self._expected: dict[tuple[int, int], tuple[int, int]] = {}
-        self._waiting: dict[tuple[int, int], tuple[memoryview, LoopbackData]] = {}
         self._sending: set[tuple[int, int]] = set()
         self._done: list[Report] = []
 
@@ -203,8 +202,6 @@ class LoopbackData:
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.receive`."""
         self._expected[node, tag] = (offset, size)
-        if (node, tag) in self._waiting:
-            self._take(node, tag, *self._waiting.pop((node, tag)))
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
@@ -214,17 +211,16 @@ class LoopbackData:
         self._net.carry(self._rank, node, size, lambda: peer._take(self._rank, tag, view, self), ordered=False)
 
     def _take(self, node: int, tag: int, view: memoryview, sender: LoopbackData) -> None:
+        sender._finish(self._rank, tag, None)
         place = self._expected.pop((node, tag), None)
         if place is None:
-            self._waiting[node, tag] = (view, sender)
-            return
+            return  # cancelled
         error = None
         if place[1] == len(view):
             self._arena[place[0] : place[0] + place[1]] = view
         else:
             error = f"{len(view)} bytes came, {place[1]} were expected"
         self._done.append(("received", node, tag, error))
-        sender._finish(self._rank, tag, None)
 
     def _finish(self, node: int, tag: int, error: str | None) -> None:
         if (node, tag) in self._sending:

@@ -97,11 +97,9 @@ class MpiData:
 
     def forget(self, node: int, why: str) -> None:
         """See `DataPlane.forget`. MPI cannot take back what is in flight: its buffers stay referenced."""
-        for key, incoming in list(self._incoming.items()):
+        for incoming in list(self._incoming.values()):
             if incoming.node == node:
-                self._stuck.append(incoming)
-                self._done.append(("received", node, incoming.tag, why))
-                del self._incoming[key]
+                self._fail(incoming, why)
         for outgoing in self._outgoing:
             if outgoing.node == node:
                 self._stuck.append(outgoing)
@@ -176,6 +174,8 @@ class MpiData:
         incoming = self._incoming.get((status.Get_source(), status.Get_tag()))
         if incoming is None or size > len(incoming.rest):
             # Cancelled, or not what was announced; its sender waits until somebody takes it.
+            if incoming is not None:
+                self._fail(incoming, f"{size} bytes came where {len(incoming.rest)} were expected")
             waste = bytearray(size)
             self._unwanted.append((message.Irecv((waste, self._byte)), waste))
             return True
@@ -186,14 +186,18 @@ class MpiData:
     def _fill(self, key: tuple[int, int]) -> None:
         incoming = self._incoming[key]
         flying = incoming.flying
-        error: str | None = None
         try:
             while flying and flying[0].Test():
                 flying.popleft()
                 self._backoff.touch()
         except self._mpi.Exception as problem:
-            self._stuck.append(incoming)
-            error = f"MPI receive failed: {problem}"
-        if error or not (flying or incoming.rest):
+            self._fail(incoming, f"MPI receive failed: {problem}")
+            return
+        if not (flying or incoming.rest):
             del self._incoming[key]
-            self._done.append(("received", incoming.node, incoming.tag, error))
+            self._done.append(("received", incoming.node, incoming.tag, None))
+
+    def _fail(self, incoming: _Transfer, why: str) -> None:
+        del self._incoming[incoming.node, incoming.tag % self._tags]
+        self._stuck.append(incoming)
+        self._done.append(("received", incoming.node, incoming.tag, why))

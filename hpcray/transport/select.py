@@ -44,12 +44,12 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
         roll.step("MPI_Init")
         module = start_mpi()
         comm = module.COMM_WORLD
+        unlink_shared_memory(module, comm)
         if launch.size > 1 and comm.Get_size() == 1:
             raise StartError(
                 f"rank {launch.rank} of {launch.size} on {socket.gethostname()} is alone in its MPI world "
                 f"({library(module)}); hint: {singleton_hint(launch)}"
             )
-        unlink_shared_memory(module, comm)
         roll.step("choosing the data plane")
         engine, why = _agree(config.data_plane, comm, problem)
         data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())

@@ -102,7 +102,7 @@ class LeakCheck:
 
 @contextlib.contextmanager
 def leak_checked(environ: Callable[[str, str], object]) -> Iterator[LeakCheck]:
-    """Mark the environment through `environ(name, value)`; at the end of a test that passed, fail if anything is left."""
+    """Mark the environment through `environ(name, value)`; fail after a test that passed if anything is left."""
     leaks = LeakCheck()
     for name, value in leaks.environ.items():
         environ(name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # Occupies a worker, an actor, a worker's child process and the object store; says "ready"; ends as it is told.
-BUSY = '''\
+BUSY = """\
 import os, signal, subprocess, sys, time
 import numpy as np
 import hpcray as ray
@@ -45,7 +45,17 @@ def main(how):
 
 
 main(sys.argv[1])
-'''
+"""
+
+# One node with an idle worker, until stdin ends or it is killed.
+IDLE = """\
+import os, time
+import hpcray as ray
+ray.init()
+pid = ray.get(ray.remote(os.getpid).remote())
+print("ready", os.getpid(), pid, flush=True)
+time.sleep(600)
+"""
 
 
 def write(directory: Path, text: str, name: str = "program.py") -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job, embedded
 from helpers.leaks import LeakCheck, wait_until
-from helpers.scripts import BUSY, write
+from helpers.scripts import BUSY, IDLE, write
 
 EMBEDDED, MODULE = "embedded", "python -m hpcray"
 
@@ -121,13 +121,14 @@ def test_children_of_a_dead_worker_go_with_it(leak_check: LeakCheck, tmp_path: P
 
 
 def test_stale_session_is_swept(leak_check: LeakCheck, tmp_path: Path) -> None:
-    with start(EMBEDDED, tmp_path, "wait") as job:
+    with Job(embedded(write(tmp_path, IDLE))) as job:
         wait_ready(job)
         (template,) = leak_check.processes("hpcray-template")
         (raylet,) = leak_check.processes("hpcray-raylet")
         os.kill(template, signal.SIGSTOP)
         os.kill(raylet, signal.SIGKILL)
         os.kill(template, signal.SIGKILL)
+        job.send(signal.SIGKILL)
         job.wait()
     wait_until(lambda: not leak_check.processes(), "the end of all processes")
     assert leak_check.sessions(), "nobody was left to remove the session directory"

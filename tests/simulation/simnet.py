@@ -44,11 +44,10 @@ class SimNet:
                 return True
             if not self._events:
                 return False
-            when, _, what = heapq.heappop(self._events)
-            if when > until:
+            if self._events[0][0] > until:
                 self.now = until
-                return done()
-            self.now = when
+                return False
+            self.now, _, what = heapq.heappop(self._events)
             what()
             check()
         raise AssertionError(f"livelock: {MOST_EVENTS} events up to t={self.now}")

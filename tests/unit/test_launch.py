@@ -76,8 +76,8 @@ def test_remote_hosts_are_told_the_environment_and_local_ones_inherit_it() -> No
 def test_srun_line() -> None:
     site = Site(python=SITE.python, mpirun="", root=True, environ={"SLURM_JOB_ID": "7"})
     assert line("--srun -n 4 s.py x", site) == [
-        *("srun", "--mpi=pmix", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"),
-        *("--cpu-bind=none", "-N", "4"),
+        *("srun", "--mpi=pmix", "--ntasks-per-node=1", "--cpu-bind=none"),
+        *("--no-kill", "--kill-on-bad-exit=0", "-W", "0", "-N", "4"),
         *RANK,
         *("s.py", "x"),
     ]

@@ -310,6 +310,15 @@ def test_a_transfer_pins_what_it_reads(store: NodeStore) -> None:
     assert store.snapshot()["used"] == 0
 
 
+def test_a_copy_that_is_being_sent_is_not_evicted(store: NodeStore) -> None:
+    pull(store, oid(1, FAR), BIG)
+    tag = transfer_tag(4, 1)
+    store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), tag, BIG))
+    assert store.handle(0.0, B, m.Create(oid(2, B), BIG)) == []
+    assert isinstance(only(store.sent(0.0, tag, None), B), m.Created), "now it may go"
+    assert store.snapshot()["evicted"] == 1
+
+
 def test_what_is_not_here_is_refused(store: NodeStore) -> None:
     assert isinstance(only(store.handle(0.0, raylet_of(4), m.Pull(oid(1), 7, 640)), raylet_of(4)), m.PullRefused)
 
@@ -393,6 +402,12 @@ def test_an_object_made_for_an_owner_already_dead_goes_with_its_pin(store: NodeS
     assert store.snapshot()["objects"] == 0
 
 
+def test_a_copy_pulled_for_an_owner_already_dead_goes_with_its_pin(store: NodeStore) -> None:
+    store.process_died(0.0, FAR)
+    pull(store, oid(1, FAR))
+    assert store.snapshot()["objects"] == 0
+
+
 def test_objects_owned_on_a_dead_node_go_when_unpinned(store: NodeStore) -> None:
     put(store, oid(1, FAR), proc=B)
     store.node_died(0.0, 5)
@@ -409,6 +424,18 @@ def test_if_the_creator_dies_those_who_wait_get_another_copy_or_an_error(store: 
     store.handle(0.0, C, m.Open(oid(2), 640, [2]))
     error = only(store.process_died(0.0, A), C)
     assert isinstance(error, m.StoreError) and error.kind == "lost"
+
+
+def test_if_a_creation_becomes_a_pull_lower_nodes_no_longer_wait_for_it(store: NodeStore) -> None:
+    store.handle(0.0, A, m.Create(oid(1), 640))
+    store.handle(0.0, C, m.Open(oid(1), 640, [2, 7]))
+    for asker in (0, 4):
+        assert store.handle(0.0, raylet_of(asker), m.Pull(oid(1), transfer_tag(asker, 1), 640)) == []
+    effects = store.handle(0.0, A, m.Release([oid(1)]))
+    assert isinstance(sent_to(effects, raylet_of(0))[0], m.PullRefused) and sent_to(effects, raylet_of(4)) == []
+    receive = next(effect for effect in effects if isinstance(effect, StartReceive))
+    sends = [effect for effect in store.received(0.0, receive.tag, None) if isinstance(effect, StartSend)]
+    assert [send.node for send in sends] == [4]
 
 
 def test_if_the_source_node_dies_the_next_is_asked_once_the_receive_is_over(store: NodeStore) -> None:

@@ -126,7 +126,7 @@ class ActorTable:
     def ready(self, now: float, src: bytes, msg: m.ActorReady) -> list[Effect]:
         """The worker `src` ran the constructor."""
         actor = self.actors.get(msg.actor)
-        if actor is None or actor.node != node_of(src) or src in actor.former:
+        if actor is None or actor.state == DEAD or actor.node != node_of(src) or src in actor.former:
             return [Send(src, m.Exit(0))]
         out: list[Effect] = []
         if actor.state == ALIVE:

@@ -25,6 +25,8 @@ BOUND_SETTLE = 3.0
 """The same for requests that may queue at their node for `raylet.PATIENCE`."""
 PARK_AFTER = 1.0
 """An ask that found no room for this long queues at a busy node: local demand there must not starve it."""
+PARKS_PER_NODE = 4
+"""At most so many are parked per node, tick and shape."""
 
 Key = tuple[bytes, int]
 
@@ -119,8 +121,9 @@ class ClusterScheduler:
                 self._index(ask)
         self._retry(now, out)
         for asks in list(self._open.values()):
-            for ask in list(asks.values()):
-                if now - ask.since >= PARK_AFTER and not any(flight.bound for flight in ask.flights):
+            stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER]
+            for ask in stale[: PARKS_PER_NODE * len(self._view.nodes)]:
+                if not any(flight.bound for flight in ask.flights):
                     self._park(now, ask, out)
         return out
 
@@ -174,12 +177,13 @@ class ClusterScheduler:
             feasible = self._view.feasible(shape)
             if not feasible:
                 self._warn(shape, out)
-            elif node_affinity(shape.strategy) is not None or any(self._view.nodes[n].fits(shape) for n in feasible):
+            elif node_affinity(shape.strategy) is not None or self._any_room(shape, feasible):
                 self._share(now, shape, None, out)
 
     def _share(self, now: float, shape: Shape, nodes: list[int] | None, out: list[Effect]) -> None:
         """Serve all open asks of a shape: one alone gets all it can, several get one each, round after round."""
         asks = self._open.get(shape)
+        bound = node_affinity(shape.strategy) is not None
         progress = True
         while asks and progress:
             progress = False
@@ -189,8 +193,14 @@ class ClusterScheduler:
                     progress = True
                     if key in asks:
                         asks.move_to_end(key)
+                elif ask.open() and not bound and not self._any_room(shape, nodes):
+                    return _merge(out)
             asks = self._open.get(shape)
-        _merge(out)
+        return _merge(out)
+
+    def _any_room(self, shape: Shape, nodes: list[int] | None) -> bool:
+        nodes = self._view.feasible(shape) if nodes is None else nodes
+        return any(self._view.nodes[node].fits(shape) for node in nodes)
 
     def _place(
         self, now: float, ask: _Ask, nodes: Iterable[int] | None, out: list[Effect], limit: int | None = None

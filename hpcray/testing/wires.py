@@ -1,4 +1,4 @@
-"""A node that is nothing but its wires: what the transport tests and the point-to-point benchmarks run in each rank."""
+"""A node that is nothing but its wires: for tests of the transports and point-to-point benchmarks under mpirun."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ class Wires:
             self.control.send(0, own)
             self._connect(msgspec.msgpack.decode(self.receive()[1], type=dict[int, bytes]))
             self.control.send(0, b"ready")
-            self.until(lambda: (0, b"go") in self.inbox, "rank 0's go")  # others may have begun to talk
-            self.inbox.remove((0, b"go"))
+            self.expect(0, b"go")
 
     def _connect(self, table: dict[int, bytes]) -> None:
         for peer, address in table.items():
@@ -94,6 +93,11 @@ class Wires:
         """The next control message, as (source, data)."""
         self.until(lambda: self.inbox, "a control message")
         return self.inbox.pop(0)
+
+    def expect(self, source: int, data: bytes) -> None:
+        """Wait for this very message; what others send meanwhile stays in `inbox`."""
+        self.until(lambda: (source, data) in self.inbox, f"{data!r} from rank {source}")
+        self.inbox.remove((source, data))
 
     def report(self) -> Report:
         """The next finished transfer."""

@@ -1,0 +1,300 @@
+"""Async actors: coroutines as methods, many calls at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from engine import PATIENCE, exceptions, exit_actor, hpcray_only, ray
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+@ray.remote
+def echo(value, delay=0.0):
+    time.sleep(delay)
+    return value
+
+
+@ray.remote
+class Async:
+    def __init__(self, value=0):
+        self.value = value
+        self.inside = 0
+        self.most = 0
+        self.event = asyncio.Event()
+
+    async def get(self):
+        await asyncio.sleep(0)
+        return self.value
+
+    async def set(self, value):
+        self.value = value
+
+    def plain(self):
+        return threading.current_thread().name
+
+    async def thread(self):
+        return threading.current_thread().name
+
+    async def wait(self, i):
+        await self.event.wait()
+        return i
+
+    async def open(self):
+        self.event.set()
+
+    async def crowd(self, seconds):
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await asyncio.sleep(seconds)
+        self.inside -= 1
+        return self.most
+
+    async def await_ref(self, box):
+        return await box[0]
+
+    async def gather(self, refs):
+        return await asyncio.gather(*refs)
+
+    async def submit(self, value):
+        return await echo.remote(value)
+
+    async def fail(self):
+        await asyncio.sleep(0)
+        raise KeyError("in a coroutine")
+
+    async def echo(self, *args, **kwargs):
+        return args, kwargs
+
+    @ray.method(num_returns=2)
+    async def pair(self):
+        return 1, 2
+
+    async def leave(self):
+        exit_actor()
+
+
+class TestMethods:
+    def test_results(self):
+        actor = Async.remote(3)
+        assert ray.get(actor.get.remote()) == 3
+        ray.get(actor.set.remote(4))
+        assert ray.get([actor.get.remote() for _ in range(20)]) == [4] * 20
+        assert ray.get(actor.pair.remote()) == [1, 2]
+
+    def test_arguments(self):
+        actor = Async.remote()
+        ref = ray.put("r")
+        (value, array, box), keywords = ray.get(actor.echo.remote(ref, np.arange(300_000), [ref], k=echo.remote(1)))
+        assert (value, array[-1], box, keywords) == ("r", 299_999, [ref], {"k": 1})
+
+    def test_large_results(self):
+        @ray.remote
+        class Large:
+            async def make(self, n):
+                await asyncio.sleep(0)
+                return np.full(200_000, n)
+
+        large = Large.remote()
+        for i, array in enumerate(ray.get([large.make.remote(i) for i in range(10)])):
+            assert (array == i).all()
+
+    def test_plain_methods_run_on_the_same_loop(self):
+        actor = Async.remote()
+        assert ray.get(actor.plain.remote()) == ray.get(actor.thread.remote())
+
+    def test_exceptions(self):
+        actor = Async.remote()
+        with pytest.raises(KeyError, match="in a coroutine") as caught:
+            ray.get(actor.fail.remote())
+        assert isinstance(caught.value, exceptions.RayTaskError)
+        assert "Async.fail" in str(caught.value)
+        assert ray.get(actor.get.remote()) == 0
+
+    def test_exit_actor(self):
+        actor = Async.remote()
+        with pytest.raises(exceptions.ActorDiedError):
+            ray.get(actor.leave.remote())
+        with pytest.raises(exceptions.ActorDiedError):
+            ray.get(actor.get.remote())
+
+
+class TestConcurrency:
+    def test_a_hundred_calls_at_once(self):
+        actor = Async.remote()
+        refs = [actor.wait.remote(i) for i in range(100)]
+        assert ray.wait(refs, timeout=0.3)[0] == []
+        ray.get(actor.open.remote())
+        assert ray.get(refs) == list(range(100))
+
+    def test_they_overlap(self):
+        actor = Async.remote()
+        assert max(ray.get([actor.crowd.remote(0.2) for _ in range(50)])) == 50
+
+    @pytest.mark.parametrize("limit", [1, 3])
+    def test_no_more_than_max_concurrency(self, limit):
+        actor = Async.options(max_concurrency=limit).remote()
+        assert max(ray.get([actor.crowd.remote(0.02) for _ in range(12)])) == limit
+
+    @hpcray_only
+    def test_calls_start_in_order(self):
+        @ray.remote
+        class Log:
+            def __init__(self):
+                self.calls = []
+
+            async def note(self, i):
+                self.calls.append(i)
+                await asyncio.sleep(0)
+
+            async def read(self):
+                return self.calls
+
+        log = Log.options(max_concurrency=10).remote()
+        ray.get([log.note.remote(i) for i in range(500)])
+        assert ray.get(log.read.remote()) == list(range(500))
+
+    def test_callers_of_many_kinds(self):
+        actor = Async.remote()
+        ask = ray.remote(lambda actor, i: ray.get(actor.wait.remote(i)))
+        refs = [ask.remote(actor, i) for i in range(3)]
+        mine = actor.wait.remote(3)
+        ray.get(actor.open.remote())
+        assert ray.get([*refs, mine]) == [0, 1, 2, 3]
+
+
+class TestAwait:
+    def test_a_ref_from_outside(self):
+        actor = Async.remote()
+        assert ray.get(actor.await_ref.remote([ray.put("p")])) == "p"
+        assert ray.get(actor.await_ref.remote([echo.remote("t", 0.2)])) == "t"
+        assert ray.get(actor.await_ref.remote([ray.put(np.arange(200_000))]))[-1] == 199_999
+
+    def test_a_task_of_its_own(self):
+        actor = Async.remote()
+        assert ray.get([actor.submit.remote(i) for i in range(30)]) == list(range(30))
+
+    def test_gather(self):
+        actor = Async.remote()
+        refs = [echo.remote(i, 0.01) for i in range(20)]
+        assert ray.get(actor.gather.remote(refs)) == list(range(20))
+
+    def test_an_error(self):
+        actor = Async.remote()
+        with pytest.raises(ZeroDivisionError):
+            ray.get(actor.await_ref.remote([ray.remote(lambda: 1 / 0).remote()]))
+
+    def test_another_actor(self):
+        @ray.remote
+        class Front:
+            def __init__(self, back):
+                self.back = back
+
+            async def ask(self):
+                return await self.back.get.remote() + sum(await asyncio.gather(*[self.back.get.remote()] * 3))
+
+        assert ray.get(Front.remote(Async.remote(5)).ask.remote()) == 20
+
+    def test_itself(self):
+        """One coroutine waits for another call of the same actor."""
+
+        @ray.remote
+        class Loop:
+            async def outer(self):
+                me = ray.get_runtime_context().current_actor
+                return await me.inner.remote() + 1
+
+            async def inner(self):
+                return 1
+
+        assert ray.get(Loop.remote().outer.remote()) == 2
+
+    def test_wait_for_with_a_timeout(self):
+        @ray.remote
+        class Impatient:
+            async def try_it(self, box):
+                try:
+                    return await asyncio.wait_for(asyncio.wrap_future(box[0].future()), 0.2)
+                except asyncio.TimeoutError:
+                    return "timeout"
+
+        never = Async.remote()
+        assert ray.get(Impatient.remote().try_it.remote([never.wait.remote(1)])) == "timeout"
+
+    def test_asyncio_wait_first_completed(self):
+        @ray.remote
+        class First:
+            async def of(self, refs):
+                waiting = [asyncio.wrap_future(ref.future()) for ref in refs]
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE)
+                return done.pop().result()
+
+        slow = Async.remote()
+        assert ray.get(First.remote().of.remote([slow.wait.remote(1), echo.remote("fast")])) == "fast"
+
+    def test_state_between_awaits(self):
+        @ray.remote
+        class Queue:
+            def __init__(self):
+                self.queue = asyncio.Queue()
+
+            async def put(self, item):
+                await self.queue.put(item)
+
+            async def get(self):
+                return await self.queue.get()
+
+        queue = Queue.remote()
+        gets = [queue.get.remote() for _ in range(5)]
+        for i in range(5):
+            queue.put.remote(i)
+        assert sorted(ray.get(gets)) == [0, 1, 2, 3, 4]
+
+
+class TestContext:
+    def test_ids_of_concurrent_calls_differ(self):
+        @ray.remote
+        class Ids:
+            async def id(self):
+                before = ray.get_runtime_context().get_task_id()
+                await asyncio.sleep(0.05)
+                return before, ray.get_runtime_context().get_task_id()
+
+        found = ray.get([Ids.remote().id.remote(), *[(ids := Ids.remote()).id.remote() for _ in range(2)]])
+        assert all(before == after for before, after in found)
+        actor = Ids.remote()
+        found = ray.get([actor.id.remote() for _ in range(20)])
+        assert all(before == after for before, after in found)
+        assert len({before for before, _ in found}) == 20
+
+    def test_a_background_task_of_the_actor(self):
+        @ray.remote
+        class Ticker:
+            def __init__(self):
+                self.ticks = 0
+
+            async def start(self):
+                self.task = asyncio.get_running_loop().create_task(self.run())
+
+            async def run(self):
+                while True:
+                    self.ticks += await echo.remote(1)
+
+            async def read(self):
+                return self.ticks
+
+        ticker = Ticker.remote()
+        ray.get(ticker.start.remote())
+        deadline = time.monotonic() + PATIENCE
+        while ray.get(ticker.read.remote()) < 3:
+            assert time.monotonic() < deadline
+
+    @hpcray_only
+    def test_the_loop_is_not_blocked_by_a_pending_argument(self):
+        actor = Async.remote(1)
+        late = actor.echo.remote(echo.remote("late", 0.5))
+        assert ray.get(late) == (("late",), {})

@@ -1,0 +1,33 @@
+"""The examples on one node, as `python examples/....py` runs them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.jobs import ROOT, Ended, Job, embedded
+from helpers.leaks import LeakCheck
+
+EXAMPLES = ROOT / "examples"
+
+
+def run(name: str, *args: str) -> Ended:
+    with Job(embedded(EXAMPLES / name, *args)) as job:
+        ended = job.wait(100)
+    assert ended.code == 0, ended.err
+    return ended
+
+
+def test_digits(leak_check: LeakCheck) -> None:
+    pytest.importorskip("sklearn")
+    shown = run("digits.py").out
+    accuracy = re.search(r"accuracy: (\S+) on 360 held-out images", shown)
+    assert accuracy is not None, shown
+    assert float(accuracy[1]) >= 0.95
+    assert re.search(r"node 0 +pid \d+ +43,110 gradients", shown), shown
+
+
+def test_sort(leak_check: LeakCheck) -> None:
+    shown = run("sort.py", "--mb", "40").out
+    assert "data: 40 MB" in shown
+    assert "order, count and checksum are right" in shown

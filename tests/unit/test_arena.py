@@ -1,0 +1,415 @@
+"""The shared memory of a node: creation, writing, pinned views, the end."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcray.base.config import Config
+from hpcray.host import arena as arena_module
+from hpcray.host.arena import Arena, ArenaError, available_memory, default_arena_size
+from hpcray.host.prefault import STEP, Prefaulter
+
+SIZE = 64 << 20
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    before = open_descriptors()
+    made = Arena.create(SIZE)
+    yield made
+    made.close()
+    gc.collect()
+    assert open_descriptors() <= before, "a descriptor is left"
+
+
+def open_descriptors() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} {os.readlink('/proc/self/fd/' + name)}")
+        except OSError:
+            continue  # the one that listed the directory
+    return {entry for entry in found if "hpcray-arena" in entry}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+# ---------------------------------------------------------------- making and sharing
+
+
+def test_what_one_process_writes_another_reads(arena: Arena) -> None:
+    arena.write(100, b"hello")
+    pid = os.fork()
+    if pid == 0:
+        ok = bytes(arena.view(100, 5)) == b"hello"
+        arena.view(200, 3)[:] = b"yes"
+        os._exit(0 if ok else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert bytes(arena.view(200, 3)) == b"yes"
+
+
+def test_who_attaches_sees_the_same_bytes_at_an_address_of_its_own(arena: Arena) -> None:
+    other = Arena.attach(os.dup(arena.fd), SIZE)
+    try:
+        arena.write(SIZE - 4, b"tail")
+        assert bytes(other.view(SIZE - 4, 4)) == b"tail"
+        assert other.address != arena.address and other.address % mmap.PAGESIZE == 0
+    finally:
+        other.close()
+
+
+def test_a_new_arena_uses_no_memory(arena: Arena) -> None:
+    assert os.fstat(arena.fd).st_blocks == 0
+
+
+def test_the_descriptor_is_not_inherited_by_other_programs(arena: Arena) -> None:
+    assert not os.get_inheritable(arena.fd)
+
+
+def test_an_arena_larger_than_memory_is_refused_with_numbers() -> None:
+    with pytest.raises(ArenaError, match=r"an object store of \d+ bytes does not fit: this machine has \d+ .*hint: "):
+        Arena.create(1 << 50)
+
+
+def test_an_arena_too_small_is_refused() -> None:
+    with pytest.raises(ArenaError, match="too small"):
+        Arena.create(4096)
+
+
+def test_what_the_system_refuses_is_a_clear_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_descriptors()
+
+    def refuse(*_: object) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(ArenaError, match=r"File too large.*hint: check `ulimit -f`"):
+        Arena.create(SIZE)
+    monkeypatch.undo()
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(ArenaError, match=r"mapping .* failed.*hint: check `ulimit -v`"):
+        Arena.create(SIZE)
+    assert open_descriptors() <= before
+
+
+def test_attaching_to_less_than_was_announced_is_refused(arena: Arena) -> None:
+    with pytest.raises(ArenaError, match=f"has {SIZE} bytes, {2 * SIZE} were announced"):
+        Arena.attach(arena.fd, 2 * SIZE)
+
+
+# ---------------------------------------------------------------- writing
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 4096, (1 << 20) - 1, 1 << 20, (5 << 20) + 17])
+def test_writes_of_every_size_arrive_and_touch_nothing_else(arena: Arena, size: int) -> None:
+    data = np.random.default_rng(size).integers(0, 255, size, dtype=np.uint8)
+    start = (1 << 20) + 8
+    arena.write(start, data)
+    assert bytes(arena.view(start, size)) == data.tobytes()
+    assert bytes(arena.view(start - 8, 8)) == bytes(8)
+    assert bytes(arena.view(start + size, 8)) == bytes(8)
+    arena.write(start, bytes(size))
+    assert not any(arena.view(start, size))
+
+
+def test_any_contiguous_buffer_can_be_written_whatever_its_items(arena: Arena) -> None:
+    sources: list[Any] = [np.ones((3, 4)), bytearray(b"abc"), memoryview(b"abc"), np.zeros((0, 3)), np.float64(2)]
+    for source in sources:
+        arena.write(0, source)
+        assert bytes(arena.view(0, memoryview(source).nbytes)) == memoryview(source).tobytes()
+    with pytest.raises(TypeError):
+        arena.write(0, np.arange(12.0).reshape(3, 4).T)
+
+
+def test_where_the_kernel_cannot_populate_writes_work_all_the_same(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
+    assert not arena.populate(0, 4096)
+    arena.write(0, b"x" * (2 << 20))
+    assert bytes(arena.view((2 << 20) - 2, 3)) == b"xx\0"
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 2), (0, SIZE + 1), (SIZE, 1), (SIZE - 1, 2), (0, -1)])
+def test_ranges_outside_the_arena_are_refused(arena: Arena, offset: int, size: int) -> None:
+    with pytest.raises(ValueError, match="is not in the arena"):
+        arena.view(offset, size)
+    with pytest.raises(ValueError, match="is not in the arena"):
+        arena.pinned_view(offset, size, lambda: None)
+    if size >= 0:
+        with pytest.raises(ValueError, match="is not in the arena"):
+            arena.write(offset, bytes(size))
+
+
+def test_populating_changes_no_bytes(arena: Arena) -> None:
+    arena.write(5000, b"kept")
+    assert arena.populate(4999, 3 << 20)
+    assert bytes(arena.view(5000, 4)) == b"kept"
+    assert os.fstat(arena.fd).st_blocks * 512 >= 3 << 20
+    assert arena.populate(SIZE - 10, 1 << 20), "cut at the end of the arena"
+
+
+# ---------------------------------------------------------------- pinned views
+
+
+class Pin:
+    """Counts how often a pin was reported dead."""
+
+    def __init__(self) -> None:
+        self.deaths = 0
+
+    def __call__(self) -> None:
+        self.deaths += 1
+
+
+@pytest.fixture
+def pin() -> Pin:
+    return Pin()
+
+
+def test_a_pinned_view_is_read_only_for_ever(arena: Arena, pin: Pin) -> None:
+    view = arena.pinned_view(0, 4096, pin)
+    with pytest.raises(TypeError):
+        view[0] = 1
+    array = np.frombuffer(view[64:128], dtype=np.float64)
+    assert not array.flags.writeable
+    with pytest.raises(ValueError):
+        array.flags.writeable = True
+
+
+def test_the_pin_dies_with_the_view_and_only_once(arena: Arena, pin: Pin) -> None:
+    view = arena.pinned_view(0, 4096, pin)
+    assert pin.deaths == 0
+    del view
+    assert pin.deaths == 1
+    gc.collect()
+    assert pin.deaths == 1
+
+
+PICKLED: bytes = pickle.dumps(np.zeros(8), protocol=5, buffer_callback=lambda buffer: None)
+HOLDERS: dict[str, Callable[[memoryview], object]] = {
+    "slice": lambda view: view[10:20],
+    "slice of a slice": lambda view: view[10:200][5:6],
+    "cast": lambda view: view.cast("d"),
+    "array": lambda view: np.frombuffer(view, dtype=np.float64),
+    "array of a slice": lambda view: np.frombuffer(view[64:128], dtype=np.float64),
+    "slice of an array of a slice": lambda view: np.frombuffer(view[64:128], dtype=np.float64)[2:3],
+    "view of a transposed array": lambda view: np.frombuffer(view, np.int32).reshape(32, -1).T[1:].view(np.uint32),
+    "asarray": lambda view: np.asarray(view)[3:],
+    "unpickled": lambda view: pickle.loads(PICKLED, buffers=[view[64:128]]),
+    "slice of unpickled": lambda view: pickle.loads(PICKLED, buffers=[view[64:128]])[1:2],
+    "pickle buffer": lambda view: pickle.PickleBuffer(view[1:]),
+    "in a reference cycle": lambda view: cycle(np.frombuffer(view, np.uint8)),
+}
+
+
+def cycle(value: object) -> object:
+    ring: list[object] = [value]
+    ring.append(ring)
+    return ring
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_whatever_holds_the_buffer_holds_the_pin(arena: Arena, pin: Pin, name: str) -> None:
+    view = arena.pinned_view(4096, 4096, pin)
+    holder = HOLDERS[name](view)
+    del view
+    gc.collect()
+    assert pin.deaths == 0, "the buffer is alive, the pin is gone"
+    del holder
+    gc.collect()
+    assert pin.deaths == 1, "the buffer is dead, the pin is not"
+
+
+def test_a_copy_does_not_hold_the_pin(arena: Arena, pin: Pin) -> None:
+    copy = np.frombuffer(arena.pinned_view(0, 64, pin), np.uint8).copy()
+    assert pin.deaths == 1 and copy.nbytes == 64
+
+
+def test_pins_of_one_block_are_independent(arena: Arena) -> None:
+    pins = [Pin() for _ in range(3)]
+    views = [arena.pinned_view(0, 64, pin) for pin in pins]
+    del views[1]
+    assert [pin.deaths for pin in pins] == [0, 1, 0]
+    views.clear()
+    assert [pin.deaths for pin in pins] == [1, 1, 1]
+
+
+def test_an_empty_view_can_be_pinned_at_the_very_end(arena: Arena, pin: Pin) -> None:
+    view = arena.pinned_view(SIZE, 0, pin)
+    assert view.nbytes == 0
+    del view
+    assert pin.deaths == 1
+
+
+def test_pins_may_come_and_go_in_many_threads(arena: Arena) -> None:
+    pins = [Pin() for _ in range(4)]
+
+    def churn(pin: Pin) -> None:
+        for _ in range(500):
+            np.frombuffer(arena.pinned_view(0, 4096, pin)[8:], np.uint8)
+
+    threads = [threading.Thread(target=churn, args=(pin,)) for pin in pins]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [pin.deaths for pin in pins] == [500] * 4
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_views_outlive_the_arena_that_made_them(pin: Pin) -> None:
+    arena = Arena.create(SIZE)
+    arena.write(0, b"still here")
+    view = arena.pinned_view(0, 10, pin)
+    arena.close()
+    del arena
+    gc.collect()
+    assert bytes(view) == b"still here" and pin.deaths == 0
+    del view
+    assert pin.deaths == 1
+    assert open_descriptors() == set()
+
+
+def test_a_closed_arena_says_so_and_may_be_closed_again() -> None:
+    arena = Arena.create(SIZE)
+    arena.close()
+    arena.close()
+    with pytest.raises(ValueError, match="which is closed"):
+        arena.view(0, 1)
+    with pytest.raises(ValueError, match="which is closed"):
+        arena.write(0, b"x")
+
+
+@pytest.mark.parametrize("end", ["", "arena.close()", "sys.exit(0)", "os.kill(os.getpid(), 15)"])
+def test_a_process_ends_without_noise_whatever_is_still_pinned(end: str) -> None:
+    script = f"""
+        import os, sys
+        import numpy as np
+        from hpcray.host.arena import Arena
+        arena = Arena.create(16 << 20)
+        def died(): raise SystemError("called while the interpreter shuts down")
+        held = np.frombuffer(arena.pinned_view(0, 4096, died)[8:], np.uint8)
+        ring = [arena, held]; ring.append(ring)
+        writable = arena.view(0, 10)
+        {end}
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert done.returncode == (-15 if "kill" in end else 0)
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def test_the_default_size_is_a_share_of_what_can_be_had_divided_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "usable_memory", lambda: 10 << 30)
+    monkeypatch.setattr(arena_module, "_available_now", lambda: 20 << 30)
+    assert default_arena_size(Config()) == 3 << 30
+    assert default_arena_size(Config(), ranks_on_host=4) == 768 << 20
+    monkeypatch.setattr(arena_module, "_available_now", lambda: 5 << 30)
+    assert default_arena_size(Config()) == 1536 << 20
+    assert default_arena_size(Config(object_store_memory=123 << 20), ranks_on_host=4) == 123 << 20
+    monkeypatch.setattr(arena_module, "_available_now", lambda: 0)
+    assert default_arena_size(Config()) == 1 << 20
+
+
+def test_there_is_memory_here() -> None:
+    assert 1 << 26 < available_memory() < 1 << 50
+
+
+# ---------------------------------------------------------------- prefaulting
+
+
+def populated(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_nothing_is_populated_before_the_first_allocation(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena)
+    prefaulter.allocated_to(0)
+    prefaulter.stop()
+    assert populated(arena) == 0
+
+
+def test_it_runs_ahead_by_what_was_allocated_and_never_more_than_the_window(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena, window=16 << 20)
+    try:
+        prefaulter.allocated_to(8 << 20)
+        until(lambda: prefaulter.idle, "it never ends")
+        assert prefaulter.populated_to == 16 << 20
+        assert populated(arena) == 8 << 20, "what the allocator handed out is its holder's to touch"
+        prefaulter.allocated_to(40 << 20)
+        until(lambda: prefaulter.idle, "it never ends")
+        assert prefaulter.populated_to == 56 << 20
+    finally:
+        prefaulter.stop()
+
+
+def test_it_stops_at_the_end_of_the_arena(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena)
+    try:
+        prefaulter.allocated_to(SIZE - 10)
+        until(lambda: prefaulter.idle, "it never ends")
+        assert prefaulter.populated_to == SIZE
+        prefaulter.allocated_to(SIZE)
+        assert prefaulter.idle
+    finally:
+        prefaulter.stop()
+
+
+def test_small_moves_start_nothing(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena)
+    prefaulter.allocated_to(STEP // 4)
+    assert prefaulter.idle
+    prefaulter.stop()
+
+
+def test_after_stop_no_thread_is_left_and_nothing_is_populated(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena)
+    prefaulter.allocated_to(30 << 20)
+    prefaulter.stop()
+    left = populated(arena)
+    prefaulter.allocated_to(SIZE)
+    assert prefaulter.idle and populated(arena) == left
+    assert not any(thread.name == "hpcray-prefault" for thread in threading.enumerate())
+
+
+def test_where_the_kernel_cannot_populate_it_gives_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
+    prefaulter = Prefaulter(arena)
+    prefaulter.allocated_to(30 << 20)
+    until(lambda: prefaulter.idle, "it never ends")
+    prefaulter.allocated_to(60 << 20)
+    assert prefaulter.idle
+    prefaulter.stop()
+
+
+def test_a_window_of_zero_switches_it_off(arena: Arena) -> None:
+    prefaulter = Prefaulter(arena, window=0)
+    prefaulter.allocated_to(30 << 20)
+    assert prefaulter.idle
+    prefaulter.stop()
+    assert populated(arena) == 0
