@@ -21,8 +21,8 @@ WARM_UP = 3
 
 
 def measure(engine: Any, reader: Any, size: int) -> float:
-    """Median time of one `get` across nodes, microseconds. Every object is got once: a second time it would be local."""
-    times = []
+    """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` of it would be local."""
+    times: list[float] = []
     for number in range(WARM_UP + max(5, min(100, BUDGET // size))):
         ref = engine.put(np.full(size, number % 251, dtype=np.uint8))
         seconds, first, last = engine.get(reader.read.remote([ref]))

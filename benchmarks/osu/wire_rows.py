@@ -1,7 +1,7 @@
 """Latency and bandwidth between two ranks: hpcray's wires, mpi4py and ucxx, in the same two processes and arenas.
 
-Run by run.py under `mpirun -n 2`. Latency is half a round trip, the median of all. Bandwidth is a window of messages one
-way and one small answer, as in osu_bw; the best of the repetitions, since this measures wires and not the neighbours.
+Run by run.py under `mpirun -n 2`. Latency is half a round trip, the median of all. Bandwidth is a window of messages
+one way and one small answer, as in osu_bw; the best repetition, since this measures wires and not the neighbours.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def main() -> None:
     if wires.data.name == "ucx":
         candidates["ucxx"] = raw.Ucx(wires.arena, rank, lambda address: _swap(wires, address))
     figures: dict[str, dict[str, Column]] = {"latency": {}, "bandwidth": {}}
-    for name, wire in candidates.items():
-        for size in SIZES:
+    for size in SIZES:
+        for name, wire in candidates.items():  # in turn, so that a busy machine is busy for all of them
             if size <= largest:
                 figures["latency"].setdefault(name, {})[size] = latency(wire, rank, size, barrier)
                 figures["bandwidth"].setdefault(name, {})[size] = bandwidth(wire, rank, size, barrier)

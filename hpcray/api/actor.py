@@ -262,7 +262,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     process = ensure()
     space = namespace or (process.job.namespace if process.job else "")
     try:
-        found = process.gcs_call("named_actor", name, space)
+        found = process.gcs.call("named_actor", name, space)
     except ValueError:
         raise ValueError(
             f"Failed to look up actor with name '{name}' in namespace '{space}'. hint: it was never created, is in "

@@ -93,16 +93,16 @@ def get_runtime_context() -> RuntimeContext:
 
 def nodes() -> list[dict[str, Any]]:
     """The nodes of the cluster: id, address, whether it lives, resources."""
-    return ensure().nodes()
+    return ensure().gcs.nodes()
 
 
 def cluster_resources() -> dict[str, float]:
     """Total of every resource of the living nodes."""
-    found: dict[str, float] = ensure().gcs_call("cluster_resources")
+    found: dict[str, float] = ensure().gcs.call("cluster_resources")
     return found
 
 
 def available_resources() -> dict[str, float]:
     """What of them is free now, as far as the head has heard."""
-    found: dict[str, float] = ensure().gcs_call("available_resources")
+    found: dict[str, float] = ensure().gcs.call("available_resources")
     return found

@@ -20,10 +20,10 @@ def resolved(process: Process, shape: Shape) -> Shape:
     if not strategy.startswith(_PREFIX):
         return shape
     node_id, _, soft = strategy[len(_PREFIX) :].partition(":")
-    index = process.node_index(node_id)
+    index = process.gcs.node_index(node_id)
     if index is None:
         if soft:
             return msgspec.structs.replace(shape, strategy="")
-        known = ", ".join(process.node_ids())
+        known = ", ".join(process.gcs.node_ids())
         raise ValueError(f"no node has the id {node_id!r}; the cluster's nodes are {known}")
     return msgspec.structs.replace(shape, strategy=f"node:{index}" + (":soft" if soft else ""))

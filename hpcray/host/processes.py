@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -79,14 +80,37 @@ def reap_orphans(others: Collection[int]) -> None:
         os.waitpid(dead.si_pid, 0)
 
 
-def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when it is gone. Tells it from a later one of its pid."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in b"ZX" else int(fields[19])
+@dataclass(frozen=True)
+class Family:
+    """A process that is no child of ours, as it was when we looked.
+
+    Attributes:
+        pid: its process id.
+        started: when it started, in clock ticks since boot: tells it from a later process with its pid.
+        parent: its parent's process id.
+    """
+
+    pid: int
+    started: int
+    parent: int
+
+    @classmethod
+    def of(cls, pid: int) -> Family | None:
+        """The process with this pid; None when there is none, or a dead one."""
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in b"ZX" else cls(pid, int(fields[19]), int(fields[1]))
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs."""
+        now = Family.of(self.pid)
+        return now is not None and now.started == self.started
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether it runs, but the parent it had is gone."""
+        now = Family.of(self.pid)
+        return now is not None and now.started == self.started and now.parent != self.parent
 
 
 def describe_exit(status: int) -> str:
@@ -113,10 +137,16 @@ def _processes() -> Iterator[tuple[int, int, bytes]]:
     """(pid, parent, state letter) of every process."""
     for name in os.listdir("/proc"):
         if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    # The command name may hold anything, but the last ")" ends it.
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            yield int(name), int(fields[1]), fields[0]
+            fields = _stat(int(name))
+            if fields is not None:
+                yield int(name), int(fields[1]), fields[0]
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat after the command name; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command name may hold anything, but the last ")" ends it.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None

@@ -6,7 +6,7 @@ reaches workers, and adopts orphans, so that grandchildren of workers cannot esc
 
 Requests (raylet → template) and reports (template → raylet) are msgpack arrays, one per packet:
 
-    ["fork", number, env]  ["kill", number]  ["driver", pid, its start time]  ["stop"]
+    ["fork", number, env]  ["kill", number]  ["driver", pid]  ["stop"]
     ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
@@ -71,7 +71,7 @@ class _Template:
         self._session_dir = session_dir
         self._children: dict[int, int] = {}
         self._pids: dict[int, int] = {}
-        self._driver = (0, 0)
+        self._driver: processes.Family | None = None
         self._arena_fd = arena_fd
         self._lock_fd = lock_fd
         self._main: WorkerMain | None = None
@@ -128,7 +128,7 @@ class _Template:
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
         elif what == "driver":
-            self._driver = (args[0], args[1])
+            self._driver = self._processes.Family.of(args[0])
         return bool(what != "stop")
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -210,7 +210,7 @@ class _Template:
             if self._reap_quietly() and not alive:
                 break
             time.sleep(0.002)
-        while self._driver_lives() and time.monotonic() < driver_deadline:
+        while self._driver is not None and self._driver.orphaned and time.monotonic() < driver_deadline:
             time.sleep(0.01)
         self._signal_driver(signal.SIGKILL)
         remove_directory(self._session_dir)
@@ -224,11 +224,8 @@ class _Template:
             return True
         return False
 
-    def _driver_lives(self) -> bool:
-        pid, started = self._driver
-        return pid > 0 and self._processes.start_time(pid) == started
-
     def _signal_driver(self, number: signal.Signals) -> None:
-        if self._driver_lives():
+        """Only an orphan: a driver whose parent lives is that parent's business."""
+        if self._driver is not None and self._driver.orphaned:
             with contextlib.suppress(OSError):
-                os.kill(self._driver[0], number)
+                os.kill(self._driver.pid, number)

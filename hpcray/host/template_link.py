@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from hpcray.host import template
-from hpcray.host.processes import start_time
 
 _decode_report = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,8 +54,8 @@ class TemplateLink:
         self._send(_encode(["kill", number]))
 
     def watch_driver(self, pid: int) -> None:
-        """Let the template end this child of ours too, if this process dies."""
-        self._send(_encode(["driver", pid, start_time(pid)]))
+        """Let the template end this process too when it cleans up, should its parent be gone by then."""
+        self._send(_encode(["driver", pid]))
 
     def stop(self) -> None:
         """Ask it to kill all workers, remove the session directory and leave; `gone` tells when it has."""

@@ -65,7 +65,7 @@ class ActorCalls:
         process, engine, table = self._process, self._engine, self._table
         spec.args, keep, slots = pack(process, args, kwargs)
         with engine.lock:
-            process._check_alive()
+            process.check_alive()
             spec.actor = process.next_task_id()
             client = self._clients[spec.actor] = ActorClient(spec.actor)
             client.creation_keep = keep
@@ -78,10 +78,11 @@ class ActorCalls:
                 table.on_free[object_id] = lambda: engine.send(HEAD, m.ActorOutOfScope(spec.actor))
                 handle = new_ref(object_id)
 
-            def register() -> None:
-                request = process.next_request() if spec.name else 0
+            def register() -> int:
+                request = process.gcs.next_request() if spec.name else 0
                 spec.refs, spec.inline = self._creation_values(task)
                 engine.send(HEAD, m.CreateActor(request, spec))
+                return request
 
             if slots:
                 waiter = Waiter(len(slots), callback=None if spec.name else register)
@@ -97,8 +98,7 @@ class ActorCalls:
                 register()
                 engine.flush()
                 return handle
-            register()
-            reply = process.await_reply(process.last_request)
+            reply = process.gcs.await_reply(register())
             if not reply.ok:
                 del self._clients[spec.actor]
                 table.on_free.pop(spec.actor + PUT_INDEX, None)

@@ -9,23 +9,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from hpcray.base.config import Config
 from hpcray.base.errors import (
     GetTimeoutError,
     LocalRayletDiedError,
     ObjectLostError,
-    ObjectStoreFullError,
     OwnerDiedError,
     RaySystemError,
     RayTaskError,
 )
-from hpcray.base.ids import HEAD, PUT_INDEX, node_of, raylet_of, show_proc
+from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, show_proc
 from hpcray.core.owner.table import INLINE, STORED, ObjectTable, Waiter
 from hpcray.host.arena import Arena
 from hpcray.runtime.engine import Engine, greet, monotonic
+from hpcray.runtime.gcs_client import GcsClient
 from hpcray.runtime.refs import ObjectRef, current, died, new_ref, released
+from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, deserialize, serialize, serialize_error
@@ -59,18 +58,17 @@ class Process:
         self.on_exit: Callable[[int], None] = lambda code: None
         self._raylet = raylet_of(self.node)
         self._counter = 0
-        self.last_request = 0
-        self._replies: dict[int, Any] = {}
-        self._creating: dict[bytes, Any] = {}
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
-        self._node_indices: dict[str, int] = {}
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self.engine = Engine(self.me, session_dir)
         send = self.engine.send
         self.table = ObjectTable(self.me, send, self.engine.notify, self._lost_blob)
         self.submitter = Submitter(self)
+        self.gcs = GcsClient(self)
+        self.store = StoreClient(self)
         self.handlers.update(self._message_handlers())
+        self.handlers.update(self.store.handlers())
         self.handlers.update(self.submitter.handlers())
         self._sock = sock
 
@@ -81,16 +79,13 @@ class Process:
     def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         table = self.table
         return {
-            m.Opened: lambda _, msg: table.on_opened(msg),
-            m.Created: lambda _, msg: self._answer_create(msg.id, msg),
-            m.StoreError: lambda _, msg: self._on_store_error(msg),
             m.ObjectGet: lambda src, msg: table.on_object_get(src, msg.id),
             m.ObjectReady: lambda _, msg: table.on_object_ready(msg),
             m.BorrowAdd: table.on_borrow_add,
             m.BorrowAck: lambda _, msg: self._on_borrow_ack(msg),
             m.BorrowDrop: lambda _, msg: table.on_borrow_drop(msg),
             m.AddLocation: lambda _, msg: table.on_add_location(msg),
-            m.GcsReply: lambda _, msg: self._on_gcs_reply(msg),
+            m.GcsReply: lambda _, msg: self.gcs.on_reply(msg),
             m.SetJob: lambda _, msg: self._on_set_job(msg),
             m.Exit: lambda _, msg: self.on_exit(msg.code),
             m.ProcDied: lambda _, msg: self.process_died(msg.proc, msg.reason),
@@ -162,45 +157,11 @@ class Process:
             oid = self.next_task_id() + PUT_INDEX
             self.table.create(oid).local = 1
         ref = new_ref(oid)
-        offset, size = self.write_object(oid, blob)
+        offset, size = self.store.write(oid, blob)
         with self.engine.lock:
             self.table.created_here(oid, offset, size, self.node, refs or None)
             self.engine.flush()
         return ref
-
-    def write_object(self, oid: bytes, blob: bytes | Serialized) -> tuple[int, int]:
-        """Write and seal a blob in our node's store; the creator's pin is held. Lock not held.
-
-        Returns:
-            Offset and size in the arena.
-
-        Raises:
-            ObjectStoreFullError: there is no room, and none came in time.
-        """
-        size = blob.size if isinstance(blob, Serialized) else len(blob)
-        engine = self.engine
-        waiter = Waiter()
-        with engine.lock:
-            self._check_alive()
-            self.drain()
-            self._creating[oid] = waiter
-            engine.send(self._raylet, m.Create(oid, size))
-            try:
-                engine.wait(waiter)
-            finally:
-                answer = self._creating.pop(oid)
-        if isinstance(answer, m.StoreError):
-            raise ObjectStoreFullError(answer.reason) if answer.kind == "full" else RaySystemError(answer.reason)
-        if not isinstance(answer, m.Created):
-            raise LocalRayletDiedError(self.dead or "the raylet is gone")
-        base = answer.offset
-        if isinstance(blob, Serialized):
-            blob.write(lambda at, piece: self.arena.write(base + at, piece))
-        else:
-            self.arena.write(base, blob)
-        with engine.lock:
-            engine.send(self._raylet, m.Seal(oid))
-        return base, size
 
     # ------------------------------------------------------------ get, wait
 
@@ -255,7 +216,7 @@ class Process:
         return values
 
     def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
-        self._check_alive()
+        self.check_alive()
         waiter = Waiter(len(oids), eager=True)
         for oid in oids:
             if self.table.want_local(oid, waiter):
@@ -285,7 +246,7 @@ class Process:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`."""
         with self.engine.lock:
-            self._check_alive()
+            self.check_alive()
             self.drain()
             want = self.table.want_local if fetch_local else self.table.want_ready
             waiter = Waiter(num_returns)
@@ -342,58 +303,6 @@ class Process:
         fetched = iter(self.get(held, None) if held else ())
         return [deserialize(blob) if blob else next(fetched) for blob in inline]
 
-    # ------------------------------------------------------------ GCS
-
-    def gcs_call(self, method: str, *args: Any) -> Any:
-        """One query to the GCS. Raises ValueError with its message when it refuses."""
-        with self.engine.lock:
-            request = self.next_request()
-            self.engine.send(HEAD, m.GcsCall(request, method, msgspec.msgpack.encode(args)))
-            reply = self.await_reply(request)
-        if not reply.ok:
-            raise ValueError(reply.value.decode())
-        return msgspec.msgpack.decode(reply.value)
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """The cluster's nodes, in the form of `ray.nodes()`."""
-        found: list[dict[str, Any]] = self.gcs_call("nodes")
-        self._node_indices = {node["NodeID"]: node["Index"] for node in found}
-        return found
-
-    def node_index(self, node_id: str) -> int | None:
-        """Index of the node with this id; None when there is none."""
-        if node_id not in self._node_indices:
-            self.nodes()
-        return self._node_indices.get(node_id)
-
-    def node_ids(self) -> list[str]:
-        """Ids of all nodes known."""
-        return list(self._node_indices)
-
-    def next_request(self) -> int:
-        """A number for a request whose GcsReply `await_reply` takes (lock held)."""
-        self._check_alive()
-        self.last_request += 1
-        self._replies[self.last_request] = Waiter()
-        return self.last_request
-
-    def await_reply(self, request: int) -> m.GcsReply:
-        """The answer to a request (lock held; released while waiting)."""
-        try:
-            self.block(self._replies[request], None)
-        finally:
-            reply = self._replies.pop(request)
-        if not isinstance(reply, m.GcsReply):
-            raise LocalRayletDiedError(self.dead or "the raylet is gone")
-        return reply
-
-    def _on_gcs_reply(self, msg: m.GcsReply) -> None:
-        waiter = self._replies.get(msg.req)
-        if isinstance(waiter, Waiter):
-            self._replies[msg.req] = msg
-            waiter.count = 0
-            self.engine.notify(waiter)
-
     def set_job(self, job: m.JobInfo) -> None:
         """Tell the cluster what this driver's tasks need to know (its sys.path, …)."""
         self.job = job
@@ -403,21 +312,6 @@ class Process:
 
     def _on_set_job(self, msg: m.SetJob) -> None:
         self.job = msg.job
-
-    # ------------------------------------------------------------ store answers
-
-    def _answer_create(self, oid: bytes, answer: Any) -> None:
-        waiter = self._creating.get(oid)
-        if isinstance(waiter, Waiter):
-            self._creating[oid] = answer
-            waiter.count = 0
-            self.engine.notify(waiter)
-
-    def _on_store_error(self, msg: m.StoreError) -> None:
-        if msg.id in self._creating:
-            self._answer_create(msg.id, msg)
-        else:
-            self.table.on_store_error(msg)
 
     def _on_borrow_ack(self, msg: m.BorrowAck) -> None:
         self.table.on_borrow_ack(msg)
@@ -431,10 +325,8 @@ class Process:
             self.dead = f"the raylet of this node is gone ({reason})"
             self.on_exit(1)
             self.table.fail_all(self.dead)
-            for waiting in (*self._replies.values(), *self._creating.values()):
-                if isinstance(waiting, Waiter):
-                    waiting.count = 0
-                    self.engine.notify(waiting)
+            self.gcs.fail()
+            self.store.fail()
         else:
             self.process_died(proc, f"{show_proc(proc)}: {reason}")
 
@@ -448,7 +340,8 @@ class Process:
         for proc in self.engine.peers_of(msg.node):
             self.process_died(proc, msg.reason)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise LocalRayletDiedError when nothing can be asked for any more."""
         if self.dead is not None:
             raise LocalRayletDiedError(self.dead)
 

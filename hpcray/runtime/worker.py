@@ -286,7 +286,7 @@ class Worker:
         if size <= self._inline_limit:
             return m.Returned(blob.join() if isinstance(blob, Serialized) else blob, 0, contained)
         object_id = task + return_index(index)
-        self.process.write_object(object_id, blob)
+        self.process.store.write(object_id, blob)
         with self.engine.lock:
             self.engine.send(self._raylet, m.Release([object_id]))
         return m.Returned(b"", size, contained)

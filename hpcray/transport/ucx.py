@@ -70,6 +70,10 @@ class UcxEngine:
     Args:
         rank: own rank, which bells and transfers carry.
 
+    Attributes:
+        worker: the UCX worker.
+        moved: monotonic time when `progress` last found something to do.
+
     Raises:
         TransportError: UCX does not start.
     """
@@ -91,6 +95,7 @@ class UcxEngine:
         self._news: list[tuple[int, str]] = []
         self._next_check = 0.0
         self._more = False
+        self.moved = 0.0
         self._bell_tag = lib.UCXXTag(_BELL)
         self._class_mask = lib.UCXXTagMask(_CLASS)
         self._ring_buffer = bytearray(_BELL_BODY.size)
@@ -175,8 +180,10 @@ class UcxEngine:
         while once():
             if time.monotonic() > end:
                 self._more = True
-                return
-        self._more = False
+                break
+        else:
+            self._more = False
+        self.moved = time.monotonic()
 
     def hungry(self) -> bool:
         """Whether the last `progress` stopped with work left."""

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,6 @@ import pytest
 from hpcray.base.config import Config
 from hpcray.host import arena as arena_module
 from hpcray.host.arena import Arena, ArenaError, available_memory, default_arena_size
-from hpcray.host.prefault import STEP, Prefaulter
 
 SIZE = 64 << 20
 
@@ -43,13 +41,6 @@ def open_descriptors() -> set[str]:
         except OSError:
             continue  # the one that listed the directory
     return {entry for entry in found if "hpcray-arena" in entry}
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 # ---------------------------------------------------------------- making and sharing
@@ -338,78 +329,3 @@ def test_the_default_size_is_a_share_of_what_can_be_had_divided_by_the_ranks(mon
 
 def test_there_is_memory_here() -> None:
     assert 1 << 26 < available_memory() < 1 << 50
-
-
-# ---------------------------------------------------------------- prefaulting
-
-
-def populated(arena: Arena) -> int:
-    return os.fstat(arena.fd).st_blocks * 512
-
-
-def test_nothing_is_populated_before_the_first_allocation(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena)
-    prefaulter.allocated_to(0)
-    prefaulter.stop()
-    assert populated(arena) == 0
-
-
-def test_it_runs_ahead_by_what_was_allocated_and_never_more_than_the_window(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena, window=16 << 20)
-    try:
-        prefaulter.allocated_to(8 << 20)
-        until(lambda: prefaulter.idle, "it never ends")
-        assert prefaulter.populated_to == 16 << 20
-        assert populated(arena) == 8 << 20, "what the allocator handed out is its holder's to touch"
-        prefaulter.allocated_to(40 << 20)
-        until(lambda: prefaulter.idle, "it never ends")
-        assert prefaulter.populated_to == 56 << 20
-    finally:
-        prefaulter.stop()
-
-
-def test_it_stops_at_the_end_of_the_arena(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena)
-    try:
-        prefaulter.allocated_to(SIZE - 10)
-        until(lambda: prefaulter.idle, "it never ends")
-        assert prefaulter.populated_to == SIZE
-        prefaulter.allocated_to(SIZE)
-        assert prefaulter.idle
-    finally:
-        prefaulter.stop()
-
-
-def test_small_moves_start_nothing(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena)
-    prefaulter.allocated_to(STEP // 4)
-    assert prefaulter.idle
-    prefaulter.stop()
-
-
-def test_after_stop_no_thread_is_left_and_nothing_is_populated(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena)
-    prefaulter.allocated_to(30 << 20)
-    prefaulter.stop()
-    left = populated(arena)
-    prefaulter.allocated_to(SIZE)
-    assert prefaulter.idle and populated(arena) == left
-    assert not any(thread.name == "hpcray-prefault" for thread in threading.enumerate())
-
-
-def test_where_the_kernel_cannot_populate_it_gives_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
-    prefaulter = Prefaulter(arena)
-    prefaulter.allocated_to(30 << 20)
-    until(lambda: prefaulter.idle, "it never ends")
-    prefaulter.allocated_to(60 << 20)
-    assert prefaulter.idle
-    prefaulter.stop()
-
-
-def test_a_window_of_zero_switches_it_off(arena: Arena) -> None:
-    prefaulter = Prefaulter(arena, window=0)
-    prefaulter.allocated_to(30 << 20)
-    assert prefaulter.idle
-    prefaulter.stop()
-    assert populated(arena) == 0

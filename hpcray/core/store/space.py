@@ -41,10 +41,9 @@ class Space:
             obj.offset = -1
 
     def may_evict(self, obj: StoredObject) -> None:
-        """Nobody reads this copy now."""
-        if obj.id not in self._evictable:
-            self._evictable[obj.id] = obj
-            self.evictable_bytes += obj.size
+        """Nobody reads this copy any more; somebody did until now."""
+        self._evictable[obj.id] = obj
+        self.evictable_bytes += obj.size
 
     def keep(self, obj: StoredObject) -> None:
         """The object is in use (or gone): it must not be evicted."""

@@ -1,0 +1,84 @@
+"""Questions to the GCS, and what was learned of the cluster's nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from hpcray.base.errors import LocalRayletDiedError
+from hpcray.base.ids import HEAD
+from hpcray.core.owner.table import Waiter
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
+
+class GcsClient:
+    """One process's requests to the GCS."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._engine = process.engine
+        self._last = 0
+        self._replies: dict[int, Any] = {}
+        self._node_indices: dict[str, int] = {}
+
+    def call(self, method: str, *args: Any) -> Any:
+        """One query to the GCS. Raises ValueError with its message when it refuses."""
+        with self._engine.lock:
+            request = self.next_request()
+            self._engine.send(HEAD, m.GcsCall(request, method, msgspec.msgpack.encode(args)))
+            reply = self.await_reply(request)
+        if not reply.ok:
+            raise ValueError(reply.value.decode())
+        return msgspec.msgpack.decode(reply.value)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The cluster's nodes, in the form of `ray.nodes()`."""
+        found: list[dict[str, Any]] = self.call("nodes")
+        self._node_indices = {node["NodeID"]: node["Index"] for node in found}
+        return found
+
+    def node_index(self, node_id: str) -> int | None:
+        """Index of the node with this id; None when there is none."""
+        if node_id not in self._node_indices:
+            self.nodes()
+        return self._node_indices.get(node_id)
+
+    def node_ids(self) -> list[str]:
+        """Ids of all nodes known."""
+        return list(self._node_indices)
+
+    def next_request(self) -> int:
+        """A number for a request whose GcsReply `await_reply` takes (lock held)."""
+        self._process.check_alive()
+        self._last += 1
+        self._replies[self._last] = Waiter()
+        return self._last
+
+    def await_reply(self, request: int) -> m.GcsReply:
+        """The answer to a request (lock held; released while waiting)."""
+        try:
+            self._process.block(self._replies[request], None)
+        finally:
+            reply = self._replies.pop(request)
+        if not isinstance(reply, m.GcsReply):
+            raise LocalRayletDiedError(self._process.dead or "the raylet is gone")
+        return reply
+
+    def on_reply(self, msg: m.GcsReply) -> None:
+        """The GCS answered (lock held)."""
+        waiter = self._replies.get(msg.req)
+        if isinstance(waiter, Waiter):
+            self._replies[msg.req] = msg
+            waiter.count = 0
+            self._engine.notify(waiter)
+
+    def fail(self) -> None:
+        """Our raylet is gone: whoever waits for an answer wakes (lock held)."""
+        for waiter in self._replies.values():
+            if isinstance(waiter, Waiter):
+                waiter.count = 0
+                self._engine.notify(waiter)

@@ -1,0 +1,194 @@
+"""Refs as awaitables and futures, in the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+
+import numpy as np
+import pytest
+from engine import PATIENCE, exceptions, ray
+
+pytestmark = pytest.mark.usefixtures("session")
+
+
+@ray.remote
+def echo(value, delay=0.0):
+    time.sleep(delay)
+    return value
+
+
+@ray.remote
+def fail():
+    raise LookupError("remote")
+
+
+class TestAwait:
+    def test_a_ref(self):
+        async def main():
+            return await echo.remote(1), await ray.put("p"), (await echo.remote(np.arange(200_000)))[-1]
+
+        assert asyncio.run(main()) == (1, "p", 199_999)
+
+    def test_twice(self):
+        async def main():
+            ref = echo.remote([1])
+            return await ref, await ref
+
+        assert asyncio.run(main()) == ([1], [1])
+
+    def test_gather(self):
+        async def main():
+            return await asyncio.gather(*[echo.remote(i, 0.001) for i in range(100)])
+
+        assert asyncio.run(main()) == list(range(100))
+
+    def test_an_error(self):
+        async def main():
+            await fail.remote()
+
+        with pytest.raises(LookupError, match="remote") as caught:
+            asyncio.run(main())
+        assert isinstance(caught.value, exceptions.RayTaskError)
+
+    def test_gather_with_errors_as_values(self):
+        async def main():
+            return await asyncio.gather(echo.remote(1), fail.remote(), return_exceptions=True)
+
+        one, error = asyncio.run(main())
+        assert one == 1
+        assert isinstance(error, LookupError)
+
+    def test_the_loop_goes_on_meanwhile(self):
+        async def main():
+            ticks = 0
+
+            async def tick():
+                nonlocal ticks
+                while True:
+                    ticks += 1
+                    await asyncio.sleep(0.005)
+
+            ticking = asyncio.create_task(tick())
+            await echo.remote(1, 0.3)
+            ticking.cancel()
+            return ticks
+
+        assert asyncio.run(main()) > 5
+
+    def test_wait_for_gives_up(self):
+        async def main():
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.ensure_future(_awaiting(echo.remote(1, 1))), 0.05)
+            return await echo.remote("after")
+
+        assert asyncio.run(main()) == "after"
+
+    def test_asyncio_wait(self):
+        async def main():
+            slow, fast = (asyncio.wrap_future(ref.future()) for ref in (echo.remote("s", 1), echo.remote("f")))
+            done, pending = await asyncio.wait([slow, fast], return_when=asyncio.FIRST_COMPLETED)
+            return [task.result() for task in done], len(pending)
+
+        assert asyncio.run(main()) == (["f"], 1)
+
+    def test_as_completed(self):
+        async def main():
+            found = []
+            for future in asyncio.as_completed([_awaiting(echo.remote(i)) for i in range(20)]):
+                found.append(await future)
+            return sorted(found)
+
+        assert asyncio.run(main()) == list(range(20))
+
+    def test_actor_calls(self):
+        @ray.remote
+        class Counter:
+            def __init__(self):
+                self.value = 0
+
+            def add(self):
+                self.value += 1
+                return self.value
+
+        async def main():
+            counter = Counter.remote()
+            return await asyncio.gather(*[counter.add.remote() for _ in range(10)])
+
+        assert asyncio.run(main()) == list(range(1, 11))
+
+    def test_loops_in_several_threads(self):
+        async def main(i):
+            return await asyncio.gather(*[echo.remote(i * 100 + j) for j in range(10)])
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda i: asyncio.run(main(i)), range(4)))
+        assert found == [[i * 100 + j for j in range(10)] for i in range(4)]
+
+
+async def _awaiting(ref):
+    return await ref
+
+
+class TestFuture:
+    def test_result(self):
+        future = echo.remote(5, 0.1).future()
+        assert isinstance(future, concurrent.futures.Future)
+        assert future.result(PATIENCE) == 5
+        assert future.done()
+
+    def test_exception(self):
+        future = fail.remote().future()
+        assert isinstance(future.exception(PATIENCE), LookupError)
+        with pytest.raises(LookupError):
+            future.result()
+
+    def test_timeout(self):
+        with pytest.raises(concurrent.futures.TimeoutError):
+            echo.remote(1, 1).future().result(0.05)
+
+    def test_of_what_is_there(self):
+        assert ray.put(1).future().result(PATIENCE) == 1
+
+    def test_callbacks(self):
+        found, all_there = [], threading.Event()
+
+        def done(future):
+            found.append(future.result())
+            if len(found) == 20:
+                all_there.set()
+
+        futures = [echo.remote(i).future() for i in range(20)]
+        for future in futures:
+            future.add_done_callback(done)
+        assert all_there.wait(PATIENCE)
+        assert sorted(found) == list(range(20))
+
+    def test_a_callback_may_use_ray(self):
+        found, there = [], threading.Event()
+
+        def done(future):
+            found.append(ray.get(echo.remote(future.result() + 1)))
+            there.set()
+
+        echo.remote(1, 0.1).future().add_done_callback(done)
+        assert there.wait(PATIENCE)
+        assert found == [2]
+
+    def test_concurrent_futures_wait(self):
+        futures = [echo.remote(i).future() for i in range(10)]
+        done, rest = concurrent.futures.wait(futures, PATIENCE)
+        assert not rest
+        assert sorted(future.result() for future in done) == list(range(10))
+
+    def test_without_a_ref(self):
+        future = echo.remote(np.ones(200_000), 0.1).future()
+        assert future.result(PATIENCE).sum() == 200_000
+
+    def test_wrap_future(self):
+        async def main():
+            return await asyncio.wrap_future(echo.remote("wrapped").future())
+
+        assert asyncio.run(main()) == "wrapped"

@@ -1,0 +1,155 @@
+"""Cancelling tasks: waiting, running, of actors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from engine import Marks, eventually, exceptions, ray
+
+pytestmark = pytest.mark.usefixtures("session")
+INIT = {"num_cpus": 1}
+
+
+@ray.remote
+def spin(marks, seconds=30.0):
+    marks.add()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+    marks.add("end")
+    return "spun"
+
+
+@ray.remote
+def echo(value):
+    return value
+
+
+def assert_cancelled(ref):
+    with pytest.raises(exceptions.TaskCancelledError):
+        ray.get(ref)
+
+
+def test_a_running_task(marks: Marks):
+    ref = spin.remote(marks)
+    eventually(marks.lines)
+    ray.cancel(ref)
+    assert_cancelled(ref)
+    assert marks.lines() == ["x"]
+    assert ray.get(echo.remote(1)) == 1
+
+
+def test_by_force(marks: Marks):
+    ref = spin.remote(marks)
+    eventually(marks.lines)
+    ray.cancel(ref, force=True)
+    with pytest.raises((exceptions.TaskCancelledError, exceptions.WorkerCrashedError)):
+        ray.get(ref)
+    assert marks.lines() == ["x"]
+    assert ray.get(echo.remote(1)) == 1
+
+
+def test_a_waiting_task(marks: Marks):
+    running, waiting = spin.remote(marks), spin.remote(marks)
+    eventually(marks.lines)
+    ray.cancel(waiting)
+    assert_cancelled(waiting)
+    ray.cancel(running)
+    assert_cancelled(running)
+    assert marks.lines() == ["x"]
+
+
+def test_a_task_that_waits_for_its_argument(marks: Marks):
+    first = spin.remote(marks)
+    dependent = echo.remote(first)
+    eventually(marks.lines)
+    ray.cancel(dependent)
+    assert_cancelled(dependent)
+    ray.cancel(first)
+    assert_cancelled(first)
+
+
+def test_what_depends_on_it_fails_too(marks: Marks):
+    ref = spin.remote(marks)
+    dependent = echo.remote(ref)
+    eventually(marks.lines)
+    ray.cancel(ref)
+    with pytest.raises(exceptions.RayError):
+        ray.get(dependent)
+
+
+def test_a_finished_task_keeps_its_value():
+    ref = echo.remote(5)
+    assert ray.get(ref) == 5
+    ray.cancel(ref)
+    assert ray.get(ref) == 5
+
+
+def test_an_infeasible_task():
+    ref = echo.options(resources={"nowhere": 1}).remote(1)
+    ray.cancel(ref)
+    assert_cancelled(ref)
+
+
+def test_it_is_not_retried(marks: Marks):
+    ref = spin.options(max_retries=3, retry_exceptions=True).remote(marks)
+    eventually(marks.lines)
+    ray.cancel(ref)
+    assert_cancelled(ref)
+    time.sleep(0.2)
+    assert marks.lines() == ["x"]
+
+
+def test_a_coroutine_of_an_actor(marks: Marks):
+    @ray.remote
+    class Sleeper:
+        async def sleep(self):
+            marks.add()
+            await asyncio.sleep(60)
+
+        async def fine(self):
+            return "fine"
+
+    sleeper = Sleeper.remote()
+    ref = sleeper.sleep.remote()
+    eventually(marks.lines)
+    ray.cancel(ref)
+    assert_cancelled(ref)
+    assert ray.get(sleeper.fine.remote()) == "fine"
+
+
+def test_a_waiting_call_of_an_actor(marks: Marks):
+    @ray.remote
+    class Slow:
+        def sleep(self, seconds):
+            marks.add()
+            time.sleep(seconds)
+            return "slept"
+
+    slow = Slow.remote()
+    first, second = slow.sleep.remote(1.0), slow.sleep.remote(0)
+    eventually(marks.lines)
+    ray.cancel(second)
+    assert_cancelled(second)
+    assert ray.get(first) == "slept"
+    assert marks.lines() == ["x"]
+
+
+def test_only_refs():
+    with pytest.raises(TypeError):
+        ray.cancel(1)
+
+
+def test_cancelled_children(marks: Marks):
+    @ray.remote(num_cpus=0)
+    def parent():
+        return ray.get(spin.remote(marks))
+
+    ref = parent.remote()
+    eventually(marks.lines)
+    ray.cancel(ref)
+    assert_cancelled(ref)
+    assert ray.get(echo.remote("the child has let go of the only CPU")) is not None
+    assert marks.lines() == ["x"]

@@ -1,0 +1,377 @@
+"""Four node stores, their processes and a data plane, in one thread, and a simple model of what must hold.
+
+No block that somebody reads or writes is handed out again; whoever opened an object sees that object's bytes for as
+long as it is pinned; nothing is lost or refused without a reason. And at the end: every request was answered, and when
+all references are dropped nothing but evictable copies is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hpcray.base.ids import PUT_INDEX, make_proc, node_of, number_of, raylet_of
+from hpcray.core.effects import CancelReceive, Effect, Send, StartReceive, StartSend
+from hpcray.core.store.node_store import NodeStore
+from hpcray.wire import messages as m
+
+NODES = 4
+PROCS = 2  # per node
+UNIT = 64
+CAPACITY = 8 * UNIT
+SIZES = (1, 1, 1, 2, 2, 3, 4, 8, 9)  # the last one can never fit
+TIMEOUT = 10.0
+
+
+@dataclass
+class Object:
+    """What the test knows of an object. excused: something went wrong with it, so it may be lost."""
+
+    id: bytes
+    size: int
+    owner: bytes
+    locations: list[int] = field(default_factory=list)
+    freed: bool = False
+    excused: bool = False
+
+
+@dataclass
+class Transfer:
+    """One receive, or one send, that the data plane has."""
+
+    id: bytes
+    node: int
+    peer: int
+    offset: int
+    size: int
+
+
+class Cluster:
+    """Everything is a step that takes a number to choose with; a step that cannot be taken does nothing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT) for node in range(NODES)}
+        self.procs = [make_proc(node, number) for node in range(NODES) for number in range(1, PROCS + 1)]
+        self.dead: set[bytes] = set()
+        self.channels: dict[tuple[bytes, bytes], deque[object]] = {}
+        self.objects: dict[bytes, Object] = {}
+        self.memory: dict[int, dict[int, bytes]] = {node: {} for node in range(NODES)}  # unit -> object written there
+        self.creating: dict[tuple[bytes, bytes], float] = {}  # (proc, object) -> asked at
+        self.opening: dict[tuple[bytes, bytes], float] = {}
+        self.unsealed: dict[tuple[bytes, bytes], int] = {}  # (proc, object) -> offset
+        self.pinned: dict[tuple[bytes, bytes], int] = {}
+        self.granted: dict[tuple[bytes, bytes], int] = {}  # as `pinned`, from when the store said so
+        self.receives: dict[int, Transfer] = {}
+        self.sends: dict[int, Transfer] = {}
+        self.cancelled: set[int] = set()
+        self.moved: set[int] = set()
+        self.counter = 0
+        self.deaths = 0
+
+    # ------------------------------------------------------------ helpers
+
+    def alive(self) -> list[bytes]:
+        return [proc for proc in self.procs if proc not in self.dead]
+
+    def living_nodes(self) -> list[int]:
+        return sorted(self.stores)
+
+    def say(self, src: bytes, dest: bytes, msg: object) -> None:
+        self.channels.setdefault((src, dest), deque()).append(msg)
+
+    def to_raylet(self, proc: bytes, msg: m.Message) -> None:
+        self.say(proc, raylet_of(node_of(proc)), msg)
+
+    def units(self, offset: int, size: int) -> range:
+        assert offset % UNIT == 0 and offset >= 0 and offset + size <= CAPACITY
+        return range(offset // UNIT, (offset + size) // UNIT)
+
+    def holds(self, node: int, offset: int, size: int, ident: bytes) -> bool:
+        return all(self.memory[node].get(unit) == ident for unit in self.units(offset, size))
+
+    def claim(self, node: int, ident: bytes, offset: int, size: int) -> None:
+        """A block was handed out: nobody may be using it for anything else."""
+        wanted = set(self.units(offset, size))
+        used: list[tuple[bytes, int]] = [
+            (other, at) for (proc, other), at in self.granted.items() if node_of(proc) == node
+        ]
+        used += [(t.id, t.offset) for t in (*self.receives.values(), *self.sends.values()) if t.node == node]
+        for other, at in used:
+            if other != ident:
+                overlap = wanted & set(self.units(at, self.objects[other].size))
+                assert not overlap, f"units {overlap} of {other.hex()} were handed out while in use"
+        for unit in wanted:
+            self.memory[node].pop(unit, None)
+
+    # ------------------------------------------------------------ effects
+
+    def apply(self, node: int, effects: list[Effect]) -> None:
+        me = raylet_of(node)
+        for effect in effects:
+            if isinstance(effect, Send):
+                msg = effect.msg
+                if effect.dest in self.dead:
+                    continue  # the store has not heard of it yet
+                if isinstance(msg, m.Created):
+                    self.claim(node, msg.id, msg.offset, msg.size)
+                    self.granted[effect.dest, msg.id] = msg.offset
+                elif isinstance(msg, m.Opened):
+                    assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
+                    self.granted[effect.dest, msg.id] = msg.offset
+                self.say(me, effect.dest, msg)
+            elif isinstance(effect, StartReceive):
+                assert effect.tag not in self.receives and effect.node in range(NODES) and effect.node != node
+                self.claim(node, effect.id, effect.offset, effect.size)
+                self.receives[effect.tag] = Transfer(effect.id, node, effect.node, effect.offset, effect.size)
+            elif isinstance(effect, StartSend):
+                assert effect.tag not in self.sends
+                assert self.holds(node, effect.offset, effect.size, effect.id), "sends bytes that are not the object's"
+                self.sends[effect.tag] = Transfer(effect.id, node, effect.node, effect.offset, effect.size)
+            else:
+                assert isinstance(effect, CancelReceive)
+                assert effect.tag in self.receives and effect.tag not in self.cancelled
+                self.cancelled.add(effect.tag)
+
+    # ------------------------------------------------------------ steps; each takes a number to choose with
+
+    def create(self, pick: int) -> None:
+        alive = self.alive()
+        proc, owner = alive[pick % len(alive)], self.procs[-1 - pick // 7 % min(len(self.procs), 10)]
+        self.counter += 1
+        ident = owner + self.counter.to_bytes(5, "big") + PUT_INDEX
+        size = SIZES[pick % len(SIZES)] * UNIT
+        self.objects[ident] = Object(ident, size, owner, excused=owner in self.dead)
+        self.creating[proc, ident] = self.now
+        self.to_raylet(proc, m.Create(ident, size))
+
+    def seal(self, pick: int) -> None:
+        if self.unsealed:
+            proc, ident = list(self.unsealed)[pick % len(self.unsealed)]
+            offset = self.unsealed.pop((proc, ident))
+            obj = self.objects[ident]
+            for unit in self.units(offset, obj.size):
+                self.memory[node_of(proc)][unit] = ident
+            self.pinned[proc, ident] = offset
+            obj.locations.append(node_of(proc))
+            self.to_raylet(proc, m.Seal(ident))
+
+    def open(self, pick: int) -> None:
+        proc = self.alive()[pick % len(self.alive())]
+        known = [
+            obj
+            for obj in self.objects.values()
+            if obj.locations and not obj.freed and not {(proc, obj.id)} & (self.opening.keys() | self.pinned.keys())
+        ]
+        if known:
+            obj = known[pick // 5 % len(known)]
+            self.opening[proc, obj.id] = self.now
+            self.to_raylet(proc, m.Open(obj.id, obj.size, list(obj.locations)))
+
+    def release(self, pick: int) -> None:
+        if self.pinned:
+            proc, ident = list(self.pinned)[pick % len(self.pinned)]
+            self.let_go(proc, ident)
+
+    def let_go(self, proc: bytes, ident: bytes) -> None:
+        offset = self.pinned.pop((proc, ident))
+        assert self.holds(node_of(proc), offset, self.objects[ident].size, ident), "a pinned object was overwritten"
+        del self.granted[proc, ident]
+        self.to_raylet(proc, m.Release([ident]))
+
+    def abort(self, pick: int) -> None:
+        """A creator gives up before the seal."""
+        if self.unsealed:
+            proc, ident = list(self.unsealed)[pick % len(self.unsealed)]
+            del self.unsealed[proc, ident], self.granted[proc, ident]
+            self.to_raylet(proc, m.Release([ident]))
+
+    def free(self, pick: int) -> None:
+        ready = [obj for obj in self.objects.values() if obj.locations and not obj.freed and obj.owner not in self.dead]
+        if ready:
+            self.drop(ready[pick % len(ready)])
+
+    def drop(self, obj: Object) -> None:
+        obj.freed = True
+        self.to_raylet(obj.owner, m.Free([obj.id], list(obj.locations)))
+
+    def deliver(self, pick: int) -> None:
+        busy = [key for key, channel in self.channels.items() if channel]
+        if busy:
+            src, dest = busy[pick % len(busy)]
+            self.arrive(src, dest, self.channels[src, dest].popleft())
+
+    def arrive(self, src: bytes, dest: bytes, msg: object) -> None:
+        node = node_of(dest)
+        if number_of(dest):
+            self.answered(dest, msg)
+        elif node in self.stores:
+            store = self.stores[node]
+            if isinstance(msg, Callable):  # type: ignore[arg-type]
+                self.apply(node, msg(store))  # type: ignore[operator]
+            else:
+                self.apply(node, store.handle(self.now, src, msg))  # type: ignore[arg-type]
+
+    def answered(self, proc: bytes, msg: object) -> None:
+        if proc in self.dead:
+            return
+        if isinstance(msg, m.Created):
+            del self.creating[proc, msg.id]
+            self.unsealed[proc, msg.id] = msg.offset
+        elif isinstance(msg, m.Opened):
+            del self.opening[proc, msg.id]
+            self.pinned[proc, msg.id] = msg.offset
+            obj, node = self.objects[msg.id], node_of(proc)
+            if msg.pulled:
+                if node not in obj.locations:
+                    obj.locations.append(node)
+                if obj.freed and obj.owner not in self.dead:
+                    self.to_raylet(obj.owner, m.Free([obj.id], [node]))
+        else:
+            assert isinstance(msg, m.StoreError)
+            asked = self.opening.pop((proc, msg.id), None)
+            if asked is None:
+                asked = self.creating.pop((proc, msg.id))
+            obj = self.objects[msg.id]
+            if msg.kind == "full":
+                assert self.now - asked >= 0 and (obj.size > CAPACITY or self.now >= TIMEOUT), "full, but did not wait"
+            else:
+                assert msg.kind == "lost"
+                assert obj.excused or obj.freed or obj.owner in self.dead, f"lost without a reason: {msg.reason}"
+
+    def move(self, pick: int) -> None:
+        """Both sides of a transfer are there: the bytes go over."""
+        both = [tag for tag in self.receives if tag in self.sends and tag not in self.moved]
+        if both:
+            tag = both[pick % len(both)]
+            receive, send = self.receives[tag], self.sends[tag]
+            assert (receive.id, receive.size, receive.peer) == (send.id, send.size, send.node)
+            assert self.holds(send.node, send.offset, send.size, send.id), "the source was overwritten meanwhile"
+            for unit in self.units(receive.offset, receive.size):
+                self.memory[receive.node][unit] = receive.id
+            self.moved.add(tag)
+
+    def report(self, pick: int) -> None:
+        """The data plane tells the end of a receive or of a send."""
+        over = [(True, tag) for tag in self.receives if tag in self.moved or tag in self.cancelled]
+        over += [
+            (False, tag)
+            for tag, send in self.sends.items()
+            if tag in self.moved or send.peer not in self.stores or tag not in self.receives
+        ]
+        if over:
+            receiving, tag = over[pick % len(over)]
+            if receiving:
+                self.end_receive(tag, None if tag in self.moved else "cancelled")
+            else:
+                self.end_send(tag, None if tag in self.moved or pick & 1 else "the peer is gone")
+
+    def break_transfer(self, pick: int) -> None:
+        """A transfer fails, noticed by both sides or by one."""
+        open_ = [tag for tag in {**self.receives, **self.sends} if tag not in self.moved]
+        if open_:
+            tag = open_[pick % len(open_)]
+            self.objects[(self.receives.get(tag) or self.sends[tag]).id].excused = True
+            if tag in self.sends and (pick & 1 or tag not in self.receives):
+                self.end_send(tag, "broken")
+            elif tag in self.receives:
+                self.end_receive(tag, "broken")
+
+    def end_receive(self, tag: int, error: str | None) -> None:
+        node = self.receives.pop(tag).node
+        self.cancelled.discard(tag)
+        self.apply(node, self.stores[node].received(self.now, tag, error))
+
+    def end_send(self, tag: int, error: str | None) -> None:
+        node = self.sends.pop(tag).node
+        self.apply(node, self.stores[node].sent(self.now, tag, error))
+
+    def kill(self, pick: int) -> None:
+        """A process dies, and another one takes its place."""
+        if pick % 4 == 0:
+            proc = self.alive()[pick // 4 % len(self.alive())]
+            self.forget_proc(proc)
+            self.procs.append(make_proc(node_of(proc), len(self.procs) + 1))
+            for node in self.stores:
+                # To its own raylet it is the end of its connection; to the others, a message of that raylet.
+                src = proc if node == node_of(proc) else raylet_of(node_of(proc))
+                self.say(src, raylet_of(node), lambda store, proc=proc: store.process_died(self.now, proc))
+
+    def forget_proc(self, proc: bytes) -> None:
+        self.dead.add(proc)
+        self.deaths += 1
+        for _, ident in [*self.creating, *self.unsealed]:
+            if _ == proc:
+                self.objects[ident].excused = True
+        for book in (self.creating, self.opening, self.unsealed, self.pinned, self.granted):
+            for key in [key for key in book if key[0] == proc]:
+                del book[key]
+
+    def crash(self, pick: int) -> None:
+        """A node goes with all it had; the others hear of it sooner or later."""
+        if len(self.stores) > 1 and pick % 128 == 0:
+            node = self.living_nodes()[pick // 128 % len(self.stores)]
+            del self.stores[node]
+            for proc in self.procs:
+                if node_of(proc) == node:
+                    self.forget_proc(proc)
+            for obj in self.objects.values():
+                if node in obj.locations:
+                    obj.locations.remove(node)
+                    obj.excused = True
+            for book in (self.receives, self.sends):
+                for tag in [tag for tag, transfer in book.items() if transfer.node == node]:
+                    del book[tag]
+                    self.cancelled.discard(tag)
+            for key in [key for key in self.channels if node_of(key[1]) == node]:
+                del self.channels[key]
+            for other in self.stores:
+                self.say(raylet_of(node), raylet_of(other), lambda store: store.node_died(self.now, node))
+
+    def wait(self, pick: int) -> None:
+        self.now += pick % 5
+        for node, store in list(self.stores.items()):
+            self.apply(node, store.tick(self.now))
+
+    # ------------------------------------------------------------ the end
+
+    def settle(self) -> None:
+        """Everything that is under way ends."""
+        for _ in range(100_000):
+            if any(self.channels.values()):
+                self.deliver(0)
+            elif any(tag in self.sends and tag not in self.moved for tag in self.receives):
+                self.move(0)
+            elif any(tag in self.moved or tag in self.cancelled for tag in self.receives) or self.sends:
+                self.report(0)
+            else:
+                return
+        raise AssertionError("it never settles")
+
+    def finish(self) -> None:
+        self.settle()
+        for _ in range(4):
+            for proc, ident in list(self.unsealed):
+                self.seal(list(self.unsealed).index((proc, ident)))
+            self.settle()
+            self.now += TIMEOUT
+            self.wait(0)
+            self.settle()
+        assert not self.creating, "a Create was never answered"
+        assert not self.opening, "an Open was never answered"
+        assert not self.receives and not self.sends
+        for proc, ident in list(self.unsealed):
+            self.seal(list(self.unsealed).index((proc, ident)))
+        for proc, ident in list(self.pinned):
+            self.let_go(proc, ident)
+        self.settle()
+        for obj in self.objects.values():
+            if obj.owner not in self.dead and obj.locations and not obj.freed:
+                self.drop(obj)
+        self.settle()
+        for store in self.stores.values():
+            left = store.snapshot()
+            assert left["used"] == left["evictable"], f"leaked: {left}"
+            assert left["waiting"] == left["creating"] == left["pulling"] == left["pinned"] == 0
+            assert self.deaths or left["objects"] == 0, f"copies nobody knows of: {left}"
