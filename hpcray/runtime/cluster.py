@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hpcray.base.ids import HEAD, number_of
 from hpcray.core.gcs import membership as member
-from hpcray.host.processes import reap_orphans
+from hpcray.host.processes import Family, reap_orphans
 from hpcray.host.session import Session
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
@@ -33,6 +32,8 @@ class Cluster:
     Args:
         raylet: its tables get the handlers of this conversation.
         leaving: the end of this node.
+        template_pid: the template process.
+        elders: this process, and others whose parent must live as long as the node.
         membership: node 0's book of nodes; None elsewhere.
         watch: the other nodes' eye on the head; None on node 0.
         on_up: called on node 0 when all nodes are up, elsewhere when this node has the table.
@@ -49,6 +50,7 @@ class Cluster:
         leaving: Leaving,
         session: Session,
         template_pid: int,
+        elders: Sequence[Family],
         membership: member.Membership | None,
         watch: member.HeadWatch | None,
         control: ControlTransport | None,
@@ -72,7 +74,7 @@ class Cluster:
         self._name = ""
         self._driver: DriverChild | None = None
         self._signal = 0
-        self._parent = os.getppid()
+        self._elders = elders
         self._here_gone = False
         raylet.on_driver_died = self._driver_died
         raylet.on_template_gone = self._template_gone
@@ -291,7 +293,7 @@ class Cluster:
     def _tick(self) -> None:
         raylet, now = self._raylet, self._loop.now
         self._loop.call_at(now + raylet.seat.config.tick, self._tick)
-        if os.getppid() != self._parent and not self._leaving.begun:
+        if any(elder.orphaned for elder in self._elders):
             self._leave_alone(1)
         raylet.apply(raylet.core.tick(now))
         raylet.apply(raylet.store.tick(now))

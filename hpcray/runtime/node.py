@@ -19,7 +19,7 @@ from hpcray.core.store.node_store import NodeStore
 from hpcray.host.address import node_ip_address
 from hpcray.host.arena import Arena, default_arena_size
 from hpcray.host.prefault import Prefaulter
-from hpcray.host.processes import adopt_orphans
+from hpcray.host.processes import Family, adopt_orphans
 from hpcray.host.session import Session
 from hpcray.host.template_link import TemplateLink, start_template
 from hpcray.runtime.cluster import Cluster
@@ -174,9 +174,15 @@ def _serve(
             cluster.own_driver(driver)
         ready(node.session.path)
 
+    elders = [os.getpid()]
+    if options.distributed and life >= 0:
+        # This process is a rank's child: the rank must not stay behind, where its launcher is gone, for want of a signal.
+        elders.append(os.getppid())
+        node.template.watch_driver(os.getppid())
+    family = [found for pid in elders if (found := Family.of(pid)) is not None]
     membership = Membership(size, os.urandom(8).hex(), config, loop.now) if rank == 0 else None
     watch = HeadWatch(rank, config, loop.now) if rank else None
-    cluster = Cluster(raylet, leaving, node.session, node.template.pid, membership, watch, control, data, up)
+    cluster = Cluster(raylet, leaving, node.session, node.template.pid, family, membership, watch, control, data, up)
     loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster))
     if life >= 0:
         loop.watch(life, lambda event: _end_of_life(loop, life, cluster.parent_gone))

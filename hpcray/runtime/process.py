@@ -21,8 +21,9 @@ from hpcray.base.errors import (
 from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, show_proc
 from hpcray.core.owner.table import INLINE, STORED, ObjectTable, Waiter
 from hpcray.host.arena import Arena
-from hpcray.runtime.engine import Engine, greet, monotonic
+from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
+from hpcray.runtime.links import greet
 from hpcray.runtime.refs import ObjectRef, current, died, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter

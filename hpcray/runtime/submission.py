@@ -13,7 +13,8 @@ from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Function, Task
 from hpcray.runtime.actor_calls import ActorCalls
 from hpcray.runtime.arguments import pack
-from hpcray.runtime.engine import MAX_BATCH, Peer, monotonic
+from hpcray.runtime.engine import monotonic
+from hpcray.runtime.links import MAX_BATCH, Peer
 from hpcray.runtime.refs import ObjectRef, new_ref
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import deserialize, is_error, serialize_error

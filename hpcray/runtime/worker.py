@@ -25,7 +25,8 @@ from hpcray.base.ids import raylet_of, return_index
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
-from hpcray.runtime.engine import listen, monotonic
+from hpcray.runtime.engine import monotonic
+from hpcray.runtime.links import listen
 from hpcray.runtime.output import prefix_output
 from hpcray.runtime.process import Process, connect
 from hpcray.runtime.refs import current

@@ -197,14 +197,14 @@ class MpiControl:
                 return False
         except self._mpi.Exception:
             return False
-        if self._owing:
-            self._owing = {rank for rank in self._owing if self._received[rank] < self._promised[rank]}
         return True
 
     def patience(self) -> float:
         """See `ControlTransport.patience`."""
         if self._arrived:
             return 0.0
+        if self._owing:
+            self._owing = {rank for rank in self._owing if self._received[rank] < self._promised[rank]}
         if self._sending or self._late or self._owing or not self._wakes():
             return self._backoff.delay()
         return FOREVER

@@ -1,0 +1,254 @@
+"""The sockets of a driver or worker: one per peer of its node, one to its raylet for everything else.
+
+Outgoing messages are buffered per peer and encoded as one frame by `flush`. All methods want the engine's lock held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
+from hpcray.wire.frames import FrameReader, pack
+from hpcray.wire.messages import Hello, Message, decode, encode
+
+RECV = 1 << 18
+SOCKET_BUFFER = 4 << 20
+MAX_BATCH = 64
+
+
+class Link:
+    """One connected Unix socket."""
+
+    __slots__ = ("fd", "greeted", "proc", "reader", "sock", "unsent")
+
+    def __init__(self, sock: socket.socket, proc: bytes | None) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.proc = proc
+        self.reader = FrameReader()
+        self.unsent: list[bytes] = []
+
+
+class Peer:
+    """A process we write to: directly when it is of our node, through our raylet otherwise."""
+
+    __slots__ = ("dead", "dirty", "functions", "link", "out", "proc")
+
+    def __init__(self, proc: bytes, link: Link) -> None:
+        self.proc, self.link = proc, link
+        self.out: list[Message] = []
+        self.dirty = False
+        self.dead = False
+        self.functions: set[bytes] = set()
+
+
+class Links:
+    """What the engine drives.
+
+    Attributes:
+        lock: guards everything in here, and the tables of the process.
+        after: calls to be made as soon as the lock is free.
+        dirty: peers with something to send.
+    """
+
+    def __init__(self, me: bytes, session_dir: str) -> None:
+        self.me = me
+        self.lock = threading.Lock()
+        self.after: list[Callable[[], object]] = []
+        self.dirty: list[Peer] = []
+        self._dir = session_dir
+        self._my_node = node_of(me)
+        self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
+        self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
+        self._epoll = select.epoll()
+        self._links: dict[int, Link] = {}
+        self._peers: dict[bytes, Peer] = {}
+        self._listener: socket.socket
+        self._raylet: Link
+
+    def _open(self, raylet: socket.socket, listener: socket.socket | None) -> None:
+        self._raylet = self._add_link(raylet, raylet_of(self._my_node))
+        self._listener = listener or listen(self._dir, number_of(self.me))
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+
+    # ------------------------------------------------------------ sending
+
+    def peer(self, proc: bytes) -> Peer:
+        """The peer record of a process, connecting when it is of our node."""
+        found = self._peers.get(proc)
+        if found is None:
+            found = self._peers[proc] = Peer(proc, self._connect(proc))
+        return found
+
+    def send(self, proc: bytes, msg: Message) -> None:
+        """Queue a message; it leaves at the next flush."""
+        peer = self._peers.get(proc) or self.peer(proc)
+        peer.out.append(msg)
+        if not peer.dirty:
+            peer.dirty = True
+            self.dirty.append(peer)
+
+    def flush(self) -> None:
+        """Write out what is queued."""
+        while self.dirty:
+            dirty, self.dirty = self.dirty, []
+            for peer in dirty:
+                self.flush_peer(peer)
+
+    def flush_peer(self, peer: Peer) -> None:
+        """Write out what is queued for one peer."""
+        peer.dirty = False
+        out = peer.out
+        if out:
+            link = peer.link
+            frame = pack(peer.proc, self.me, encode(out))
+            out.clear()
+            if link.unsent:
+                link.unsent.append(frame)
+                return
+            try:
+                sent = link.sock.send(frame)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._unlink(link, "its connection broke")
+                return
+            if sent < len(frame):
+                link.unsent.append(frame[sent:])
+                self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    def peers_of(self, node: int) -> list[bytes]:
+        """The processes of a node that we have written to or heard of."""
+        return [proc for proc in self._peers if node_of(proc) == node]
+
+    # ------------------------------------------------------------ reading and writing
+
+    def _read(self, link: Link) -> None:
+        try:
+            data = link.sock.recv(RECV)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._unlink(link, "its connection ended")
+            return
+        handlers = self._handlers
+        for frame in link.reader.feed(data):
+            src = bytes(frame[12:20])
+            if link.proc is None:
+                link.proc = src
+                if src not in self._peers:
+                    self._peers[src] = Peer(src, link)
+            for msg in decode(frame[20:]):
+                handlers[type(msg)](src, msg)
+
+    def _write_rest(self, link: Link) -> None:
+        data = b"".join(link.unsent)
+        link.unsent.clear()
+        try:
+            sent = link.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._unlink(link, "its connection broke")
+            return
+        if sent < len(data):
+            link.unsent.append(data[sent:])
+        else:
+            self._epoll.modify(link.fd, select.EPOLLIN)
+
+    # ------------------------------------------------------------ links
+
+    def _add_link(self, sock: socket.socket, proc: bytes | None) -> Link:
+        link = Link(sock, proc)
+        self._links[link.fd] = link
+        self._epoll.register(link.fd, select.EPOLLIN)
+        return link
+
+    def _connect(self, proc: bytes) -> Link:
+        if node_of(proc) != self._my_node or number_of(proc) == 0:
+            return self._raylet
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(f"{self._dir}/{number_of(proc)}.s")
+        except OSError as error:
+            sock.close()
+            reason = f"no connection to it: {error}"
+            self.after.append(lambda: self._lost_later(proc, reason))
+            return Link(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), proc)
+        return self._add_link(sock, proc)
+
+    def _lost_later(self, proc: bytes, reason: str) -> None:
+        with self.lock:
+            self.drop_peer(proc)
+            self._peer_lost(proc, reason)
+            self.flush()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            if uid != os.getuid():
+                sock.close()
+                continue
+            self._add_link(sock, None)
+
+    def _unlink(self, link: Link, reason: str) -> None:
+        if self._links.pop(link.fd, None) is None:
+            return
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(link.fd)
+        link.sock.close()
+        if link.proc is not None:
+            peer = self._peers.get(link.proc)
+            if peer is None or peer.link is link or link is self._raylet:
+                self._peers.pop(link.proc, None)
+                self._peer_lost(link.proc, reason)
+
+    def drop_peer(self, proc: bytes) -> None:
+        """Forget a process that is dead (lock held)."""
+        peer = self._peers.pop(proc, None)
+        if peer is not None:
+            peer.dead = True
+            peer.out.clear()
+            if peer.link is not self._raylet and self._links.pop(peer.link.fd, None) is not None:
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(peer.link.fd)
+                peer.link.sock.close()
+
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            link.sock.close()
+        self._links.clear()
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(f"{self._dir}/{number_of(self.me)}.s")
+        self._epoll.close()
+
+
+def listen(session_dir: str, number: int) -> socket.socket:
+    """The socket on which process `number` of this node takes connections of its peers."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(f"{session_dir}/{number}.s")
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def greet(sock: socket.socket, hello: Hello, me: bytes = NIL_PROC) -> None:
+    """Send the first frame of a connection to a raylet."""
+    sock.sendall(pack(raylet_of(0), me, encode([hello])))
