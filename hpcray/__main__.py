@@ -6,6 +6,7 @@ Rank 0 runs the script as its child once all nodes are up, and exits with its co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -71,8 +72,9 @@ def main() -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code if console is None else console.leave(code))
 
 

@@ -10,30 +10,35 @@ from typing import Any, NoReturn
 from hpcray.api.options import ActorOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
+from hpcray.api.signature import ANYTHING, NOTHING, Arity, arity, describe
 from hpcray.base.ids import HEAD
 from hpcray.runtime.actor_host import ExitActor, has_async_method
 from hpcray.runtime.refs import ObjectRef, current
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, serialize
 
+_SPECIAL = ("__call__", "__enter__", "__exit__", "__len__", "__getitem__")
 _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 _METHOD = "__hpcray_method__"
+_SIGNATURE = "signature"
 ASYNC_CONCURRENCY = 1000
 
 
 def method(*args: Any, **options: Any) -> Any:
-    """Options of one actor method: `@method(num_returns=2)`.
+    """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
 
     Raises:
         ValueError: an option is unknown.
     """
     known = {
         "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events",
-        "tensor_transport", "_generator_backpressure_num_objects",
+        "tensor_transport", "_generator_backpressure_num_objects", "_num_objects_per_yield",
     }  # fmt: skip
-    if args or not options or set(options) - known:
+    if len(args) == 1 and callable(args[0]) and not options:
+        return args[0]
+    if args or set(options) - known:
         raise ValueError(
-            f"The @method decorator takes at least one keyword of {sorted(known)}, got {args or sorted(options)}; "
+            f"The @method decorator takes keywords of {sorted(known)}, got {args or sorted(options)}; "
             "for example: @method(num_returns=2)"
         )
 
@@ -54,9 +59,8 @@ class ActorMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says."""
-        handle = self._handle
         return (current.process or ensure()).submitter.actors.call(
-            handle._actor, self._name, self._num_returns, self._retries, handle._limit, args, kwargs
+            self._handle, self._name, self._num_returns, self._retries, args, kwargs
         )
 
     def options(self, num_returns: int | None = None, max_task_retries: int | None = None, **_: Any) -> ActorMethod:
@@ -66,6 +70,7 @@ class ActorMethod:
             self._name,
             self._num_returns if num_returns is None else num_returns,
             self._retries if max_task_retries is None else max_task_retries,
+            self._arity,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -95,10 +100,16 @@ class ActorHandle:
         if options is None:
             if name not in _BUILT_IN:
                 raise AttributeError(
-                    f"'{self.__dict__.get('_class_name', 'ActorHandle')}' object has no attribute '{name}'"
+                    f"the actor class {self.__dict__.get('_class_name', '?')!r} has no method {name!r}"
                 )
             options = {}
-        return ActorMethod(self, name, options.get("num_returns", 1), options.get("max_task_retries", self._retries))
+        return ActorMethod(
+            self,
+            name,
+            options.get("num_returns", 1),
+            options.get("max_task_retries", self._retries),
+            arity(options.get(_SIGNATURE, ANYTHING)),
+        )
 
     def __dir__(self) -> list[str]:
         return [*self._methods, *_BUILT_IN]
@@ -142,14 +153,31 @@ class ActorID(bytes):
         return bytes(self)
 
 
+class _Export:
+    """What workers and handles need of a class. Shared by all `.options()` of it, so that it is pickled once."""
+
+    __slots__ = ("blob", "keep", "methods")
+
+    def __init__(self) -> None:
+        self.blob = b""
+        self.keep: list[Any] = []
+        self.methods: dict[str, dict[str, Any]] = {}
+
+    def of(self, cls: type) -> None:
+        """Fill in. Not before the first use: a class that is being unpickled has no methods yet."""
+        if not self.blob:
+            self.methods = _methods_of(cls)
+            blob, self.keep = serialize(cls)
+            self.blob = blob.join() if isinstance(blob, Serialized) else blob
+
+
 class ActorClass:
     """What `@remote` makes of a class. `.remote(...)` creates an actor."""
 
-    def __init__(self, cls: type, options: ActorOptions, blob: list[bytes] | None = None) -> None:
+    def __init__(self, cls: type, options: ActorOptions, export: _Export | None = None) -> None:
         self.__ray_actor_class__ = cls
         self._options = options
-        self._blob = [] if blob is None else blob
-        self._methods = _methods_of(cls)
+        self._export = export or _Export()
         functools.update_wrapper(self, cls, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -165,6 +193,12 @@ class ActorClass:
             )
         super().__init_subclass__(**kwargs)
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
+        raise TypeError(
+            f"Inheriting from the actor class {self.__ray_actor_class__.__name__} is not allowed; "
+            "hint: inherit from the plain class and decorate that"
+        )
+
     def __getattr__(self, name: str) -> Any:
         if name == "__ray_actor_class__":
             raise AttributeError(name)
@@ -175,7 +209,7 @@ class ActorClass:
 
     def options(self, **overrides: Any) -> ActorClass:
         """The same class with some options replaced."""
-        return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._blob)
+        return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._export)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Create an actor. Returns its handle at once; calls wait until it is up.
@@ -191,16 +225,15 @@ class ActorClass:
                 return get_actor(options.name, namespace)
             except ValueError:
                 pass
-        _check_arguments(cls, args, kwargs)
-        if not self._blob:
-            blob, _ = serialize(cls)
-            self._blob.append(blob.join() if isinstance(blob, Serialized) else blob)
+        arity(_constructor(cls)).check(cls.__name__, args, kwargs)
+        export = self._export
+        export.of(cls)
         concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if has_async_method(cls) else 1)
         spec = m.ActorSpec(
-            actor=b"", class_name=cls.__name__, cls=self._blob[0], args=b"", refs=[],
+            actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
             place=resolved(process, options.place), hold=resolved(process, options.hold),
             name=options.name, namespace=namespace, detached=options.detached, max_restarts=options.max_restarts,
-            max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=self._methods,
+            max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=export.methods,
             max_pending_calls=options.max_pending_calls,
         )  # fmt: skip
         try:
@@ -210,17 +243,17 @@ class ActorClass:
                 return get_actor(options.name, namespace)
             raise
         return ActorHandle(
-            spec.actor, cls.__name__, self._methods, options.max_task_retries, options.max_pending_calls, keep
+            spec.actor, cls.__name__, export.methods, options.max_task_retries, options.max_pending_calls, keep
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
 
 
-def make_actor_class(cls: type, options: ActorOptions, blob: list[bytes] | None = None) -> ActorClass:
+def make_actor_class(cls: type, options: ActorOptions, export: _Export | None = None) -> ActorClass:
     """An `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
     kind = type(f"ActorClass({cls.__name__})", (ActorClass,), {"__doc__": cls.__doc__}, _made_by_hpcray=True)
-    made: ActorClass = kind(cls, options, blob)
+    made: ActorClass = kind(cls, options, export)
     return made
 
 
@@ -229,26 +262,21 @@ def _rebuild(cls: type, given: dict[str, Any]) -> ActorClass:
 
 
 def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
-    """Every callable method by name, with the options that it was given."""
+    """Every method by name, with its signature and the options that it was given."""
     found: dict[str, dict[str, Any]] = {}
-    for name, member in inspect.getmembers(cls, callable):
-        if name.startswith("__") and name not in ("__call__", "__enter__", "__exit__", "__len__", "__getitem__"):
+    for name, member in inspect.getmembers(cls, inspect.isroutine):
+        if name.startswith("__") and (name not in _SPECIAL or not inspect.isfunction(member)):
             continue
-        if name.startswith("__") and not inspect.isfunction(member):
-            continue
-        found[name] = dict(getattr(member, _METHOD, {}))
+        bound = inspect.ismethod(member) or isinstance(inspect.getattr_static(cls, name), staticmethod)
+        found[name] = {_SIGNATURE: describe(member, 0 if bound else 1), **getattr(member, _METHOD, {})}
     return found
 
 
-def _check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    try:
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{error} (the constructor of {cls.__name__})") from None
+def _constructor(cls: type) -> str:
+    """The signature of a class's constructor, as text."""
+    if cls.__init__ is not object.__init__:  # type: ignore[misc]
+        return describe(cls.__init__, 1)  # type: ignore[misc]
+    return NOTHING if cls.__new__ is object.__new__ else ANYTHING
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
@@ -284,7 +312,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
     process = ensure()
     with process.engine.lock:
-        process.submitter.actors.client(actor._actor)
+        process.submitter.actors.client(actor)
         process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by kill()"))
         process.engine.flush()
 

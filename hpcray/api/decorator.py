@@ -16,7 +16,7 @@ def remote(*args: Any, **options: Any) -> Any:
     Use it bare (`@remote`) or with options (`@remote(num_cpus=2)`).
 
     Raises:
-        TypeError: not a function or class. ValueError: an option is unknown or out of range.
+        TypeError: not a function or class. ValueError: an option is unknown or out of range, or an `async def`.
     """
     if len(args) == 1 and not options and callable(args[0]):
         return _make(args[0], {})
@@ -32,6 +32,11 @@ def remote(*args: Any, **options: Any) -> Any:
 def _make(target: Any, options: dict[str, Any]) -> Any:
     if inspect.isclass(target):
         return make_actor_class(target, ActorOptions(options))
+    if inspect.iscoroutinefunction(target):
+        raise ValueError(
+            "'async def' should not be used for remote tasks; hint: make it a method of an actor, or call "
+            "`asyncio.run(...)` inside a plain function"
+        )
     if callable(target):
         return RemoteFunction(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")

@@ -13,21 +13,26 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
     """The value of a ref, or the list of values of a list of refs. Arrays are read-only views of the node's store.
 
     Args:
-        timeout: seconds; None waits for ever, 0 takes what is there.
+        timeout: seconds; None or -1 waits for ever, 0 takes what is there.
 
     Raises:
-        GetTimeoutError: not there in time. RayTaskError: the task raised (also an instance of its exception's class).
+        ValueError, TypeError: not a ref or a list of refs. GetTimeoutError: not there in time. RayTaskError: the task raised (also an instance of its exception's class).
         RayError: lost, cancelled, its actor died.
     """
     process = current.process or ensure()
+    if timeout == -1:
+        timeout = None
     if isinstance(object_refs, ObjectRef):
         return process.get((object_refs,), timeout)[0]
-    if not isinstance(object_refs, (list, tuple)):
-        raise ValueError(f"Invalid type of object refs, {type(object_refs)}, is given: an ObjectRef or a list of them.")
+    if not isinstance(object_refs, list):
+        raise ValueError(
+            f"Invalid type of object refs, {type(object_refs)}, is given. "
+            "'object_refs' must either be an ObjectRef or a list of ObjectRefs."
+        )
     refs = list(object_refs)
     for ref in refs:
         if not isinstance(ref, ObjectRef):
-            raise ValueError(f"Attempting to call `get` on the value {ref!r}, which is not an ObjectRef.")
+            raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
     return process.get(refs, timeout) if refs else []
 
 
@@ -65,12 +70,16 @@ def wait(
     process = current.process or ensure()
     if isinstance(ray_waitables, ObjectRef):
         raise TypeError("wait() expected a list of ray.ObjectRef, got a single ray.ObjectRef")
+    if not isinstance(ray_waitables, list):
+        raise TypeError(f"wait() expected a list of ray.ObjectRef, got {type(ray_waitables)}")
     refs = list(ray_waitables)
     for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"wait() expected a list of ray.ObjectRef, got list containing {type(ref)}")
     if timeout is not None and timeout < 0:
         raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
+    if not refs:
+        return [], []
     if len(set(refs)) != len(refs):
         raise ValueError("Wait requires a list of unique object refs.")
     if num_returns <= 0:

@@ -10,6 +10,7 @@ from typing import Any
 from hpcray.api.options import TaskOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
+from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.owner.tasks import Function
 from hpcray.runtime.process import Process
 from hpcray.runtime.refs import current
@@ -21,12 +22,13 @@ MAX_FUNCTION = 95 << 20
 class _Export:
     """A function as one session knows it. Shared by all `.options()` of it, so that it is pickled once."""
 
-    __slots__ = ("function", "keep", "process", "record")
+    __slots__ = ("arity", "function", "keep", "process", "record")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.process: Process | None = None
         self.record: Function
+        self.arity: Arity
         self.keep: list[Any] = []
 
     def to(self, process: Process) -> None:
@@ -38,6 +40,8 @@ class _Export:
                 f"the function {name} pickles to {len(data) >> 20} MiB, more than {MAX_FUNCTION >> 20} MiB; "
                 "hint: it captures a large object; put() that and pass the ref"
             )
+        # Not before the first call: a function that is being unpickled has no defaults yet.
+        self.arity = arity(describe(self.function))
         self.record = Function(hashlib.blake2b(data, digest_size=16).digest(), name, data)
         self.process = process
 
@@ -60,11 +64,17 @@ class RemoteFunction:
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Submit the function as a task. Returns an `ObjectRef`, or as many as `num_returns` says."""
+        """Submit the function as a task. Returns an `ObjectRef`, or as many as `num_returns` says.
+
+        Raises:
+            TypeError: the arguments do not fit the function, or cannot be pickled.
+        """
         process = current.process
         if process is None or process is not self._process:
             process = self._bind()
-        options = self._options
+        options, check = self._options, self._export.arity
+        if kwargs or not check.low <= len(args) <= check.high:
+            check.check(self._export.record.name, args, kwargs)
         return process.submitter.submit(
             self._export.record, self._shape, options.num_returns, options.max_retries, options.retry_exceptions,
             args, kwargs,

@@ -26,6 +26,18 @@ _SRUN = (
 )
 
 
+# Open MPI from PyPI under srun. mpirun finds the library's files by itself, srun does not; Slurm's PMIx offers a munge
+# plugin that the wheel has not; and only the UCX layer lets the other ranks live when one dies.
+_WHEEL_UNDER_SRUN = {
+    "PMIX_MCA_psec": "^munge",
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_opal_common_ucx_tls": "any",
+    "OMPI_MCA_opal_common_ucx_devices": "any",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+
+
 class LaunchError(Exception):
     """The line cannot be composed; the message says why and what to do."""
 
@@ -40,6 +52,8 @@ class Site:
         root: whether we are root.
         environ: our environment.
         names: names and addresses of this host.
+        wheel: the environment that Open MPI was installed into from PyPI, or "".
+        no_input: whether our stdin has nothing to give.
     """
 
     python: str
@@ -47,6 +61,8 @@ class Site:
     root: bool
     environ: Mapping[str, str]
     names: frozenset[str] = frozenset({_LOOPBACK})
+    wheel: str = ""
+    no_input: bool = False
 
 
 def compose(options: LaunchOptions, site: Site) -> list[str]:
@@ -69,6 +85,8 @@ def compose(options: LaunchOptions, site: Site) -> list[str]:
     else:
         line += ["-n", str(options.nodes or max(1, len(options.hosts))), "--map-by", "node:OVERSUBSCRIBE"]
     line += ["--bind-to", "none"]
+    if site.no_input and not starts_here(options, site):
+        line += ["--stdin", "none"]  # what mpirun itself forwards never ends (Open MPI 5)
     if options.hosts or options.hostfile:
         for name in _forwarded(options, site.environ):
             line += ["-x", name]
@@ -88,7 +106,9 @@ def _compose_srun(options: LaunchOptions, site: Site) -> list[str]:
             "--srun needs a Slurm allocation, and there is none; hint: salloc -N 4, or use slurm/cpu.sbatch"
         )
     nodes = ["-N", str(options.nodes)] if options.nodes else []
-    return [*_SRUN, *nodes, *_rank_command(options, site.python)]
+    wanted = {"OPAL_PREFIX": site.wheel, **_WHEEL_UNDER_SRUN} if site.wheel else {}
+    added = [f"{name}={value}" for name, value in wanted.items() if name not in site.environ]
+    return [*(["env", *added] if added else []), *_SRUN, *nodes, *_rank_command(options, site.python)]
 
 
 def _rank_command(options: LaunchOptions, python: str) -> list[str]:
@@ -103,6 +123,12 @@ def _rank_command(options: LaunchOptions, python: str) -> list[str]:
 def _forwarded(options: LaunchOptions, environ: Mapping[str, str]) -> list[str]:
     wanted = {name for name in environ if name.startswith(_FORWARD_PREFIXES) or name in _FORWARD_NAMES}
     return sorted(wanted | set(options.export))
+
+
+def find_wheel(python: str) -> str:
+    """The environment of this Python if Open MPI is installed in it, else ""."""
+    bin_dir = os.path.dirname(python)
+    return os.path.dirname(bin_dir) if os.path.exists(os.path.join(bin_dir, "mpirun")) else ""
 
 
 def find_mpirun(wanted: str, bin_dir: str) -> str:
@@ -141,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             root=os.geteuid() == 0,
             environ=os.environ,
             names=_own_names(),
+            wheel=find_wheel(sys.executable),
+            no_input=_stdin_is_empty(),
         )
         line = compose(options, site)
     except LaunchError as error:
@@ -149,7 +177,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dry_run:
         print(shlex.join(line))
         return 0
-    return run_launcher(line, console=starts_here(options, site))
+    here = starts_here(options, site)
+    if not (here or options.srun or site.no_input or os.isatty(0)):
+        print(
+            "hpcray-launch: rank 0 is on another host, and the end of this input may never reach it (Open MPI 5); "
+            "hint: start hpcray-launch on the first host, or give it </dev/null",
+            file=sys.stderr,
+        )
+    return run_launcher(line, console=here)
+
+
+def _stdin_is_empty() -> bool:
+    try:
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    except OSError:
+        return True
 
 
 def _own_names() -> frozenset[str]:

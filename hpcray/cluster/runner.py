@@ -115,17 +115,20 @@ class _Run:
     def _code(self, status: int) -> int:
         if status < 0:
             _remove_leftovers(self._launcher.pid)
+        code = 128 - status if status < 0 else status
         offer = self._offer
         if offer is not None:
             offer.close()
-            if offer.code is not None:
+            # A SIGTERM that we did not send is mpirun's, because of another rank: its code tells of that one.
+            ended_by_launcher = offer.code == 128 + signal.SIGTERM and not self._asked and code
+            if offer.code is not None and not ended_by_launcher:
                 return offer.code
         if self._asked:
             return 128 + self._asked[0]
-        if status == 0 and offer is not None and offer.pid is not None:
+        if code == 0 and offer is not None and offer.pid is not None:
             # Rank 0 died without a word; a launcher told to survive that reports success all the same.
             return 128 + signal.SIGKILL
-        return 128 - status if status < 0 else status
+        return code
 
 
 @contextlib.contextmanager

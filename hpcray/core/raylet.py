@@ -390,9 +390,10 @@ class RayletCore:
     def _warn(self, now: float, out: list[Effect]) -> None:
         """Say once to whom it concerns that no worker can be had: nobody may wait without knowing for what."""
         for want in self._room:
-            if want.warned or want.spec is not None or now - want.since < WARN_AFTER:
+            if want.warned or want.spec is not None:
                 continue
             env = want.shape.env
-            if self.pool.failures.get(env, 0) >= FAILURES_TO_WARN or self.pool.full(now, env):
+            late = now - want.since >= WARN_AFTER
+            if self.pool.failures.get(env, 0) >= FAILURES_TO_WARN or (late and self.pool.full(now, env)):
                 want.warned = True
                 out.append(Send(want.holder, m.Infeasible(want.klass, self._no_worker(env))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcray.base.errors import ActorDiedError, ActorUnavailableError, PendingCallsLimitExceeded, TaskCancelledError
 from hpcray.base.ids import HEAD, PUT_INDEX
@@ -25,12 +25,17 @@ class ActorClient:
     """One actor as this process sees it.
 
     queue: calls not sent yet, in order; the head may wait for its arguments. inflight: sent, not answered.
+    hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
     """
 
-    __slots__ = ("actor", "creation_keep", "error", "inflight", "queue", "reason", "state", "worker")
+    __slots__ = (
+        "actor", "class_name", "creation_keep", "error", "hold", "inflight", "queue", "reason", "state", "worker",
+    )  # fmt: skip
 
-    def __init__(self, actor: bytes) -> None:
+    def __init__(self, actor: bytes, class_name: str) -> None:
         self.actor = actor
+        self.class_name = class_name
+        self.hold: Any = None
         self.state = PENDING
         self.worker = b""
         self.reason = ""
@@ -38,6 +43,15 @@ class ActorClient:
         self.queue: deque[Task] = deque()
         self.inflight: dict[bytes, Task] = {}
         self.creation_keep: Any = None
+
+
+class Handle(Protocol):
+    """What a call needs of an `api.actor.ActorHandle`."""
+
+    _actor: bytes
+    _class_name: str
+    _limit: int
+    _keep: ObjectRef[Any] | None
 
 
 class ActorCalls:
@@ -67,7 +81,7 @@ class ActorCalls:
         with engine.lock:
             process.check_alive()
             spec.actor = process.next_task_id()
-            client = self._clients[spec.actor] = ActorClient(spec.actor)
+            client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name)
             client.creation_keep = keep
             task = Task(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
             handle: ObjectRef[Any] | None = None
@@ -113,11 +127,10 @@ class ActorCalls:
 
     def call(
         self,
-        actor: bytes,
+        handle: Handle,
         method: str,
         num_returns: int,
         retries: int,
-        limit: int,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -125,10 +138,11 @@ class ActorCalls:
         process, engine = self._process, self._engine
         blob, keep, slots = pack(process, args, kwargs)
         with engine.lock:
-            client = self._clients.get(actor) or self.client(actor)
+            client = self._clients.get(handle._actor) or self.client(handle)
+            limit = handle._limit
             if limit >= 0 and len(client.inflight) + len(client.queue) >= limit:
                 raise PendingCallsLimitExceeded(
-                    f"actor {actor.hex()} has {limit} pending calls already; hint: raise max_pending_calls or wait"
+                    f"actor {client.actor.hex()} has {limit} pending calls already; hint: raise max_pending_calls or wait"
                 )
             process._counter += 1
             task_id = process.me + process._counter.to_bytes(5, "big")
@@ -137,7 +151,9 @@ class ActorCalls:
             result = self._submitter.returns(task)
             if client.state == DEAD:
                 self._fail_dead(client, task)
-            elif client.worker and not client.queue and slots is None:
+                return result
+            client.hold = handle._keep
+            if client.worker and not client.queue and slots is None:
                 first = not client.inflight
                 self._push(client, task)
                 if first:
@@ -154,23 +170,23 @@ class ActorCalls:
                 engine.flush()
         return result
 
-    def client(self, actor: bytes) -> ActorClient:
+    def client(self, handle: Handle) -> ActorClient:
         """The record of an actor, watching it from now on (lock held)."""
-        found = self._clients.get(actor)
+        found = self._clients.get(handle._actor)
         if found is None:
-            found = self._clients[actor] = ActorClient(actor)
-            self._engine.send(HEAD, m.WatchActor(actor))
+            found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name)
+            self._engine.send(HEAD, m.WatchActor(handle._actor))
         return found
 
     def _resolved(self, client: ActorClient, task: Task) -> None:
         task.waiting = 0
-        self._submitter._failed_argument(task)
+        self._submitter.failed_argument(task)
         self._pump(client)
 
     def _pump(self, client: ActorClient) -> None:
-        while client.queue and client.worker and not client.queue[0].waiting:
+        while client.queue and client.worker and client.queue[0].waiting <= 0:
             task = client.queue.popleft()
-            if task.slots is None or not self._submitter._failed_argument(task):
+            if task.waiting == 0:
                 self._push(client, task)
 
     def _push(self, client: ActorClient, task: Task) -> None:
@@ -183,7 +199,12 @@ class ActorCalls:
     def answered(self, src: bytes, task_id: bytes) -> Task | None:
         """A reply of an actor came."""
         client = self._by_worker.get(src)
-        return client.inflight.pop(task_id, None) if client is not None else None
+        if client is None:
+            return None
+        task = client.inflight.pop(task_id, None)
+        if not client.inflight and not client.queue:
+            client.hold = None
+        return task
 
     def again(self, task: Task) -> None:
         """Send a call once more (its retry)."""
@@ -208,7 +229,7 @@ class ActorCalls:
         self._unbind(client)
         inflight, client.inflight = client.inflight, {}
         if msg.state == DEAD:
-            client.creation_keep = None
+            client.creation_keep = client.hold = None
             calls = [*inflight.values(), *client.queue]
             client.queue.clear()
             for task in calls:
@@ -238,5 +259,5 @@ class ActorCalls:
         if task.cancelled:
             error = serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled"))
         else:
-            error = client.error or serialize_error(ActorDiedError(client.reason, actor_id=client.actor.hex()))
+            error = client.error or serialize_error(ActorDiedError(client.reason, actor_id=client.actor.hex(), class_name=client.class_name))
         self._submitter.fail(task, error)

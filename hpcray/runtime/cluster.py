@@ -14,7 +14,7 @@ from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
 from hpcray.runtime.local_links import DRIVER
 from hpcray.runtime.raylet import Raylet
-from hpcray.transport.base import ControlTransport, DataPlane
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.wire import messages as m
 
 _DRIVER_GRACE = 2.0
@@ -170,7 +170,11 @@ class Cluster:
         me = raylet.seat.info
         for info in msg.nodes:
             if info.index != me.index and self._data is not None:
-                self._data.connect(info.index, info.data_address, info.host == me.host)
+                try:
+                    self._data.connect(info.index, info.data_address, info.host == me.host)
+                except TransportError as error:
+                    self.give_up(f"no connection to node {info.index} on {info.host}: {error}")
+                    return _NOTHING
         self._name = msg.session
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
@@ -220,14 +224,14 @@ class Cluster:
         raylet, now = self._raylet, self._loop.now
         self.broken = True
         self._router.lose_node(node, reason)
+        if raylet.head is not None:
+            raylet.apply(raylet.head.node_died(now, node, reason))
+        raylet.apply(raylet.core.node_died(now, node))
+        raylet.apply(raylet.store.node_died(now, node))  # cancels receives, so before the wires forget them
         if self._control is not None:
             self._control.forget(node, reason)
         if self._data is not None:
             self._data.forget(node, reason)
-        if raylet.head is not None:
-            raylet.apply(raylet.head.node_died(now, node, reason))
-        raylet.apply(raylet.core.node_died(now, node))
-        raylet.apply(raylet.store.node_died(now, node))
         for proc in self._router.links:
             self._router.send(proc, m.NodeDied(node, reason))
 

@@ -44,7 +44,8 @@ def main() -> NoReturn:
         tell(Ready(error=traceback.format_exc()))
         traceback.print_exc()
     finally:
-        tell(Ready(error="the node ended before it was up"))
-        sys.stdout.flush()
-        sys.stderr.flush()
+        tell(Ready(error="the node ended before it was up; its error output tells why"))
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)

@@ -176,7 +176,7 @@ def _serve(
 
     elders = [os.getpid()]
     if options.distributed and life >= 0:
-        # This process is a rank's child: the rank must not stay behind, where its launcher is gone, for want of a signal.
+        # This process is a rank's child. Where the launcher is killed, nobody else ends the rank, which may be asleep.
         elders.append(os.getppid())
         node.template.watch_driver(os.getppid())
     family = [found for pid in elders if (found := Family.of(pid)) is not None]

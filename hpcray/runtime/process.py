@@ -28,7 +28,7 @@ from hpcray.runtime.refs import ObjectRef, current, died, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import Serialized, deserialize, serialize, serialize_error
+from hpcray.wire.serialization import ERROR, Serialized, deserialize, serialize, serialize_error
 
 
 class _Task(threading.local):
@@ -204,7 +204,7 @@ class Process:
         for ref, item in zip(refs, found, strict=True):
             if type(item) is bytes:
                 value = deserialize(item)
-                if item[-1] == 2:
+                if item[-1] == ERROR:
                     error = error or value
                 else:
                     values.append(value)
@@ -302,7 +302,13 @@ class Process:
                     entry.state, entry.size, entry.nodes = STORED, ref.size, ref.nodes
                 held.append(new_ref(ref.id))
         fetched = iter(self.get(held, None) if held else ())
-        return [deserialize(blob) if blob else next(fetched) for blob in inline]
+        values = []
+        for blob in inline:
+            value = deserialize(blob) if blob else next(fetched)
+            if blob and blob[-1] == ERROR:
+                raise raised_form(value)  # only constructors get here: a task with a failed argument is not sent
+            values.append(value)
+        return values
 
     def set_job(self, job: m.JobInfo) -> None:
         """Tell the cluster what this driver's tasks need to know (its sys.path, …)."""

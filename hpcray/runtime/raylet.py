@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -251,4 +252,5 @@ class Raylet:
 
     def say(self, text: str) -> None:
         """A line on stderr."""
-        print(f"hpcray: node {self.node} ({self.seat.info.host}): {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
+            print(f"hpcray: node {self.node} ({self.seat.info.host}): {text}", file=sys.stderr, flush=True)

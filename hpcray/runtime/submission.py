@@ -103,16 +103,18 @@ class Submitter:
         for object_id in task.slots or ():
             if self._table.want_ready(object_id, waiter):
                 waiter.count -= 1
-        return waiter.count == 0 and not self._failed_argument(task)
+        return waiter.count == 0 and not self.failed_argument(task)
 
     def _ready(self, task: Task, klass: Any) -> None:
-        if not self._failed_argument(task) and not task.cancelled:
+        if not self.failed_argument(task) and not task.cancelled:
             self.leases.submit(task, klass)
 
-    def _failed_argument(self, task: Task) -> bool:
+    def failed_argument(self, task: Task) -> bool:
+        """Whether one of the task's arguments is an error; then so is the task (`waiting` is -1)."""
         for object_id in task.slots or ():
             entry = self._table.entries[object_id]
             if entry.state == INLINE and is_error(entry.value):
+                task.waiting = -1
                 self.fail(task, entry.value)
                 return True
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -33,6 +34,7 @@ class Watchdog:
         self._timer.cancel()
 
     def _end(self) -> None:
-        if self._text:
-            print(self._text, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            if self._text:
+                print(self._text, file=sys.stderr, flush=True)
         os._exit(self._code)

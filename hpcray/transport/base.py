@@ -14,6 +14,7 @@ A raylet is one thread with one epoll. Its loop, with any transport behind these
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Protocol
 
@@ -156,7 +157,8 @@ class Backoff:
 
     __slots__ = ("_last",)
 
-    STEPS = ((0.0002, 0.0), (0.1, 0.001), (1.0, 0.003))
+    SPIN = 0.0002
+    STEPS = ((0.1, 0.001), (1.0, 0.003))
     LONGEST = 0.01
 
     def __init__(self) -> None:
@@ -167,8 +169,11 @@ class Backoff:
         self._last = time.monotonic()
 
     def delay(self) -> float:
-        """How long to sleep now."""
+        """How long to sleep now. With 0, others on this core, the awaited peer perhaps, have had a chance to run."""
         silence = time.monotonic() - self._last
+        if silence < self.SPIN:
+            os.sched_yield()
+            return 0.0
         for limit, pause in self.STEPS:
             if silence < limit:
                 return pause

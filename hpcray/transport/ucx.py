@@ -30,8 +30,9 @@ _CHECK_PERIOD = 0.25
 
 # What we ask of UCX unless the site has set it (`UCX_<name>` wins).
 _WANTED = {
-    # Lets an endpoint with error handling use shared memory. Without it the death of a peer on this host, while one of
-    # its objects is read, is a fatal error inside UCX that takes the reader with it.
+    # Lets an endpoint with error handling use shared memory. Without error handling the death of a peer on this host,
+    # while one of its objects is read, is a fatal error inside UCX that takes the reader with it. Objects are then
+    # copied through shared memory by both sides at once, not by process_vm_readv: as fast, where two cores are free.
     "SYSV_ERROR_HANDLING": "y",
     # UCX looks after its peers every 20 s by default; a transfer with a dead one hangs until then.
     "KEEPALIVE_INTERVAL": "1s",
@@ -72,7 +73,6 @@ class UcxEngine:
 
     Attributes:
         worker: the UCX worker.
-        moved: monotonic time when `progress` last found something to do.
 
     Raises:
         TransportError: UCX does not start.
@@ -95,7 +95,7 @@ class UcxEngine:
         self._news: list[tuple[int, str]] = []
         self._next_check = 0.0
         self._more = False
-        self.moved = 0.0
+        self._moved = False
         self._bell_tag = lib.UCXXTag(_BELL)
         self._class_mask = lib.UCXXTagMask(_CLASS)
         self._ring_buffer = bytearray(_BELL_BODY.size)
@@ -173,17 +173,15 @@ class UcxEngine:
     def progress(self) -> None:
         """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object."""
         once = self.worker.progress_once
+        self._more = False
         if not once():
-            self._more = False
             return
+        self._moved = True
         end = time.monotonic() + _SLICE
         while once():
             if time.monotonic() > end:
                 self._more = True
-                break
-        else:
-            self._more = False
-        self.moved = time.monotonic()
+                return
 
     def hungry(self) -> bool:
         """Whether the last `progress` stopped with work left."""
@@ -194,8 +192,12 @@ class UcxEngine:
         return self._fd
 
     def arm(self) -> bool:
-        """True: the descriptor will wake us. False: something happened, progress again."""
+        """True: the descriptor will wake us. False: UCX still has something to do, progress again."""
         armed: bool = self.worker.arm()
+        if not armed and not self._moved:
+            # It waits for room in the peer's queue; on a shared core the peer must run to make some.
+            os.sched_yield()
+        self._moved = False
         return armed
 
     # ------------------------------------------------------------ the doorbell

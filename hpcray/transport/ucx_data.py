@@ -2,9 +2,8 @@
 
 Nothing is posted before it arrives: `receive` only notes where the bytes shall go, and `progress` matches what has
 come. So a receive that is cancelled leaves nothing behind in UCX that could write into memory given to somebody else.
-An object beyond UCX's rendezvous threshold (some kilobytes) waits in the sender's arena until it is matched, so this
-costs no copy. A whole object is one UCX message: UCX itself moves it in pieces of half a megabyte or less per
-progress call.
+An object beyond UCX's rendezvous threshold waits in the sender's arena until it is matched, so this costs no copy. A
+whole object is one UCX message: UCX itself moves it in pieces, many to a millisecond, so cutting it up gains nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ _DATA = 2 << 60
 _NODE_SHIFT = 32
 _TAG_MASK = (1 << 32) - 1
 _LAST_WORDS = 2.0
-_SPIN = 0.0001
 
 _Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
 
@@ -39,7 +37,6 @@ class UcxData:
         # By source node and what the label holds of the tag: its low bits, a counter of the receiver's.
         self._expected: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._flights: list[_Flight] = []
-        self._receiving = False
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
@@ -113,13 +110,8 @@ class UcxData:
         return bool(self._flights or self._expected or self._done)
 
     def patience(self) -> float:
-        """See `DataPlane.patience`. UCX's descriptor would wake us for every piece of an object; that costs more than
-        the piece, so while pieces come in we stay awake."""
-        if self._done or self._engine.hungry():
-            return 0.0
-        if self._receiving and time.monotonic() - self._engine.moved < _SPIN:
-            return 0.0
-        return FOREVER
+        """See `DataPlane.patience`. UCX's own descriptor wakes us for whatever else is to come."""
+        return 0.0 if self._done or self._engine.hungry() else FOREVER
 
     def close(self) -> None:
         """See `DataPlane.close`."""
@@ -155,7 +147,6 @@ class UcxData:
                 self._done.append(("received", node, tag, f"{length} bytes came, {place[1]} were expected"))
         request = self._engine.worker.tag_recv_with_handle(buffer, found)
         self._flights.append((request, what, node, tag, buffer))
-        self._receiving = True
 
     def _land(self) -> None:
         flying: list[_Flight] = []
@@ -176,4 +167,3 @@ class UcxData:
             if what:
                 self._done.append((what, node, tag, error))
         self._flights = flying
-        self._receiving = any(flight[1] != "sent" for flight in flying)

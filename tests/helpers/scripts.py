@@ -57,6 +57,25 @@ print("ready", os.getpid(), pid, flush=True)
 time.sleep(600)
 """
 
+# Counts its KeyboardInterrupts for a second after the first one.
+COUNTING = """\
+import sys, time
+import hpcray as ray
+ray.init()
+interrupts = 0
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    try:
+        if not interrupts:
+            print("ready", flush=True)
+        ray.get(ray.remote(time.sleep).remote(max(0.0, end - time.monotonic())))
+    except KeyboardInterrupt:
+        interrupts += 1
+        end = min(end, time.monotonic() + 1)
+print("interrupts", interrupts, flush=True)
+sys.exit(5)
+"""
+
 
 def write(directory: Path, text: str, name: str = "program.py") -> Path:
     """A script file in `directory`."""

@@ -32,7 +32,7 @@ facts = {
     "resources": ray.cluster_resources(),
     "mpi in workers": ray.get(look.remote()),
     "mpi in driver": [name for name in os.environ if name.startswith(("OMPI_", "PMIX_", "PRTE_", "PMI_"))],
-    "modules": [name for name in ("mpi4py", "ucxx", "rich", "click", "asyncio") if name in sys.modules],
+    "modules": [name for name in ("mpi4py", "ucxx", "rich", "click") if name in sys.modules],
     # Open MPI 5 never closes the stdin of rank 0.
     "stdin": sys.stdin.read() if "stdin" in sys.argv else "",
 }

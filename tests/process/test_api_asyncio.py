@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from engine import PATIENCE, exceptions, ray
+from engine import PATIENCE, exceptions, hpcray_only, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -166,6 +166,7 @@ class TestFuture:
         assert all_there.wait(PATIENCE)
         assert sorted(found) == list(range(20))
 
+    @hpcray_only  # Ray's deadlocks
     def test_a_callback_may_use_ray(self):
         found, there = [], threading.Event()
 

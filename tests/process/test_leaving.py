@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
-from helpers.jobs import Job, embedded
+from helpers.jobs import ROOT, Job, embedded
 from helpers.leaks import LeakCheck, wait_until
-from helpers.scripts import BUSY, IDLE, write
+from helpers.scripts import BUSY, COUNTING, IDLE, write
 
 EMBEDDED, MODULE = "embedded", "python -m hpcray"
 
@@ -60,6 +63,30 @@ def test_signal_to_the_command(
         job.send(number)
         ended = job.wait()
     assert ended.code in codes, ended.err
+    leak_check.check()
+
+
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+def test_ctrl_c_at_a_terminal(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
+    script = write(tmp_path, COUNTING)
+    command = [sys.executable, "-m", "hpcray", str(script)] if mode == MODULE else embedded(script)
+    keyboard, terminal = os.openpty()
+    child = subprocess.Popen(
+        command,
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    os.write(keyboard, b"\x03")
+    out, _ = child.communicate(timeout=60)
+    os.close(keyboard)
+    os.close(terminal)
+    assert (out, child.returncode) == ("interrupts 1\n", 5), "one Ctrl-C is one KeyboardInterrupt"
     leak_check.check()
 
 

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import pytest
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.host.processes import describe_exit, descendants
+from hpcray.host.processes import descendants, describe_exit
 from hpcray.host.session import Session
 from hpcray.host.template import PACKET, WorkerMain
-from hpcray.host.template_link import TemplateLink, start_template
+from hpcray.host.template_link import start_template
 
 PATIENCE = 20.0
 
@@ -254,7 +254,7 @@ def test_stop_leaves_nothing(make: Make) -> None:
     wait_until(lambda: not [pid for pid in below if os.path.exists(f"/proc/{pid}/exe")], "the end of all descendants")
 
 
-RAYLET = '''
+RAYLET = """
 import os, subprocess, sys, time
 sys.path.insert(0, {tests!r})
 from process.test_template import Template, sleeping
@@ -267,8 +267,10 @@ driver.stdout.readline()
 template.link.watch_driver(driver.pid)
 print(template.session.path, driver.pid, flush=True)
 time.sleep(600)
-'''
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True)\nwhile 1: signal.pause()"
+"""
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, lambda *_: None); print(1, flush=True)\nwhile 1: signal.pause()"
+)
 CIVIL = "import signal; print(1, flush=True); signal.pause()"
 
 

@@ -6,147 +6,19 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from realclient import RealSubmitter
 from simnet import SimNet
+from submitters import SimTask, Submitter
 
 from hpcray.base.config import Config
 from hpcray.base.ids import HEAD, make_proc, node_of, number_of, raylet_of
-from hpcray.base.resources import Resources, to_units
+from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.gcs import head as head_module
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
 from hpcray.core.raylet import RayletCore
-from hpcray.core.scheduler.ledger import granter_of
 from hpcray.wire import messages as m
-
-
-def shape(strategy: str = "", env: tuple[tuple[str, str], ...] = (), **amounts: float) -> m.Shape:
-    """A shape from amounts."""
-    return m.Shape(tuple(sorted(to_units(amounts).items())), strategy, env)
-
-
-CPU1 = shape(CPU=1)
-
-
-@dataclass(eq=False)
-class SimTask:
-    """Runs `seconds`, then submits its children and waits for them."""
-
-    shape: m.Shape = CPU1
-    seconds: float = 0.01
-    children: list[SimTask] = field(default_factory=list)
-    done: int = 0
-    ran_on: list[int] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Leased:
-    proc: bytes
-    lease: bytes
-    klass: int
-    task: SimTask | None = None
-    idle_since: float = 0.0
-    last: bool = False
-
-
-class Submitter:
-    """A process's side of the lease protocol. `lazy`: reports demand only when it halves, doubles, begins or ends."""
-
-    def __init__(self, cluster: SimCluster, proc: bytes, lazy: bool) -> None:
-        self.cluster = cluster
-        self.proc = proc
-        self.lazy = lazy
-        self.shapes: list[m.Shape] = []
-        self.queues: list[deque[SimTask]] = []
-        self.own: list[int] = []
-        self.sent: list[int] = []
-        self.leased: dict[bytes, Leased] = {}
-        self.warnings: list[str] = []
-        self.waiting_for = 0
-
-    def submit(self, task: SimTask) -> None:
-        if task.shape not in self.shapes:
-            self.shapes.append(task.shape)
-            self.queues.append(deque())
-            self.own.append(0)
-            self.sent.append(0)
-        klass = self.shapes.index(task.shape)
-        self.queues[klass].append(task)
-        self.waiting_for += 1
-        self.pump(klass)
-
-    def pump(self, klass: int) -> None:
-        queue = self.queues[klass]
-        for worker in list(self.leased.values()):
-            if worker.klass == klass and worker.task is None and queue:
-                worker.task = queue.popleft()
-                self.cluster.push(self.proc, worker.proc, worker.task)
-        self.ask(klass)
-
-    def ask(self, klass: int) -> None:
-        want, have = len(self.queues[klass]), self.sent[klass] - self.own[klass]
-        if want == have:
-            return
-        if self.lazy and not (have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
-            return
-        self.sent[klass] = self.own[klass] + want
-        self.cluster.post(
-            self.proc, raylet_of(node_of(self.proc)), m.Demand(klass, self.shapes[klass], self.sent[klass])
-        )
-
-    def receive(self, msg: m.Message) -> None:
-        now = self.cluster.net.now
-        if isinstance(msg, m.LeaseGranted):
-            if granter_of(msg.lease) == node_of(self.proc):
-                self.own[msg.klass] += 1
-            assert msg.lease not in self.leased
-            self.leased[msg.lease] = worker = Leased(msg.worker, msg.lease, msg.klass, idle_since=now)
-            self.pump(msg.klass)
-            if worker.task is None:
-                self.give_back(worker)
-        elif isinstance(msg, m.LeaseRevoked):
-            self.lost(msg.lease)
-        elif isinstance(msg, m.ReclaimIdle):
-            for worker in list(self.leased.values()):
-                worker.last = True
-                if worker.task is None:
-                    self.give_back(worker)
-        elif isinstance(msg, m.Infeasible):
-            self.warnings.append(msg.reason)
-        elif isinstance(msg, m.NodeDied):
-            for worker in [w for w in self.leased.values() if node_of(w.proc) == msg.node]:
-                self.lost(worker.lease)
-
-    def lost(self, lease: bytes) -> None:
-        worker = self.leased.pop(lease, None)
-        if worker is not None:
-            if worker.task is not None:
-                self.queues[worker.klass].appendleft(worker.task)
-            self.pump(worker.klass)
-
-    def finished(self, worker_proc: bytes, task: SimTask) -> None:
-        for worker in list(self.leased.values()):
-            if worker.proc == worker_proc and worker.task is task:
-                worker.task = None
-                worker.idle_since = self.cluster.net.now
-                task.done += 1
-                self.waiting_for -= 1
-                if worker.last:
-                    self.give_back(worker)
-                    self.pump(worker.klass)
-                else:
-                    self.pump(worker.klass)
-        self.cluster.progressed(self.proc)
-
-    def give_back(self, worker: Leased) -> None:
-        del self.leased[worker.lease]
-        self.ask(worker.klass)
-        self.cluster.post(self.proc, raylet_of(granter_of(worker.lease)), m.LeaseReturn(worker.lease))
-
-    def tick(self, idle_timeout: float) -> None:
-        for worker in list(self.leased.values()):
-            if worker.task is None and self.cluster.net.now - worker.idle_since >= idle_timeout:
-                self.give_back(worker)
 
 
 @dataclass(eq=False)
@@ -172,20 +44,23 @@ class SimCluster:
         config: Config | None = None,
         lazy: bool = False,
         failing_forks: Sequence[int] = (),
+        real: bool = False,
     ) -> None:
         self.config = config or Config(prestart=0)
         self.net = SimNet(delays)
         self.lazy = lazy
+        self.real = real
         self.totals = [dict(total) for total in totals]
         self.raylets = [RayletCore(n, dict(t), len(totals), self.config) for n, t in enumerate(totals)]
         self.head = HeadCore(self.config)
         self.workers: dict[bytes, SimWorker] = {}
-        self.submitters: dict[bytes, Submitter] = {}
+        self.submitters: dict[bytes, Submitter | RealSubmitter] = {}
         self.inbox: dict[bytes, list[m.Message]] = {}
         self.dead: set[bytes] = set()
         self.dead_nodes: set[int] = set()
         self.failing_forks = set(failing_forks)
         self.forks = 0
+        self.checks = 0
         self.constructor_errors: dict[bytes, bytes] = {}
         infos = [
             m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0)
@@ -247,7 +122,9 @@ class SimCluster:
                 self.net.after(self.net.delay() * 3 + 0.01, lambda: self.die(dest, "exit code 0"))
                 return
         submitter = self.submitters.get(dest)
-        if submitter is not None:
+        if isinstance(submitter, RealSubmitter) and isinstance(msg, m.ReclaimIdle):
+            submitter.reclaim(node_of(src))
+        elif submitter is not None:
             submitter.receive(msg)
 
     def if_alive(self, src: bytes, dest: bytes, msg: m.Message) -> None:
@@ -280,7 +157,8 @@ class SimCluster:
     def fork_failed(self, node: int, number: int) -> None:
         if node not in self.dead_nodes:
             self.carry_out(
-                raylet_of(node), self.raylets[node].fork_failed(self.net.now, number, "Resource temporarily unavailable")
+                raylet_of(node),
+                self.raylets[node].fork_failed(self.net.now, number, "Resource temporarily unavailable"),
             )
 
     def join(self, proc: bytes) -> None:
@@ -288,13 +166,18 @@ class SimCluster:
         if node in self.dead_nodes:
             return
         self.workers[proc] = SimWorker(proc)
-        self.submitters[proc] = Submitter(self, proc, self.lazy)
-        self.carry_out(raylet_of(node), self.raylets[node].process_joined(self.net.now, proc, "worker", number_of(proc)))
+        self.submitters[proc] = self.submitter(proc)
+        self.carry_out(
+            raylet_of(node), self.raylets[node].process_joined(self.net.now, proc, "worker", number_of(proc))
+        )
 
-    def driver(self, node: int = 0) -> Submitter:
+    def submitter(self, proc: bytes) -> Submitter | RealSubmitter:
+        return RealSubmitter(self, proc) if self.real else Submitter(self, proc, self.lazy)
+
+    def driver(self, node: int = 0) -> Submitter | RealSubmitter:
         raylet = self.raylets[node]
         proc = make_proc(node, raylet.pool.new_number())
-        submitter = self.submitters[proc] = Submitter(self, proc, self.lazy)
+        submitter = self.submitters[proc] = self.submitter(proc)
         self.carry_out(raylet_of(node), raylet.process_joined(self.net.now, proc, "driver", 1))
         return submitter
 
@@ -425,7 +308,10 @@ class SimCluster:
         return not self.head._scheduler.pending() and all(r._room.waiting == 0 for r in self.living())
 
     def check(self) -> None:
-        """What must hold at every moment."""
+        """What must hold at every moment; looked at now and then in large clusters."""
+        self.checks += 1
+        if len(self.raylets) > 20 and self.checks % 100:
+            return
         for raylet in self.living():
             total = self.totals[raylet.node]
             claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]

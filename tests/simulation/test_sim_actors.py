@@ -6,7 +6,9 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from simcluster import CPU1, SimCluster, SimTask, Submitter, shape
+from realclient import RealSubmitter
+from simcluster import SimCluster
+from submitters import CPU1, SimTask, Submitter, shape
 from test_sim_leases import DELAYS, SIM, nodes
 
 from hpcray.base.config import Config
@@ -35,7 +37,7 @@ def actor_spec(owner: bytes, number: int, place: m.Shape, hold: m.Shape, **more:
     return m.ActorSpec(**values)  # type: ignore[arg-type]
 
 
-def last_states(cluster: SimCluster, watcher: Submitter) -> dict[bytes, m.ActorState]:
+def last_states(cluster: SimCluster, watcher: Submitter | RealSubmitter) -> dict[bytes, m.ActorState]:
     states = (msg for msg in cluster.inbox.get(watcher.proc, []) if isinstance(msg, m.ActorState))
     return {state.actor: state for state in states}
 
@@ -44,9 +46,11 @@ def homes_of(cluster: SimCluster, actor: bytes) -> list[bytes]:
     return [worker.proc for worker in cluster.workers.values() if worker.actor == actor]
 
 
-def settle(cluster: SimCluster, specs: list[m.ActorSpec], watcher: Submitter, rest: float = 40.0) -> None:
+def settle(
+    cluster: SimCluster, specs: list[m.ActorSpec], watcher: Submitter | RealSubmitter, rest: float = 40.0
+) -> None:
     """Let everything come to rest; then what the head, the watcher and the nodes believe must be the same."""
-    cluster.run_for(rest)
+    cluster.run_for(40.0)
     known = last_states(cluster, watcher)
     for spec in specs:
         record = cluster.head._actors.actors[spec.actor]
@@ -90,7 +94,7 @@ def test_actors_live_and_die_by_the_rules(delays: list[float], seed: int) -> Non
             elif what == "scope":
                 cluster.post(owner.proc, HEAD, m.ActorOutOfScope(victim.actor))
             else:
-                cluster.post(owner.proc, HEAD, m.KillActor(victim.actor, what == "kill", f"killed by the test ({what})"))
+                cluster.post(owner.proc, HEAD, m.KillActor(victim.actor, what == "kill", f"test: {what}"))
 
         cluster.net.after(rng.random() * 4, strike)
     settle(cluster, specs, watcher)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from simcluster import CPU1, SimCluster, SimTask, shape
+from simcluster import SimCluster
+from submitters import CPU1, SimTask, shape
 
 from hpcray.base.config import Config
 from hpcray.base.resources import to_units
@@ -36,15 +38,15 @@ def test_flood_from_one_driver(delays: list[float], n: int, count: int, lazy: bo
 
 
 @SIM
-@given(DELAYS, st.integers(0, 2**32), st.booleans())
-def test_mixed_work_everywhere(delays: list[float], seed: int, lazy: bool) -> None:
+@given(DELAYS, st.integers(0, 2**32), st.sampled_from(["eager", "lazy", "real"]))
+def test_mixed_work_everywhere(delays: list[float], seed: int, client: str) -> None:
     rng = random.Random(seed)
     totals = nodes(*[rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 5))])
     for total in totals:
         if rng.random() < 0.5:
             total["GPU"] = 20_000
     totals[-1]["special"] = 10_000
-    cluster = SimCluster(totals, delays, lazy=lazy)
+    cluster = SimCluster(totals, delays, lazy=client == "lazy", real=client == "real")
     biggest = max(t["CPU"] for t in totals) // 10_000
     shapes = [
         CPU1,
@@ -91,10 +93,10 @@ def test_recursion_deeper_than_the_cpus(delays: list[float], cpus: int, depth: i
 
 
 @SIM
-@given(DELAYS, st.integers(0, 2**32))
-def test_workers_and_forks_that_die(delays: list[float], seed: int) -> None:
+@given(DELAYS, st.integers(0, 2**32), st.booleans())
+def test_workers_and_forks_that_die(delays: list[float], seed: int, real: bool) -> None:
     rng = random.Random(seed)
-    cluster = SimCluster(nodes(2, 2, 1), delays, failing_forks=rng.sample(range(1, 12), 3))
+    cluster = SimCluster(nodes(2, 2, 1), delays, real=real, failing_forks=rng.sample(range(1, 12), 3))
     tasks = [SimTask(seconds=rng.choice([0.01, 0.2, 1.0])) for _ in range(25)]
     driver = cluster.driver()
     for task in tasks:
@@ -110,10 +112,10 @@ def test_workers_and_forks_that_die(delays: list[float], seed: int) -> None:
 
 
 @SIM
-@given(DELAYS, st.integers(0, 2**32))
-def test_a_node_that_dies(delays: list[float], seed: int) -> None:
+@given(DELAYS, st.integers(0, 2**32), st.booleans())
+def test_a_node_that_dies(delays: list[float], seed: int, real: bool) -> None:
     rng = random.Random(seed)
-    cluster = SimCluster(nodes(1, 2, 2), delays)
+    cluster = SimCluster(nodes(1, 2, 2), delays, real=real)
     driver, other = cluster.driver(0), cluster.driver(1)
     tasks = [SimTask(seconds=0.3) for _ in range(15)]
     for task in tasks:
@@ -150,3 +152,59 @@ def test_few_workers_allowed(delays: list[float], limit: int) -> None:
     for task in tasks:
         driver.submit(task)
     finish(cluster, tasks)
+
+
+@SIM
+@given(DELAYS)
+def test_a_wide_class_does_not_starve_a_narrow_one(delays: list[float]) -> None:
+    """One CPU's worth of another class, asked for later, does not wait for the whole flood."""
+    cluster = SimCluster(nodes(2, 2), delays)
+    driver, other = cluster.driver(), cluster.driver(1)
+    for _ in range(600):
+        driver.submit(SimTask(seconds=0.1))
+    narrow = [SimTask(shape(CPU=2), seconds=0.1), SimTask(shape(CPU=0.5), seconds=0.1)]
+    elsewhere = SimTask(shape("node:0", CPU=1), seconds=0.1)
+    cluster.net.after(1.0, lambda: [driver.submit(task) for task in narrow])
+    cluster.net.after(1.0, lambda: other.submit(elsewhere))
+    cluster.run_for(10.0)
+    assert driver.waiting_for > 100, "the flood must not be over by itself"
+    assert all(task.done for task in (*narrow, elsewhere)), cluster.explain()
+
+
+def test_nothing_stalls_when_grants_and_new_demand_cross() -> None:
+    """Virtual time, so this is no measurement: a task never waits for a timer while a node is idle."""
+    for client in ("eager", "lazy", "real"):
+        for seed in range(5):
+            rng = random.Random(seed)
+            delays = [rng.choice([0.0001, 0.0005, 0.002]) for _ in range(50)]
+            config = Config(idle_worker_timeout=1e9)
+            cluster = SimCluster(nodes(*[1] * 4), delays, config, lazy=client == "lazy", real=client == "real")
+            driver = cluster.driver(rng.randrange(4))
+            cluster.run_for(0.1)
+            in_time: list[int] = []
+
+            def submit(cluster: SimCluster = cluster, in_time: list[int] = in_time, driver: Any = driver) -> None:
+                task = SimTask(seconds=0.02)
+                driver.submit(task)
+                cluster.net.after(0.02 + 0.2, lambda: in_time.append(task.done))
+
+            for i in range(100):
+                cluster.net.after(i * 0.01 * rng.choice([0.9, 1.0, 1.1]), submit)
+            cluster.run_for(10.0)
+            assert cluster.quiet(), cluster.explain()
+            assert len(in_time) == 100 and all(in_time), f"{client}: a task took 0.2 s more than it runs"
+
+
+def test_a_hundred_nodes() -> None:
+    rng = random.Random(1)
+    delays = [rng.choice([0.0001, 0.0005, 0.002]) for _ in range(200)]
+    cluster = SimCluster(nodes(*[4] * 100), delays, lazy=True)
+    tasks = []
+    for node in (0, 17, 99):
+        driver = cluster.driver(node)
+        for _ in range(400):
+            tasks.append(SimTask(rng.choice([CPU1, shape("SPREAD", CPU=1), shape(CPU=2)]), seconds=1.0))
+            driver.submit(tasks[-1])
+    finish(cluster, tasks)
+    assert len({task.ran_on[0] for task in tasks}) == 100
+    assert cluster.net.now < 10.0, "1,600 CPU seconds on 400 CPUs, and not one second of them long idle"

@@ -83,6 +83,14 @@ def test_srun_line() -> None:
     ]
 
 
+def test_srun_with_open_mpi_from_pypi_adds_what_the_site_has_not_set() -> None:
+    environ = {"SLURM_JOB_ID": "7", "OMPI_MCA_pml": "cm"}
+    composed = line("--srun s.py", Site(python=SITE.python, mpirun="", root=True, environ=environ, wheel="/env"))
+    before = composed[: composed.index("srun")]
+    assert before[:3] == ["env", "OPAL_PREFIX=/env", "PMIX_MCA_psec=^munge"]
+    assert not [word for word in before if word.startswith("OMPI_MCA_pml")]
+
+
 def test_srun_needs_an_allocation() -> None:
     with pytest.raises(LaunchError, match=r"allocation.*hint: salloc"):
         line("--srun s.py")
@@ -101,6 +109,13 @@ def test_srun_needs_an_allocation() -> None:
 def test_where_rank_0_starts(argv: str, here: bool) -> None:
     site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"localhost", "me"}))
     assert starts_here(parse_options(argv.split()), site) is here
+
+
+def test_no_input_is_forwarded_to_another_host_when_there_is_none() -> None:
+    site = Site(python="p", mpirun="m", root=False, environ={}, no_input=True)
+    assert "--stdin none" in " ".join(line("--hosts a,b s.py", site))
+    assert "--stdin" not in line("-n 2 s.py", site)
+    assert "--stdin" not in line("--hosts a,b s.py")
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ class HeadCore:
     def cluster_up(self, now: float, session: str, nodes: list[m.NodeInfo]) -> list[Effect]:
         """Every node is in: place what waited for that."""
         self.session = session
-        self._queries.infos = sorted(nodes, key=lambda info: info.index)
+        known = {info.index: info for info in (*self._queries.infos, *nodes)}
+        self._queries.infos = [known[index] for index in sorted(known)]
         self._view.up(nodes)
         for view in self._early_views.values():
             self._view.update(view)

@@ -1,0 +1,79 @@
+"""The submitter's real lease client as a process of the simulated cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcray.base.ids import node_of
+from hpcray.core.owner.leases import LeaseClient
+from hpcray.core.owner.tasks import Function, Task
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from simcluster import SimCluster
+    from submitters import SimTask
+
+
+class RealSubmitter:
+    """Same face as `simcluster.Submitter`, with `core.owner.leases` inside."""
+
+    def __init__(self, cluster: SimCluster, proc: bytes) -> None:
+        self.cluster = cluster
+        self.proc = proc
+        self.client = LeaseClient(
+            proc, lambda dest, msg: cluster.post(proc, dest, msg), self._push, cluster.config.idle_lease_timeout
+        )
+        self.function = Function(b"f" * 16, "f", b"")
+        self.tasks: dict[bytes, SimTask] = {}
+        self.warnings: list[str] = []
+        self.waiting_for = 0
+        self.count = 0
+
+    @property
+    def leased(self) -> dict[bytes, object]:
+        return dict(self.client.workers)
+
+    @property
+    def queues(self) -> list[list[Task]]:
+        return [list(klass.queue) for klass in self.client.by_index]
+
+    def submit(self, sim: SimTask) -> None:
+        self.count += 1
+        ident = self.proc + self.count.to_bytes(5, "big")
+        self.tasks[ident] = sim
+        self.waiting_for += 1
+        self.client.submit(Task(ident, self.function, "", b"", 1, None, None, 3), self.client.klass(sim.shape))
+
+    def receive(self, msg: m.Message) -> None:
+        if isinstance(msg, m.LeaseGranted):
+            self.client.granted(msg, self.cluster.net.now)
+        elif isinstance(msg, m.LeaseRevoked):
+            self._lost(msg.worker)
+        elif isinstance(msg, m.Infeasible):
+            self.warnings.append(msg.reason)
+        elif isinstance(msg, m.NodeDied):
+            for proc in [proc for proc in self.client.workers if node_of(proc) == msg.node]:
+                self._lost(proc)
+
+    def reclaim(self, node: int) -> None:
+        self.client.reclaim(node)
+
+    def finished(self, worker: bytes, sim: SimTask) -> None:
+        leased = self.client.workers.get(worker)
+        for ident in list(leased.inflight) if leased is not None else []:
+            if self.tasks[ident] is sim:
+                self.client.answered(worker, ident, int(sim.seconds * 1e6), self.cluster.net.now)
+                sim.done += 1
+                self.waiting_for -= 1
+        self.cluster.progressed(self.proc)
+
+    def tick(self, idle_timeout: float) -> None:
+        self.client.tick(self.cluster.net.now)
+
+    def _push(self, task: Task, worker: bytes) -> None:
+        self.cluster.push(self.proc, worker, self.tasks[task.id])
+
+    def _lost(self, proc: bytes) -> None:
+        for task in self.client.lost(proc):
+            assert task.klass is not None
+            self.client.submit(task, task.klass)

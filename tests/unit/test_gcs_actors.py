@@ -1,0 +1,365 @@
+"""The life of actors at the head."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import pytest
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.base.resources import to_units
+from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs import head as head_module
+from hpcray.core.gcs.head import HeadCore
+from hpcray.wire import messages as m
+
+UNIT = 10_000
+CPU1 = m.Shape((("CPU", UNIT),))
+NOTHING = m.Shape(())
+OWNER = make_proc(0, 5)
+OTHER = make_proc(1, 6)
+M = TypeVar("M", bound=m.Message)
+
+
+def info(index: int, cpus: float) -> m.NodeInfo:
+    return m.NodeInfo(index, f"id{index}", f"host{index}", f"10.0.0.{index}", 1, to_units({"CPU": cpus}), b"", "mpi", 0)
+
+
+class Head:
+    """The head core, and what it sent."""
+
+    def __init__(self, *cpus: float) -> None:
+        self.core = HeadCore(Config())
+        self.sent: list[Send] = []
+        self.now = 0.0
+        if cpus:
+            self.do(self.core.cluster_up(0.0, "s", [info(n, c) for n, c in enumerate(cpus)]))
+
+    def do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            assert isinstance(effect, Send)
+            self.sent.append(effect)
+
+    def handle(self, src: bytes, msg: m.Message) -> None:
+        self.do(self.core.handle(self.now, src, msg))
+
+    def take(self, kind: type[M], dest: bytes | None = None) -> list[M]:
+        found = [s for s in self.sent if isinstance(s.msg, kind) and dest in (None, s.dest)]
+        self.sent = [s for s in self.sent if s not in found]
+        return [s.msg for s in found]  # type: ignore[misc]
+
+    def started_on(self) -> list[int]:
+        nodes = [node_of(s.dest) for s in self.sent if isinstance(s.msg, m.StartActor)]
+        self.take(m.StartActor)
+        return nodes
+
+    def states(self, dest: bytes = OWNER) -> list[str]:
+        return [state.state for state in self.take(m.ActorState, dest)]
+
+    def create(self, spec: m.ActorSpec, src: bytes = OWNER) -> m.GcsReply:
+        self.handle(src, m.CreateActor(7, spec))
+        (reply,) = self.take(m.GcsReply, src)
+        assert reply.req == 7
+        return reply
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.do(self.core.tick(now))
+
+
+def spec(number: int = 1, owner: bytes = OWNER, **more: Any) -> m.ActorSpec:
+    values: dict[str, Any] = {
+        "actor": owner + number.to_bytes(5, "big"),
+        "class_name": "Counter",
+        "cls": b"class",
+        "args": b"args",
+        "refs": [],
+        "place": CPU1,
+        "hold": NOTHING,
+        "name": "",
+        "namespace": "ns",
+        "detached": False,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": 1,
+        "methods": {"inc": {"num_returns": 1}},
+    }
+    return m.ActorSpec(**{**values, **more})
+
+
+ACTOR = spec().actor
+WORKER = make_proc(0, 40)
+
+
+def alive(*cpus: float, **more: Any) -> Head:
+    """A head with one living actor on node 0."""
+    head = Head(*(cpus or (4, 4)))
+    head.create(spec(**more))
+    assert head.started_on() == [0]
+    head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
+    assert head.states() == ["ALIVE"]
+    return head
+
+
+def test_an_actor_is_registered_placed_and_reported_alive() -> None:
+    head = Head(4, 4)
+    assert head.create(spec()).ok
+    assert head.started_on() == [0]
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    assert head.states(OTHER) == ["PENDING"]
+    head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
+    for watcher in (OWNER, OTHER):
+        (state,) = head.take(m.ActorState, watcher)
+        assert (state.state, state.worker, state.restarts) == ("ALIVE", WORKER, 0)
+
+
+def test_who_watches_nobody_is_told_so() -> None:
+    head = Head(1)
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    (state,) = head.take(m.ActorState, OTHER)
+    assert state.state == "DEAD" and "no such actor" in state.reason
+
+
+def test_a_name_is_taken_until_its_actor_is_dead() -> None:
+    head = Head(4)
+    assert head.create(spec(1, name="n")).ok
+    reply = head.create(spec(2, name="n"))
+    assert not reply.ok and reply.value.startswith(b"name_taken: ") and b"'n'" in reply.value
+    assert head.create(spec(3, name="n", namespace="elsewhere")).ok
+    head.handle(OWNER, m.KillActor(ACTOR, True, ""))
+    assert head.create(spec(4, name="n")).ok
+
+
+def test_a_constructor_that_raises_ends_the_actor_and_its_worker() -> None:
+    head = Head(4)
+    head.create(spec(max_restarts=5))
+    head.handle(WORKER, m.ActorReady(ACTOR, b"traceback", []))
+    (state,) = head.take(m.ActorState, OWNER)
+    assert state.state == "DEAD" and state.error == b"traceback" and "constructor" in state.reason
+    assert head.take(m.Exit, WORKER) == [m.Exit(0)]
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    assert head.take(m.ActorState, OTHER)[0].error == b"traceback"
+
+
+def test_a_crash_without_restarts_is_the_end_and_says_what_died_where() -> None:
+    head = alive()
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "its worker process 40 (pid 1) on node 0 died: signal 9", False))
+    (state,) = head.take(m.ActorState, OWNER)
+    assert state.state == "DEAD" and "signal 9 (host host0)" in state.reason
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    assert head.take(m.ActorState, OTHER)[0].reason == state.reason
+
+
+@pytest.mark.parametrize(("limit", "lives"), [(2, 3), (-1, 6)])
+def test_a_crash_restarts_while_restarts_are_left(limit: int, lives: int) -> None:
+    head = alive(max_restarts=limit)
+    worker = WORKER
+    for restarts in range(1, 6):
+        head.handle(raylet_of(node_of(worker)), m.ActorGone(ACTOR, worker, "crash", False))
+        if restarts == lives:
+            assert head.states() == ["DEAD"]
+            return
+        assert head.states() == ["RESTARTING"]
+        starts = [(node_of(s.dest), s.msg.restarts) for s in head.sent if isinstance(s.msg, m.StartActor)]
+        head.take(m.StartActor)
+        assert [count for _, count in starts] == [restarts]
+        worker = make_proc(starts[0][0], 40 + restarts)
+        head.handle(worker, m.ActorReady(ACTOR, b"", []))
+        assert head.states() == ["ALIVE"]
+    assert limit == -1
+
+
+def test_an_intended_end_is_not_restarted() -> None:
+    head = alive(max_restarts=-1)
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "exit_actor() was called", True))
+    (state,) = head.take(m.ActorState, OWNER)
+    assert (state.state, state.reason) == ("DEAD", "exit_actor() was called")
+
+
+def test_kill_for_good_is_told_at_once_and_done_by_the_raylet() -> None:
+    head = alive(max_restarts=-1, name="n")
+    head.handle(OTHER, m.KillActor(ACTOR, True, "killed with kill()"))
+    assert head.states() == ["DEAD"]
+    assert head.take(m.KillActor, HEAD) == [m.KillActor(ACTOR, True, "killed with kill()")]
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "killed", True))
+    head.handle(OTHER, m.KillActor(ACTOR, True, "again"))
+    assert head.sent == []
+
+
+def test_kill_to_restart_uses_a_restart() -> None:
+    head = alive(max_restarts=1)
+    head.handle(OTHER, m.KillActor(ACTOR, False, "shake it"))
+    assert len(head.take(m.KillActor, HEAD)) == 1 and head.states() == []
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "shake it", False))
+    assert head.states() == ["RESTARTING"]
+
+
+def test_a_late_ready_does_not_raise_the_dead_nor_an_earlier_life() -> None:
+    head = Head(4)
+    head.create(spec(max_restarts=1))
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "crash in the constructor", False))
+    assert head.states() == ["RESTARTING"]
+    head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
+    assert head.states() == []
+    head.handle(OWNER, m.KillActor(ACTOR, True, ""))
+    head.take(m.Exit)
+    head.handle(make_proc(0, 41), m.ActorReady(ACTOR, b"", []))
+    assert head.states() == ["DEAD"] and len(head.take(m.Exit)) == 1
+
+
+def test_out_of_scope_lets_a_living_actor_finish_and_cancels_an_unplaced_one() -> None:
+    head = alive(max_restarts=-1)
+    head.handle(OWNER, m.ActorOutOfScope(ACTOR))
+    assert head.take(m.TerminateActor, WORKER) == [m.TerminateActor(ACTOR)]
+    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "crashed on the way out", False))
+    assert head.states() == ["DEAD"], "nobody can call it, so it is not restarted"
+    unplaced = spec(2, place=m.Shape((("GPU", UNIT),)))
+    head.create(unplaced)
+    head.handle(OWNER, m.ActorOutOfScope(unplaced.actor))
+    assert head.states() == ["DEAD"]
+
+
+def test_out_of_scope_while_it_starts_waits_for_the_constructor() -> None:
+    head = Head(4)
+    head.create(spec())
+    head.handle(OWNER, m.ActorOutOfScope(ACTOR))
+    assert head.states() == []
+    head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
+    assert head.states() == ["ALIVE"] and len(head.take(m.TerminateActor, WORKER)) == 1
+
+
+def test_a_refused_actor_goes_to_another_node_then_waits_for_news() -> None:
+    head = Head(4, 4)
+    head.create(spec(hold=CPU1))
+    assert head.started_on() == [0]
+    head.handle(HEAD, m.NodeView(0, 1, {"CPU": 0}))
+    head.handle(HEAD, m.StartActorRefused(ACTOR, ""))
+    assert head.started_on() == [1]
+    head.handle(raylet_of(1), m.NodeView(1, 1, {"CPU": 0}))
+    head.handle(raylet_of(1), m.StartActorRefused(ACTOR, ""))
+    assert head.started_on() == []
+    head.handle(HEAD, m.NodeView(0, 2, {"CPU": UNIT}))
+    assert head.started_on() == [0]
+
+
+def test_an_actor_that_finds_no_room_queues_at_a_busy_node() -> None:
+    head = Head(4, 4)
+    for node in (0, 1):
+        head.handle(raylet_of(node), m.NodeView(node, 1, {"CPU": 0}))
+    head.create(spec(hold=CPU1))
+    assert head.started_on() == []
+    head.tick(0.4)
+    assert head.started_on() == []
+    head.tick(0.6)
+    (start,) = head.take(m.StartActor, raylet_of(0))
+    assert start.spec.place.strategy == "node:0"
+    head.now = 3.0
+    head.handle(HEAD, m.StartActorRefused(ACTOR, ""))
+    head.tick(3.6)
+    assert head.started_on() == [1], "the nodes in turn"
+
+
+def test_when_no_worker_starts_the_owner_hears_why_and_retries_slow_down() -> None:
+    head = Head(4)
+    head.create(spec())
+    tries = []
+    for step in range(1, 41):
+        if head.started_on():
+            tries.append(head.now)
+            head.handle(HEAD, m.StartActorRefused(ACTOR, "node 0 cannot start workers: no memory"))
+        head.tick(step * 0.5)
+    (warning,) = head.take(m.Infeasible, OWNER)
+    assert warning.klass == -1 and "no memory" in warning.reason and "Counter" in warning.reason
+    gaps = [later - earlier for earlier, later in pairwise(tries)]
+    assert gaps == sorted(gaps) and len(tries) >= 4
+
+
+def test_an_infeasible_actor_is_named_and_waits_for_a_node() -> None:
+    head = Head(1, 2)
+    head.create(spec(place=m.Shape((("CPU", 4 * UNIT),)), name="big"))
+    (warning,) = head.take(m.Infeasible, OWNER)
+    assert warning.klass == -1 and "actor Counter 'big' asks for {CPU: 4}" in warning.reason
+    head.tick(1.0)
+    assert head.sent == []
+    head.do(head.core.cluster_up(2.0, "s", [info(2, 8)]))
+    assert head.started_on() == [2]
+
+
+def test_actors_created_before_the_cluster_is_up_are_placed_then() -> None:
+    head = Head()
+    assert head.create(spec()).ok
+    assert head.sent == []
+    head.do(head.core.cluster_up(0.0, "s", [info(0, 1)]))
+    assert head.started_on() == [0]
+
+
+def test_a_node_loss_restarts_the_living_and_moves_those_on_their_way() -> None:
+    head = Head(0, 4, 4)
+    head.create(spec(1, max_restarts=1))
+    head.create(spec(2))
+    head.create(spec(3))
+    assert head.started_on() == [1, 1, 2]
+    worker = make_proc(1, 9)
+    head.handle(worker, m.ActorReady(spec(1).actor, b"", []))
+    head.take(m.ActorState)
+    head.do(head.core.node_died(0.0, 1, "heartbeat lost"))
+    (state,) = head.take(m.ActorState, OWNER)
+    assert state.state == "RESTARTING" and state.reason == "node 1 died: heartbeat lost"
+    assert head.started_on() == [2, 2]
+    assert head.core._actors.actors[spec(2).actor].restarts == 0, "it never lived there"
+
+
+def test_owners_take_their_actors_with_them_but_not_detached_ones() -> None:
+    head = Head(4, 4)
+    head.create(spec(1, OTHER), OTHER)
+    head.create(spec(2, OTHER, detached=True, name="stays"), OTHER)
+    head.handle(OWNER, m.WatchActor(spec(1, OTHER).actor))
+    head.take(m.ActorState)
+    head.do(head.core.process_died(0.0, OTHER, "killed by signal 9"))
+    (state,) = head.take(m.ActorState, OWNER)
+    assert state.state == "DEAD" and "its owner is gone" in state.reason and "1.6" in state.reason
+    assert len(head.take(m.KillActor)) == 1
+    assert head.core._actors.named("stays", "ns") is not None
+
+
+def test_owners_on_a_dead_node_count_as_dead() -> None:
+    head = Head(4, 4)
+    head.create(spec(1, OTHER), OTHER)
+    head.handle(OWNER, m.WatchActor(spec(1, OTHER).actor))
+    head.take(m.ActorState)
+    head.do(head.core.node_died(0.0, 1, "power"))
+    assert head.states() == ["DEAD"]
+
+
+def test_a_dead_watcher_is_told_nothing() -> None:
+    head = alive()
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    head.take(m.ActorState)
+    head.do(head.core.process_died(0.0, OTHER, "exit code 0"))
+    head.handle(OWNER, m.KillActor(ACTOR, True, ""))
+    assert head.states(OTHER) == [] and head.states() == ["DEAD"]
+
+
+def test_an_actor_bound_to_its_node_is_sent_there_even_when_it_is_busy() -> None:
+    head = Head(4, 4)
+    head.handle(raylet_of(1), m.NodeView(1, 1, {"CPU": 0}))
+    head.create(spec(hold=CPU1, place=m.Shape(CPU1.resources, "node:1")))
+    assert head.started_on() == [1]
+    head.handle(raylet_of(1), m.StartActorRefused(ACTOR, ""))
+    assert head.started_on() == [1]
+
+
+def test_the_job_goes_to_every_raylet() -> None:
+    head = Head(1, 1)
+    job = m.SetJob(m.JobInfo("01", "ns", (), "/"))
+    head.handle(OWNER, job)
+    assert [s.dest for s in head.sent] == [raylet_of(0), raylet_of(1)] and head.core.job == job.job
+
+
+def test_every_message_it_names_is_handled_and_others_are_not() -> None:
+    head = Head(1)
+    assert set(head.core._handlers) == set(head_module.HANDLES)
+    with pytest.raises(KeyError):
+        head.handle(OWNER, m.Stop(0))

@@ -1,0 +1,73 @@
+"""CPUs and memory under affinity masks and cgroups of both versions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcray.host import probe
+
+
+@pytest.fixture
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty /sys/fs/cgroup, on a machine with 16 CPUs."""
+    monkeypatch.setattr(probe, "_CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    return tmp_path
+
+
+def member(monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
+    """Let /proc/self/cgroup say `lines`."""
+    real = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, *rest: lines if str(self) == "/proc/self/cgroup" else real(self, *rest)
+    )
+
+
+def test_affinity(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member(monkeypatch, "0::/\n")
+    assert probe.usable_cpus() == 16
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("max 100000", 16), ("250000 100000", 2), ("50000 100000", 1)])
+def test_quota_of_version_2_counts_at_any_height(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cpus: int
+) -> None:
+    leaf = cgroup / "job" / "step"
+    leaf.mkdir(parents=True)
+    (leaf / "cpu.max").write_text("max 100000\n")
+    (cgroup / "job" / "cpu.max").write_text(quota + "\n")
+    member(monkeypatch, "0::/job/step\n")
+    assert probe.usable_cpus() == cpus
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("-1", 16), ("300000", 3)])
+def test_quota_of_version_1(cgroup: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cpus: int) -> None:
+    leaf = cgroup / "cpu" / "job"
+    leaf.mkdir(parents=True)
+    (leaf / "cpu.cfs_quota_us").write_text(quota)
+    (leaf / "cpu.cfs_period_us").write_text("100000")
+    member(monkeypatch, "3:cpuset:/\n2:cpu:/job\n")
+    assert probe.usable_cpus() == cpus
+
+
+def test_memory_is_cut_to_the_smallest_limit(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = cgroup / "job" / "step"
+    leaf.mkdir(parents=True)
+    (leaf / "memory.max").write_text("max\n")
+    member(monkeypatch, "0::/job/step\n")
+    machine = probe.usable_memory()
+    assert machine > 1 << 28
+    (cgroup / "job" / "memory.max").write_text(str(1 << 28))
+    assert probe.usable_memory() == 1 << 28
+
+
+def test_ranks_share_a_host_unless_the_launcher_has_bound_them(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member(monkeypatch, "0::/\n")
+    assert probe.cpus_per_rank(1) == 16
+    assert probe.cpus_per_rank(4) == 4
+    assert probe.cpus_per_rank(32) == 1
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4) if pid == 0 else range(16)))
+    assert probe.cpus_per_rank(4) == 4, "bound to 4 of its parent's 16"

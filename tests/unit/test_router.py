@@ -1,0 +1,156 @@
+"""Routing: order, batching, dead ends; and what a slow reader costs."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from hpcray.base.ids import HEAD, make_proc, raylet_of
+from hpcray.runtime.local_links import Link
+from hpcray.runtime.router import Router
+from hpcray.transport.base import PeerLost
+from hpcray.wire import messages as m
+from hpcray.wire.frames import FrameReader, pack
+
+ME, HERE, THERE = 1, make_proc(1, 5), make_proc(2, 7)
+
+
+class Wire:
+    """A control transport that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bytes]] = []
+        self.dead: set[int] = set()
+
+    def send(self, dest: int, data: bytes) -> None:
+        if dest in self.dead:
+            raise PeerLost(dest, "it was pulled out")
+        self.sent.append((dest, data))
+
+
+def read(data: bytes) -> list[tuple[bytes, bytes, list[m.Message]]]:
+    """(destination, source, messages) of each frame."""
+    return [(bytes(f[4:12]), bytes(f[12:20]), m.decode(f[20:])) for f in FrameReader().feed(data)]
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+def router(wire: Wire) -> Router:
+    return Router(ME, 3, wire)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pair(router: Router) -> Iterator[tuple[Link, socket.socket]]:
+    """A link of process HERE and its other end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    link = Link(ours, HERE, 1)
+    link.kind = "worker"
+    router.links[HERE] = link
+    yield link, theirs
+    ours.close()
+    theirs.close()
+
+
+def frame(dest: bytes, src: bytes, code: int) -> bytes:
+    return pack(dest, src, m.encode([m.Exit(code)]))
+
+
+def test_messages_of_one_turn_make_one_frame(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+    link, theirs = pair
+    for code in range(3):
+        router.send(HERE, m.Exit(code))
+        router.send(THERE, m.Exit(code))
+    router.flush()
+    assert router.dirty == [link] and link.flush()
+    want = [m.Exit(0), m.Exit(1), m.Exit(2)]
+    assert read(theirs.recv(4096)) == [(HERE, raylet_of(ME), want)]
+    assert [(node, read(data)) for node, data in wire.sent] == [(2, [(THERE, raylet_of(ME), want)])]
+
+
+def test_frames_for_one_node_travel_together(router: Router, wire: Wire) -> None:
+    other = make_proc(2, 8)
+    router.forward(THERE, HERE, frame(THERE, HERE, 1))
+    router.forward(other, HERE, frame(other, HERE, 2))
+    router.forward(HEAD, HERE, frame(HEAD, HERE, 3))
+    router.flush()
+    assert [node for node, _ in wire.sent] == [2, 0]
+    assert [dest for dest, _, _ in read(wire.sent[0][1])] == [THERE, other]
+
+
+def test_what_we_said_first_arrives_first(router: Router, pair: tuple[Link, socket.socket]) -> None:
+    link, theirs = pair
+    router.send(HERE, m.Exit(1))
+    router.forward(HERE, THERE, frame(HERE, THERE, 2))
+    router.send(HERE, m.Exit(3))
+    router.flush()
+    link.flush()
+    assert [messages for _, _, messages in read(theirs.recv(4096))] == [[m.Exit(1)], [m.Exit(2)], [m.Exit(3)]]
+
+
+def test_messages_to_itself_stay_here(router: Router, wire: Wire) -> None:
+    router.send(raylet_of(ME), m.Exit(1))
+    assert router.inbox == [m.Exit(1)]
+    assert router.flush() == [] and wire.sent == []
+
+
+@pytest.mark.parametrize("nowhere", [make_proc(1, 99), make_proc(3, 1), make_proc(9, 1)])
+def test_unknown_destination_comes_back(router: Router, pair: tuple[Link, socket.socket], nowhere: bytes) -> None:
+    link, theirs = pair
+    router.forward(nowhere, HERE, frame(nowhere, HERE, 1))
+    router.flush()
+    link.flush()
+    assert read(theirs.recv(4096))[0][2] == [m.Undeliverable(nowhere, "no such process")]
+
+
+def test_dead_process_has_a_reason(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+    router.forget(HERE, "signal 9 (SIGKILL)")
+    router.forward(HERE, THERE, frame(HERE, THERE, 1))
+    router.flush()
+    assert read(wire.sent[0][1]) == [(THERE, raylet_of(ME), [m.Undeliverable(HERE, "signal 9 (SIGKILL)")])]
+
+
+def test_dead_node(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+    link, theirs = pair
+    router.forward(THERE, HERE, frame(THERE, HERE, 1))
+    router.lose_node(2, "its power failed")
+    router.forward(THERE, HERE, frame(THERE, HERE, 2))
+    router.flush()
+    link.flush()
+    assert wire.sent == []
+    assert read(theirs.recv(4096))[0][2] == [m.Undeliverable(THERE, "node 2 is dead: its power failed")]
+
+
+def test_failed_send_is_told(router: Router, wire: Wire) -> None:
+    wire.dead.add(2)
+    router.send(THERE, m.Exit(1))
+    router.send(HEAD, m.Exit(1))
+    assert router.flush() == [(2, "it was pulled out")]
+    assert [node for node, _ in wire.sent] == [0], "the others get theirs"
+
+
+def test_peers_of_a_process_are_known(router: Router, pair: tuple[Link, socket.socket]) -> None:
+    link, _ = pair
+    router.forward(HERE, THERE, frame(HERE, THERE, 1))
+    assert link.peers == {THERE}
+
+
+def test_slow_reader_gets_everything_in_order(router: Router, pair: tuple[Link, socket.socket]) -> None:
+    link, theirs = pair
+    frames = [pack(HERE, THERE, m.encode([m.Undeliverable(THERE, f"{i}" * 1000)])) for i in range(2000)]
+    for one in frames:
+        router.forward(HERE, THERE, one)
+    assert not link.flush(), "more than a socket takes"
+    got = b""
+    theirs.settimeout(5)
+    while len(got) < sum(map(len, frames)):
+        got += theirs.recv(1 << 20)
+        link.flush()
+    assert got == b"".join(frames)
+    assert link.flush() and link.out == []
