@@ -10,7 +10,7 @@ def show(title: str, unit: str, columns: dict[str, Column]) -> str:
     """One table: a line per size, a column per wire; `-` where a wire was not measured."""
     sizes = sorted({size for column in columns.values() for size in column})
     names = list(columns)
-    width = max(14, *(len(name) + 2 for name in names))
+    width = max([14, *(len(name) + 2 for name in names)])
     lines = [f"# {title} ({unit})", "# Size".ljust(12) + "".join(name.rjust(width) for name in names)]
     for size in sizes:
         cells = (f"{columns[name][size]:.2f}" if size in columns[name] else "-" for name in names)

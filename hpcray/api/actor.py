@@ -52,13 +52,15 @@ def method(*args: Any, **options: Any) -> Any:
 class ActorMethod:
     """A method of an actor handle. Call it with `.remote(...)`."""
 
-    __slots__ = ("_handle", "_name", "_num_returns", "_retries")
+    __slots__ = ("_arity", "_handle", "_name", "_num_returns", "_retries")
 
-    def __init__(self, handle: ActorHandle, name: str, num_returns: int, retries: int) -> None:
+    def __init__(self, handle: ActorHandle, name: str, num_returns: int, retries: int, arity: Arity) -> None:
         self._handle, self._name, self._num_returns, self._retries = handle, name, num_returns, retries
+        self._arity = arity
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says."""
+        self._arity.check(self._name, args, kwargs)
         return (current.process or ensure()).submitter.actors.call(
             self._handle, self._name, self._num_returns, self._retries, args, kwargs
         )
@@ -175,6 +177,12 @@ class ActorClass:
     """What `@remote` makes of a class. `.remote(...)` creates an actor."""
 
     def __init__(self, cls: type, options: ActorOptions, export: _Export | None = None) -> None:
+        if not isinstance(cls, type):
+            # `class B(A)` where A is an actor class: Python makes the new class by calling A's type.
+            raise TypeError(
+                f"Inheriting from an actor class is not allowed ({cls}); hint: inherit from the plain class and "
+                "decorate that"
+            )
         self.__ray_actor_class__ = cls
         self._options = options
         self._export = export or _Export()

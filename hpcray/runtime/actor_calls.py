@@ -142,7 +142,7 @@ class ActorCalls:
             limit = handle._limit
             if limit >= 0 and len(client.inflight) + len(client.queue) >= limit:
                 raise PendingCallsLimitExceeded(
-                    f"actor {client.actor.hex()} has {limit} pending calls already; hint: raise max_pending_calls or wait"
+                    f"actor {client.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
                 )
             process._counter += 1
             task_id = process.me + process._counter.to_bytes(5, "big")
@@ -259,5 +259,6 @@ class ActorCalls:
         if task.cancelled:
             error = serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled"))
         else:
-            error = client.error or serialize_error(ActorDiedError(client.reason, actor_id=client.actor.hex(), class_name=client.class_name))
+            died = ActorDiedError(client.reason, actor_id=client.actor.hex(), class_name=client.class_name)
+            error = client.error or serialize_error(died)
         self._submitter.fail(task, error)
