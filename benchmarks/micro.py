@@ -191,6 +191,8 @@ def main() -> None:
     add("--clients", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="clients in the rows that have several")
     add("--json", metavar="OUT", help="write all figures to this file")
     options = parser.parse_args()
+    if options.engine != "hpcray" and "HPCRAY_ADDRESS" in os.environ:
+        parser.error("under hpcray-launch only hpcray can be measured; hint: leave --engine out")
 
     if options.engine == "both":
         rows = run_both(options)

@@ -284,7 +284,7 @@ def _constructor(cls: type) -> str:
     """The signature of a class's constructor, as text."""
     if cls.__init__ is not object.__init__:  # type: ignore[misc]
         return describe(cls.__init__, 1)  # type: ignore[misc]
-    return NOTHING if cls.__new__ is object.__new__ else ANYTHING
+    return ANYTHING if any("__new__" in vars(base) for base in cls.__mro__[:-1]) else NOTHING
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:

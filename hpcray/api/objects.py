@@ -16,7 +16,8 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
         timeout: seconds; None or -1 waits for ever, 0 takes what is there.
 
     Raises:
-        ValueError, TypeError: not a ref or a list of refs. GetTimeoutError: not there in time. RayTaskError: the task raised (also an instance of its exception's class).
+        ValueError, TypeError: not a ref or a list of refs. GetTimeoutError: not there in time. RayTaskError: the task
+            raised (also an instance of its exception's class).
         RayError: lost, cancelled, its actor died.
     """
     process = current.process or ensure()

@@ -9,6 +9,7 @@ import sys
 import uuid
 from typing import Any
 
+from hpcray.api.option_rules import ACTOR_RULES
 from hpcray.base.config import Config
 from hpcray.base.ids import raylet_of
 from hpcray.runtime import interrupts
@@ -122,6 +123,9 @@ def init(
     unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
     if unknown:
         raise TypeError(f"init() got unexpected arguments {unknown}; hint: settings are {sorted(_SETTINGS)}")
+    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
+    for name, value in {**given, "object_store_memory": object_store_memory}.items():
+        ACTOR_RULES[name].check(name, value)
     env_only = {key for key, value in (runtime_env or {}).items() if value} - {"env_vars", "config"}
     if env_only:
         raise NotImplementedError(f"runtime_env {sorted(env_only)} is not supported yet, only env_vars is")

@@ -74,7 +74,7 @@ def describe(function: Callable[..., Any], skip: int = 0) -> str:
 def arity(text: str) -> Arity:
     """The checker for a signature that `describe` wrote."""
     parameters: list[inspect.Parameter] = []
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    kind: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     for part in text.split(",") if text else ():
         if part == "/":
             parameters = [parameter.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for parameter in parameters]

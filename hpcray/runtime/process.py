@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
@@ -31,6 +32,10 @@ from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR, Serialized, deserialize, serialize, serialize_error
 
 
+_sessions = itertools.count()
+_LAST_WORDS = 0.3
+
+
 class _Task(threading.local):
     """What this thread executes. protected: refs that arrived in its arguments (None outside of tasks)."""
 
@@ -58,7 +63,9 @@ class Process:
         self.blocker: Callable[[Waiter, float | None], bool] | None = None
         self.on_exit: Callable[[int], None] = lambda code: None
         self._raylet = raylet_of(self.node)
-        self._counter = 0
+        # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
+        self._counter = (next(_sessions) & 0xFF) << 32
+        released.clear()
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {}
@@ -334,8 +341,16 @@ class Process:
             self.table.fail_all(self.dead)
             self.gcs.fail()
             self.store.fail()
-        else:
+            return
+        leased = self.submitter.leases.workers.get(proc)
+        if leased is None or not leased.inflight:
             self.process_died(proc, f"{show_proc(proc)}: {reason}")
+            return
+        # Its raylet knows how it died and will say so; until then nothing more is sent to it.
+        leased.asked_back = True
+        self.engine.add_timer(
+            monotonic() + _LAST_WORDS, lambda now: self.process_died(proc, f"{show_proc(proc)}: {reason}")
+        )
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process of the job is gone (lock held)."""
@@ -362,6 +377,7 @@ class Process:
         """Leave the job: close every socket. The caller has told the raylet what it wants of it."""
         current.process = None
         self.engine.close()
+        self.arena.close()
 
 
 def foreign(oid: bytes) -> RaySystemError:

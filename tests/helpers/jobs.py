@@ -66,7 +66,10 @@ class Job:
     ) -> None:
         if self.child.poll() is None:
             self.child.kill()
-            self.child.communicate()
+            self.child.wait()
+        for stream in (self.child.stdout, self.child.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def embedded(script: Path, *args: str) -> list[str]:

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from engine import Marks, eventually, exceptions, ray
+from engine import IS_HPCRAY, Marks, eventually, exceptions, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 INIT = {"num_cpus": 1}
@@ -134,7 +134,8 @@ def test_a_waiting_call_of_an_actor(marks: Marks):
     ray.cancel(second)
     assert_cancelled(second)
     assert ray.get(first) == "slept"
-    assert marks.lines() == ["x"]
+    if IS_HPCRAY:  # Ray runs it all the same
+        assert marks.lines() == ["x"]
 
 
 def test_only_refs():

@@ -61,7 +61,7 @@ def test_twice():
 def test_as_a_context_manager():
     with start(num_cpus=1) as context:
         assert ray.is_initialized()
-        assert context["node_id"] == ray.get_runtime_context().get_node_id()
+        assert context.address_info["node_id"] == ray.get_runtime_context().get_node_id()
         assert ray.get(square.remote(3)) == 9
     assert not ray.is_initialized()
 
@@ -69,7 +69,7 @@ def test_as_a_context_manager():
 def test_no_worker_is_left():
     start(num_cpus=2)
     counter = Counter.remote()
-    pids = [ray.get(counter.pid.remote()), ray.get(ray.remote(os.getpid).remote())]
+    pids = [ray.get(counter.pid.remote()), ray.get(ray.remote(lambda: os.getpid()).remote())]
     ray.shutdown()
     eventually(lambda: not any(alive(pid) for pid in pids))
 

@@ -136,21 +136,24 @@ class ObjectTable:
         entry = self.entries.get(oid)
         if entry is None:
             entry = self.entries[oid] = Entry()
+            entry.local = 1
             if oid[:8] == self.me:
                 self._settle_lost(oid, entry, "its owner (this process) has already freed it", False)
             elif protected is None:
                 self._register([oid])
             else:
                 self._unregistered.add(oid)
+        else:
+            entry.local += 1
         if protected is not None and oid in self._unregistered:
             protected.append(oid)
-        entry.local += 1
 
     def adopt(self, oid: bytes) -> None:
         """A ref to `oid` came inside a value returned to us, with one borrow already counted for us at its owner."""
         entry = self.entries.get(oid)
         if entry is None:
             entry = self.entries[oid] = Entry()
+            entry.local = 1
             if oid[:8] == self.me:
                 self._settle_lost(oid, entry, "its owner (this process) has already freed it", False)
         elif oid[:8] != self.me:
@@ -158,7 +161,9 @@ class ObjectTable:
                 self._unregistered.discard(oid)
             else:
                 self._drop(oid)
-        entry.local += 1
+            entry.local += 1
+        else:
+            entry.local += 1
 
     def release(self, oid: bytes) -> None:
         """One local ref died."""
