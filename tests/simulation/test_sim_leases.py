@@ -155,10 +155,10 @@ def test_few_workers_allowed(delays: list[float], limit: int) -> None:
 
 
 @SIM
-@given(DELAYS)
-def test_a_wide_class_does_not_starve_a_narrow_one(delays: list[float]) -> None:
+@given(DELAYS, st.booleans())
+def test_a_wide_class_does_not_starve_a_narrow_one(delays: list[float], real: bool) -> None:
     """One CPU's worth of another class, asked for later, does not wait for the whole flood."""
-    cluster = SimCluster(nodes(2, 2), delays)
+    cluster = SimCluster(nodes(2, 2), delays, real=real)
     driver, other = cluster.driver(), cluster.driver(1)
     for _ in range(600):
         driver.submit(SimTask(seconds=0.1))

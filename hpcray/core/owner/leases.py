@@ -17,6 +17,7 @@ SHORT_US = 1_000.0
 PIPELINE_US = 5_000.0
 OVERHEAD_US = 20.0
 STALL = 0.02
+TRIES = 8
 
 
 class LeaseClient:
@@ -66,7 +67,8 @@ class LeaseClient:
             klass.granted_local += 1
         worker = LeasedWorker(msg.worker, msg.lease, klass, now)
         self.workers[msg.worker] = worker
-        klass.workers[msg.worker] = worker
+        klass.ring.append(worker)
+        klass.idle[msg.worker] = worker
         if klass.queue:
             self.pump(klass)
             self._ask(klass)
@@ -88,15 +90,23 @@ class LeaseClient:
         worker.progress = now
         worker.asked_back = False
         klass = worker.klass
-        if klass.queue:
-            self.pump(klass)
+        queue = klass.queue
+        if worker.reclaimed:
+            if not worker.inflight:
+                self._give_up(worker)
+            return task
+        while queue and self._fits(worker, queue[0]):
+            self._give(worker, queue.popleft())
+            if not queue:
+                self._ask(klass)
         if not worker.inflight:
             worker.load = 0.0
             worker.idle_since = now
+            klass.idle[proc] = worker
         return task
 
     def pump(self, klass: LeaseClass) -> None:
-        """Send queued tasks to workers that have room, least loaded first."""
+        """Send queued tasks to workers that have room."""
         queue = klass.queue
         while queue:
             worker = self._room(klass, queue[0])
@@ -115,6 +125,10 @@ class LeaseClient:
             worker.asked_back = bool(worker.inflight)  # busy or blocked: nothing is sent ahead until it answers
             worker.load = sum(task.cost for task in worker.inflight.values())
             worker.klass.queue.extendleft(reversed(back))
+            if not worker.inflight and worker.reclaimed:
+                self._give_up(worker)
+            elif not worker.inflight:
+                worker.klass.idle[proc] = worker
             self.pump(worker.klass)
             self._ask(worker.klass)
 
@@ -123,16 +137,19 @@ class LeaseClient:
         worker = self.workers.pop(proc, None)
         if worker is None:
             return []
-        worker.klass.workers.pop(proc, None)
+        self._forget(worker)
         tasks = list(worker.inflight.values())
         worker.inflight.clear()
         self._ask(worker.klass, force=True)
         return tasks
 
     def reclaim(self, node: int) -> None:
-        """Others wait on that node: return what is idle there."""
-        for worker in [w for w in self.workers.values() if not w.inflight and node_of(w.proc) == node]:
-            self._give_up(worker)
+        """Others wait on that node: return what is idle there now, the rest when it has done what it was sent."""
+        for worker in [w for w in self.workers.values() if node_of(w.proc) == node]:
+            if worker.inflight:
+                worker.reclaimed = True
+            else:
+                self._give_up(worker)
 
     def tick(self, now: float) -> bool:
         """Return idle leases, take back what stalls. Returns whether another tick is needed."""
@@ -162,25 +179,31 @@ class LeaseClient:
     # ------------------------------------------------------------ inside
 
     def _room(self, klass: LeaseClass, task: Task) -> LeasedWorker | None:
+        """A worker for a task: an idle one, else for a short task one of the next few that have room."""
+        if klass.idle:
+            return next(reversed(klass.idle.values()))
         us = task.fn.us  # type: ignore[union-attr]
-        short = 0.0 <= us < SHORT_US and task.retries != 0
-        best: LeasedWorker | None = None
-        for worker in klass.workers.values():
-            if not worker.inflight:
-                return worker
-            if (
-                short
-                and not worker.asked_back
-                and worker.load + us < PIPELINE_US
-                and (best is None or worker.load < best.load)
-            ):
-                best = worker
-        return best
+        if 0.0 <= us < SHORT_US and task.retries != 0:
+            ring = klass.ring
+            for _ in range(min(TRIES, len(ring))):
+                worker = ring[0]
+                ring.rotate(-1)
+                if worker.load + us < PIPELINE_US and not worker.asked_back and not worker.reclaimed:
+                    return worker
+        return None
+
+    def _fits(self, worker: LeasedWorker, task: Task) -> bool:
+        """Whether a worker that has just answered takes this task too."""
+        if not worker.inflight:
+            return True
+        us = task.fn.us  # type: ignore[union-attr]
+        return 0.0 <= us < SHORT_US and task.retries != 0 and worker.load + us < PIPELINE_US
 
     def _give(self, worker: LeasedWorker, task: Task) -> None:
         us = task.fn.us  # type: ignore[union-attr]
         cost = (us if us > 0.0 else 0.0) + OVERHEAD_US
         if not worker.inflight:
+            worker.klass.idle.pop(worker.proc, None)
             worker.load = 0.0
             worker.progress = -1.0
         worker.load += cost
@@ -199,10 +222,14 @@ class LeaseClient:
         self._send(self._raylet, Demand(klass.index, klass.shape, klass.sent_total))
         return True
 
+    def _forget(self, worker: LeasedWorker) -> None:
+        worker.klass.idle.pop(worker.proc, None)
+        worker.klass.ring.remove(worker)
+
     def _give_up(self, worker: LeasedWorker) -> None:
         klass = worker.klass
         del self.workers[worker.proc]
-        klass.workers.pop(worker.proc, None)
+        self._forget(worker)
         if not klass.queue:
             self._ask(klass, force=True)
         self._send(raylet_of(node_of(worker.proc)), LeaseReturn(worker.lease))

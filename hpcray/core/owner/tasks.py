@@ -71,9 +71,15 @@ class Task:
 
 
 class LeasedWorker:
-    """A worker that we hold a lease on. inflight: tasks sent and not answered, in order."""
+    """A worker that we hold a lease on.
 
-    __slots__ = ("asked_back", "idle_since", "inflight", "klass", "lease", "load", "proc", "progress")
+    inflight: tasks sent and not answered, in order. load: their expected time in microseconds. reclaimed: others wait
+    for its node, so it goes back once what it has is done. progress: time of its last answer, -1 where not known.
+    """
+
+    __slots__ = (
+        "asked_back", "idle_since", "inflight", "klass", "lease", "load", "proc", "progress", "reclaimed",
+    )  # fmt: skip
 
     def __init__(self, proc: bytes, lease: bytes, klass: LeaseClass, now: float) -> None:
         self.proc, self.lease, self.klass = proc, lease, klass
@@ -82,20 +88,24 @@ class LeasedWorker:
         self.idle_since = now
         self.progress = now
         self.asked_back = False
+        self.reclaimed = False
 
 
 class LeaseClass:
-    """Tasks that ask for the same thing of a node, and the workers leased for them."""
+    """Tasks that ask for the same thing of a node, and the workers leased for them.
 
-    __slots__ = ("granted_local", "index", "queue", "sent_total", "shape", "warned", "workers")
+    idle: those with nothing to do, the one used last at the end. ring: all, in the order in which they are tried next.
+    """
+
+    __slots__ = ("granted_local", "idle", "index", "queue", "ring", "sent_total", "shape")
 
     def __init__(self, index: int, shape: Shape) -> None:
         self.index, self.shape = index, shape
         self.queue: deque[Task] = deque()
-        self.workers: dict[bytes, LeasedWorker] = {}
+        self.idle: dict[bytes, LeasedWorker] = {}
+        self.ring: deque[LeasedWorker] = deque()
         self.granted_local = 0
         self.sent_total = 0
-        self.warned = False
 
 
 Push = Callable[[Task, bytes], None]
