@@ -190,6 +190,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=30, help="passes over the training images (default 30)")
     epochs = parser.parse_args().epochs
+    if epochs < 1:
+        parser.error("--epochs: at least 1")
 
     started = time.perf_counter()
     ray.init()

@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--mb", type=int, help="megabytes to sort (default: 1.1 of a node's store, 512 at most)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.mb is not None and options.mb < 1:
+        parser.error("--mb: at least 1")
 
     ray.init()
     alive = [node for node in ray.nodes() if node["Alive"]]

@@ -1,6 +1,6 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-from hpcray import exceptions
+from hpcray import actor, exceptions, util
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
 from hpcray.api.context import available_resources, cluster_resources, get_runtime_context, nodes
 from hpcray.api.decorator import remote
@@ -18,6 +18,7 @@ __all__ = [
     "ActorMethod",
     "ObjectID",
     "ObjectRef",
+    "actor",
     "available_resources",
     "cancel",
     "cluster_resources",
@@ -33,5 +34,6 @@ __all__ = [
     "put",
     "remote",
     "shutdown",
+    "util",
     "wait",
 ]

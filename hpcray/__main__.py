@@ -32,7 +32,7 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     add("--num-gpus", type=float, metavar="K", help="GPUs of this node (default: none)")
     add("--memory", type=float, metavar="BYTES", help="memory that tasks may ask for (default: what there is)")
     add("--object-store-memory", type=int, metavar="BYTES", help="size of the object store (default: 30 %% of memory)")
-    add("--resources", type=json.loads, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
+    add("--resources", type=_resources, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
     add("script", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -57,6 +57,16 @@ def parse(argv: Sequence[str]) -> NodeOptions:
         distributed=True,
         driver=driver,
     )
+
+
+def _resources(text: str) -> dict[str, float]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object; hint: '{{\"disk\": 2}}'")
+    return found
 
 
 def main() -> NoReturn:

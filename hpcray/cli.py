@@ -16,7 +16,10 @@ _MARKS = {"ok": ("ok", "green"), "note": ("", ""), WARN: ("warn", "yellow"), FAI
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Ray's programming model on MPI, UCX and Slurm. To start a program: hpcray-launch --help."""
+    """Ray's programming model on MPI, UCX and Slurm.
+
+    To start a program, see: hpcray-launch --help
+    """
 
 
 @main.command()

@@ -15,6 +15,6 @@ from helpers.leaks import LeakCheck, leak_checked
 
 @pytest.fixture
 def leak_check(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeakCheck]:
-    """Everything that the test starts carries a mark; the test fails when something is left 5 s after it."""
+    """Everything that the test starts carries a mark; the test fails when something is left of it in the end."""
     with leak_checked(monkeypatch.setenv) as leaks:
         yield leaks

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from hpcray.api.option_rules import TASK_RULES, check_num_returns
 from hpcray.api.options import ActorOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
@@ -20,6 +22,10 @@ from hpcray.wire.serialization import Serialized, serialize
 _SPECIAL = ("__call__", "__enter__", "__exit__", "__len__", "__getitem__")
 _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 _METHOD = "__hpcray_method__"
+_METHOD_OPTIONS = frozenset({
+    "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events",
+    "tensor_transport", "_generator_backpressure_num_objects", "_num_objects_per_yield",
+})  # fmt: skip
 _SIGNATURE = "signature"
 ASYNC_CONCURRENCY = 1000
 
@@ -28,19 +34,16 @@ def method(*args: Any, **options: Any) -> Any:
     """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
 
     Raises:
-        ValueError: an option is unknown.
+        ValueError: an option is unknown, or `num_returns` is no number of returns.
     """
-    known = {
-        "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events",
-        "tensor_transport", "_generator_backpressure_num_objects", "_num_objects_per_yield",
-    }  # fmt: skip
     if len(args) == 1 and callable(args[0]) and not options:
         return args[0]
-    if args or set(options) - known:
+    if args or set(options) - _METHOD_OPTIONS:
         raise ValueError(
-            f"The @method decorator takes keywords of {sorted(known)}, got {args or sorted(options)}; "
+            f"The @method decorator takes keywords of {sorted(_METHOD_OPTIONS)}, got {args or sorted(options)}; "
             "for example: @method(num_returns=2)"
         )
+    TASK_RULES["num_returns"].check("num_returns", options.get("num_returns"))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         setattr(function, _METHOD, options)
@@ -54,19 +57,39 @@ class ActorMethod:
 
     __slots__ = ("_arity", "_handle", "_name", "_num_returns", "_retries")
 
-    def __init__(self, handle: ActorHandle, name: str, num_returns: int, retries: int, arity: Arity) -> None:
+    def __init__(
+        self, handle: ActorHandle, name: str, num_returns: int | str | None, retries: int, arity: Arity
+    ) -> None:
         self._handle, self._name, self._num_returns, self._retries = handle, name, num_returns, retries
         self._arity = arity
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says."""
+        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says.
+
+        Raises:
+            TypeError: the arguments do not fit the method, or cannot be pickled.
+            NotImplementedError: the method is a generator that would stream its values.
+        """
         self._arity.check(self._name, args, kwargs)
+        num_returns = self._num_returns
+        if type(num_returns) is not int:
+            num_returns = check_num_returns(num_returns)
         return (current.process or ensure()).submitter.actors.call(
-            self._handle, self._name, self._num_returns, self._retries, args, kwargs
+            self._handle, self._name, num_returns, self._retries, args, kwargs
         )
 
-    def options(self, num_returns: int | None = None, max_task_retries: int | None = None, **_: Any) -> ActorMethod:
-        """The same method with some options replaced."""
+    def options(
+        self, num_returns: int | str | None = None, max_task_retries: int | None = None, **others: Any
+    ) -> ActorMethod:
+        """The same method with some options replaced.
+
+        Raises:
+            ValueError: an option is unknown, or `num_returns` is no number of returns.
+        """
+        if others.keys() - _METHOD_OPTIONS - {"name"}:
+            known = sorted({"name", *_METHOD_OPTIONS})
+            raise ValueError(f"Invalid option keywords {sorted(others)} for actor methods. Valid ones are {known}.")
+        TASK_RULES["num_returns"].check("num_returns", num_returns)
         return ActorMethod(
             self._handle,
             self._name,
@@ -210,7 +233,14 @@ class ActorClass:
     def __getattr__(self, name: str) -> Any:
         if name == "__ray_actor_class__":
             raise AttributeError(name)
-        return getattr(self.__ray_actor_class__, name)
+        value = getattr(self.__ray_actor_class__, name)
+        if inspect.isfunction(value):
+            # Never the function itself: cloudpickle would find it under its qualified name and send that instead, so
+            # that a class sent by value had methods (and a `super()`) of another class, the one that workers import.
+            if isinstance(inspect.getattr_static(self.__ray_actor_class__, name), staticmethod):
+                return functools.partial(value)
+            return types.MethodType(value, self)
+        return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__ray_actor_class__)})
@@ -276,7 +306,9 @@ def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
         if name.startswith("__") and (name not in _SPECIAL or not inspect.isfunction(member)):
             continue
         bound = inspect.ismethod(member) or isinstance(inspect.getattr_static(cls, name), staticmethod)
-        found[name] = {_SIGNATURE: describe(member, 0 if bound else 1), **getattr(member, _METHOD, {})}
+        streams = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+        returns = {"num_returns": "streaming"} if streams else {}
+        found[name] = {_SIGNATURE: describe(member, 0 if bound else 1), **returns, **getattr(member, _METHOD, {})}
     return found
 
 
@@ -302,7 +334,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     except ValueError:
         raise ValueError(
             f"Failed to look up actor with name '{name}' in namespace '{space}'. hint: it was never created, is in "
-            "another namespace, or has died; list_named_actors() shows those that live"
+            "another namespace, or has died; util.list_named_actors() shows those that live"
         ) from None
     return ActorHandle(
         found["actor"], found["class_name"], found["methods"], found.get("max_task_retries", 0),

@@ -41,7 +41,8 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
     """Store a value as an object.
 
     Raises:
-        TypeError: it is itself a ref, or cannot be pickled. ObjectStoreFullError: no room.
+        TypeError: it is itself a ref, or cannot be pickled. ObjectStoreFullError: no room, and none came within ten
+            seconds; at once if it is larger than the store.
     """
     process = current.process or ensure()
     if isinstance(value, ObjectRef):

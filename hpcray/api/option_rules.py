@@ -15,6 +15,7 @@ from hpcray.api.scheduling import (
 from hpcray.base.resources import UNIT
 
 _NONE = type(None)
+NO_GENERATORS = "num_returns={!r} (generators) is not supported yet; hint: return a list, or give num_returns=N"
 
 
 @dataclass(frozen=True)
@@ -206,5 +207,5 @@ def check_num_returns(value: Any) -> int:
     """
     TASK_RULES["num_returns"].check("num_returns", value)
     if isinstance(value, str):
-        raise NotImplementedError(f"num_returns={value!r} (generators) is not supported yet; hint: return a list")
+        raise NotImplementedError(NO_GENERATORS.format(value))
     return 1 if value is None else int(value)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcray.api import option_rules as rules
@@ -52,8 +53,10 @@ class _OptionsBase:
         for keyword, value in self.given.items():
             rule = self.RULES.get(keyword)
             if rule is None:
+                near = get_close_matches(keyword, self.RULES, 1)
                 raise ValueError(
                     f"Invalid option keyword {keyword} for {self.KIND}. Valid ones are {list(self.RULES)}."
+                    + (f" hint: {near[0]}?" if near else "")
                 )
             rule.check(keyword, value)
         if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):
@@ -162,7 +165,7 @@ class TaskOptions(_OptionsBase):
     def _find_unsupported(self) -> str:
         num_returns = self.given.get("num_returns")
         if isinstance(num_returns, str):
-            return f"num_returns={num_returns!r} (generators) is not supported yet; hint: return a list"
+            return rules.NO_GENERATORS.format(num_returns)
         return super()._find_unsupported()
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.api.option_rules import check_num_returns
 from hpcray.api.options import TaskOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
@@ -68,6 +70,7 @@ class RemoteFunction:
 
         Raises:
             TypeError: the arguments do not fit the function, or cannot be pickled.
+            NotImplementedError: an option is not supported yet, or the function is a generator without `num_returns`.
         """
         process = current.process
         if process is None or process is not self._process:
@@ -85,6 +88,10 @@ class RemoteFunction:
         return RemoteFunction(self._function, self._options.merged(**overrides), self._export)
 
     def _bind(self) -> Process:
+        if self._options.given.get("num_returns") is None and (
+            inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function)
+        ):
+            check_num_returns("streaming")
         process = ensure()
         shape = resolved(process, self._options.shape)
         if self._export.process is not process:

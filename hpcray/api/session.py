@@ -99,6 +99,7 @@ def init(
         address: None, "local" (a node of its own), "auto" (the running session of this machine), or a session
             directory.
         num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
+            Under mpirun or srun: of every rank's node. Without effect, and said so, when a running job is joined.
         namespace: of named actors; a fresh one when not given.
         runtime_env: `env_vars` for every task and actor.
         settings: any field of `hpcray.base.config.Config`. Names with a leading underscore, which Ray takes for its
@@ -149,12 +150,25 @@ def init(
             entry.node.leave(1.0)
         raise
     _Session.entry = entry
+    if entry.node is None:
+        _say_ignored({"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **config})
     _announce(process, entry, namespace, (runtime_env or {}).get("env_vars") or {})
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
     return ClientContext(process)
+
+
+def _say_ignored(wanted: dict[str, Any]) -> None:
+    """A script that asks for CPUs when it is run alone may run in a job as it is, but must not believe it got them."""
+    ignored = [name for name, value in wanted.items() if value is not None]
+    if ignored:
+        logger.warning(
+            "hpcray: init() joins a job that runs already: %s has no effect; hint: options of hpcray-launch, "
+            "python -m hpcray, or HPCRAY_* variables",
+            ", ".join(ignored),
+        )
 
 
 def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[str, str]) -> None:

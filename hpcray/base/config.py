@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from typing import Any
+
+_HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
+# The variables that are read elsewhere: the session to join, the launcher's socket, where session directories go.
+_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "TMPDIR")
+_NEAR = 0.7
 
 
 @dataclass(frozen=True)
@@ -45,16 +51,29 @@ class Config:
         """Defaults, overridden by `HPCRAY_*` variables, overridden by `given` (None means not given).
 
         Raises:
-            ValueError: a variable does not parse; the message names it.
+            ValueError: a variable or a given value is not valid; the message names it.
         """
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for field in fields(cls):
             text = environ.get("HPCRAY_" + field.name.upper())
             if text is not None:
-                values[field.name] = _parse(field.name, text, type(field.default))
-        values.update({name: value for name, value in given.items() if value is not None})
+                value = _parse(field.name, text, type(field.default))
+                values[field.name] = _check(f"HPCRAY_{field.name.upper()}", value, field.default)
+        defaults = asdict(cls())
+        values.update({n: _check(n, value, defaults.get(n)) for n, value in given.items() if value is not None})
         return cls(**values)
+
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """One sentence for every variable that looks like a mistyped one of ours; users may have others."""
+        known = [*(field.name.upper() for field in fields(cls)), *_OTHER_VARIABLES]
+        names = sorted(name.removeprefix("HPCRAY_") for name in environ if name.startswith("HPCRAY_"))
+        return [
+            f"HPCRAY_{name} is no setting and has no effect; hint: HPCRAY_{near[0]}?"
+            for name in names
+            if name not in known and (near := get_close_matches(name, known, 1, _NEAR))
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, for a message."""
@@ -67,4 +86,15 @@ def _parse(name: str, text: str, kind: type) -> Any:
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
         return kind(text)
     except (KeyError, ValueError):
-        raise ValueError(f"HPCRAY_{name.upper()}={text!r} is not a valid {kind.__name__}") from None
+        raise ValueError(f"HPCRAY_{name.upper()}={text!r} is not a valid {kind.__name__}; {_HINT}") from None
+
+
+def _check(name: str, value: Any, default: Any) -> Any:
+    """`value` if it is of the kind of `default`, and not negative unless that is."""
+    kind = type(default)
+    number = kind in (int, float)
+    fits = isinstance(value, (int, kind) if kind is float else kind) and isinstance(value, bool) == (kind is bool)
+    if not fits or (number and not min(0, default) <= value < float("inf")):
+        hint = _HINT if number else f"hint: the default is {default!r}"
+        raise ValueError(f"{name}={value!r} is not a valid {kind.__name__}; {hint}")
+    return value

@@ -298,7 +298,10 @@ class ObjectStoreFullError(RayError):
     """The node store is full of objects that are still in use."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()}\nhint: drop references that are not needed, or raise object_store_memory"
+        text = super().__str__()
+        if "hint:" in text:  # the store knows more
+            return text
+        return f"{text}\nhint: drop references that are not needed, or raise object_store_memory"
 
 
 class OutOfDiskError(RayError):

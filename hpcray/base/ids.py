@@ -66,6 +66,6 @@ def return_index(index: int) -> bytes:
 
 
 def show_proc(proc: bytes) -> str:
-    """`raylet 2` or `worker 2.17`: node and process number, for people."""
+    """`raylet 2` or `process 2.17`: node and process number, for people."""
     node, number, _ = _PROC.unpack_from(proc)
     return f"raylet {node}" if number == 0 else f"process {node}.{number}"

@@ -75,7 +75,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "--nodes", type=_positive, metavar="N", help="number of nodes (default: one per host; without hosts, 1)")
+    add("-n", "-np", "--nodes", type=_positive, metavar="N", help="number of nodes (default: one per host, or 1)")
     add("--hosts", type=_names, default=(), metavar="A,B,...", help="hosts, one node each unless -n says more")
     add("--hostfile", default="", metavar="FILE", help="a file with one host per line")
     add("--cpus-per-node", type=_amount, metavar="K", help="CPUs of each node (default: its share of the host)")
@@ -116,16 +116,18 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
 
 
 def _amount(text: str) -> float:
-    amount = float(text)
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = math.nan
     if not (amount >= 0 and math.isfinite(amount)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of CPUs")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of CPUs")
     return amount
 
 

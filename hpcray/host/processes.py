@@ -113,6 +113,16 @@ class Family:
         return now is not None and now.started == self.started and now.parent != self.parent
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith(b"SigCgt:")]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
 def describe_exit(status: int) -> str:
     """A wait status in words: `exit code 1`, `signal 9 (SIGKILL)`."""
     if os.WIFSIGNALED(status):

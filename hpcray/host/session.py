@@ -1,4 +1,4 @@
-"""Session directories: where the sockets, the log and the description of one node of one job live.
+"""Session directories: where the sockets, the lock and the description of one node of one job live.
 
     <tmp>/hpcray-<uid>/            0700, one per user and machine
         <8 hex>/                   0700, one per node of a job
@@ -28,6 +28,7 @@ from hpcray.base.failures import StartupError
 
 RAYLET_SOCKET = "r.s"
 _LOCK = "lock"
+_ROOT_TRIES = 100
 _INFO = "info.json"
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_NAME = "4294967295.s"
@@ -170,15 +171,21 @@ def read_session(path: str) -> SessionInfo:
 @contextlib.contextmanager
 def _locked_root(root: str) -> Iterator[None]:
     """Hold the lock of the user's root directory, made if need be. Sweeping and making take turns under it."""
+    tries = iter(range(_ROOT_TRIES))
     while True:
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(root, 0o700)
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            if os.path.isdir(os.path.dirname(root)):
-                continue  # the last node of another job removed it between our two calls
-            raise SessionError(f"no directory {os.path.dirname(root)}; hint: set HPCRAY_TMPDIR") from None
+            parent = os.path.dirname(root)
+            if os.path.isdir(parent):
+                if next(tries, None) is not None:
+                    continue  # the last node of another job removed it between our two calls
+                raise SessionError(
+                    f"{parent} takes no directories; hint: set HPCRAY_TMPDIR to a directory of yours"
+                ) from None
+            raise SessionError(f"no directory {parent}; hint: set HPCRAY_TMPDIR") from None
         except OSError as error:
             raise SessionError(
                 f"cannot use {root}: {error}; hint: set HPCRAY_TMPDIR to a directory of yours"

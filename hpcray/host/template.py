@@ -6,7 +6,7 @@ reaches workers, and adopts orphans, so that grandchildren of workers cannot esc
 
 Requests (raylet → template) and reports (template → raylet) are msgpack arrays, one per packet:
 
-    ["fork", number, env]  ["kill", number]  ["driver", pid]  ["stop"]
+    ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
     ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
@@ -26,13 +26,16 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.host.launcher import strip_launcher
+from hpcray.host.launcher import LauncherDirectory, strip_launcher
 from hpcray.host.session import remove_directory
 
 WorkerMain = Callable[[str, int, int], NoReturn]
 PACKET = 1 << 18
 _DRIVER_GRACE = 2.0
+_REPARENTING = 1.0
 _CLEANUP_LIMIT = 10.0
+_IGNORED_HERE = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""By the template. Workers take them as any program does."""
 
 _decode_request = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,17 +78,20 @@ class _Template:
         self._arena_fd = arena_fd
         self._lock_fd = lock_fd
         self._main: WorkerMain | None = None
+        self._raylet = os.getppid()
+        self._raylet_gone = False
         os.setsid()
         processes.adopt_orphans()
         processes.set_process_name("hpcray-template")
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for ignored in (signal.SIGINT, signal.SIGTERM, *_IGNORED_HERE):
             signal.signal(ignored, signal.SIG_IGN)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        self._launcher_directory = LauncherDirectory.find(os.environ)
         strip_launcher(os.environ)
 
     def run(self, load: Callable[[], WorkerMain]) -> None:
@@ -117,8 +123,9 @@ class _Template:
         try:
             data = self._sock.recv(PACKET)
         except OSError:
-            return False
+            data = b""
         if not data:
+            self._raylet_gone = True
             return False
         what, *args = _decode_request(data)
         if what == "fork":
@@ -128,7 +135,7 @@ class _Template:
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
         elif what == "driver":
-            self._driver = self._processes.Family.of(args[0])
+            self._driver = self._processes.Family(*args)
         return bool(what != "stop")
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -154,7 +161,7 @@ class _Template:
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for restored in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            for restored in (signal.SIGTERM, signal.SIGCHLD, *_IGNORED_HERE):
                 signal.signal(restored, signal.SIG_DFL)
             self._sock.close()
             for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
@@ -198,13 +205,14 @@ class _Template:
 
     def _clean_up(self) -> None:
         """Kill every descendant and the driver, remove the session directory."""
+        for pid in self._children:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._await_reparenting()
         driver_deadline = time.monotonic() + _DRIVER_GRACE
         deadline = time.monotonic() + _CLEANUP_LIMIT
         self._signal_driver(signal.SIGTERM)
         me = os.getpid()
-        for pid in self._children:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
         while time.monotonic() < deadline:
             alive = self._processes.kill_descendants(me)
             if self._reap_quietly() and not alive:
@@ -214,6 +222,15 @@ class _Template:
             time.sleep(0.01)
         self._signal_driver(signal.SIGKILL)
         remove_directory(self._session_dir)
+        if self._launcher_directory is not None:
+            self._launcher_directory.remove_if_abandoned()
+
+    def _await_reparenting(self) -> None:
+        """A dying raylet's descriptors are closed before its children, the driver among them, get another parent."""
+        if self._raylet_gone and self._driver is not None:
+            deadline = time.monotonic() + _REPARENTING
+            while os.getppid() == self._raylet and time.monotonic() < deadline:
+                time.sleep(0.001)
 
     def _reap_quietly(self) -> bool:
         """Reap what is dead; True when no child is left."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hpcray.host import template
+from hpcray.host.processes import Family
 
 _decode_report = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +56,9 @@ class TemplateLink:
 
     def watch_driver(self, pid: int) -> None:
         """Let the template end this process too when it cleans up, should its parent be gone by then."""
-        self._send(_encode(["driver", pid]))
+        family = Family.of(pid)
+        if family is not None:  # looked at here and now: the template may read this when its parent is gone already
+            self._send(_encode(["driver", family.pid, family.started, family.parent]))
 
     def stop(self) -> None:
         """Ask it to kill all workers, remove the session directory and leave; `gone` tells when it has."""

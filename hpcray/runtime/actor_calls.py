@@ -96,6 +96,8 @@ class ActorCalls:
                 request = process.gcs.next_request() if spec.name else 0
                 spec.refs, spec.inline = self._creation_values(task)
                 engine.send(HEAD, m.CreateActor(request, spec))
+                if not spec.detached and spec.actor + PUT_INDEX not in table.entries:
+                    engine.send(HEAD, m.ActorOutOfScope(spec.actor))  # no handle was left before its arguments came
                 return request
 
             if slots:
@@ -137,6 +139,7 @@ class ActorCalls:
         """Call a method. Calls of one caller start in the order in which it made them."""
         process, engine = self._process, self._engine
         blob, keep, slots = pack(process, args, kwargs)
+        nested = engine.nested()
         with engine.lock:
             client = self._clients.get(handle._actor) or self.client(handle)
             limit = handle._limit
@@ -153,7 +156,10 @@ class ActorCalls:
                 self._fail_dead(client, task)
                 return result
             client.hold = handle._keep
-            if client.worker and not client.queue and slots is None:
+            if nested:
+                hold = handle._keep
+                engine.later(lambda: self._start(client, task, hold))
+            elif client.worker and not client.queue and slots is None:
                 first = not client.inflight
                 self._push(client, task)
                 if first:
@@ -161,14 +167,26 @@ class ActorCalls:
                 else:
                     engine.buffered()
             else:
-                client.queue.append(task)
-                if slots is not None:
-                    task.waiting = 1
-                    if self._submitter.resolve(task, lambda: self._resolved(client, task)):
-                        task.waiting = 0
-                self._pump(client)
-                engine.flush()
+                self._enqueue(client, task)
         return result
+
+    def _enqueue(self, client: ActorClient, task: Task) -> None:
+        client.queue.append(task)
+        if task.slots is not None:
+            task.waiting = 1
+            if self._submitter.resolve(task, lambda: self._resolved(client, task)):
+                task.waiting = 0
+        self._pump(client)
+        self._engine.flush()
+
+    def _start(self, client: ActorClient, task: Task, hold: ObjectRef[Any] | None) -> None:
+        """Go on with a call that a destructor made while this thread held the lock."""
+        with self._engine.lock:
+            client.hold = hold
+            if client.state == DEAD:
+                self._fail_dead(client, task)
+            elif not task.cancelled:
+                self._enqueue(client, task)
 
     def client(self, handle: Handle) -> ActorClient:
         """The record of an actor, watching it from now on (lock held)."""
@@ -179,6 +197,8 @@ class ActorCalls:
         return found
 
     def _resolved(self, client: ActorClient, task: Task) -> None:
+        if task.cancelled:
+            return
         task.waiting = 0
         self._submitter.failed_argument(task)
         self._pump(client)
@@ -188,6 +208,8 @@ class ActorCalls:
             task = client.queue.popleft()
             if task.waiting == 0:
                 self._push(client, task)
+        if not client.inflight and not client.queue:
+            client.hold = None
 
     def _push(self, client: ActorClient, task: Task) -> None:
         task.worker = client.worker
@@ -205,6 +227,15 @@ class ActorCalls:
         if not client.inflight and not client.queue:
             client.hold = None
         return task
+
+    def withdraw(self, task: Task) -> bool:
+        """A call was cancelled: if it has not been sent it never will be, nor hold up those behind it."""
+        client: ActorClient = task.klass
+        if task.id in client.inflight:
+            return False
+        task.waiting = -1
+        self._pump(client)
+        return True
 
     def again(self, task: Task) -> None:
         """Send a call once more (its retry)."""

@@ -231,15 +231,17 @@ class ActorHost:
             worker.leave(leaving)
         self._tasks.pop(msg.task, None)
         large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
-        if large and error is None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(
-                None, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
-            )  # a large value is written to the store: not on the loop
-        else:
-            worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
-        with self._lock:
-            self._open -= 1
+        try:
+            if large and error is None:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(
+                    None, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
+                )  # a large value is written to the store: not on the loop
+            else:
+                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+        finally:
+            with self._lock:
+                self._open -= 1
 
     def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
         local = self.worker.process.local

@@ -48,7 +48,11 @@ def pack(process: Process, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
     slots: list[Any] = []
     args = tuple(_slotted(value, slots) for value in args)
     kwargs = {name: _slotted(value, slots) for name, value in kwargs.items()}
-    blob, refs = serialize((args, kwargs))
+    try:
+        blob, refs = serialize((args, kwargs))
+    except TypeError:
+        _name_culprit(args, kwargs)
+        raise
     limit = process.config.inline_limit
     if (blob.size if isinstance(blob, Serialized) else len(blob)) > limit:
         args = tuple(_stored(process, value, slots, limit) for value in args)
@@ -63,6 +67,15 @@ def pack(process: Process, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
 def fill(value: Any, values: Sequence[Any]) -> Any:
     """The value of one unpacked argument."""
     return values[value.index] if type(value) is Slot else value
+
+
+def _name_culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for the argument that cannot be pickled; together they are hard to tell apart."""
+    for name, value in (*enumerate(args), *kwargs.items()):
+        try:
+            serialize(value)
+        except TypeError as error:
+            raise TypeError(f"argument {name!r}: {error}") from error
 
 
 def _slotted(value: Any, slots: list[Any]) -> Any:

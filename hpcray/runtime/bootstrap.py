@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -167,13 +169,15 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
         found = live_sessions(environ)
         if not found:
             raise ConnectionError(
-                "no running hpcray node of this user on this machine; hint: start one with hpcray.init()"
+                "no running hpcray node of this user on this machine; hint: start the job first. Without an address "
+                "(argument, RAY_ADDRESS) init() starts a node of its own"
             )
         return Entry(found[0].path, ATTACHED)
     if address is not None and address != "local":
         if not os.path.isabs(address):
             raise ValueError(
-                f"address {address!r} is not valid; hint: None, 'auto', 'local', or the path of a session directory"
+                f"address {address!r} (argument, RAY_ADDRESS) is not valid; hint: None, 'auto', 'local', or the path "
+                "of a session directory. There are no ports"
             )
         try:
             return Entry(read_session(address).path, ATTACHED)
@@ -181,6 +185,13 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
             raise ConnectionError(str(error)) from None
     launch = read_launch(environ) if address is None else Launch()
     if launch.size == 1:
+        if not launch.kind and address is None and (nodes := environ.get("SLURM_JOB_NUM_NODES", "1")) != "1":
+            print(
+                f"hpcray: this is one node of the {nodes} that Slurm job {environ.get('SLURM_JOB_ID', '')} has; "
+                f"hint: hpcray-launch --srun uses them all, init(address='local') says that one is meant",
+                file=sys.stderr,
+                flush=True,
+            )
         node = NodeChild(options)
         return Entry(node.session_dir, DRIVER, node)
     return _enter_as_rank(launch, options, environ)
@@ -200,11 +211,21 @@ def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping
         # Processes that the driver starts belong to this job; they are no ranks themselves.
         environ[ADDRESS] = node.session_dir
         return Entry(node.session_dir, DRIVER, node)
+    _outlive_user_signals()
     code = node.wait()
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: the rest of the user's script, its `finally` clauses included, is rank 0's alone.
     os._exit(code or 0)
+
+
+def _outlive_user_signals() -> None:
+    """Launchers and batch systems send these to all ranks; the handlers that the script may have are rank 0's, which
+    may install them later than here."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_IGN)
 
 
 _rank_used = False

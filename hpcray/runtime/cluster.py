@@ -140,6 +140,11 @@ class Cluster:
         """Who started this process is gone, or said so. The driver's last message may still be on its way."""
         self._loop.call_at(self._loop.now + _SOON, lambda: self._leave_alone(1))
 
+    def user_signalled(self, number: int) -> None:
+        """This process got SIGUSR1 or SIGUSR2: not meant for us, perhaps for the user's program."""
+        if self._driver is not None:
+            self._driver.pass_on(number)
+
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
         again = self._signal != 0

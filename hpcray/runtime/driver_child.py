@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from hpcray.host.launcher import strip_launcher
+from hpcray.host.processes import catches
 
 ADDRESS = "HPCRAY_ADDRESS"
 
@@ -47,6 +48,11 @@ class DriverChild:
     def send(self, number: int) -> None:
         """Send it a signal; nothing happens when it has ended."""
         if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def pass_on(self, number: int) -> None:
+        """Send it a signal that it has a handler for; others, which would end it, are kept from it."""
+        if self.poll() is None and catches(self.pid, number):
             os.kill(self.pid, number)
 
     def terminate(self) -> None:

@@ -9,7 +9,9 @@ something drives by itself, so a reply costs no thread switch. A background thre
 - a foreground thread that finds it driving kicks it out of epoll.
 
 Whoever drives flushes after each turn.
-`lock` is never held while user code, or anything that may run a destructor of user objects, runs.
+`lock` is never held while user code runs, with one exception: the garbage collector (or a signal) may run a destructor
+(or a handler) of the user anywhere. The lock is reentrant for their sake. What they submit is queued `later`; what they
+would have to wait for is an error (`wait`).
 """
 
 from __future__ import annotations
@@ -25,12 +27,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.base.errors import RaySystemError
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.links import Links
 
 TICK = 0.002
 QUIET_TICKS = 25
+LONGEST_SLEEP = 3600.0
+GRACE = 0.01
+"""For so long after its deadline a wait still takes in what streams in: `get(timeout=0)` sees what is there."""
 IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
+AWAKE = 0.0
 
 monotonic = time.monotonic
 get_ident = threading.get_ident
@@ -53,7 +60,7 @@ class Engine(Links):
         self._parked: list[Waiter] = []
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
-        self._sleep_until = float("inf")
+        self._sleep_until = AWAKE
         self._gate = threading.Lock()
         self._gate.acquire()
         self._gated = False
@@ -92,6 +99,16 @@ class Engine(Links):
             self._gated = False
             self._gate.release()
 
+    def later(self, call: Callable[[], object]) -> None:
+        """Make a call, soon, from whatever thread, once the lock is free. It must not wait for anything."""
+        self.after.append(call)
+        if self._sleep_until > AWAKE:
+            self.wake()
+
+    def nested(self) -> bool:
+        """Whether this thread holds the lock already: a destructor or a signal handler that interrupted us asks."""
+        return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
     def add_timer(self, when: float, call: Callable[[float], None]) -> None:
         """Call `call(now)` under the lock at `when` (monotonic seconds) or a little later."""
         self._timer_count += 1
@@ -117,33 +134,44 @@ class Engine(Links):
         elif waiter.lock is not None:
             with contextlib.suppress(RuntimeError):
                 waiter.lock.release()
+        elif self._sleep_until > AWAKE:
+            self.wake()  # its thread may be the one that sleeps in epoll
 
     def wait(self, waiter: Waiter, deadline: float | None = None) -> bool:
         """Block until `waiter.count` is zero; drive meanwhile if nobody does. Lock held on entry and on return.
 
         Returns:
             False when the deadline (monotonic seconds) passed first.
+
+        Raises:
+            RaySystemError: the session ended meanwhile, or the caller interrupts a table update (see the module).
         """
         self.flush()
-        lock = self.lock
-        while waiter.count > 0:
+        if waiter.count > 0:
+            self._check_depth()
+        in_time = True
+        while waiter.count > 0 and in_time:
+            if self.closed:
+                raise RaySystemError("hpcray.shutdown() was called while this thread waited")
             if self.driver == IDLE or waiter.turn:
                 waiter.turn = False
                 self.driver = FOREGROUND
                 try:
-                    while waiter.count > 0:
-                        if not self._turn(deadline):
-                            return waiter.count <= 0
+                    while waiter.count > 0 and in_time and not self.closed:
+                        in_time = self._turn(deadline)
                 finally:
                     self._leave()
-            elif not self._park(waiter, deadline):
-                return waiter.count <= 0
-            if self.after:
-                self._run_after()
-            if deadline is not None and waiter.count > 0 and monotonic() >= deadline:
-                return False
-            assert lock.locked()
-        return True
+            else:
+                in_time = self._park(waiter, deadline)
+        if self.after:
+            self._run_after()
+        return waiter.count <= 0
+
+    def _check_depth(self) -> None:
+        state = self.lock._release_save()  # type: ignore[attr-defined]
+        self.lock._acquire_restore(state)  # type: ignore[attr-defined]
+        if state[0] > 1:
+            raise RaySystemError("a destructor or signal handler that interrupted hpcray itself cannot wait")
 
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
         gate = waiter.lock = threading.Lock()
@@ -151,30 +179,34 @@ class Engine(Links):
         self._parked.append(waiter)
         if self.driver == BACKGROUND:
             self._kick_background()
-        self.lock.release()
-        woken = False
+        timeout = -1.0 if deadline is None else min(max(0.0, deadline - monotonic()), LONGEST_SLEEP)
         me = get_ident()
-        self.asleep.add(me)
+        completed = False
+        self.lock.release()
         try:
-            timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())
-            woken = gate.acquire(timeout=timeout)
+            self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
+            gate.acquire(timeout=timeout)
+            completed = True
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
             waiter.lock = None
             if waiter in self._parked:
                 self._parked.remove(waiter)
-            elif waiter.turn and waiter.count <= 0:
+            elif waiter.turn and (waiter.count <= 0 or not completed):
                 waiter.turn = False
                 self._leave()
-        return woken or waiter.turn
+        return waiter.turn or deadline is None or monotonic() < deadline
 
     def _leave(self) -> None:
         """Stop driving: hand over to a parked thread, or let the background thread know."""
         self.activity += 1
         while self._parked:
             heir = self._parked.pop(0)
-            if heir.count > 0 and heir.lock is not None:
+            if self.closed and heir.lock is not None:
+                with contextlib.suppress(RuntimeError):
+                    heir.lock.release()
+            elif heir.count > 0 and heir.lock is not None:
                 heir.turn = True
                 self.driver = FOREGROUND
                 heir.lock.release()
@@ -192,6 +224,9 @@ class Engine(Links):
         Returns:
             False when the deadline has passed.
         """
+        if self.after:
+            self._run_after()
+            return deadline is None or monotonic() < deadline
         self._drain()
         if self.dirty:
             self.flush()
@@ -202,15 +237,16 @@ class Engine(Links):
             if deadline is not None and deadline < until:
                 until = deadline
             self._sleep_until = until
-            timeout = max(0.0, until - monotonic())
+            timeout = min(max(0.0, until - monotonic()), LONGEST_SLEEP)
         me = get_ident()
-        self.asleep.add(me)
         self.lock.release()
         try:
+            self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             events = self._epoll.poll(timeout)
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
+            self._sleep_until = AWAKE
         if len(events) > 1 and self._raylet.fd != events[0][0]:
             # The raylet's word (a job's sys.path, a death) comes before what peers sent because of it.
             events.sort(key=lambda event: event[0] != self._raylet.fd)
@@ -236,24 +272,27 @@ class Engine(Links):
             self.flush()
         if self.after:
             self._run_after()
-        return deadline is None or bool(events) or monotonic() < deadline
+        return deadline is None or monotonic() < (deadline + GRACE if events else deadline)
 
     def run_after(self) -> None:
-        """Run the user's callbacks that came due (lock not held)."""
-        if self.after:
+        """Make the calls that came due (lock not held)."""
+        if self.after and not self.nested():
             with self.lock:
-                after, self.after = self.after, []
-            for call in after:
-                call()
+                self._run_after()
 
     def _run_after(self) -> None:
         after, self.after = self.after, []
+        calls = iter(after)
         self.lock.release()
         try:
-            for call in after:
-                call()
+            for call in calls:
+                try:
+                    call()
+                except Exception:
+                    traceback.print_exc()
         finally:
             self.lock.acquire()
+            self.after[:0] = calls
 
     def _background(self) -> None:
         seen = -1
@@ -306,7 +345,12 @@ class Engine(Links):
             if self._gated:
                 self._gated = False
                 self._gate.release()
+            if self.driver == IDLE:
+                self._leave()  # wakes who is parked
             os.eventfd_write(self._kick, 1)
+        patience = monotonic() + 1.0
+        while self.driver != IDLE and not self.nested() and monotonic() < patience:
+            time.sleep(0.0005)  # whoever sleeps in epoll must be out of it before it is closed
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
         with self.lock:

@@ -38,9 +38,10 @@ def install(engine: Engine) -> None:
 
 def remove() -> None:
     """Give SIGINT back to Python."""
-    if threading.current_thread() is threading.main_thread() and getattr(
-        signal.getsignal(signal.SIGINT), "__module__", ""
-    ) == __name__:
+    if (
+        threading.current_thread() is threading.main_thread()
+        and getattr(signal.getsignal(signal.SIGINT), "__module__", "") == __name__
+    ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

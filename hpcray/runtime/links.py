@@ -11,11 +11,14 @@ import select
 import socket
 import struct
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
-from hpcray.wire.frames import FrameReader, pack
+from hpcray.wire.frames import FrameError, FrameReader, pack
 from hpcray.wire.messages import Hello, Message, decode, encode
 
 RECV = 1 << 18
@@ -36,7 +39,7 @@ class Link:
         self.fd = sock.fileno()
         self.proc = proc
         self.reader = FrameReader()
-        self.unsent: list[bytes] = []
+        self.unsent: list[bytes | memoryview] = []
 
 
 class Peer:
@@ -63,7 +66,7 @@ class Links:
 
     def __init__(self, me: bytes, session_dir: str) -> None:
         self.me = me
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.after: list[Callable[[], object]] = []
         self.dirty: list[Peer] = []
         self._dir = session_dir
@@ -72,6 +75,7 @@ class Links:
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
         self._epoll = select.epoll()
         self._links: dict[int, Link] = {}
+        self._writing = False
         self._peers: dict[bytes, Peer] = {}
         self._listener: socket.socket
         self._raylet: Link
@@ -100,32 +104,40 @@ class Links:
 
     def flush(self) -> None:
         """Write out what is queued."""
-        while self.dirty:
-            dirty, self.dirty = self.dirty, []
+        while self.dirty and not self._writing:
+            fresh: list[Peer] = []  # made first: nothing may come between the halves of the swap
+            dirty, self.dirty = self.dirty, fresh
             for peer in dirty:
                 self.flush_peer(peer)
 
     def flush_peer(self, peer: Peer) -> None:
         """Write out what is queued for one peer."""
+        if self._writing:
+            return  # a destructor calls, in the middle of a write; it stays dirty, and `flush` goes on with it
         peer.dirty = False
-        out = peer.out
-        if out:
-            link = peer.link
-            frame = pack(peer.proc, self.me, encode(out))
-            out.clear()
-            if link.unsent:
-                link.unsent.append(frame)
-                return
+        if peer.out:
+            self._writing = True
             try:
-                sent = link.sock.send(frame)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self._unlink(link, "its connection broke")
-                return
-            if sent < len(frame):
-                link.unsent.append(frame[sent:])
-                self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
+                fresh: list[Message] = []
+                out, peer.out = peer.out, fresh
+                self._write(peer.link, pack(peer.proc, self.me, encode(out)))
+            finally:
+                self._writing = False
+
+    def _write(self, link: Link, frame: bytes) -> None:
+        if link.unsent:
+            link.unsent.append(frame)
+            return
+        try:
+            sent = link.sock.send(frame)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._unlink(link, "its connection broke")
+            return
+        if sent < len(frame):
+            link.unsent.append(memoryview(frame)[sent:])
+            self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def peers_of(self, node: int) -> list[bytes]:
         """The processes of a node that we have written to or heard of."""
@@ -144,29 +156,43 @@ class Links:
             self._unlink(link, "its connection ended")
             return
         handlers = self._handlers
-        for frame in link.reader.feed(data):
-            src = bytes(frame[12:20])
-            if link.proc is None:
-                link.proc = src
-                if src not in self._peers:
-                    self._peers[src] = Peer(src, link)
-            for msg in decode(frame[20:]):
-                handlers[type(msg)](src, msg)
+        try:
+            for frame in link.reader.feed(data):
+                src = bytes(frame[12:20])
+                if link.proc is None:
+                    link.proc = src
+                    if src not in self._peers:
+                        self._peers[src] = Peer(src, link)
+                for msg in decode(frame[20:]):
+                    try:
+                        handlers[type(msg)](src, msg)
+                    except Exception:
+                        # A defect of ours. It must not cost the messages behind this one, whose senders wait for us.
+                        traceback.print_exc()
+        except (FrameError, msgspec.MsgspecError) as error:
+            self._unlink(link, f"it sent what is not a message: {error}")
 
     def _write_rest(self, link: Link) -> None:
-        data = b"".join(link.unsent)
-        link.unsent.clear()
-        try:
-            sent = link.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._unlink(link, "its connection broke")
-            return
-        if sent < len(data):
-            link.unsent.append(data[sent:])
-        else:
-            self._epoll.modify(link.fd, select.EPOLLIN)
+        unsent = link.unsent
+        while unsent:
+            count = size = 0
+            for piece in unsent:
+                count += 1
+                size += len(piece)
+                if size >= SOCKET_BUFFER:
+                    break
+            data = unsent[0] if count == 1 else b"".join(unsent[:count])
+            try:
+                sent = link.sock.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unlink(link, "its connection broke")
+                return
+            unsent[:count] = [memoryview(data)[sent:]] if sent < size else []
+            if sent < size:
+                return
+        self._epoll.modify(link.fd, select.EPOLLIN)
 
     # ------------------------------------------------------------ links
 
@@ -179,21 +205,18 @@ class Links:
     def _connect(self, proc: bytes) -> Link:
         if node_of(proc) != self._my_node or number_of(proc) == 0:
             return self._raylet
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Without a connection of our own (it is dead, or we are out of descriptors) our raylet passes frames on, or
+        # tells how it died.
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            return self._raylet
         try:
             sock.connect(f"{self._dir}/{number_of(proc)}.s")
-        except OSError as error:
+        except OSError:
             sock.close()
-            reason = f"no connection to it: {error}"
-            self.after.append(lambda: self._lost_later(proc, reason))
-            return Link(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), proc)
+            return self._raylet
         return self._add_link(sock, proc)
-
-    def _lost_later(self, proc: bytes, reason: str) -> None:
-        with self.lock:
-            self.drop_peer(proc)
-            self._peer_lost(proc, reason)
-            self.flush()
 
     def _accept(self) -> None:
         while True:

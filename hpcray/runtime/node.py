@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ from hpcray.wire.messages import NodeInfo
 
 _FINALIZE_TIME = 3.0
 _ID_BYTES = 28
+_USER_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+_MAY_BE_IGNORED = _USER_SIGNALS | {signal.SIGHUP}
 
 
 @dataclass
@@ -77,6 +80,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         StartupError: this node did not come up; nothing of it is left.
         ValueError: an option is not valid.
     """
+    _outlive_user_signals()
     node = _prepare(options)
     try:
         control, data = _open_wires(node)
@@ -107,6 +111,9 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 def _prepare(options: NodeOptions) -> _Node:
     config = options.settings()
     launch = read_launch(os.environ) if options.distributed else Launch()
+    if launch.rank == 0:
+        for text in Config.unknown_variables(os.environ):
+            print(f"hpcray: {text}", file=sys.stderr, flush=True)
     session = Session.create()
     try:
         arena = Arena.create(default_arena_size(config, max(1, launch.here)))
@@ -211,13 +218,27 @@ def _abandon(node: _Node) -> None:
     node.arena.close()
 
 
+def _outlive_user_signals() -> None:
+    """Launchers and batch systems send these to all ranks, at any time; they would end us."""
+    for number in _USER_SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _ignore)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A handler, not SIG_IGN, which the driver would inherit."""
+
+
 @contextmanager
 def _signals() -> Iterator[int]:
-    """SIGINT, SIGTERM and SIGCHLD arrive as bytes on the descriptor that it gives."""
+    """The signals that mean something to us arrive as bytes on the descriptor that it gives."""
     read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
-    old = {number: signal.signal(number, lambda *_: None) for number in ours}
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, *_USER_SIGNALS}
+    # Who starts us under nohup wants us to go on without the terminal; UCX has taken SIGHUP for a use of its own.
+    ignored = {number for number in ours & _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
+    handlers = {number: signal.SIG_IGN if number in ignored else _ignore for number in ours}
+    old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield read
     finally:
@@ -232,6 +253,10 @@ def _read_signals(fd: int, cluster: Cluster) -> None:
     for number in set(os.read(fd, 4096)):
         if number == signal.SIGCHLD:
             cluster.child_ended()
+        elif number in _USER_SIGNALS:
+            cluster.user_signalled(number)
+        elif number == signal.SIGHUP:
+            cluster.signalled(signal.SIGTERM)
         else:
             cluster.signalled(number)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,7 +32,6 @@ from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR, Serialized, deserialize, serialize, serialize_error
-
 
 _sessions = itertools.count()
 _LAST_WORDS = 0.3
@@ -68,6 +69,8 @@ class Process:
         released.clear()
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
+        self._callbacks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._teller: threading.Thread | None = None
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self.engine = Engine(self.me, session_dir)
         send = self.engine.send
@@ -276,17 +279,22 @@ class Process:
         return done, rest
 
     def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
-        """Call `call()` (from any thread, no lock held) once the value can be read in this process."""
+        """Call `call()` (from any thread, no lock held) once the value can be read in this process.
+
+        It must not wait for anything: the thread that drives the engine may be the one that makes the call.
+        """
         engine = self.engine
         with engine.lock:
-            waiter = Waiter(callback=lambda: engine.after.append(call))
+            waiter = Waiter(callback=lambda: engine.later(call))
             if self.table.want_local(ref._id, waiter):
-                engine.after.append(call)
+                engine.later(call)
+            else:
+                self.check_alive()
             engine.flush()
         engine.run_after()
 
     def when_available(self, ref: ObjectRef[Any], call: Callable[[Any, BaseException | None], object]) -> None:
-        """Call `call(value, None)` or `call(None, error)` once it can be told."""
+        """Call `call(value, None)` or `call(None, error)` once it can be told, in a thread for that: it may wait."""
 
         def tell() -> None:
             try:
@@ -296,7 +304,19 @@ class Process:
             else:
                 call(value, None)
 
-        self.when_ready_here(ref, tell)
+        with self.engine.lock:
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._tell_all, name="hpcray-callbacks", daemon=True)
+                self._teller.start()
+        self.when_ready_here(ref, lambda: self._callbacks.put(tell))
+
+    def _tell_all(self) -> None:
+        while (tell := self._callbacks.get()) is not None:
+            try:
+                tell()
+            except BaseException:
+                traceback.print_exc()
+            del tell
 
     def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
         """The values of a task's top-level ref arguments: inline, or fetched from node stores."""
@@ -357,6 +377,8 @@ class Process:
         self.engine.drop_peer(proc)
         self.submitter.process_died(proc, reason)
         self.table.process_died(proc, reason)
+        if not self.table.unacked:
+            self.submitter.acks_done()
 
     def _node_died(self, msg: m.NodeDied) -> None:
         for proc in self.engine.peers_of(msg.node):
@@ -376,8 +398,26 @@ class Process:
     def close(self) -> None:
         """Leave the job: close every socket. The caller has told the raylet what it wants of it."""
         current.process = None
+        with self.engine.lock:
+            self.dead = self.dead or "hpcray.shutdown() was called"
+            for oid, entry in list(self.table.entries.items()):
+                if entry.local_waiters or entry.ready_waiters:
+                    self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
+            self.gcs.fail()
+            self.store.fail()
+        self.engine.run_after()
+        self._callbacks.put(None)
         self.engine.close()
         self.arena.close()
+
+
+def _forked() -> None:
+    """A child that user code forked is nobody in the job: what it inherited belongs to its parent."""
+    current.process = None
+    current.worker = None
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def foreign(oid: bytes) -> RaySystemError:

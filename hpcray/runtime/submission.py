@@ -10,7 +10,7 @@ from hpcray.base.errors import RayTaskError, TaskCancelledError, UserCodeExcepti
 from hpcray.base.ids import FIRST_RETURN, node_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.leases import LeaseClient
 from hpcray.core.owner.table import INLINE, Waiter
-from hpcray.core.owner.tasks import Function, Task
+from hpcray.core.owner.tasks import Function, LeaseClass, Task
 from hpcray.runtime.actor_calls import ActorCalls
 from hpcray.runtime.arguments import pack
 from hpcray.runtime.engine import monotonic
@@ -44,7 +44,7 @@ class Submitter:
             m.LeaseGranted: self._on_granted,
             m.TaskDone: self._on_done,
             m.TaskReply: self._on_reply,
-            m.TakenBack: lambda src, msg: self.leases.taken_back(src, msg.tasks),
+            m.TakenBack: self._on_taken_back,
             m.ReclaimIdle: lambda src, msg: self.leases.reclaim(node_of(src)),
             m.LeaseRevoked: lambda _, msg: self.process_died(msg.worker, msg.reason),
             m.Infeasible: self._on_infeasible,
@@ -66,6 +66,7 @@ class Submitter:
         """Submit one task. Returns its ref, a list of refs (num_returns > 1), or None (0)."""
         process, engine, table = self._process, self._engine, self._table
         blob, keep, slots = pack(process, args, kwargs)
+        nested = engine.nested()
         with engine.lock:
             process._counter += 1
             task_id = process.me + process._counter.to_bytes(5, "big")
@@ -79,7 +80,9 @@ class Submitter:
                 result: Any = new_ref(object_id)
             else:
                 result = self.returns(task)
-            if slots is None or self.resolve(task, lambda: self._ready(task, klass)):
+            if nested:
+                engine.later(lambda: self._start(task, klass))
+            elif slots is None or self.resolve(task, lambda: self._ready(task, klass)):
                 if self.leases.submit(task, klass):
                     engine.flush()
                 elif engine.dirty:
@@ -87,6 +90,13 @@ class Submitter:
             elif engine.dirty:
                 engine.flush()
         return result
+
+    def _start(self, task: Task, klass: LeaseClass) -> None:
+        """Go on with a task that a destructor submitted while this thread held the lock."""
+        with self._engine.lock:
+            if task.slots is None or self.resolve(task, lambda: self._ready(task, klass)):
+                self._ready(task, klass)
+            self._engine.flush()
 
     def returns(self, task: Task) -> Any:
         """Entries and refs for what a task returns (lock held)."""
@@ -105,7 +115,7 @@ class Submitter:
                 waiter.count -= 1
         return waiter.count == 0 and not self.failed_argument(task)
 
-    def _ready(self, task: Task, klass: Any) -> None:
+    def _ready(self, task: Task, klass: LeaseClass) -> None:
         if not self.failed_argument(task) and not task.cancelled:
             self.leases.submit(task, klass)
 
@@ -179,6 +189,16 @@ class Submitter:
                 if entry is not None:
                     entry.task = None
 
+    def _on_taken_back(self, src: bytes, msg: m.TakenBack) -> None:
+        leased = self.leases.workers.get(src)
+        for task_id in msg.tasks if leased is not None else ():
+            task = leased.inflight.get(task_id)  # type: ignore[union-attr]
+            if task is not None and task.cancelled:
+                # The worker gave it back before it heard that it was cancelled: it must not be sent again.
+                self.leases.answered(src, task_id, 0, monotonic())
+                self._fail_cancelled(task)
+        self.leases.taken_back(src, msg.tasks)
+
     def _on_reply(self, src: bytes, msg: m.TaskReply) -> None:
         task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
         if msg.borrowed:
@@ -186,7 +206,7 @@ class Submitter:
         if task is None:
             return
         if msg.status == 1 and task.retry_exceptions and task.retries:
-            self._engine.after.append(lambda: self._retry_or_fail(task, msg))
+            self._engine.later(lambda: self._retry_or_fail(task, msg))
             return
         self.finish(task, src, msg)
 
@@ -245,7 +265,7 @@ class Submitter:
             self._engine.send(raylet_of(node_of(proc)), m.LeaseReturn(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
-                self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))
+                self._fail_cancelled(task)
             elif position == 0 and task.retries == 0:
                 text = f"the worker that ran {task.name!r} died: {reason or show_proc(proc)}"
                 self.fail(task, serialize_error(WorkerCrashedError(text)))
@@ -258,21 +278,27 @@ class Submitter:
     def _on_infeasible(self, _: bytes, msg: m.Infeasible) -> None:
         if msg.reason not in self._process._warned:
             self._process._warned.add(msg.reason)
-            self._engine.after.append(lambda: print(f"hpcray: {msg.reason}", file=sys.stderr, flush=True))
+            self._engine.later(lambda: print(f"hpcray: {msg.reason}", file=sys.stderr, flush=True))
 
     # ------------------------------------------------------------ cancelling
 
     def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
         """Cancel the task that makes `ref`: queued ones never run, running ones are told."""
+        if self._engine.nested():
+            self._engine.later(lambda: self.cancel(ref, force, recursive))
+            return
         with self._engine.lock:
             entry = self._table.entries.get(ref._id)
             task = entry.task if entry is not None else None
             if not isinstance(task, Task) or entry is None or entry.state == INLINE:
                 return
             task.cancelled = True
-            worker = task.worker
-            if (task.fn is not None and self.leases.cancel_queued(task)) or worker is None:
-                self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))
+            queued = self.actors.withdraw(task) if task.fn is None else self.leases.cancel_queued(task)
+            if queued or task.worker is None:
+                self._fail_cancelled(task)
             else:
-                self._engine.send(worker, m.CancelTask(task.id, force, recursive))
+                self._engine.send(task.worker, m.CancelTask(task.id, force, recursive))
             self._engine.flush()
+
+    def _fail_cancelled(self, task: Task) -> None:
+        self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))

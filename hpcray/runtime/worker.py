@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -35,6 +36,8 @@ from hpcray.wire.serialization import Serialized, deserialize, serialize, serial
 
 _LEND_AFTER = 0.001
 _FLUSH_US = 1_000
+_AGAIN = 0.001
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 perf_counter = time.perf_counter
 
 
@@ -54,6 +57,7 @@ class Worker:
         self._blocked = 0
         self._held: list[tuple[bytes, m.Message]] = []
         self._cancelled: set[bytes] = set()
+        self._interruptible = False
         self._since_flush = 0
         self._raylet = raylet_of(process.node)
         self._inline_limit = process.config.inline_limit
@@ -128,10 +132,19 @@ class Worker:
             os.chdir(job.cwd)
         os.environ.update(job.env)
 
-    def interrupted(self, signum: int, frame: Any) -> None:
-        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else."""
-        if self.running in self._cancelled:
+    def interrupted(self, signum: int, frame: FrameType | None) -> None:
+        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
+
+        And not the middle of a table update of ours either: then the signal is sent again a moment later.
+        """
+        if self.running not in self._cancelled or not self._interruptible:
+            return
+        main = threading.get_ident()
+        if main in self.engine.asleep or in_user_code(frame):
             raise KeyboardInterrupt
+        again = threading.Timer(_AGAIN, signal.pthread_kill, (main, signum))
+        again.daemon = True
+        again.start()
 
     # ------------------------------------------------------------ the loop
 
@@ -174,6 +187,9 @@ class Worker:
         value: Any = None
         name = ""
         try:
+            self._interruptible = True
+            if msg.task in self._cancelled:
+                raise KeyboardInterrupt  # since it left the queue
             found = self._functions.get(msg.fn) or self._load(msg.fn)
             name, function = found
             local.name = name
@@ -188,7 +204,9 @@ class Worker:
             os._exit(code if isinstance(code, int) else 0 if code is None else 1)
         except BaseException as raised:
             error = raised
+        # No call comes between the end of the try block and this: nothing can interrupt us before the reply.
         self.running = None
+        self._interruptible = False
         us = int((perf_counter() - started) * 1e6)
         self.reply(src, msg.task, msg.num_returns, value, error, name, us, protected)
         del value, error
@@ -207,8 +225,9 @@ class Worker:
         return args, kwargs
 
     def _load(self, ident: bytes) -> tuple[str, Callable[..., Any]]:
-        definition = self._blobs.pop(ident)
+        definition = self._blobs[ident]
         found = self._functions[ident] = (definition.name, deserialize(definition.blob))
+        del self._blobs[ident]
         return found
 
     # ------------------------------------------------------------ replies
@@ -350,6 +369,15 @@ class Worker:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)
+
+
+def in_user_code(frame: FrameType | None) -> bool:
+    """Whether none of our code is at work: the innermost frame of ours is the one that called the task's function."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return frame.f_code is Worker._run_task.__code__
+        frame = frame.f_back
+    return False
 
 
 def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from hpcray.base.config import Config
 from hpcray.host import probe
 from hpcray.host.session import session_root
 
@@ -61,6 +62,7 @@ def examine(require_rdma: bool = False) -> list[Finding]:
     wires = _probe_wires()
     return [
         *_software(),
+        *(Finding("software", "variable", text, WARN) for text in Config.unknown_variables(os.environ)),
         *_mpi(wires, _find_launchers()),
         *_ucx(wires, require_rdma),
         *_memory(),
@@ -149,7 +151,8 @@ def _first_line(command: list[str]) -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
-    return ((done.stdout or done.stderr).strip().splitlines() or ["says nothing"])[0]
+    first = ((done.stdout or done.stderr).strip().splitlines() or ["says nothing"])[0]
+    return first if done.returncode == 0 else f"does not work: {first}"
 
 
 def _ucx(wires: dict[str, Any], require_rdma: bool) -> list[Finding]:

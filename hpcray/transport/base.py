@@ -119,7 +119,8 @@ class DataPlane(Protocol):
         Must come before the node is asked to send: bytes that nobody expects are thrown away.
 
         Args:
-            tag: 0..2**32-1, chosen by the receiver, unique among its transfers.
+            tag: an unsigned 64-bit number, chosen by the receiver. At most its low 32 bits, a counter of the receiver,
+                go over the wire; they must be unique among its transfers.
         """
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:

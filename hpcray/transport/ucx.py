@@ -110,8 +110,7 @@ class UcxEngine:
 
     def address(self) -> bytes:
         """The worker's address, for the peers' `connect`."""
-        address: bytes = self.worker.address.tobytes()
-        return address
+        return bytes(memoryview(self.worker.address))  # older versions of ucxx have no `tobytes`
 
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """Make an endpoint to a peer.

@@ -1,6 +1,6 @@
 """What a job left behind: processes, /dev/shm files, session directories, descriptors of this process.
 
-Every process of a test inherits HPCRAY_TEST_ID in its environment, and that is how it is found again, wherever it has
+Every process of a test inherits LEAK_CHECK_ID in its environment, and that is how it is found again, wherever it has
 moved in the process tree. Session directories go under a directory of the test's own.
 """
 
@@ -16,11 +16,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-TEST_ID = "HPCRAY_TEST_ID"
-PATIENCE = 5.0
+TEST_ID = "LEAK_CHECK_ID"
+PATIENCE = 30.0
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
     """Poll until the condition holds; fail the test when it does not within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -46,7 +46,7 @@ class LeakCheck:
     """One test's marks and what carries them.
 
     Attributes:
-        test_id: the value of HPCRAY_TEST_ID.
+        test_id: the value of LEAK_CHECK_ID.
         tmp: the directory that holds the test's session directories.
     """
 

@@ -168,11 +168,11 @@ def test_nothing_to_attach_to(leak_check: LeakCheck, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("num_cpus=-1", "resource 'CPU': -1"),
+        ("num_cpus=-1", "num_cpus cannot be negative; got -1"),
         ("object_store_memory=1000", "object store of 1000 bytes is too small"),
         ("address='nowhere'", "address 'nowhere' is not valid"),
         ("address='/nowhere'", "no live hpcray node at '/nowhere'"),
-        ("resources={'x': 0.00001}", "is finer than 1/10000"),
+        ("resources={'x': 0.00001}", "resource x cannot go beyond 0.0001; got 1e-05"),
     ],
 )
 def test_errors_name_the_cause(leak_check: LeakCheck, tmp_path: Path, arguments: str, message: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import importlib
 import os
 import time
 
 import numpy as np
 import pytest
-from engine import exceptions, hpcray_only, ray
+from engine import NAME, exceptions, hpcray_only, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -49,6 +50,38 @@ class Counter:
         return "private"
 
 
+class Base:
+    def __init__(self, value):
+        self.value = value
+
+    def get(self):
+        return self.value
+
+
+@ray.remote
+class Derived(Base):
+    """A class of an importable module whose name there is the actor class, not itself."""
+
+    step = 2
+
+    def __init__(self, value):
+        super().__init__(value)
+
+    def get(self):
+        return super().get(), self.step, isinstance(self, Base), type(self).__name__
+
+    @staticmethod
+    def static(x):
+        return x * 2
+
+    @property
+    def double(self):
+        return self.value * 2
+
+    def read_double(self):
+        return self.double
+
+
 class TestState:
     def test_is_kept_between_calls(self):
         counter = Counter.remote()
@@ -78,6 +111,13 @@ class TestState:
         assert (got == 10).all()
         ray.get(server.push.remote(np.ones(200_000)))
         assert (got == 10).all()
+
+    def test_of_a_class_that_extends_another(self):
+        derived = Derived.remote(4)
+        assert ray.get(derived.get.remote()) == (4, 2, True, "Derived")
+        assert ray.get([derived.static.remote(2), derived.read_double.remote()]) == [4, 8]
+        assert Derived.static(3) == 6
+        assert ray.get(ray.remote(lambda cls: ray.get(cls.remote(1).get.remote())[0]).remote(Derived)) == 1
 
     def test_it_is_a_process_of_its_own(self):
         @ray.remote
@@ -313,6 +353,13 @@ class TestActorClass:
         assert {"add", "STEP", "read"} <= set(dir(Counter))
         with pytest.raises(AttributeError):
             _ = Counter.nothing
+
+    def test_types(self):
+        types = importlib.import_module(f"{NAME}.actor")
+        assert isinstance(Counter, types.ActorClass)
+        counter = Counter.remote()
+        assert isinstance(counter, types.ActorHandle)
+        assert isinstance(counter.add, types.ActorMethod)
 
     def test_not_called_directly(self):
         with pytest.raises(TypeError, match=r"Actors cannot be instantiated directly.*Counter\.remote\(\)"):

@@ -264,8 +264,6 @@ class TestContext:
                 await asyncio.sleep(0.05)
                 return before, ray.get_runtime_context().get_task_id()
 
-        found = ray.get([Ids.remote().id.remote(), *[(ids := Ids.remote()).id.remote() for _ in range(2)]])
-        assert all(before == after for before, after in found)
         actor = Ids.remote()
         found = ray.get([actor.id.remote() for _ in range(20)])
         assert all(before == after for before, after in found)

@@ -86,6 +86,15 @@ class TestAwait:
 
         assert asyncio.run(main()) == "after"
 
+    def test_a_loop_that_ends_before_the_value_comes(self):
+        async def main(ref):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.ensure_future(_awaiting(ref)), 0.02)
+
+        late = echo.remote("late", 0.3)
+        asyncio.run(main(late))
+        assert ray.get([late, echo.remote(1, 0.5)]) == ["late", 1]
+
     def test_asyncio_wait(self):
         async def main():
             slow, fast = (asyncio.wrap_future(ref.future()) for ref in (echo.remote("s", 1), echo.remote("f")))

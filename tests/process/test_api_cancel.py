@@ -154,3 +154,14 @@ def test_cancelled_children(marks: Marks):
     assert_cancelled(ref)
     assert ray.get(echo.remote("the child has let go of the only CPU")) is not None
     assert marks.lines() == ["x"]
+
+
+def test_by_a_borrower(marks: Marks):
+    @ray.remote(num_cpus=0)
+    def cancel(box):
+        ray.cancel(box[0])
+
+    ref = spin.remote(marks)
+    eventually(marks.lines)
+    ray.get(cancel.remote([ref]))
+    assert_cancelled(ref)

@@ -88,7 +88,9 @@ class TestPutAndGet:
         with pytest.raises(TypeError, match=r"not allowed"):
             ray.put(ray.put(1))
 
-    @pytest.mark.parametrize(("bad", "error"), [(1, ValueError), ("ref", ValueError), ({}, ValueError), ([1], TypeError)])
+    @pytest.mark.parametrize(
+        ("bad", "error"), [(1, ValueError), ("ref", ValueError), ({}, ValueError), ([1], TypeError)]
+    )
     def test_get_takes_refs(self, bad, error):
         with pytest.raises(error):
             ray.get(bad)

@@ -45,7 +45,6 @@ def free(name):
     return ray.available_resources().get(name, 0)
 
 
-
 @ray.remote
 def interval(seconds=0.1):
     start = time.time()
@@ -141,7 +140,9 @@ class TestTasks:
 
 
 class TestInfeasible:
-    @pytest.mark.parametrize("options", [{"num_cpus": 1000}, {"resources": {"unheard of": 1}}, {"resources": {"licence": 3}}])
+    @pytest.mark.parametrize(
+        "options", [{"num_cpus": 1000}, {"resources": {"unheard of": 1}}, {"resources": {"licence": 3}}]
+    )
     def test_stays_pending(self, options):
         ref = interval.options(**options).remote(0)
         with pytest.raises(exceptions.GetTimeoutError):

@@ -118,7 +118,9 @@ class TestMain:
 
 class TestModules:
     def test_beside_the_script(self, run, tmp_path):
-        (tmp_path / "localmodule.py").write_text("VALUE = 5\nclass Thing:\n    x = 7\ndef double(x):\n    return 2 * x\n")
+        (tmp_path / "localmodule.py").write_text(
+            "VALUE = 5\nclass Thing:\n    x = 7\ndef double(x):\n    return 2 * x\n"
+        )
         (tmp_path / "localpackage").mkdir()
         (tmp_path / "localpackage" / "__init__.py").write_text("from .inner import deep\n")
         (tmp_path / "localpackage" / "inner.py").write_text("def deep():\n    return 'deep'\n")

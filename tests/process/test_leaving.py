@@ -90,6 +90,68 @@ def test_ctrl_c_at_a_terminal(leak_check: LeakCheck, tmp_path: Path, mode: str) 
     leak_check.check()
 
 
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+def test_signals_that_are_the_users_end_nothing(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
+    with start(mode, tmp_path, "wait") as job:
+        driver, _ = wait_ready(job)
+        (raylet,) = leak_check.processes("hpcray-raylet")
+        (template,) = leak_check.processes("hpcray-template")
+        for pid in (raylet, template):
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
+        os.kill(template, signal.SIGHUP)
+        for pid in (raylet, template):
+            wait_until(lambda pid=pid: not pending(pid), "the signals' delivery")
+        assert {driver, raylet, template} <= leak_check.processes().keys()
+        job.send(signal.SIGTERM)
+        assert abs(job.wait().code) & 127 == signal.SIGTERM
+    leak_check.check()
+
+
+def pending(pid: int) -> int:
+    """The signals that a process has been sent and not got yet; 0 when it is gone too."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:")))
+
+
+def test_a_signal_that_the_driver_handles_is_passed_on_to_it(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "import signal, hpcray as ray\n"
+        "for number in (signal.SIGUSR1, signal.SIGUSR2):\n"
+        "    signal.signal(number, lambda number, frame: print('got', number, flush=True))\n"
+        "ray.init(num_cpus=1)\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()\n",
+    )
+    with Job([sys.executable, "-m", "hpcray", str(script)]) as job:
+        assert job.line() == "ready"
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            job.send(number)
+            assert job.line() == f"got {int(number)}"
+        job.send(signal.SIGHUP)
+        assert job.wait().code == 128 + signal.SIGTERM, "what a closed terminal sends ends the job"
+    leak_check.check()
+
+
+@pytest.mark.parametrize("mode", [EMBEDDED, MODULE])
+def test_under_nohup_a_closed_terminal_is_no_end(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
+    command = [sys.executable, "-m", "hpcray"] if mode == MODULE else [sys.executable]
+    with Job(["sh", "-c", 'trap "" HUP; exec "$0" "$@"', *command, str(write(tmp_path, BUSY)), "wait"]) as job:
+        driver, _ = wait_ready(job)
+        job.send(signal.SIGHUP)
+        for pid in leak_check.processes("hpcray-raylet"):
+            os.kill(pid, signal.SIGHUP)
+            wait_until(lambda pid=pid: not pending(pid), "the signal's delivery")
+        assert driver in leak_check.processes()
+        os.kill(driver, signal.SIGTERM)
+        job.wait()
+    leak_check.check()
+
+
 def test_signal_to_a_driver_child(leak_check: LeakCheck, tmp_path: Path) -> None:
     with start(MODULE, tmp_path, "wait") as job:
         driver, _ = wait_ready(job)

@@ -60,6 +60,30 @@ def test_signal_to_mpirun(leak_check: LeakCheck, tmp_path: Path, mode: str, numb
         job.send(number)
         assert job.wait().code != 0
     leak_check.check()
+    assert not Path(f"/tmp/ompi.{job.pid}").exists(), "a killed mpirun leaves its session directory to the ranks"
+
+
+@BOTH
+def test_user_signals_to_all_ranks_reach_the_program(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
+    script = write(
+        tmp_path,
+        "import signal, hpcray as ray\n"
+        "ray.init()\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: print('got', number, flush=True))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+        "print(len(ray.nodes()), flush=True)\n",
+    )
+    with Job(as_module(2, script) if mode == MODULE else under_mpirun(2, script)) as job:
+        assert job.line() == "ready"
+        ranks = [pid for pid in leak_check.processes() if parent_of(pid) == job.pid]
+        assert len(ranks) == 2
+        for pid in sorted(ranks, reverse=True):
+            os.kill(pid, signal.SIGUSR1)
+        assert [job.line(), job.line()] == [f"got {int(signal.SIGUSR1)}", "2"]
+        ended = job.wait()
+    assert ended.code == 0, ended.err
+    leak_check.check()
 
 
 @BOTH

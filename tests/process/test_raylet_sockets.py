@@ -28,7 +28,7 @@ class Peer:
 
     def __init__(self, session_dir: str, kind: str = "attached") -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
         self.sock.connect(f"{session_dir}/r.s")
         self.fds: list[int] = []
         self._reader = FrameReader()
@@ -163,7 +163,7 @@ def test_no_such_process(peer: Peer) -> None:
 )
 def test_nonsense_closes_that_connection_only(node: NodeChild, peer: Peer, nonsense: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(f"{node.session_dir}/r.s")
         sock.sendall(nonsense)
         assert sock.recv(1) == b""

@@ -94,3 +94,11 @@ def test_a_temporary_directory_that_cannot_hold_sockets_is_said(
     (found,) = doctor._directory()
     assert found.level == WARN
     assert "too long" in found.hint
+
+
+def test_a_program_that_fails_is_said_not_to_work(tmp_path: Path) -> None:
+    path = tmp_path / "srun"
+    path.write_text("#!/bin/sh\necho 'srun: error: no controller' >&2\nexit 1\n")
+    path.chmod(0o755)
+    (found,) = [finding for finding in doctor._mpi(WIRES, {"srun": str(path)}) if finding.name == "srun"]
+    assert found.value == f"{path}: does not work: srun: error: no controller"

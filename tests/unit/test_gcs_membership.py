@@ -148,6 +148,21 @@ def test_the_end_waits_for_everybody_and_carries_the_code() -> None:
     assert member.tick(9.0) == []
 
 
+@given(st.permutations(range(3)), st.integers(1, 2))
+def test_who_comes_after_the_end_began_is_sent_home_and_waited_for(order: list[int], early: int) -> None:
+    member = Membership(3, "session", Config(), 0.0)
+    first, late = order[:early], order[early:]
+    hello(member, *first)
+    assert sent(member.stop(1.0, 143), m.Stop) == sorted(first)
+    for rank in late:
+        assert member.handle(1.1, raylet_of(rank), m.NodeHello(info(rank))) == [Send(raylet_of(rank), m.Stop(143))]
+    for rank in order[:-1]:
+        assert member.handle(1.2, raylet_of(rank), m.NodeStopped(rank)) == []
+    outcomes = member.handle(1.2, raylet_of(order[-1]), m.NodeStopped(order[-1]))
+    assert events(outcomes, AllStopped) == [AllStopped(143, [])]
+    assert sent(hello(member, 0, 1), m.Stop) == [0, 1], "nobody takes part in a job that has ended"
+
+
 def test_the_end_does_not_wait_for_ever_nor_for_the_dead() -> None:
     member = up(stop_timeout=2.0)
     member.stop(1.0, 0)

@@ -137,12 +137,13 @@ def test_wrong_sizes(text: str) -> None:
         ("", "no script given"),
         ("-n 4", "no script given"),
         ("-m", "no script given"),
-        ("-n 0 s.py", "not a positive number"),
-        ("-n four s.py", "invalid"),
+        ("-n 0 s.py", "'0' is not a positive whole number"),
+        ("-n four s.py", "'four' is not a positive whole number"),
         ("--hosts a,,b s.py", "empty host name"),
         ("--hosts a --hostfile f s.py", "exclude each other"),
         ("--object-store lots s.py", "is not a size"),
-        ("--cpus-per-node -1 s.py", "CPUs"),
+        ("--cpus-per-node -1 s.py", "'-1' is not a number of CPUs"),
+        ("--cpus-per-node many s.py", "'many' is not a number of CPUs"),
         ("--srun --hosts a s.py", "from the allocation"),
         ("--wrong s.py", "unrecognized"),
     ],
@@ -189,3 +190,8 @@ def test_dry_run_prints_a_line_for_a_shell(tmp_path: Path, capsys: pytest.Captur
     assert printed.startswith(str(mpirun))
     assert printed.endswith("-m hpcray s.py 'a b'\n")
     assert ("--allow-run-as-root" in printed) is (os.geteuid() == 0)
+
+
+@pytest.mark.parametrize("argv", ["-np 4 s.py", "-n 4 s.py", "-n4 s.py", "--nodes 4 s.py"])
+def test_the_number_of_nodes_as_mpi_users_write_it(argv: str) -> None:
+    assert parse_options(argv.split()).nodes == 4

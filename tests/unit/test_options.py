@@ -262,3 +262,8 @@ def test_strategy_checks() -> None:
         NodeLabelSchedulingStrategy({"a": "b"})  # type: ignore[dict-item]
     strategy = NodeLabelSchedulingStrategy({"a": Exists()}, soft={"b": DoesNotExist()})
     assert [expression.key for expression in strategy.hard + strategy.soft] == ["a", "b"]
+
+
+def test_a_mistyped_option_is_told_what_may_be_meant() -> None:
+    with pytest.raises(ValueError, match=r"Invalid option keyword num_cpu for remote functions\..* hint: num_cpus\?"):
+        TaskOptions({"num_cpu": 1})

@@ -103,3 +103,9 @@ def test_link_in_the_way_is_refused(tmp: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path, session_root(os.environ))
     with pytest.raises(SessionError, match="cannot use"):
         Session.create()
+
+
+def test_a_directory_that_takes_no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCRAY_TMPDIR", "/proc")
+    with pytest.raises(SessionError, match="/proc takes no directories; hint: set HPCRAY_TMPDIR"):
+        Session.create()

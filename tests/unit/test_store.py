@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_kit import BIG, CAPACITY, FAR, A, B, C, oid, only, pull, put, sent_to
+from store_kit import BIG, CAPACITY, FAR, A, B, C, oid, only, pull, put, sent_to, start_pull
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.effects import Send, StartReceive
@@ -167,3 +167,40 @@ def test_a_request_in_the_queue_can_be_taken_back(store: NodeStore) -> None:
 def test_a_message_of_another_conversation_is_a_programming_error(store: NodeStore) -> None:
     with pytest.raises(KeyError):
         store.handle(0.0, A, m.Blocked())
+
+
+# ---------------------------------------------------------------- the cost of a death
+
+
+def test_a_death_touches_only_what_the_process_had_a_part_in(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        put(store, oid(number, B), 64, proc=B)
+    put(store, oid(100), release=False)  # pinned and owned by A
+    put(store, oid(101, C), proc=C)
+    store.handle(0.0, A, m.Open(oid(101, C), 640, [2]))  # pinned by A, owned by C
+    store.handle(0.0, A, m.Create(oid(102), 640))  # not finished
+    put(store, oid(103))  # owned by A, held by nobody
+    touched: list[bytes] = []
+    let_go, free_one = store._let_go, store._free_one
+    monkeypatch.setattr(store, "_let_go", lambda obj, *args: (touched.append(obj.id), let_go(obj, *args)))
+    monkeypatch.setattr(store, "_free_one", lambda ident: (touched.append(ident), free_one(ident)))
+    store.process_died(0.0, A)
+    assert set(touched) == {oid(100), oid(101, C), oid(102), oid(103)}
+    assert store.snapshot()["objects"] == 51
+    assert store.process_died(0.0, A) == []
+    assert len(touched) == 5, "only what it owned and held twice is looked at twice"
+
+
+def test_nothing_is_kept_about_the_parts_of_processes_that_let_go(store: NodeStore) -> None:
+    put(store, oid(1), release=False)
+    store.handle(0.0, B, m.Open(oid(1), 640, [2]))
+    pull(store, oid(2), proc=B, release=False)
+    receive = start_pull(store, oid(3), [7], proc=C)
+    store.handle(0.0, A, m.Create(oid(4), 640))
+    assert len(store._holdings) == 5
+    store.handle(0.0, A, m.Release([oid(1), oid(4)]))
+    store.handle(0.0, B, m.Release([oid(1), oid(2)]))
+    store.received(0.0, receive.tag, "the node died")
+    assert len(store._holdings) == 1, "only B still stands for having told the owner of its copy"
+    store.handle(0.0, A, m.Free([oid(2)], []))
+    assert len(store._holdings) == 0

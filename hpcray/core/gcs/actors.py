@@ -76,7 +76,10 @@ class ActorTable:
         spec = msg.spec
         name = (spec.namespace, spec.name)
         if spec.name and name in self.names:
-            text = f"name_taken: an actor named {spec.name!r} exists in namespace {spec.namespace!r}"
+            text = (
+                f"name_taken: an actor named {spec.name!r} exists in namespace {spec.namespace!r}; hint: take another "
+                f"name, get_actor({spec.name!r}), or get_if_exists=True"
+            )
             return [Send(src, m.GcsReply(msg.req, False, text.encode()))]
         out: list[Effect] = [Send(src, m.GcsReply(msg.req, True, b""))]
         if spec.actor in self.actors:

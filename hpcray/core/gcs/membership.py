@@ -172,8 +172,10 @@ class Membership:
     # ------------------------------------------------------------ inside
 
     def _hello(self, now: float, info: m.NodeInfo) -> list[Outcome]:
-        if self.state == FAILED:
-            return [Send(raylet_of(info.index), m.Stop(1))]
+        if self.state in (STOPPING, STOPPED, FAILED):
+            if self.state == STOPPING and 0 <= info.index < self.size:
+                self._infos.setdefault(info.index, info)  # the end waits for it too
+            return [Send(raylet_of(info.index), m.Stop(1 if self.state == FAILED else self.code))]
         if not 0 <= info.index < self.size:
             return self._fail(f"a rank {info.index} on host {info.host} joined, but there are only {self.size} ranks")
         known = self._infos.get(info.index)

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.base.ids import PROC_BYTES, TASK_BYTES, node_of, number_of, owner_of, raylet_of
+from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
 from hpcray.core.effects import Effect, Send, StartSend
+from hpcray.core.store.holdings import Holdings
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.pulls import Asker, Pull
 from hpcray.core.store.report import absent_reason, full_reason
@@ -43,6 +44,7 @@ class NodeStore:
         self._space = Space(size, self._forget)
         self._blocks = self._space.blocks
         self._objects: dict[bytes, StoredObject] = {}
+        self._holdings = Holdings()
         self._waiting: dict[bytes, StoredObject] = {}
         self._receiving: dict[int, StoredObject] = {}
         self._sending: dict[int, tuple[StoredObject, int]] = {}
@@ -104,12 +106,12 @@ class NodeStore:
         """A process of this node or of another is gone: its pins, what it had not sealed, and what it owned, go."""
         self._dead_procs.add(proc)
         out: list[Effect] = []
-        for obj in list(self._objects.values()):
+        for obj in self._holdings.held_by(proc):
             if obj.announcer == proc:
                 obj.announcer = None  # its owner may never have heard of this copy: the next opener tells it again
             self._let_go(obj, proc, out)
-            if owner_of(obj.id) == proc:
-                self._free_one(obj.id)
+        for obj in self._holdings.owned_by(proc):
+            self._free_one(obj.id)
         return self._finish(now, out)
 
     def node_died(self, now: float, node: int) -> list[Effect]:
@@ -169,15 +171,13 @@ class NodeStore:
             return
         if src in self._dead_procs:
             return
-        obj = self._objects[msg.id] = StoredObject(msg.id, msg.size, src, now, freed=self._orphaned(msg.id))
-        self._place(now, obj, out)
+        self._place(now, self._add(StoredObject(msg.id, msg.size, src, now)), out)
 
     def _seal(self, now: float, src: bytes, msg: m.Seal, out: list[Effect]) -> None:
         obj = self._objects.get(msg.id)
-        if obj is None or obj.creator != src or obj.state is not State.CREATING:
-            return
-        self._counts["created"] += 1
-        self._sealed(obj, out)
+        if obj is not None and obj.creator == src and obj.state is State.CREATING:
+            self._counts["created"] += 1
+            self._sealed(obj, out)
 
     def _open(self, now: float, src: bytes, msg: m.Open, out: list[Effect]) -> None:
         if src in self._dead_procs:
@@ -192,14 +192,11 @@ class NodeStore:
                 reason = absent_reason(self._node, msg.id, msg.nodes, self._dead_nodes)
                 out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
                 return
-            obj = StoredObject(msg.id, msg.size, None, now, freed=self._orphaned(msg.id))
-            self._objects[msg.id] = obj
-            self._offer(obj, sources)
-            obj.openers[src] = None
+            obj = self._add(StoredObject(msg.id, msg.size, None, now))
+            self._wait_for(obj, src, sources)
             self._place(now, obj, out)
             return
-        obj.openers[src] = None
-        self._offer(obj, msg.nodes)
+        self._wait_for(obj, src, msg.nodes)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
         for ident in msg.ids:
@@ -242,6 +239,11 @@ class NodeStore:
             obj.pull.cancel(msg.reason, out)
 
     # ------------------------------------------------------------ life of an object
+
+    def _add(self, obj: StoredObject) -> StoredObject:
+        obj.freed = owner_of(obj.id) in self._dead_procs or node_of(obj.id) in self._dead_nodes
+        self._holdings.add(obj)
+        return self._objects.setdefault(obj.id, obj)
 
     def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Give a new object its block, or queue it behind those that wait."""
@@ -298,6 +300,7 @@ class NodeStore:
         if pulled:
             obj.announcer = proc
         obj.pins.add(proc)
+        self._holdings.hold(proc, obj)
         self._space.keep(obj)
         out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
 
@@ -319,6 +322,7 @@ class NodeStore:
                 self._creator_left(obj, out)
             elif obj.creator is None and not obj.wanted:
                 self._forget(obj)
+        self._holdings.let_go(proc, obj)
 
     def _creator_left(self, obj: StoredObject, out: list[Effect]) -> None:
         """An object will not be sealed by its creator: those who wait for it get another node's copy, if any."""
@@ -353,6 +357,7 @@ class NodeStore:
 
     def _forget(self, obj: StoredObject) -> None:
         del self._objects[obj.id]
+        self._holdings.remove(obj)
         self._waiting.pop(obj.id, None)
         self._space.release(obj)
         self._room_changed = bool(self._waiting)
@@ -372,14 +377,12 @@ class NodeStore:
             self._place_waiting(now, out)
         return out
 
-    def _offer(self, obj: StoredObject, nodes: list[int]) -> None:
-        """Remember where an object could be pulled from, each asker starting elsewhere in the list."""
-        if obj.pull is None:
-            obj.pull = Pull()
-        sources = [node for node in nodes if node != self._node]
-        # Any number that differs from object to object and from asker to asker will do: counter + index + node.
-        spread = int.from_bytes(obj.id[PROC_BYTES:TASK_BYTES], "big") + int.from_bytes(obj.id[TASK_BYTES:], "big")
-        obj.pull.offer(sources, spread + self._node)
+    def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int]) -> None:
+        """A process wants an object that is not here yet; `nodes`: where it could be pulled from."""
+        obj.openers[proc] = None
+        self._holdings.hold(proc, obj)
+        obj.pull = obj.pull or Pull()
+        obj.pull.offer([node for node in nodes if node != self._node], self._asker.start(obj.id))
 
     def _ask_next(self, obj: StoredObject, out: list[Effect]) -> None:
         """Ask the next node for the object; give up when nobody waits any more or nobody is left to ask."""
@@ -390,9 +393,6 @@ class NodeStore:
             return
         failures = "; ".join(pull.failures) or "none has it"
         self._fail(obj, "lost", f"object {obj.id.hex()} could not be read from any node ({failures})", out)
-
-    def _orphaned(self, ident: bytes) -> bool:
-        return owner_of(ident) in self._dead_procs or node_of(ident) in self._dead_nodes
 
     def _full_reason(self, obj: StoredObject, why: str) -> str:
         held = [other for other in self._objects.values() if other in self._space]

@@ -52,6 +52,13 @@ class StoredObject:
         """Whether anybody waits for it."""
         return bool(self.openers or self.asking)
 
+    def concerns(self, proc: bytes) -> bool:
+        """Whether the death of this process changes anything here, were it not the owner."""
+        unfinished = self.state is State.WAITING or self.state is State.CREATING
+        return (
+            proc in self.pins or proc in self.openers or self.announcer == proc or (unfinished and self.creator == proc)
+        )
+
     @property
     def idle(self) -> bool:
         """Sealed, and nobody reads it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hpcray.base.ids import raylet_of
+from hpcray.base.ids import PROC_BYTES, TASK_BYTES, raylet_of
 from hpcray.core.effects import CancelReceive, Effect, Send, StartReceive
 from hpcray.wire.messages import Pull as PullMessage
 
@@ -77,6 +77,12 @@ class Asker:
         self.node = node
         self.dead_nodes: set[int] = set()
         self._count = 0
+
+    def start(self, ident: bytes) -> int:
+        """Where in a list of nodes to begin: different from object to object and from asker to asker."""
+        return (
+            int.from_bytes(ident[PROC_BYTES:TASK_BYTES], "big") + int.from_bytes(ident[TASK_BYTES:], "big") + self.node
+        )
 
     def next_tag(self) -> int:
         """A tag no other transfer to this node has, or had."""

@@ -19,10 +19,10 @@ def full_reason(node: int, obj: StoredObject, why: str, blocks: Allocator, held:
     return (
         f"object store of node {node} is full: {who} object {obj.id.hex()} of {show_size(obj.size)} "
         f"({obj.size} bytes) {why}; capacity {show_size(blocks.size)}, used {show_size(blocks.used)}, "
-        f"largest free run {show_size(blocks.largest_free)}. "
+        f"largest free run {show_size(blocks.largest_free)} ({blocks.largest_free} bytes). "
         f"Largest objects that cannot be evicted: {'; '.join(map(describe, top)) or 'none'}. "
-        "hint: drop references and arrays that are no longer needed, or start with a larger object store "
-        "(HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+        "Nothing is spilled to disk. hint: drop references and arrays that are no longer needed, or start with a "
+        "larger object store (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
     )
 
 

@@ -1,0 +1,60 @@
+"""Settings: defaults, variables, given values; what is wrong with them is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hpcray.base.config import Config
+
+
+def test_given_beats_variable_beats_default() -> None:
+    environ = {"HPCRAY_TICK": "2", "HPCRAY_PRESTART": "-1", "HPCRAY_LOG_TO_DRIVER": "0"}
+    config = Config.from_env(environ, start_timeout=3, tick=None)
+    assert (config.tick, config.start_timeout, config.stop_timeout) == (2.0, 3, Config.stop_timeout)
+    assert (config.prestart, config.log_to_driver) == (-1, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HPCRAY_START_TIMEOUT", "3s"),
+        ("HPCRAY_START_TIMEOUT", "-3"),
+        ("HPCRAY_START_TIMEOUT", "nan"),
+        ("HPCRAY_OBJECT_STORE_MEMORY", "2g"),
+        ("HPCRAY_LOG_TO_DRIVER", "maybe"),
+    ],
+)
+def test_a_variable_that_is_wrong_is_named(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=.* is not a valid .*hint:"):
+        Config.from_env({name: text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("start_timeout", "60"),
+        ("tick", -1),
+        ("tick", True),
+        ("max_workers", 1.5),
+        ("log_to_driver", 1),
+        ("data_plane", 7),
+    ],
+)
+def test_a_given_value_that_is_wrong_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}={value!r} is not a valid"):
+        Config.from_env({}, **{name: value})
+
+
+def test_mistyped_variables_are_told_with_what_may_be_meant() -> None:
+    environ = {
+        "HPCRAY_START_TIMEOT": "3",
+        "HPCRAY_TMPDIR": "/tmp",
+        "HPCRAY_TICK": "1",
+        "HPCRAY_MY_OWN": "x",
+        "PATH": "",
+    }
+    assert Config.unknown_variables(environ) == [
+        "HPCRAY_START_TIMEOT is no setting and has no effect; hint: HPCRAY_START_TIMEOUT?"
+    ]
