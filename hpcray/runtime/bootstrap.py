@@ -176,8 +176,8 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
     if address is not None and address != "local":
         if not os.path.isabs(address):
             raise ValueError(
-                f"address {address!r} (argument, RAY_ADDRESS) is not valid; hint: None, 'auto', 'local', or the path "
-                "of a session directory. There are no ports"
+                f"address {address!r} is not valid; hint: the argument (or RAY_ADDRESS) is None, 'auto', 'local', or "
+                "the path of a session directory. There are no ports"
             )
         try:
             return Entry(read_session(address).path, ATTACHED)
