@@ -12,6 +12,7 @@ from typing import Any
 from hpcray.api.option_rules import ACTOR_RULES
 from hpcray.base.config import Config
 from hpcray.base.ids import raylet_of
+from hpcray.host.address import node_ip_address
 from hpcray.runtime import interrupts
 from hpcray.runtime.bootstrap import Entry, enter
 from hpcray.runtime.options import NodeOptions
@@ -39,7 +40,7 @@ class ClientContext:
         self.ray_version = ""
         self.ray_commit = ""
         self.address_info: dict[str, Any] = {
-            "node_ip_address": process.host,
+            "node_ip_address": node_ip_address(),
             "node_id": process.node_id,
             "session_dir": process.session_dir,
             "address": process.session_dir,

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpcray.base.errors import ActorDiedError, ActorUnavailableError, PendingCallsLimitExceeded, TaskCancelledError
+from hpcray.base.errors import (
+    ActorAlreadyExistsError,
+    ActorDiedError,
+    ActorUnavailableError,
+    PendingCallsLimitExceeded,
+    TaskCancelledError,
+)
 from hpcray.base.ids import HEAD, PUT_INDEX
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
@@ -74,7 +80,7 @@ class ActorCalls:
             The ref that keeps it alive (None when detached): when no copy of it is left, the actor ends.
 
         Raises:
-            ValueError: the name is taken.
+            ActorAlreadyExistsError: the name is taken.
         """
         process, engine, table = self._process, self._engine, self._table
         spec.args, keep, slots = pack(process, args, kwargs)
@@ -118,7 +124,7 @@ class ActorCalls:
             if not reply.ok:
                 del self._clients[spec.actor]
                 table.on_free.pop(spec.actor + PUT_INDEX, None)
-                raise ValueError(reply.value.decode().removeprefix("name_taken: "))
+                raise ActorAlreadyExistsError(reply.value.decode().removeprefix("name_taken: "))
         return handle
 
     def _creation_values(self, task: Task) -> tuple[list[m.ArgRef], list[bytes] | None]:

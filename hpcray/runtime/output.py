@@ -65,7 +65,17 @@ class PrefixedStream(io.TextIOBase):
                 return  # the terminal is gone; that is no reason to fail the task
 
 
-def prefix_output(where: Any, host: str, node: int) -> None:
+def redirect_output(path: str) -> None:
+    """Send what this worker prints, native code included, to a file of the session directory."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def prefix_output(where: Any, node: int) -> None:
     """Send this worker's prints through prefixed streams. `where.name` is the running function's name."""
     suffix = f", node={node}" if node else ""
     sys.stdout = PrefixedStream(1, where, suffix)

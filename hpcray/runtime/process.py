@@ -22,7 +22,7 @@ from hpcray.base.errors import (
     RayTaskError,
 )
 from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, show_proc
-from hpcray.core.owner.table import INLINE, STORED, ObjectTable, Waiter
+from hpcray.core.owner.table import INLINE, PENDING, STORED, ObjectTable, Waiter
 from hpcray.host.arena import Arena
 from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
@@ -259,23 +259,38 @@ class Process:
         with self.engine.lock:
             self.check_alive()
             self.drain()
-            want = self.table.want_local if fetch_local else self.table.want_ready
-            waiter = Waiter(num_returns)
-            ready = {ref._id for ref in refs if want(ref._id, waiter)}
-            waiter.count -= len(ready)
-            if waiter.count > 0:
+            done, rest = self._split(refs, num_returns, fetch_local)
+            if len(done) < num_returns:
+                want = self.table.want_local if fetch_local else self.table.want_ready
+                waiter = Waiter(num_returns - len(done))
+                for ref in rest:
+                    want(ref._id, waiter)
                 self.block(waiter, None if timeout is None else monotonic() + timeout)
+                self.table.forget([ref._id for ref in rest], waiter)
+                done, rest = self._split(refs, num_returns, fetch_local)
             else:
                 self.engine.flush()
-            self.table.forget([ref._id for ref in refs], waiter)
-            entries = self.table.entries
-            done: list[ObjectRef[Any]] = []
-            rest: list[ObjectRef[Any]] = []
-            for ref in refs:
-                entry = entries[ref._id]
-                ok = entry.available if fetch_local else entry.state != 0
-                (done if ok and len(done) < num_returns else rest).append(ref)
         self.engine.run_after()
+        return done, rest
+
+    def _split(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
+        entries = self.table.entries
+        done: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for index, ref in enumerate(refs):
+            entry = entries.get(ref._id)
+            if entry is None:
+                raise foreign(ref._id)
+            if entry.available if local else entry.state != PENDING:
+                done.append(ref)
+                if len(done) == num_returns:
+                    rest.extend(refs[index + 1 :])
+                    break
+            else:
+                rest.append(ref)
         return done, rest
 
     def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
@@ -325,7 +340,7 @@ class Process:
             for ref in refs or ():
                 self.table.arrived(ref.id, self.local.protected)
                 entry = self.table.entries[ref.id]
-                if entry.state == 0 and ref.id[:8] != self.me:
+                if entry.state == PENDING and ref.id[:8] != self.me:
                     entry.state, entry.size, entry.nodes = STORED, ref.size, ref.nodes
                 held.append(new_ref(ref.id))
         fetched = iter(self.get(held, None) if held else ())

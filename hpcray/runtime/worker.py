@@ -24,11 +24,12 @@ from hpcray.base.errors import (
 )
 from hpcray.base.ids import raylet_of, return_index
 from hpcray.core.owner.table import Waiter
+from hpcray.host.address import node_ip_address
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.links import listen
-from hpcray.runtime.output import prefix_output
+from hpcray.runtime.output import prefix_output, redirect_output
 from hpcray.runtime.process import Process, connect
 from hpcray.runtime.refs import current
 from hpcray.wire import messages as m
@@ -282,7 +283,7 @@ class Worker:
 
     def task_error(self, error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
         """What user code raised, wrapped to travel."""
-        return make_task_error(name, error, os.getpid(), self.process.host, actor, cloudpickle.dumps)
+        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
 
     def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
         if num_returns == 0:
@@ -392,6 +393,8 @@ def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
     current.worker = worker
     signal.signal(signal.SIGINT, worker.interrupted)
     if process.config.log_to_driver:
-        prefix_output(process.local, process.host, process.node)
+        prefix_output(process.local, process.node)
+    else:
+        redirect_output(f"{session_dir}/worker-{number}.log")
     process.start(listener)
     worker.serve()
