@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from helpers.leaks import LeakCheck, leak_checked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_sessions() -> Iterator[None]:
+    """Sessions of this test run live in a directory of its own: `address="auto"` must not find somebody else's."""
+    with tempfile.TemporaryDirectory(prefix="hct-", dir="/tmp") as directory:
+        os.environ["HPCRAY_TMPDIR"] = directory
+        yield
+        del os.environ["HPCRAY_TMPDIR"]
 
 
 @pytest.fixture

@@ -173,7 +173,11 @@ def _say_ignored(wanted: dict[str, Any]) -> None:
 
 
 def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[str, str]) -> None:
-    """Tell the workers what they need of this driver. A second driver leaves the first one's environment alone."""
+    """Tell the workers what they need of this driver.
+
+    A second driver adds its paths and variables and leaves the rest to the first one: workers serve both. It shares the
+    first one's namespace unless it asks for its own, which then holds for what it names itself.
+    """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
@@ -181,12 +185,12 @@ def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[s
     known = process.job
     job = JobInfo(
         known.job_id if known else "01000000",
-        namespace or str(uuid.uuid4()),
+        known.namespace if known else namespace or str(uuid.uuid4()),
         tuple(dict.fromkeys([*paths, *(known.sys_path if known else ())])),
         known.cwd if known else os.getcwd(),
         tuple(sorted({**dict(known.env if known else ()), **env}.items())),
     )
-    process.set_job(job)
+    process.set_job(job, namespace or job.namespace)
 
 
 def _hook_exit_code() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from hpcray.base.config import Config
 from hpcray.base.errors import (
     GetTimeoutError,
@@ -352,15 +354,16 @@ class Process:
             values.append(value)
         return values
 
-    def set_job(self, job: m.JobInfo) -> None:
-        """Tell the cluster what this driver's tasks need to know (its sys.path, …)."""
-        self.job = job
+    def set_job(self, job: m.JobInfo, namespace: str) -> None:
+        """Tell the cluster what this driver's tasks need to know (its sys.path, …); `namespace` is for us alone."""
+        self.job = msgspec.structs.replace(job, namespace=namespace)
         with self.engine.lock:
             self.engine.send(self._raylet, m.SetJob(job))
             self.engine.flush()
 
     def _on_set_job(self, msg: m.SetJob) -> None:
-        self.job = msg.job
+        known = self.job
+        self.job = msgspec.structs.replace(msg.job, namespace=known.namespace) if known is not None else msg.job
 
     def _on_borrow_ack(self, msg: m.BorrowAck) -> None:
         self.table.on_borrow_ack(msg)

@@ -119,6 +119,14 @@ class TestKill:
         with pytest.raises(exceptions.RayActorError):
             ray.get(ref)
 
+    def test_of_an_actor_whose_arguments_are_not_ready(self, marks: Marks):
+        actor = Mortal.remote(ray.remote(lambda: time.sleep(0.5) or marks).remote())
+        ray.kill(actor)
+        with pytest.raises(exceptions.RayActorError):
+            ray.get(actor.call.remote())
+        time.sleep(0.7)
+        assert marks.lines() == []
+
     def test_only_for_actors(self):
         for bad in (1, ray.put(1), Mortal):
             with pytest.raises(ValueError, match="only supported for actors"):

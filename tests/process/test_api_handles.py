@@ -98,6 +98,22 @@ class TestPassing:
         ray.get([add.remote(total, i) for i in range(50)])
         assert ray.get(total.read.remote()) == 1225
 
+    def test_before_the_arguments_of_its_constructor_are_ready(self):
+        @ray.remote
+        def ask(cell):
+            return ray.get(cell.get.remote())
+
+        slow = ray.remote(lambda: time.sleep(0.5) or "late")
+        cell = Cell.remote(slow.remote())
+        assert ray.get([ask.remote(cell), cell.get.remote()]) == ["late", "late"]
+
+    def test_right_after_it_was_made(self):
+        """Whoever gets the handle may ask for the actor before the news of it has arrived everywhere."""
+        ask = ray.remote(lambda box: ray.get(box[0].get.remote()))
+        ray.get([ask.remote([Cell.remote(-1)]) for _ in range(4)])
+        for _ in range(5):
+            assert ray.get([ask.remote([Cell.options(num_cpus=0).remote(i)]) for i in range(4)]) == [0, 1, 2, 3]
+
     def test_as_a_result(self):
         @ray.remote
         def make(value):

@@ -159,7 +159,7 @@ def test_interrupts_of_main_leave_the_other_threads_going():
     """Ctrl-C may hit main just as another thread hands the driving over to it."""
     out = run_alone(
         """
-        import _thread, os, signal, threading
+        import os, signal, threading
         import hpcray as ray
         ray.init(num_cpus=2)
 
@@ -172,7 +172,7 @@ def test_interrupts_of_main_leave_the_other_threads_going():
         results, interrupts = [], 0
 
         def work():
-            for i in range(1500):
+            for i in range(700):
                 results.append(ray.get(echo.remote(i), timeout=15) == i)
                 if i % 3 == 0 and armed.is_set():
                     armed.clear()
@@ -180,25 +180,20 @@ def test_interrupts_of_main_leave_the_other_threads_going():
 
         threads = [threading.Thread(target=work) for _ in range(2)]
         [thread.start() for thread in threads]
-        while any(thread.is_alive() for thread in threads):
+        while True:
             try:
-                try:
+                while any(thread.is_alive() for thread in threads):
                     armed.set()
                     ray.get(echo.remote(1), timeout=15)
-                finally:
-                    armed.clear()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                break
             except KeyboardInterrupt:
                 interrupts += 1
-        for _ in range(3):
-            try:
-                [thread.join() for thread in threads]
-            except KeyboardInterrupt:
-                pass
         print(len(results), all(results), interrupts > 20)
         """,
         timeout=3 * PATIENCE,
     )
-    assert out.split() == ["3000", "True", "True"]
+    assert out.split() == ["1400", "True", "True"]
 
 
 def test_shutdown_ends_every_wait():

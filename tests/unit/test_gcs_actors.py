@@ -115,11 +115,32 @@ def test_an_actor_is_registered_placed_and_reported_alive() -> None:
         assert (state.state, state.worker, state.restarts) == ("ALIVE", WORKER, 0)
 
 
-def test_who_watches_nobody_is_told_so() -> None:
+def test_a_handle_may_be_elsewhere_before_its_actor_is_registered() -> None:
+    head = Head(4, 4)
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    assert head.states(OTHER) == []
+    assert head.create(spec()).ok
+    head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
+    assert head.states(OTHER)[-1] == "ALIVE"
+
+
+def test_who_watches_what_never_comes_is_told_so() -> None:
     head = Head(1)
     head.handle(OTHER, m.WatchActor(ACTOR))
-    (state,) = head.take(m.ActorState, OTHER)
-    assert state.state == "DEAD" and "no such actor" in state.reason
+    head.do(head.core.process_died(0.0, OWNER, "exit code 1"))
+    head.handle(OTHER, m.WatchActor(ACTOR[:-1] + b"x"))
+    states = head.take(m.ActorState, OTHER)
+    assert [state.state for state in states] == ["DEAD", "DEAD"]
+    assert all("no such actor" in state.reason for state in states)
+
+
+def test_a_kill_may_come_before_the_actor_is_registered() -> None:
+    head = Head(4)
+    head.handle(OTHER, m.KillActor(ACTOR, True, "it was killed by kill()"))
+    assert head.create(spec()).ok
+    assert head.started_on() == []
+    (state,) = head.take(m.ActorState, OWNER)
+    assert state.state == "DEAD" and "kill()" in state.reason
 
 
 def test_a_name_is_taken_until_its_actor_is_dead() -> None:

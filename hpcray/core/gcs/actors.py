@@ -11,6 +11,7 @@ import msgspec
 from hpcray.base.ids import node_of, owner_of, raylet_of, show_proc
 from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.early import Early, EarlyQuestions
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.wants import ACTOR_KLASS, node_affinity
 from hpcray.wire import messages as m
@@ -67,6 +68,7 @@ class ActorTable:
         self._owned: dict[bytes, set[bytes]] = {}
         self._homeless: dict[tuple[m.Shape, m.Shape], OrderedDict[bytes, Actor]] = {}
         self._dead: deque[bytes] = deque()
+        self._early = EarlyQuestions()
         self._parked_last = -1
 
     # ------------------------------------------------------------ conversation with processes
@@ -89,14 +91,23 @@ class ActorTable:
             self.names[name] = spec.actor
         if not spec.detached:
             self._owned.setdefault(actor.owner, set()).add(spec.actor)
-        self._place(now, actor, out)
+        early = self._early.take(spec.actor)
+        if early is not None:
+            actor.watchers |= early.watchers
+        if early is not None and early.killed:
+            self._end(actor, early.killed, out)
+        else:
+            self._place(now, actor, out)
         return out
 
     def watch(self, src: bytes, msg: m.WatchActor) -> list[Effect]:
         """Tell the state, now and at each change."""
         actor = self.actors.get(msg.actor)
         if actor is None:
-            return [Send(src, m.ActorState(msg.actor, DEAD, b"", 0, "no such actor is known in this job", b""))]
+            if self._early.may_come(msg.actor):
+                self._early.of(msg.actor).watchers.add(src)
+                return []
+            return [Send(src, _unknown(msg.actor))]
         if actor.state != DEAD:
             actor.watchers.add(src)
         return [Send(src, self._state_of(actor))]
@@ -105,6 +116,8 @@ class ActorTable:
         """End it now, for good or to be restarted."""
         out: list[Effect] = []
         actor = self.actors.get(msg.actor)
+        if actor is None and msg.no_restart and self._early.may_come(msg.actor):
+            self._early.of(msg.actor).killed = msg.reason or "it was killed"
         if actor is None or actor.state == DEAD:
             return out
         if msg.no_restart:
@@ -189,6 +202,7 @@ class ActorTable:
         out: list[Effect] = []
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
             self._owner_died(owner, f"node {node} died: {reason}", out)
+        self._never_come(self._early.node_died(node), out)
         for actor in list(self.actors.values()):
             actor.watchers = {proc for proc in actor.watchers if node_of(proc) != node}
             if actor.node != node or actor.state == DEAD:
@@ -206,7 +220,12 @@ class ActorTable:
         for actor in self.actors.values():
             actor.watchers.discard(proc)
         self._owner_died(proc, f"{show_proc(proc)} died: {reason}", out)
+        self._never_come(self._early.creator_died(proc), out)
         return out
+
+    def _never_come(self, waited_for: list[tuple[bytes, Early]], out: list[Effect]) -> None:
+        for actor, early in waited_for:
+            out.extend(Send(watcher, _unknown(actor)) for watcher in early.watchers)
 
     def retry(self, now: float, out: list[Effect]) -> None:
         """Place what waits, as far as it fits now."""
@@ -332,7 +351,9 @@ class ActorTable:
         actor.spec = msgspec.structs.replace(spec, cls=b"", args=b"", refs=[])
         self._dead.append(spec.actor)
         if len(self._dead) > DEAD_KEPT:
-            del self.actors[self._dead.popleft()]
+            forgotten = self._dead.popleft()
+            del self.actors[forgotten]
+            self._early.forget(forgotten)
 
     def _owner_died(self, owner: bytes, reason: str, out: list[Effect]) -> None:
         for ident in list(self._owned.get(owner, ())):
@@ -359,3 +380,7 @@ class ActorTable:
     def _tell(self, actor: Actor, out: list[Effect]) -> None:
         state = self._state_of(actor)
         out.extend(Send(proc, state) for proc in sorted(actor.watchers))
+
+
+def _unknown(actor: bytes) -> m.ActorState:
+    return m.ActorState(actor, DEAD, b"", 0, "no such actor is known in this job", b"")

@@ -1,0 +1,62 @@
+"""Questions about actors that the GCS has not heard of yet.
+
+A handle can be elsewhere before the actor is registered: its creator's CreateActor takes another way, and waits for the
+constructor's arguments. So such questions wait for it, until the creator is known to be dead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hpcray.base.ids import node_of, owner_of
+
+_REMEMBERED = 100_000
+
+
+@dataclass(slots=True)
+class Early:
+    """What came for one actor ahead of its creation. killed: why it is to die at once, or ""."""
+
+    watchers: set[bytes] = field(default_factory=set)
+    killed: str = ""
+
+
+class EarlyQuestions:
+    """By actor id."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, Early] = {}
+        self._dead_creators: dict[bytes, None] = {}
+        self._dead_nodes: set[int] = set()
+        self._forgotten: set[bytes] = set()
+
+    def may_come(self, actor: bytes) -> bool:
+        """Whether an unknown actor can still be registered."""
+        creator = owner_of(actor)
+        return not (actor in self._forgotten or creator in self._dead_creators or node_of(creator) in self._dead_nodes)
+
+    def of(self, actor: bytes) -> Early:
+        """What is kept for an actor that may come."""
+        return self._waiting.setdefault(actor, Early())
+
+    def take(self, actor: bytes) -> Early | None:
+        """It has come: what was kept for it."""
+        return self._waiting.pop(actor, None)
+
+    def forget(self, actor: bytes) -> None:
+        """A dead actor leaves the table: it will not come again."""
+        self._forgotten.add(actor)
+
+    def creator_died(self, proc: bytes) -> list[tuple[bytes, Early]]:
+        """The process will register nothing more: the actors that were waited for, and by whom."""
+        if len(self._dead_creators) >= _REMEMBERED:
+            del self._dead_creators[next(iter(self._dead_creators))]
+        self._dead_creators[proc] = None
+        for early in self._waiting.values():
+            early.watchers.discard(proc)
+        return [(actor, self._waiting.pop(actor)) for actor in list(self._waiting) if owner_of(actor) == proc]
+
+    def node_died(self, node: int) -> list[tuple[bytes, Early]]:
+        """The same for all processes of a node."""
+        self._dead_nodes.add(node)
+        return [(actor, self._waiting.pop(actor)) for actor in list(self._waiting) if node_of(actor) == node]
