@@ -156,6 +156,7 @@ def test_cancelled_children(marks: Marks):
     assert marks.lines() == ["x"]
 
 
+@pytest.mark.xfail(reason="only the owner of a ref can cancel its task so far", run=False)
 def test_by_a_borrower(marks: Marks):
     @ray.remote(num_cpus=0)
     def cancel(box):
