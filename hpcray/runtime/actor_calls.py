@@ -12,7 +12,7 @@ from hpcray.base.errors import (
     PendingCallsLimitExceeded,
     TaskCancelledError,
 )
-from hpcray.base.ids import HEAD, PUT_INDEX
+from hpcray.base.ids import HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.arguments import pack
@@ -199,7 +199,11 @@ class ActorCalls:
         found = self._clients.get(handle._actor)
         if found is None:
             found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name)
-            self._engine.send(HEAD, m.WatchActor(handle._actor))
+            if owner_of(handle._actor) == self._process.me:
+                # Ours, and yet unknown: its session has ended, and nobody would ever answer.
+                found.state, found.reason = DEAD, "it belongs to an earlier session of this program"
+            else:
+                self._engine.send(HEAD, m.WatchActor(handle._actor))
         return found
 
     def _resolved(self, client: ActorClient, task: Task) -> None:
