@@ -1,12 +1,25 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-from hpcray import actor, exceptions, util
+from hpcray import actor, cluster, exceptions, mpi, util
+from hpcray.api.accelerators import get_gpu_ids
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
 from hpcray.api.context import available_resources, cluster_resources, get_runtime_context, nodes
 from hpcray.api.decorator import remote
+from hpcray.api.drain import (
+    checkpoint_dir,
+    drain,
+    draining,
+    exit_unfinished,
+    latest_checkpoint,
+    new_checkpoint,
+    on_drain,
+    restart_count,
+    time_left,
+)
 from hpcray.api.objects import cancel, get, put, wait
 from hpcray.api.session import init, is_initialized, shutdown
 from hpcray.runtime.refs import ObjectRef
+from hpcray.runtime.streams import DynamicObjectRefGenerator, ObjectRefGenerator
 
 __version__ = "0.1.0"
 
@@ -16,24 +29,38 @@ __all__ = [
     "ActorClass",
     "ActorHandle",
     "ActorMethod",
+    "DynamicObjectRefGenerator",
     "ObjectID",
     "ObjectRef",
+    "ObjectRefGenerator",
     "actor",
     "available_resources",
     "cancel",
+    "checkpoint_dir",
+    "cluster",
     "cluster_resources",
+    "drain",
+    "draining",
     "exceptions",
+    "exit_unfinished",
     "get",
     "get_actor",
+    "get_gpu_ids",
     "get_runtime_context",
     "init",
     "is_initialized",
     "kill",
+    "latest_checkpoint",
     "method",
+    "mpi",
+    "new_checkpoint",
     "nodes",
+    "on_drain",
     "put",
     "remote",
+    "restart_count",
     "shutdown",
+    "time_left",
     "util",
     "wait",
 ]

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from hpcray.base.failures import StartupError
 from hpcray.host.console import adopt
 from hpcray.host.processes import set_process_name
-from hpcray.runtime.node import run_node
+from hpcray.runtime.node import SaidElsewhere, run_node
 from hpcray.runtime.options import NodeOptions
 from hpcray.transport.startup import read_launch
 
@@ -29,10 +29,12 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     parser = argparse.ArgumentParser(prog="python -m hpcray", usage=_USAGE, description=__doc__, allow_abbrev=False)
     add = parser.add_argument
     add("--num-cpus", type=float, metavar="K", help="CPUs of this node (default: its share of the host)")
-    add("--num-gpus", type=float, metavar="K", help="GPUs of this node (default: none)")
+    add("--num-gpus", type=float, metavar="K", help="GPUs of this node (default: those it was given)")
     add("--memory", type=float, metavar="BYTES", help="memory that tasks may ask for (default: what there is)")
     add("--object-store-memory", type=int, metavar="BYTES", help="size of the object store (default: 30 %% of memory)")
     add("--resources", type=_resources, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
+    add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
+    add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
     add("script", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -48,6 +50,8 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     config: dict[str, Any] = {}
     if given.object_store_memory is not None:
         config["object_store_memory"] = given.object_store_memory
+    if given.require_rdma:
+        config["require_rdma"] = True
     return NodeOptions(
         config=config,
         num_cpus=given.num_cpus,
@@ -55,6 +59,7 @@ def parse(argv: Sequence[str]) -> NodeOptions:
         memory=given.memory,
         resources=given.resources,
         distributed=True,
+        broadcast_env=given.broadcast_env,
         driver=driver,
     )
 
@@ -77,6 +82,8 @@ def main() -> NoReturn:
     code = 1
     try:
         code = run_node(options, lambda session_dir: None)
+    except SaidElsewhere:
+        code = 0  # mpirun ends all ranks at the first other code, before rank 0 has spoken
     except (StartupError, ValueError) as error:
         print(f"hpcray: {error}", file=sys.stderr)
     except BaseException:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from hpcray.state.doctor import FAIL, WARN, Finding, examine, package_version
+from hpcray.cluster import commands
+from hpcray.cluster.srun import Slurm, compose_step, has_mpich, protocol, try_srun
+from hpcray.host.allocation import read_allocation
+from hpcray.host.allocation_nodes import compress_nodes
+from hpcray.state.doctor import examine, examine_job, judge_clocks
+from hpcray.state.doctor_host import package_version
+from hpcray.state.doctor_nodes import ask_nodes
+from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding, Row, merge
 
-_MARKS = {"ok": ("ok", "green"), "note": ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
+_MARKS = {OK: ("ok", "green"), NOTE: ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,6 +28,10 @@ def main() -> None:
 
     To start a program, see: hpcray-launch --help
     """
+
+
+for _command in (commands.submit, commands.jobs, commands.logs, commands.cancel):
+    main.add_command(_command)
 
 
 @main.command()
@@ -31,15 +43,41 @@ def version() -> None:
 @main.command()
 @click.option("--require-rdma", is_flag=True, help="Fail unless object bytes would go over RDMA.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(require_rdma: bool, as_json: bool) -> None:
-    """Show what a job on this host would run on; exit code 1 if a job on several nodes could not start."""
-    findings = examine(require_rdma)
+@click.option("--here", is_flag=True, help="Look at this host only, in an allocation too.")
+def doctor(require_rdma: bool, as_json: bool, here: bool) -> None:
+    """Show what a job would run on: on this host, or in a Slurm allocation on every node of it.
+
+    Exit code 1 if something is red: a job on several nodes could not start.
+    """
+    given = read_allocation()
+    if given.in_step and given.rank:
+        return  # srun hpcray doctor: one task asks for all
+    rows = [Row(finding) for finding in examine(require_rdma)] if here or given.kind != "slurm" else []
+    rows = rows or _examine_allocation(require_rdma)
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=1))
+        click.echo(json.dumps([{**asdict(row.finding), "nodes": row.nodes} for row in rows], indent=1))
     else:
-        _show(findings)
-    if any(finding.level == FAIL for finding in findings):
+        _show(rows, len(given.nodes))
+        _show_sum(rows)
+    if any(row.finding.level == FAIL for row in rows):
         sys.exit(1)
+
+
+def _examine_allocation(require_rdma: bool) -> list[Row]:
+    """The job's rows, then those of its nodes."""
+    given = read_allocation()
+    mpi = protocol(os.environ, has_mpich())
+    slurm = Slurm(given, os.environ, mpi, try_srun(mpi, os.environ))
+    command = [sys.executable, "-m", "hpcray.state.node_report"]
+    command += ["--require-rdma"] if require_rdma else []
+    command += ["--without-mpi"] if slurm.problem else []
+    said = ask_nodes(compose_step(slurm, command), given.nodes)
+    job = examine_job(given, mpi, slurm.problem, os.environ)
+    if said.missing:
+        why = said.complaint.splitlines()[0] if said.complaint else "no answer in time"
+        hint = "is the directory of this Python on every node? Else see the site's log of the node"
+        job.append(Finding("Slurm", "nodes without a report", f"{compress_nodes(said.missing)}: {why}", FAIL, hint))
+    return [*map(Row, job), Row(judge_clocks(said.offsets)), *merge(said.reports)]
 
 
 @main.command()
@@ -63,16 +101,24 @@ def status(address: str, as_json: bool) -> None:
         _show_nodes(nodes, total, free)
 
 
-def _show(findings: list[Finding]) -> None:
+def _show(rows: list[Row], nodes: int) -> None:
     topic = ""
-    for finding in findings:
+    for row in rows:
+        finding = row.finding
         if finding.topic != topic:
             topic = finding.topic
             click.secho(topic, bold=True)
         mark, colour = _MARKS[finding.level]
-        click.echo(f"  {click.style(f'{mark:<4}', fg=colour or None)} {finding.name:<18} {finding.value}")
+        where = f"{compress_nodes(row.nodes)}: " if 0 < len(row.nodes) < nodes else ""
+        click.echo(f"  {click.style(f'{mark:<4}', fg=colour or None)} {finding.name:<18} {where}{finding.value}")
         if finding.hint:
             click.echo(f"       {'':<18} hint: {finding.hint}")
+
+
+def _show_sum(rows: list[Row]) -> None:
+    red = sum(row.finding.level == FAIL for row in rows)
+    yellow = sum(row.finding.level == WARN for row in rows)
+    click.echo(f"{red} red, {yellow} yellow")
 
 
 def _show_nodes(nodes: list[dict[str, Any]], total: dict[str, float], free: dict[str, float]) -> None:

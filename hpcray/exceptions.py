@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcray.base.drain_errors import JobDrainingError, NotEnoughTimeError
 from hpcray.base.errors import (
     ActorAlreadyExistsError,
     ActorDiedError,
@@ -50,18 +51,20 @@ from hpcray.base.errors import (
     UserCodeException,
     WorkerCrashedError,
 )
+from hpcray.base.job_errors import JobError, SubmitError
 
 __all__ = [
     "ActorAlreadyExistsError", "ActorDiedError", "ActorHandleNotFoundError", "ActorPlacementGroupRemoved",
     "ActorUnavailableError", "ActorUnschedulableError", "AsyncioActorExit", "AuthenticationError",
-    "CrossLanguageError", "GetTimeoutError", "LocalRayletDiedError", "NodeDiedError", "ObjectFetchTimedOutError",
-    "ObjectFreedError", "ObjectLostError", "ObjectReconstructionFailedError",
-    "ObjectReconstructionFailedLineageEvictedError", "ObjectReconstructionFailedMaxAttemptsExceededError",
-    "ObjectRefStreamEndOfStreamError", "ObjectStoreFullError", "OufOfBandObjectRefSerializationException",
-    "OutOfDiskError", "OutOfMemoryError", "OwnerDiedError", "PeerLostError", "PendingCallsLimitExceeded",
-    "PlasmaObjectNotAvailable", "RayActorError", "RayCgraphCapacityExceeded", "RayChannelError",
-    "RayChannelTimeoutError", "RayDirectTransportError", "RayError", "RaySystemError", "RayTaskError",
-    "ReferenceCountingAssertionError", "RpcError", "RuntimeEnvSetupError", "StartupError",
-    "StreamingGeneratorReplayInconsistentError", "TaskCancelledError", "TaskPlacementGroupRemoved",
-    "TaskUnschedulableError", "UnserializableException", "UserCodeException", "WorkerCrashedError",
+    "CrossLanguageError", "GetTimeoutError", "JobDrainingError", "JobError", "LocalRayletDiedError", "NodeDiedError",
+    "NotEnoughTimeError", "ObjectFetchTimedOutError", "ObjectFreedError", "ObjectLostError",
+    "ObjectReconstructionFailedError", "ObjectReconstructionFailedLineageEvictedError",
+    "ObjectReconstructionFailedMaxAttemptsExceededError", "ObjectRefStreamEndOfStreamError", "ObjectStoreFullError",
+    "OufOfBandObjectRefSerializationException", "OutOfDiskError", "OutOfMemoryError", "OwnerDiedError",
+    "PeerLostError", "PendingCallsLimitExceeded", "PlasmaObjectNotAvailable", "RayActorError",
+    "RayCgraphCapacityExceeded", "RayChannelError", "RayChannelTimeoutError", "RayDirectTransportError", "RayError",
+    "RaySystemError", "RayTaskError", "ReferenceCountingAssertionError", "RpcError", "RuntimeEnvSetupError",
+    "StartupError", "StreamingGeneratorReplayInconsistentError", "SubmitError", "TaskCancelledError",
+    "TaskPlacementGroupRemoved", "TaskUnschedulableError", "UnserializableException", "UserCodeException",
+    "WorkerCrashedError",
 ]  # fmt: skip

@@ -5,177 +5,32 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
 from typing import Any, NoReturn
 
-from hpcray.api.option_rules import TASK_RULES, check_num_returns
+from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
 from hpcray.api.options import ActorOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
-from hpcray.api.signature import ANYTHING, NOTHING, Arity, arity, describe
+from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.base.ids import HEAD
 from hpcray.runtime.actor_host import ExitActor, has_async_method
-from hpcray.runtime.refs import ObjectRef, current
+from hpcray.runtime.refs import current
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, serialize
 
+__all__ = [
+    "ActorClass",
+    "ActorHandle",
+    "ActorMethod",
+    "exit_actor",
+    "get_actor",
+    "kill",
+    "make_actor_class",
+    "method",
+]
+
 _SPECIAL = ("__call__", "__enter__", "__exit__", "__len__", "__getitem__")
-_BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
-_METHOD = "__hpcray_method__"
-_METHOD_OPTIONS = frozenset({
-    "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events",
-    "tensor_transport", "_generator_backpressure_num_objects", "_num_objects_per_yield",
-})  # fmt: skip
-_SIGNATURE = "signature"
 ASYNC_CONCURRENCY = 1000
-
-
-def method(*args: Any, **options: Any) -> Any:
-    """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
-
-    Raises:
-        ValueError: an option is unknown, or `num_returns` is no number of returns.
-    """
-    if len(args) == 1 and callable(args[0]) and not options:
-        return args[0]
-    if args or set(options) - _METHOD_OPTIONS:
-        raise ValueError(
-            f"The @method decorator takes keywords of {sorted(_METHOD_OPTIONS)}, got {args or sorted(options)}; "
-            "for example: @method(num_returns=2)"
-        )
-    TASK_RULES["num_returns"].check("num_returns", options.get("num_returns"))
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(function, _METHOD, options)
-        return function
-
-    return decorate
-
-
-class ActorMethod:
-    """A method of an actor handle. Call it with `.remote(...)`."""
-
-    __slots__ = ("_arity", "_handle", "_name", "_num_returns", "_retries")
-
-    def __init__(
-        self, handle: ActorHandle, name: str, num_returns: int | str | None, retries: int, arity: Arity
-    ) -> None:
-        self._handle, self._name, self._num_returns, self._retries = handle, name, num_returns, retries
-        self._arity = arity
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says.
-
-        Raises:
-            TypeError: the arguments do not fit the method, or cannot be pickled.
-            NotImplementedError: the method is a generator that would stream its values.
-        """
-        self._arity.check(self._name, args, kwargs)
-        num_returns = self._num_returns
-        if type(num_returns) is not int:
-            num_returns = check_num_returns(num_returns)
-        return (current.process or ensure()).submitter.actors.call(
-            self._handle, self._name, num_returns, self._retries, args, kwargs
-        )
-
-    def options(
-        self, num_returns: int | str | None = None, max_task_retries: int | None = None, **others: Any
-    ) -> ActorMethod:
-        """The same method with some options replaced.
-
-        Raises:
-            ValueError: an option is unknown, or `num_returns` is no number of returns.
-        """
-        if others.keys() - _METHOD_OPTIONS - {"name"}:
-            known = sorted({"name", *_METHOD_OPTIONS})
-            raise ValueError(f"Invalid option keywords {sorted(others)} for actor methods. Valid ones are {known}.")
-        TASK_RULES["num_returns"].check("num_returns", num_returns)
-        return ActorMethod(
-            self._handle,
-            self._name,
-            self._num_returns if num_returns is None else num_returns,
-            self._retries if max_task_retries is None else max_task_retries,
-            self._arity,
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(
-            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
-            f"try 'object.{self._name}.remote()'."
-        )
-
-
-class ActorHandle:
-    """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
-
-    def __init__(
-        self,
-        actor: bytes,
-        class_name: str,
-        methods: dict[str, dict[str, Any]],
-        retries: int,
-        limit: int,
-        keep: ObjectRef[Any] | None,
-    ) -> None:
-        self._actor, self._class_name, self._methods = actor, class_name, methods
-        self._retries, self._limit, self._keep = retries, limit, keep
-
-    def __getattr__(self, name: str) -> ActorMethod:
-        options = self.__dict__.get("_methods", {}).get(name)
-        if options is None:
-            if name not in _BUILT_IN:
-                raise AttributeError(
-                    f"the actor class {self.__dict__.get('_class_name', '?')!r} has no method {name!r}"
-                )
-            options = {}
-        return ActorMethod(
-            self,
-            name,
-            options.get("num_returns", 1),
-            options.get("max_task_retries", self._retries),
-            arity(options.get(_SIGNATURE, ANYTHING)),
-        )
-
-    def __dir__(self) -> list[str]:
-        return [*self._methods, *_BUILT_IN]
-
-    @property
-    def _actor_id(self) -> Any:
-        return ActorID(self._actor)
-
-    @property
-    def _ray_actor_id(self) -> Any:
-        return ActorID(self._actor)
-
-    def __repr__(self) -> str:
-        return f"Actor({self._class_name}, {self._actor.hex()})"
-
-    def __hash__(self) -> int:
-        return hash(self._actor)
-
-    def __eq__(self, other: object) -> bool:
-        return self._actor == other._actor if isinstance(other, ActorHandle) else NotImplemented
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ActorHandle, (
-            self._actor, self._class_name, self._methods, self._retries, self._limit, self._keep,
-        )  # fmt: skip
-
-    def __copy__(self) -> ActorHandle:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
-        return self
-
-
-class ActorID(bytes):
-    """An actor's id, with Ray's accessors."""
-
-    __slots__ = ()
-
-    def binary(self) -> bytes:
-        """The id as bytes."""
-        return bytes(self)
 
 
 class _Export:
@@ -266,13 +121,17 @@ class ActorClass:
         arity(_constructor(cls)).check(cls.__name__, args, kwargs)
         export = self._export
         export.of(cls)
-        concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if has_async_method(cls) else 1)
+        is_async = has_async_method(cls)
+        concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if is_async else 1)
+        out_of_order = _out_of_order(options, is_async, concurrency)
+        _check_groups(cls, options, export.methods)
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
             place=resolved(process, options.place), hold=resolved(process, options.hold),
             name=options.name, namespace=namespace, detached=options.detached, max_restarts=options.max_restarts,
             max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=export.methods,
-            max_pending_calls=options.max_pending_calls,
+            max_pending_calls=options.max_pending_calls, concurrency_groups=options.concurrency_groups,
+            out_of_order=out_of_order, max_runtime=options.given.get("max_runtime") or 0.0,
         )  # fmt: skip
         try:
             keep = process.submitter.actors.create(spec, args, kwargs)
@@ -281,8 +140,9 @@ class ActorClass:
                 return get_actor(options.name, namespace)
             raise
         return ActorHandle(
-            spec.actor, cls.__name__, export.methods, options.max_task_retries, options.max_pending_calls, keep
-        )
+            spec.actor, cls.__name__, export.methods, options.max_task_retries, options.max_pending_calls, keep,
+            out_of_order,
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
@@ -308,7 +168,8 @@ def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
         bound = inspect.ismethod(member) or isinstance(inspect.getattr_static(cls, name), staticmethod)
         streams = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
         returns = {"num_returns": "streaming"} if streams else {}
-        found[name] = {_SIGNATURE: describe(member, 0 if bound else 1), **returns, **getattr(member, _METHOD, {})}
+        own = {keyword: value for keyword, value in getattr(member, METHOD, {}).items() if value is not None}
+        found[name] = {SIGNATURE: describe(member, 0 if bound else 1), **returns, **travelling(own)}
     return found
 
 
@@ -317,6 +178,28 @@ def _constructor(cls: type) -> str:
     if cls.__init__ is not object.__init__:  # type: ignore[misc]
         return describe(cls.__init__, 1)  # type: ignore[misc]
     return ANYTHING if any("__new__" in vars(base) for base in cls.__mro__[:-1]) else NOTHING
+
+
+def _out_of_order(options: ActorOptions, is_async: bool, concurrency: int) -> bool:
+    """Whether calls may overtake those that wait for their arguments: by default if they may overlap anyway."""
+    overlapping = is_async or concurrency > 1
+    if overlapping and options.out_of_order is False:
+        kind = "async" if is_async else "multi-threaded"
+        raise ValueError(
+            f"If you're using {kind} actors, calls can't be executed in order; hint: leave out "
+            "allow_out_of_order_execution=False"
+        )
+    return overlapping if options.out_of_order is None else options.out_of_order
+
+
+def _check_groups(cls: type, options: ActorOptions, methods: dict[str, dict[str, Any]]) -> None:
+    for name, given in methods.items():
+        group = given.get("concurrency_group")
+        if group and group not in options.concurrency_groups:
+            raise ValueError(
+                f"the method {cls.__name__}.{name} is of the concurrency group {group!r}, but the actor has only "
+                f'{list(options.concurrency_groups)}; hint: @remote(concurrency_groups={{"{group}": limit}})'
+            )
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
@@ -338,7 +221,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
         ) from None
     return ActorHandle(
         found["actor"], found["class_name"], found["methods"], found.get("max_task_retries", 0),
-        found.get("max_pending_calls", -1), None,
+        found.get("max_pending_calls", -1), None, found.get("out_of_order", False),
     )  # fmt: skip
 
 

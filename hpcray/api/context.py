@@ -9,7 +9,8 @@ from hpcray.api.actor import ActorHandle
 from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
 from hpcray.api.session import ensure
 from hpcray.base.resources import Resources
-from hpcray.runtime.actor_host import async_task
+from hpcray.host.accelerators import assigned_gpus
+from hpcray.runtime.actor_lanes import async_task
 from hpcray.runtime.process import Process
 from hpcray.runtime.refs import current
 from hpcray.wire.messages import JobInfo
@@ -45,9 +46,11 @@ class _Source:
         return self._process.session_dir
 
     def running_task(self) -> RunningTask | None:
-        local = self._process.local
-        task = async_task.get() or local.task
-        return None if task is None else RunningTask(task, local.name, local.name)
+        worker = current.worker
+        running = async_task.get() or self._process.local.task
+        if running is None or worker is None:
+            return None
+        return RunningTask(running.task, *worker.names_of(running), running.task in worker.cancelled)
 
     def running_actor(self) -> RunningActor | None:
         host = current.worker.actor if current.worker is not None else None
@@ -57,8 +60,9 @@ class _Source:
 
         def handle() -> ActorHandle:
             return ActorHandle(
-                spec.actor, spec.class_name, spec.methods, spec.max_task_retries, spec.max_pending_calls, None
-            )
+                spec.actor, spec.class_name, spec.methods, spec.max_task_retries, spec.max_pending_calls, None,
+                spec.out_of_order,
+            )  # fmt: skip
 
         return RunningActor(spec.actor, spec.name, host.restarts, host.is_async, handle)
 
@@ -69,13 +73,15 @@ class _Source:
         return dict(worker.actor.spec.hold.resources) if worker.actor is not None else dict(worker.holds)
 
     def worker_env(self) -> Mapping[str, str]:
-        return dict(self._process.job.env) if self._process.job else {}
+        env = dict(self._process.job.env) if self._process.job else {}
+        return env if current.worker is None else {**env, **current.worker.env}
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
-        return {}
+        return {"GPU": assigned_gpus()}
 
     def node_labels(self) -> Mapping[str, str]:
-        return {}
+        rows = [row for row in self._process.gcs.nodes() if row["NodeID"] == self._process.node_id]
+        return dict(rows[0]["Labels"]) if rows else {}
 
 
 def _source() -> ContextSource | None:

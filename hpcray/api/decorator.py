@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcray.api.actor import make_actor_class
 from hpcray.api.options import ActorOptions, TaskOptions
-from hpcray.api.remote_function import RemoteFunction
+from hpcray.api.remote_function import make_remote_function
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -32,11 +32,11 @@ def remote(*args: Any, **options: Any) -> Any:
 def _make(target: Any, options: dict[str, Any]) -> Any:
     if inspect.isclass(target):
         return make_actor_class(target, ActorOptions(options))
-    if inspect.iscoroutinefunction(target):
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(
             "'async def' should not be used for remote tasks; hint: make it a method of an actor, or call "
             "`asyncio.run(...)` inside a plain function"
         )
     if callable(target):
-        return RemoteFunction(target, TaskOptions(options))
+        return make_remote_function(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")

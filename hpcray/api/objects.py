@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcray.api.session import ensure
 from hpcray.runtime.refs import ObjectRef, current
+from hpcray.runtime.streams import ObjectRefGenerator
 
 
 def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: float | None = None) -> Any:
@@ -55,13 +56,13 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
 
 
 def wait(
-    ray_waitables: Sequence[ObjectRef[Any]],
+    ray_waitables: Sequence[ObjectRef[Any] | ObjectRefGenerator],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
     fetch_local: bool = True,
-) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-    """Wait until `num_returns` of the refs are ready, or the timeout.
+) -> tuple[list[Any], list[Any]]:
+    """Wait until `num_returns` of the refs are ready, or the timeout. A generator is ready when its next ref is.
 
     Returns:
         (ready, not ready), each in the order given; at most `num_returns` are in the first.
@@ -74,9 +75,11 @@ def wait(
         raise TypeError("wait() expected a list of ray.ObjectRef, got a single ray.ObjectRef")
     if not isinstance(ray_waitables, list):
         raise TypeError(f"wait() expected a list of ray.ObjectRef, got {type(ray_waitables)}")
-    refs = list(ray_waitables)
+    refs: list[Any] = list(ray_waitables)
     for ref in refs:
         if not isinstance(ref, ObjectRef):
+            if any(isinstance(item, ObjectRefGenerator) for item in refs):
+                return _wait_for_next(refs, num_returns, timeout, fetch_local)
             raise TypeError(f"wait() expected a list of ray.ObjectRef, got list containing {type(ref)}")
     if timeout is not None and timeout < 0:
         raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
@@ -93,12 +96,28 @@ def wait(
     return process.wait(refs, num_returns, timeout, fetch_local)
 
 
-def cancel(ref: ObjectRef[Any], *, force: bool = False, recursive: bool = True) -> None:
+def _wait_for_next(
+    waitables: list[Any], num_returns: int, timeout: float | None, fetch_local: bool
+) -> tuple[list[Any], list[Any]]:
+    """`wait` with generators: each stands for the ref that it gives next; one that has ended is ready."""
+    peeked = [item.peek() if isinstance(item, ObjectRefGenerator) else item for item in waitables]
+    if len(set(map(id, waitables))) != len(waitables):
+        raise ValueError("Wait requires a list of unique object refs.")
+    refs = [put(None) if ref is None else ref for ref in peeked]
+    ready, _ = wait(refs, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
+    done = set(ready)
+    pairs = list(zip(waitables, refs, strict=True))
+    return [item for item, ref in pairs if ref in done], [item for item, ref in pairs if ref not in done]
+
+
+def cancel(ref: ObjectRef[Any] | ObjectRefGenerator, *, force: bool = False, recursive: bool = True) -> None:
     """Cancel a task: one that has not started never runs; a running one gets KeyboardInterrupt.
 
     Raises:
-        TypeError: not a ref.
+        TypeError: not a ref. ValueError: `force` with a call of an actor.
     """
+    if isinstance(ref, ObjectRefGenerator):
+        ref = ref.completed()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ref)}.")
-    (current.process or ensure()).submitter.cancel(ref, force, recursive)
+    (current.process or ensure()).submitter.cancelling.cancel(ref, force, recursive)

@@ -15,7 +15,11 @@ from hpcray.api.scheduling import (
 from hpcray.base.resources import UNIT
 
 _NONE = type(None)
-NO_GENERATORS = "num_returns={!r} (generators) is not supported yet; hint: return a list, or give num_returns=N"
+STREAMS = -1
+"""`num_returns` of generators, inside."""
+NO_YIELDS_OF_MANY = (
+    "the option _num_objects_per_yield is not supported; hint: leave it out, and yield one object at a time"
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,13 @@ def _amount(name: str, default: float | None = None) -> Rule:
         return None if value is None else _amount_problem(name, value)
 
     return Rule((float, int, _NONE), problem, default)
+
+
+def _gpus_problem(value: Any) -> str | None:
+    problem = None if value is None else _amount_problem("num_gpus", value)
+    if problem is None and value is not None and value > 1 and value != int(value):
+        return f"GPU resource quantities >1 must be whole numbers. The specified quantity {value} is invalid."
+    return problem
 
 
 def _resources_problem(resources: Any) -> str | None:
@@ -122,6 +133,18 @@ class _RuntimeEnvRule(Rule):
                     )
 
 
+def _groups_problem(value: Any) -> str | None:
+    rows = value if isinstance(value, list) else ({"name": k, "max_concurrency": v} for k, v in (value or {}).items())
+    for row in rows:
+        name, limit = (row.get("name"), row.get("max_concurrency")) if isinstance(row, dict) else (row, None)
+        if not isinstance(name, str) or not name or isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            return (
+                "concurrency_groups must give each group, a non-empty name, its max_concurrency, an integer of at "
+                f'least 1, as in {{"io": 2}}; got {value!r}'
+            )
+    return None
+
+
 def _lifetime_problem(value: Any) -> str | None:
     if value in (None, "detached", "non_detached"):
         return None
@@ -138,6 +161,12 @@ def _backpressure_problem(value: Any) -> str | None:
     return f"generator backpressure must be a positive number of objects, or -1 to disable it; got {value}"
 
 
+def _runtime_problem(value: Any) -> str | None:
+    if value is None or (not isinstance(value, bool) and 0 < value < math.inf):
+        return None
+    return f"The keyword 'max_runtime' only accepts None or a positive number of seconds; got {value!r}."
+
+
 _COMMON: dict[str, Rule] = {
     "label_selector": Rule((dict, _NONE)),
     "fallback_strategy": Rule((list, _NONE)),
@@ -145,7 +174,7 @@ _COMMON: dict[str, Rule] = {
     "memory": _amount("memory"),
     "name": Rule((str, _NONE)),
     "num_cpus": _amount("num_cpus"),
-    "num_gpus": _amount("num_gpus"),
+    "num_gpus": Rule((float, int, _NONE), _gpus_problem),
     "object_store_memory": _count("object_store_memory", minimum=0),
     "placement_group": Rule(default="default"),
     "placement_group_bundle_index": Rule((int,), default=-1),
@@ -164,6 +193,7 @@ _COMMON: dict[str, Rule] = {
     ),
     "enable_task_events": Rule((bool,), default=True),
     "_labels": Rule((dict, _NONE)),
+    "max_runtime": Rule((float, int, _NONE), _runtime_problem),  # hpcray's own: seconds that it takes at most
 }
 
 TASK_RULES: Mapping[str, Rule] = {
@@ -184,7 +214,7 @@ TASK_RULES: Mapping[str, Rule] = {
 ACTOR_RULES: Mapping[str, Rule] = {
     **_COMMON,
     "name": Rule((str, _NONE), _actor_name_problem),
-    "concurrency_groups": Rule((list, dict, _NONE)),
+    "concurrency_groups": Rule((list, dict, _NONE), _groups_problem),
     "enable_tensor_transport": Rule((bool, _NONE)),
     "lifetime": Rule((str, _NONE), _lifetime_problem),
     "max_concurrency": _count("max_concurrency", minimum=1),
@@ -198,14 +228,34 @@ ACTOR_RULES: Mapping[str, Rule] = {
 }
 
 
+METHOD_RULES: Mapping[str, Rule] = {
+    "num_returns": TASK_RULES["num_returns"],
+    "concurrency_group": Rule((str, _NONE)),
+    "max_task_retries": ACTOR_RULES["max_task_retries"],
+    "retry_exceptions": Rule(
+        (bool, list, tuple, _NONE), lambda value: None if value is None else _retry_problem(value)
+    ),
+    "enable_task_events": Rule((bool, _NONE)),
+    "tensor_transport": Rule((str, _NONE)),
+    "_generator_backpressure_num_objects": TASK_RULES["_generator_backpressure_num_objects"],
+    "_num_objects_per_yield": TASK_RULES["_num_objects_per_yield"],
+}
+
+
+def unsupported_by_methods(given: Mapping[str, Any]) -> str:
+    """Why calls of a method with these options are refused; "" if they are not."""
+    if given.get("tensor_transport") not in (None, "object_store"):
+        return f"tensor_transport={given['tensor_transport']!r} is not supported; hint: leave it out"
+    return NO_YIELDS_OF_MANY if (given.get("_num_objects_per_yield") or 1) != 1 else ""
+
+
 def check_num_returns(value: Any) -> int:
-    """`num_returns` of a method: None means 1.
+    """`num_returns` of a method: None means 1, "streaming" and "dynamic" are `STREAMS`.
 
     Raises:
-        TypeError, ValueError: not a non-negative integer.
-        NotImplementedError: generators.
+        TypeError, ValueError: none of these, nor a non-negative integer.
     """
     TASK_RULES["num_returns"].check("num_returns", value)
     if isinstance(value, str):
-        raise NotImplementedError(NO_GENERATORS.format(value))
+        return STREAMS
     return 1 if value is None else int(value)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+_ALL_STREAMS = "_actor_generator_backpressure_num_objects"
+
+
 @dataclass(frozen=True)
 class _OptionsBase:
     """What both kinds share.
@@ -92,7 +95,7 @@ class _OptionsBase:
             strategy._spill_on_unavailable or strategy._fail_on_unavailable
         ):
             return "_spill_on_unavailable and _fail_on_unavailable are not supported yet; hint: leave them out"
-        for keyword in ("label_selector", "fallback_strategy", "concurrency_groups", "enable_tensor_transport"):
+        for keyword in ("label_selector", "fallback_strategy", "enable_tensor_transport", _ALL_STREAMS):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
         runtime_env = self.given.get("runtime_env") or {}
@@ -132,9 +135,10 @@ class TaskOptions(_OptionsBase):
 
     Attributes:
         shape: what a lease for it asks; reading it raises NotImplementedError where the options are not supported yet.
-        num_returns, max_retries: -1 retries mean without end.
+        num_returns, max_retries: -1 retries mean without end, -1 returns a generator.
         retry_exceptions: True (all), False (none) or the classes that are worth another try.
-        max_calls: a worker leaves after so many calls; 0 means never.
+        max_calls: a worker leaves after so many calls; 0 means never. Of a GPU task one, unless it says otherwise:
+            libraries keep memory of the device as long as their process lives.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
@@ -153,19 +157,18 @@ class TaskOptions(_OptionsBase):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        num_returns = self._option("num_returns")
-        self._set("num_returns", num_returns if isinstance(num_returns, int) else 1)
+        self._set("num_returns", rules.check_num_returns(self._option("num_returns")))
         self._set("max_retries", self._option("max_retries"))
         retry = self._option("retry_exceptions")
         self._set("retry_exceptions", retry if isinstance(retry, bool) else tuple(retry))
-        self._set("max_calls", self._option("max_calls"))
+        gpu_task = (self.given.get("num_gpus") or 0) > 0 and self.given.get("max_calls") is None
+        self._set("max_calls", 1 if gpu_task else self._option("max_calls"))
         if not self.unsupported:
             self._set("shape", self._shape(self._asked()))
 
     def _find_unsupported(self) -> str:
-        num_returns = self.given.get("num_returns")
-        if isinstance(num_returns, str):
-            return rules.NO_GENERATORS.format(num_returns)
+        if self._option("_num_objects_per_yield") != 1:
+            return rules.NO_YIELDS_OF_MANY
         return super()._find_unsupported()
 
 
@@ -182,6 +185,8 @@ class ActorOptions(_OptionsBase):
             but memory holds all of it for life, one CPU included unless `num_cpus` says otherwise.
         namespace: "" means that of the job.
         max_concurrency: None means 1, or 1000 for an actor with async methods.
+        concurrency_groups: how many calls of each group may run at a time.
+        out_of_order: whether a call may overtake one that waits for its arguments; None: if calls may overlap anyway.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
@@ -197,6 +202,8 @@ class ActorOptions(_OptionsBase):
     max_task_retries: int = field(init=False, compare=False, repr=False)
     max_concurrency: int | None = field(init=False, compare=False, repr=False)
     max_pending_calls: int = field(init=False, compare=False, repr=False)
+    concurrency_groups: dict[str, int] = field(init=False, compare=False, repr=False)
+    out_of_order: bool | None = field(init=False, compare=False, repr=False)
 
     RULES = ACTOR_RULES
     KIND = "actors"
@@ -213,6 +220,11 @@ class ActorOptions(_OptionsBase):
                 stacklevel=4,
             )
         self._set("namespace", self._option("namespace") or "")
+        groups = self._option("concurrency_groups") or {}
+        if isinstance(groups, list):
+            groups = {row["name"]: row["max_concurrency"] for row in groups}
+        self._set("concurrency_groups", dict(groups))
+        self._set("out_of_order", self._option("allow_out_of_order_execution"))
         self._set("detached", self.given.get("lifetime") == "detached")
         for keyword in ("get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls"):
             self._set(keyword, self._option(keyword))

@@ -5,18 +5,23 @@ from __future__ import annotations
 import msgspec
 
 from hpcray.runtime.process import Process
+from hpcray.runtime.refs import current
 from hpcray.wire.messages import Shape
 
 _PREFIX = "node_id:"
 
 
 def resolved(process: Process, shape: Shape) -> Shape:
-    """The shape with a node id replaced by the node's index.
+    """The shape with a node id replaced by the node's index. Children inherit their parent's environment variables.
 
     Raises:
         ValueError: there is no such node in the cluster and the affinity is hard.
     """
     strategy = shape.strategy
+    worker = current.worker
+    if worker is not None and worker.env:
+        env = {**worker.env, **dict(shape.env)}
+        shape = msgspec.structs.replace(shape, env=tuple(sorted(env.items())))
     if not strategy.startswith(_PREFIX):
         return shape
     node_id, _, soft = strategy[len(_PREFIX) :].partition(":")

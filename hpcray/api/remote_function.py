@@ -8,14 +8,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.api.option_rules import check_num_returns
+from hpcray.api.option_rules import STREAMS
 from hpcray.api.options import TaskOptions
 from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
 from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.owner.tasks import Function
+from hpcray.runtime.own_options import Own
 from hpcray.runtime.process import Process
 from hpcray.runtime.refs import current
+from hpcray.runtime.refusals import timed
 from hpcray.wire.serialization import Serialized, serialize
 
 MAX_FUNCTION = 95 << 20
@@ -24,10 +26,11 @@ MAX_FUNCTION = 95 << 20
 class _Export:
     """A function as one session knows it. Shared by all `.options()` of it, so that it is pickled once."""
 
-    __slots__ = ("arity", "function", "keep", "process", "record")
+    __slots__ = ("arity", "function", "keep", "max_calls", "process", "record")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], max_calls: int) -> None:
         self.function = function
+        self.max_calls = max_calls
         self.process: Process | None = None
         self.record: Function
         self.arity: Arity
@@ -44,7 +47,8 @@ class _Export:
             )
         # Not before the first call: a function that is being unpickled has no defaults yet.
         self.arity = arity(describe(self.function))
-        self.record = Function(hashlib.blake2b(data, digest_size=16).digest(), name, data)
+        ident = hashlib.blake2b(data, digest_size=16, salt=self.max_calls.to_bytes(8, "big")).digest()
+        self.record = Function(ident, name, data, self.max_calls)
         self.process = process
 
 
@@ -54,7 +58,7 @@ class RemoteFunction:
     def __init__(self, function: Callable[..., Any], options: TaskOptions, export: _Export | None = None) -> None:
         self._function = function
         self._options = options
-        self._export = export or _Export(function)
+        self._export = export or _Export(function, options.max_calls)
         self._process: Process | None = None
         self._shape: Any = None
         functools.update_wrapper(self, function, updated=())
@@ -70,7 +74,7 @@ class RemoteFunction:
 
         Raises:
             TypeError: the arguments do not fit the function, or cannot be pickled.
-            NotImplementedError: an option is not supported yet, or the function is a generator without `num_returns`.
+            NotImplementedError: an option is not supported yet.
         """
         process = current.process
         if process is None or process is not self._process:
@@ -85,15 +89,11 @@ class RemoteFunction:
 
     def options(self, **overrides: Any) -> RemoteFunction:
         """The same function with some options replaced."""
-        return RemoteFunction(self._function, self._options.merged(**overrides), self._export)
+        return make_remote_function(self._function, self._options.merged(**overrides), self._export)
 
     def _bind(self) -> Process:
-        if self._options.given.get("num_returns") is None and (
-            inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function)
-        ):
-            check_num_returns("streaming")
         process = ensure()
-        shape = resolved(process, self._options.shape)
+        shape = timed(process, resolved(process, self._options.shape), self._options.given.get("max_runtime"))
         if self._export.process is not process:
             self._export.to(process)
         self._shape = shape
@@ -104,5 +104,45 @@ class RemoteFunction:
         return _rebuild, (self._function, dict(self._options.given))
 
 
+class _WithOwnOptions(RemoteFunction):
+    """A remote function with options that few have: its calls leave the fast path."""
+
+    def __init__(self, function: Callable[..., Any], options: TaskOptions, export: _Export | None = None) -> None:
+        super().__init__(function, options, export)
+        self._num_returns = STREAMS if streams(function, options) else options.num_returns
+        self._own = Own(
+            name=options.name,
+            stream=self._num_returns == STREAMS,
+            dynamic=options.given.get("num_returns") == "dynamic",
+            window=options.given.get("_generator_backpressure_num_objects") or -1,
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        process = current.process
+        if process is None or process is not self._process:
+            process = self._bind()
+        options, export = self._options, self._export
+        export.arity.check(export.record.name, args, kwargs)
+        return process.submitter.submit_with(
+            self._own, export.record, self._shape, self._num_returns, options.max_retries, options.retry_exceptions,
+            args, kwargs,
+        )  # fmt: skip
+
+
+def make_remote_function(
+    function: Callable[..., Any], options: TaskOptions, export: _Export | None = None
+) -> RemoteFunction:
+    """The remote function for these options."""
+    kind = _WithOwnOptions if options.name or streams(function, options) else RemoteFunction
+    return kind(function, options, export)
+
+
+def streams(function: Callable[..., Any], options: TaskOptions) -> bool:
+    """Whether the function's values are sent as it yields them: by default those of generators."""
+    return options.num_returns == STREAMS or (
+        options.given.get("num_returns") is None and inspect.isgeneratorfunction(function)
+    )
+
+
 def _rebuild(function: Callable[..., Any], given: dict[str, Any]) -> RemoteFunction:
-    return RemoteFunction(function, TaskOptions(given))
+    return make_remote_function(function, TaskOptions(given))

@@ -7,12 +7,14 @@ import logging
 import os
 import sys
 import uuid
-from typing import Any
+from typing import Any, NoReturn
 
 from hpcray.api.option_rules import ACTOR_RULES
 from hpcray.base.config import Config
+from hpcray.base.drain_errors import JobDrainingError
 from hpcray.base.ids import raylet_of
 from hpcray.host.address import node_ip_address
+from hpcray.host.relocation import Relocation
 from hpcray.runtime import interrupts
 from hpcray.runtime.bootstrap import Entry, enter
 from hpcray.runtime.options import NodeOptions
@@ -145,6 +147,8 @@ def init(
         current.process = process
         process.start()
         interrupts.install(process.engine)
+        interrupts.pass_on(process)
+        interrupts.obey(process)
     except BaseException:
         current.process = None
         if entry.node is not None:
@@ -181,7 +185,8 @@ def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[s
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
-    paths += [os.path.abspath(path) if path else os.getcwd() for path in sys.path]
+    moved = Relocation.of(os.environ)
+    paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
     known = process.job
     job = JobInfo(
         known.job_id if known else "01000000",
@@ -200,6 +205,9 @@ def _hook_exit_code() -> None:
     def hook(kind: Any, value: Any, trace: Any) -> None:
         _Session.exit_code = 1
         previous(kind, value, trace)
+        process = current.process
+        if process is not None and isinstance(value, JobDrainingError):
+            leave_unfinished(process)
 
     sys.excepthook = hook
 
@@ -211,6 +219,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     _Session.entry = None
     if process is None or current.worker is not None:
         return
+    process.ending.settle()
     interrupts.remove()
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
@@ -218,6 +227,14 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     process.close()
     if entry is not None and entry.node is not None:
         entry.node.leave()
+
+
+def leave_unfinished(process: Process) -> NoReturn:
+    """End a program that the end of its job has interrupted: checkpoints are written, and the exit code says so."""
+    # Before the frames that hold actor handles are gone, and with them the actors.
+    process.ending.settle()
+    _Session.exit_code = process.run.exit_code
+    raise SystemExit(process.run.exit_code)
 
 
 def is_initialized() -> bool:

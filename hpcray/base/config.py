@@ -27,10 +27,22 @@ class Config:
         tick: period of a raylet's housekeeping (parent alive, heartbeats).
         heartbeat_timeout: a raylet not heard of for this long is dead.
         object_store_memory: arena size; 0 means 30 % of the memory this node may use.
+        spill_dir: where a node with a full store writes objects; "": a node-local directory for temporary files.
+        spill_threshold: share of the store beyond which objects that nobody reads are written there; 0: never.
         data_plane: "auto", "ucx" or "mpi".
+        require_rdma: whether a job of several nodes without RDMA does not start.
         max_workers: most workers of one node; 0 means what `ulimit -u` and memory allow.
+        preload: modules, separated by commas, that are imported once per node, before workers are forked.
         prestart: workers forked before they are asked for; -1 means one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
+        end_time: Unix time at which the job's time limit ends it; 0: what Slurm says.
+        drain_margin: a job begins to drain this long before its end, not before three quarters of its time; 0: never.
+        drain_timeout: how long a drain may take that a SIGTERM began; well below the site's KillWait.
+        drain_signals: "auto", "none", or the signals that begin a drain, such as "USR1,TERM".
+        drain_exit_code: exit code of a job that drained with work left to do.
+        requeue: whether such a job asks Slurm to run it again: "auto" (when Slurm preempts it), "scontrol" (always, but
+            for jobs that were cancelled), or "exit" (never; the exit code is enough where RequeueExit names it).
+        checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
     """
 
     start_timeout: float = 60.0
@@ -41,10 +53,21 @@ class Config:
     tick: float = 0.5
     heartbeat_timeout: float = 30.0
     object_store_memory: int = 0
+    spill_dir: str = ""
+    spill_threshold: float = 0.8
     data_plane: str = "auto"
+    require_rdma: bool = False
     max_workers: int = 0
+    preload: str = ""
     prestart: int = -1
     log_to_driver: bool = True
+    end_time: float = 0.0
+    drain_margin: float = 60.0
+    drain_timeout: float = 20.0
+    drain_signals: str = "auto"
+    drain_exit_code: int = 75
+    requeue: str = "auto"
+    checkpoint_dir: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:

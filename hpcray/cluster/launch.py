@@ -8,38 +8,18 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpcray.cluster.options import LaunchOptions, parse_options
 from hpcray.cluster.runner import run_launcher
+from hpcray.cluster.srun import LaunchError, Slurm, compose_srun, has_mpich, protocol, try_srun
+from hpcray.host.allocation import Allocation, read_allocation
+from hpcray.host.allocation_nodes import parse_hostfile
 
 # Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
 _FORWARD_PREFIXES = ("HPCRAY_", "UCX_", "RAPIDS_")
 _FORWARD_NAMES = frozenset({"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"})
 _LOOPBACK = "localhost"
-
-# One rank per node, and the surviving ranks go on when a node is lost: the only set of options found that does it.
-# Without --cpu-bind=none Slurm may bind the rank, and all that it forks, to a single core.
-_SRUN = (
-    *("srun", "--mpi=pmix", "--ntasks-per-node=1", "--cpu-bind=none"),
-    *("--no-kill", "--kill-on-bad-exit=0", "-W", "0"),
-)
-
-
-# Open MPI from PyPI under srun. mpirun finds the library's files by itself, srun does not; Slurm's PMIx offers a munge
-# plugin that the wheel has not; and only the UCX layer lets the other ranks live when one dies.
-_WHEEL_UNDER_SRUN = {
-    "PMIX_MCA_psec": "^munge",
-    "OMPI_MCA_pml": "ucx",
-    "OMPI_MCA_osc": "^ucx",
-    "OMPI_MCA_opal_common_ucx_tls": "any",
-    "OMPI_MCA_opal_common_ucx_devices": "any",
-    "UCX_WARN_UNUSED_ENV_VARS": "n",
-}
-
-
-class LaunchError(Exception):
-    """The line cannot be composed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +32,9 @@ class Site:
         root: whether we are root.
         environ: our environment.
         names: names and addresses of this host.
-        wheel: the environment that Open MPI was installed into from PyPI, or "".
         no_input: whether our stdin has nothing to give.
+        slurm: the allocation, and how srun starts MPI programs in it.
+        first_host: the first host of the hostfile, "" without one.
     """
 
     python: str
@@ -61,21 +42,32 @@ class Site:
     root: bool
     environ: Mapping[str, str]
     names: frozenset[str] = frozenset({_LOOPBACK})
-    wheel: str = ""
     no_input: bool = False
+    slurm: Slurm = field(default_factory=lambda: Slurm(Allocation(), {}))
+    first_host: str = ""
 
 
 def compose(options: LaunchOptions, site: Site) -> list[str]:
     """The complete command line that starts the job. Pure: same options and site, same line.
 
     Raises:
-        LaunchError: `options.srun` outside an allocation.
+        LaunchError: `options.srun` outside an allocation, or srun cannot do what is asked.
     """
-    if options.srun:
-        return _compose_srun(options, site)
+    if uses_srun(options, site):
+        return compose_srun(options, site.slurm, _rank_command(options, site.python))
     line = [site.mpirun]
     if site.root:
         line.append("--allow-run-as-root")
+    if uses_allocation(options, site):
+        line += ["-n", str(options.nodes)] if options.nodes else []
+        return [
+            *line,
+            "--map-by",
+            "ppr:1:node:OVERSUBSCRIBE",
+            "--bind-to",
+            "none",
+            *_rank_command(options, site.python),
+        ]
     if options.hostfile:
         line += ["--hostfile", options.hostfile]
     else:
@@ -95,40 +87,42 @@ def compose(options: LaunchOptions, site: Site) -> list[str]:
 
 def starts_here(options: LaunchOptions, site: Site) -> bool:
     """Whether rank 0 will run on this host, as far as the options tell."""
-    if options.srun or options.hostfile:
-        return False
+    if uses_srun(options, site) or uses_allocation(options, site):
+        return site.slurm.allocation.node == 0  # the batch script runs there, salloc's shell not always
+    if options.hostfile:
+        return site.first_host in site.names
     return not options.hosts or options.hosts[0].partition(":")[0] in site.names
 
 
-def _compose_srun(options: LaunchOptions, site: Site) -> list[str]:
-    if not site.environ.get("SLURM_JOB_ID"):
-        raise LaunchError(
-            "--srun needs a Slurm allocation, and there is none; hint: salloc -N 4, or use slurm/cpu.sbatch"
-        )
-    nodes = ["-N", str(options.nodes)] if options.nodes else []
-    wanted = {"OPAL_PREFIX": site.wheel, **_WHEEL_UNDER_SRUN} if site.wheel else {}
-    added = [f"{name}={value}" for name, value in wanted.items() if name not in site.environ]
-    return [*(["env", *added] if added else []), *_SRUN, *nodes, *_rank_command(options, site.python)]
+def uses_allocation(options: LaunchOptions, site: Site) -> bool:
+    """Whether the nodes are those of a Slurm job, and not named in the options."""
+    named = options.hosts or options.hostfile or options.mpirun
+    return not named and site.slurm.allocation.kind == "slurm"
+
+
+def uses_srun(options: LaunchOptions, site: Site) -> bool:
+    """Whether srun starts the ranks: where it was asked for, and in an allocation wherever it can."""
+    return options.srun or (uses_allocation(options, site) and not site.slurm.problem)
 
 
 def _rank_command(options: LaunchOptions, python: str) -> list[str]:
     command = [python, "-m", "hpcray"]
     if options.cpus_per_node is not None:
         command += ["--num-cpus", f"{options.cpus_per_node:g}"]
+    if options.gpus_per_node is not None:
+        command += ["--num-gpus", str(options.gpus_per_node)]
     if options.object_store is not None:
         command += ["--object-store-memory", str(options.object_store)]
+    if options.require_rdma:
+        command.append("--require-rdma")
+    if options.broadcast_env:
+        command += ["--broadcast-env", options.broadcast_env]
     return [*command, *options.command]
 
 
 def _forwarded(options: LaunchOptions, environ: Mapping[str, str]) -> list[str]:
     wanted = {name for name in environ if name.startswith(_FORWARD_PREFIXES) or name in _FORWARD_NAMES}
     return sorted(wanted | set(options.export))
-
-
-def find_wheel(python: str) -> str:
-    """The environment of this Python if Open MPI is installed in it, else ""."""
-    bin_dir = os.path.dirname(python)
-    return os.path.dirname(bin_dir) if os.path.exists(os.path.join(bin_dir, "mpirun")) else ""
 
 
 def find_mpirun(wanted: str, bin_dir: str) -> str:
@@ -161,15 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `hpcray-launch`. Returns the exit code of the program that was launched."""
     options = parse_options(sys.argv[1:] if argv is None else argv)
     try:
-        site = Site(
-            python=sys.executable,
-            mpirun="" if options.srun else find_mpirun(options.mpirun, os.path.dirname(sys.executable)),
-            root=os.geteuid() == 0,
-            environ=os.environ,
-            names=_own_names(),
-            wheel=find_wheel(sys.executable),
-            no_input=_stdin_is_empty(),
-        )
+        site = _look_around(options)
         line = compose(options, site)
     except LaunchError as error:
         print(f"hpcray-launch: {error}", file=sys.stderr)
@@ -177,14 +163,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dry_run:
         print(shlex.join(line))
         return 0
-    here = starts_here(options, site)
-    if not (here or options.srun or site.no_input or os.isatty(0)):
+    by_srun, here = uses_srun(options, site), starts_here(options, site)
+    if uses_allocation(options, site) and not by_srun:
+        print(
+            f"hpcray-launch: srun --mpi={site.slurm.mpi} does not work here: {site.slurm.problem}. Starting with "
+            "mpirun instead: the job will not survive the loss of a node",
+            file=sys.stderr,
+        )
+    if not (here or by_srun or site.no_input or os.isatty(0)):
         print(
             "hpcray-launch: rank 0 is on another host, and the end of this input may never reach it (Open MPI 5); "
             "hint: start hpcray-launch on the first host, or give it </dev/null",
             file=sys.stderr,
         )
     return run_launcher(line, console=here)
+
+
+def _look_around(options: LaunchOptions) -> Site:
+    """What the line depends on. In an allocation, one step that does nothing tells whether srun can start MPI."""
+    slurm = Slurm(read_allocation(), os.environ)
+    if options.srun or (slurm.allocation.kind == "slurm" and not (options.hosts or options.hostfile or options.mpirun)):
+        mpi = protocol(os.environ, has_mpich())
+        slurm = Slurm(slurm.allocation, os.environ, mpi, try_srun(mpi, os.environ) if slurm.allocation.kind else "")
+        needs_mpirun = bool(slurm.problem) and not options.srun
+    else:
+        needs_mpirun = True
+    return Site(
+        python=sys.executable,
+        mpirun=find_mpirun(options.mpirun, os.path.dirname(sys.executable)) if needs_mpirun else "",
+        root=os.geteuid() == 0,
+        environ=os.environ,
+        names=_own_names(),
+        no_input=_stdin_is_empty(),
+        slurm=slurm,
+        first_host=_first_host(options.hostfile),
+    )
+
+
+def _first_host(hostfile: str) -> str:
+    try:
+        with open(hostfile, encoding="utf-8", errors="replace") as file:
+            found = parse_hostfile(file.read())
+    except OSError:
+        return ""  # mpirun says what is wrong with it
+    return found[0][0] if found else ""
 
 
 def _stdin_is_empty() -> bool:

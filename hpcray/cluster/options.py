@@ -16,7 +16,8 @@ examples:
   hpcray-launch -n 4 train.py --epochs 3          this host as four nodes
   hpcray-launch --hosts a,b,c train.py            one node on each of three hosts
   hpcray-launch -n 4 -m package.train --epochs 3  a module
-  hpcray-launch -n 4 --dry-run train.py           show the mpirun line only
+  hpcray-launch -n 4 --dry-run train.py           show the line only
+  hpcray-launch train.py                          in a Slurm allocation: srun, one node on each of its nodes
 
 What follows the script belongs to the script.
 """
@@ -32,10 +33,14 @@ class LaunchOptions:
         hosts: where, in order; empty: this host.
         hostfile: a file that lists the hosts, or "".
         cpus_per_node: CPUs that each node offers; None: it finds out.
+        gpus_per_node: GPUs that each node offers; None: those it was given. Made up where it was given none.
         object_store: bytes of each node's object store; None: the default.
         mpirun: the launcher to use; "": found.
         export: names of further environment variables that remote hosts must have.
-        srun: start with srun, inside a Slurm allocation.
+        srun: start with srun, inside a Slurm allocation, or not at all.
+        overlap: share CPUs, memory and GPUs with the other steps of the allocation.
+        require_rdma: do not start unless object bytes go over RDMA.
+        broadcast_env: a directory that is read once per job and copied to the nodes, or "".
         dry_run: only print the line.
     """
 
@@ -44,10 +49,14 @@ class LaunchOptions:
     hosts: tuple[str, ...] = ()
     hostfile: str = ""
     cpus_per_node: float | None = None
+    gpus_per_node: int | None = None
     object_store: int | None = None
     mpirun: str = ""
     export: tuple[str, ...] = ()
     srun: bool = False
+    overlap: bool = False
+    require_rdma: bool = False
+    broadcast_env: str = ""
     dry_run: bool = False
 
 
@@ -79,6 +88,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
     add("--hosts", type=_names, default=(), metavar="A,B,...", help="hosts, one node each unless -n says more")
     add("--hostfile", default="", metavar="FILE", help="a file with one host per line")
     add("--cpus-per-node", type=_amount, metavar="K", help="CPUs of each node (default: its share of the host)")
+    add("--gpus-per-node", type=_count, metavar="K", help="GPUs of each node (default: those it was given)")
     add("--object-store", type=_size, metavar="SIZE", help="object store of each node, such as 2g (default: its share)")
     add(
         "--mpirun",
@@ -87,7 +97,10 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         help="the mpirun to use (default: beside this Python, or on PATH)",
     )
     add("-x", "--export", action="append", default=[], metavar="NAME", help="variable to pass on to remote hosts")
-    add("--srun", action="store_true", help="start with srun, inside a Slurm allocation")
+    add("--srun", action="store_true", help="start with srun or not at all (the default in a Slurm allocation)")
+    add("--overlap", action="store_true", help="share the allocation with other steps, such as another hpcray job")
+    add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
+    add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("--dry-run", action="store_true", help="print the line that would run, and nothing else")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("script", nargs=argparse.REMAINDER, help="the program and its arguments")
@@ -107,10 +120,14 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         hosts=given.hosts,
         hostfile=given.hostfile,
         cpus_per_node=given.cpus_per_node,
+        gpus_per_node=given.gpus_per_node,
         object_store=given.object_store,
         mpirun=given.mpirun,
         export=tuple(given.export),
         srun=given.srun,
+        overlap=given.overlap,
+        require_rdma=given.require_rdma,
+        broadcast_env=given.broadcast_env,
         dry_run=given.dry_run,
     )
 
@@ -118,6 +135,12 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 

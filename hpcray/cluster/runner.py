@@ -18,8 +18,16 @@ from types import FrameType
 
 from hpcray.host.console import VARIABLE, ConsoleOffer
 
-# What rank 0 is sent for a signal of ours. It passes these two on to the program; others would end it.
-_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+# What rank 0 is sent for a signal of ours.
+_FORWARDED = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGUSR2: signal.SIGUSR2,
+}
+_NEWS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""These ask for nothing to end: `sbatch --signal=B:USR1@60` sends one to the batch script, which we may be."""
 _ORPHAN_GRACE = 8.0
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -76,8 +84,9 @@ class _Run:
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: rank 0 gets the signal and passes it to the program. A second request to end goes to the
         launcher, which ends all ranks; a third kills it."""
-        self._asked.append(number)
-        if len(self._asked) > 1:
+        if number not in _NEWS:
+            self._asked.append(number)
+        if len(self._asked) > 1 and number not in _NEWS:
             self._launcher.send_signal(signal.SIGTERM if len(self._asked) == 2 else signal.SIGKILL)
         elif self._offer is not None and self._offer.pid is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -60,4 +60,43 @@ class StartSend:
     size: int
 
 
-Effect = Union[Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend]
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """Bytes that lie at `offset` in the arena and belong at `position` in a segment on disk."""
+
+    offset: int
+    size: int
+    position: int
+
+
+@dataclass(slots=True, frozen=True)
+class WriteSpill:
+    """Write these pieces to a segment, which is made if it does not exist; report the end to the store."""
+
+    number: int
+    segment: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class ReadSpill:
+    """Read a piece of a segment back into the arena; report the end to the store, with `id`."""
+
+    id: bytes
+    segment: int
+    piece: Piece
+
+
+@dataclass(slots=True, frozen=True)
+class DiscardSpilled:
+    """These bytes of a segment matter no more; last: neither does any other, close it."""
+
+    segment: int
+    position: int
+    size: int
+    last: bool
+
+
+Effect = Union[
+    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled
+]

@@ -8,7 +8,9 @@ from typing import Any
 
 from hpcray.base.config import Config
 from hpcray.base.ids import make_proc
+from hpcray.base.resources import UNIT
 from hpcray.core.effects import Effect, ForkWorker, Send
+from hpcray.core.scheduler.devices import GPU, assigned, undressed
 from hpcray.core.scheduler.ledger import Claim
 from hpcray.core.scheduler.queue import Env
 from hpcray.wire.messages import Exit
@@ -37,7 +39,11 @@ class Worker:
 
 
 class WorkerPool:
-    """Book-keeping of worker processes; matches idle workers with claims that need one."""
+    """Book-keeping of worker processes; matches idle workers with claims that need one.
+
+    A worker serves one environment, and so one set of GPUs, for life. While it idles its memory on them is still taken:
+    it leaves when others get these GPUs, or when its time is up.
+    """
 
     def __init__(self, node: int, cpus: int, config: Config) -> None:
         self._node = node
@@ -54,6 +60,7 @@ class WorkerPool:
         self._counts = {STARTING: 0, IDLE: 0, BUSY: 0, LEAVING: 0}
         self._n_waiting = 0
         self._paused_until = 0.0
+        self._unwelcome: list[Worker] = []
         self.failures: dict[Env, int] = {}
         self.last_failure = ""
 
@@ -83,8 +90,10 @@ class WorkerPool:
     def supply(self, claim: Claim) -> Worker | None:
         """An idle worker for the claim, the last used one first (it is warm); else the claim waits for one."""
         stack = self._idle.get(claim.env)
-        if stack:
-            worker = stack.pop()
+        worker = stack.pop() if stack else None
+        if claim.devices:
+            self._unwelcome += self._in_the_way(claim)
+        if worker is not None:
             self._employ(worker, claim)
             return worker
         self._waiting.setdefault(claim.env, deque()).append(claim)
@@ -133,7 +142,7 @@ class WorkerPool:
             return None
         worker.pid = pid
         self._starting[worker.env] -= 1
-        self.failures.pop(worker.env, None)
+        self.failures.pop(undressed(worker.env), None)
         return self.release(now, worker)
 
     def remove(self, proc: bytes) -> Worker | None:
@@ -151,7 +160,8 @@ class WorkerPool:
     def start_failed(self, now: float, env: Env, reason: str) -> Claim | None:
         """A fork failed, or the worker died before it joined. Returns a claim that gives up waiting, if any."""
         self._paused_until = now + FORK_PAUSE
-        self.failures[env] = self.failures.get(env, 0) + 1
+        asked = undressed(env)
+        self.failures[asked] = self.failures.get(asked, 0) + 1
         self.last_failure = reason
         line = self._waiting.get(env)
         if not line:
@@ -169,6 +179,10 @@ class WorkerPool:
     def pump(self, now: float) -> list[Effect]:
         """Fork for the claims that wait, evicting idle workers of other environments when the node is full."""
         out: list[Effect] = []
+        if self._unwelcome:
+            here = [w for w in self._unwelcome if w.state == IDLE and w.proc in self.workers]
+            out += [self._evict(worker) for worker in here]
+            self._unwelcome = []
         if not self._n_waiting or now < self._paused_until:
             return out
         evicting = self._counts[LEAVING]
@@ -186,17 +200,14 @@ class WorkerPool:
         return out
 
     def reap(self, now: float) -> list[Effect]:
-        """Tell idle workers beyond the CPU count to leave when their time is up, the longest idle first."""
-        out: list[Effect] = []
+        """Tell idle workers to leave when their time is up: those with GPUs, and of the others as many as are more than
+        the CPUs, the longest idle first."""
+        if not self._counts[IDLE]:
+            return []
         surplus = self._counts[IDLE] + self._tasks_running() - self._cpus
-        if surplus <= 0 or not self._counts[IDLE]:
-            return out
-        idle = sorted((w for stack in self._idle.values() for w in stack), key=lambda w: w.since)
-        for worker in idle[:surplus]:
-            if now - worker.since < self._idle_timeout:
-                break
-            out.append(self._evict(worker))
-        return out
+        late = [w for stack in self._idle.values() for w in stack if now - w.since >= self._idle_timeout]
+        late.sort(key=lambda worker: (not assigned(worker.env), worker.since))
+        return [self._evict(w) for place, w in enumerate(late) if place < surplus or assigned(w.env)]
 
     def snapshot(self) -> dict[str, Any]:
         """Counts and one row per worker."""
@@ -216,6 +227,17 @@ class WorkerPool:
     def _tasks_running(self) -> int:
         busy = (w for w in self.workers.values() if w.state == BUSY and w.claim is not None)
         return sum(1 for w in busy if w.claim is not None and w.claim.spec is None and not w.claim.lent)
+
+    def _in_the_way(self, claim: Claim) -> list[Worker]:
+        """Idle workers that hold memory of the claim's GPUs, but those that share them as it does."""
+        wanted = assigned(claim.env)
+        whole = claim.request[GPU] >= UNIT
+        return [
+            worker
+            for env, stack in self._idle.items()
+            if (whole or env != claim.env) and not wanted.isdisjoint(assigned(env))
+            for worker in stack
+        ]
 
     def _oldest_idle(self) -> Worker:
         return min((stack[0] for stack in self._idle.values() if stack), key=lambda w: w.since)

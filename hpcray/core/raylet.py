@@ -9,17 +9,18 @@ A lease id names its granter (`scheduler.ledger.granter_of`); that is where `Lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcray.base.config import Config
 from hpcray.base.ids import HEAD, make_proc, node_of
-from hpcray.base.resources import UNIT, Resources, to_amounts
+from hpcray.base.resources import UNIT, Resources
 from hpcray.core.effects import Effect, Send
 from hpcray.core.pool import STARTING, Worker, WorkerPool
 from hpcray.core.scheduler.claims import ClaimBook
 from hpcray.core.scheduler.ledger import Claim, Ledger
 from hpcray.core.scheduler.queue import Env, Kind, WaitingRoom, Want
+from hpcray.core.scheduler.reports import Reports
 from hpcray.core.scheduler.wants import WantTable, bound_to
 from hpcray.wire import messages as m
 
@@ -27,8 +28,6 @@ PATIENCE = 2.0
 """A request bound to this node that is not served within this time goes back to the head, which may know better."""
 RECLAIM_PAUSE = 0.05
 RECLAIM_PERIOD = 1.0
-WARN_AFTER = 2.0
-FAILURES_TO_WARN = 3
 
 HANDLES: tuple[type, ...] = (
     m.Demand, m.LeaseReturn, m.Blocked, m.Unblocked, m.GrantFor, m.StartActor, m.KillActor, m.ActorLeaving,
@@ -39,16 +38,27 @@ raylet core when their source is the head, else for the head core."""
 
 
 class RayletCore:
-    """Leases, worker pool and actors of one node. Not the object store, not membership."""
+    """Leases, worker pool and actors of one node. Not the object store, not membership.
 
-    def __init__(self, node: int, total: Resources, cluster_size: int, config: Config) -> None:
+    Args:
+        node: its index.
+        total: what it offers.
+        cluster_size: number of nodes.
+        config: its settings.
+        gpu_ids: of its GPUs, as many as `total` says; by default they are numbered.
+    """
+
+    def __init__(
+        self, node: int, total: Resources, cluster_size: int, config: Config, gpu_ids: Sequence[str] = ()
+    ) -> None:
         self.node = node
         self.job: m.JobInfo | None = None
         self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
-        self._ledger = Ledger(node, dict(total))
-        self._room = WaitingRoom()
+        self._ledger = Ledger(node, dict(total), gpu_ids)
+        self._room = WaitingRoom(self._ledger.devices)
         self._wants = WantTable(node, cluster_size <= 1, self._ledger.feasible)
         self._claims = ClaimBook(node, self._ledger, self.pool)
+        self._reports = Reports(self._ledger, self.pool, self._room, self._wants, self._claims)
         self._procs: dict[bytes, str] = {}
         self._dirty = False
         self._fresh: set[Kind] = set()
@@ -56,6 +66,7 @@ class RayletCore:
         self._refusals: list[Effect] = []
         self._reclaim_due = False
         self._reclaimed_at = -RECLAIM_PERIOD
+        self._draining = False
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.Demand: self._demand,
             m.LeaseReturn: self._lease_return,
@@ -125,6 +136,13 @@ class RayletCore:
                 out += self._holder_gone(now, holder)
         return self._finish(now, out)
 
+    def drain(self, now: float) -> list[Effect]:
+        """The job is about to end: no lease is granted and no actor started any more. What runs goes on."""
+        self._draining = True
+        for want in [want for want in self._room if want.bound]:
+            self._unbind(now, want)
+        return self._finish(now, [])
+
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""
         out = self.pool.reap(now)
@@ -135,7 +153,7 @@ class RayletCore:
                 self._unbind(now, want)
         self._wants.forget_foreign(now)
         if self._room.waiting:
-            self._warn(now, out)
+            self._reports.due(now, out)
             if now - self._reclaimed_at >= RECLAIM_PERIOD:
                 self._reclaim_due = True
         return self._finish(now, out)
@@ -148,21 +166,7 @@ class RayletCore:
 
     def snapshot(self) -> dict[str, Any]:
         """Leases, pending demand, actors and workers, for `status` and messages."""
-        return {
-            "node": self.node,
-            "total": to_amounts(self._ledger.total),
-            "available": to_amounts(self._ledger.available),
-            "leases": [
-                {"holder": c.holder, "worker": c.worker, "resources": to_amounts(c.request), "blocked": c.lent}
-                for c in self._claims.leases.values()
-            ],
-            "pending": self._wants.pending(),
-            "actors": [
-                {"actor": actor, "worker": c.worker, "class": c.spec.class_name if c.spec else ""}
-                for actor, c in self._claims.actors.items()
-            ],
-            "pool": self.pool.snapshot(),
-        }
+        return self._reports.snapshot()
 
     # ------------------------------------------------------------ demand and leases
 
@@ -199,7 +203,7 @@ class RayletCore:
     def _grant_for(self, now: float, src: bytes, msg: m.GrantFor) -> list[Effect]:
         want = self._wants.asked_by_head(msg)
         out: list[Effect] = []
-        if want is None:
+        if want is None or (self._draining and msg.count):
             self._refuse(msg.holder, msg.klass, msg.count)
             return out
         if msg.count == 0:
@@ -241,6 +245,9 @@ class RayletCore:
         out: list[Effect] = []
         if spec.actor in self._claims.actors:
             return out
+        if self._draining:
+            self._refuse_actor(spec.actor, "")
+            return out
         want = self._wants.actor(spec, msg.restarts)
         if want.bound:
             want.bound = 0
@@ -254,7 +261,7 @@ class RayletCore:
                 self._claims.decide(want, out)
                 return out
             if self.pool.full(now, want.shape.env):
-                reason = self._no_worker(want.shape.env)
+                reason = self._reports.no_worker(want.shape.env)
             else:
                 queue = True
         if queue:
@@ -300,7 +307,7 @@ class RayletCore:
             return
         self._claims.undo(claim)
         if claim.spec is not None:
-            self._refuse_actor(claim.spec.actor, self._no_worker(worker.env))
+            self._refuse_actor(claim.spec.actor, self._reports.no_worker(claim.want.shape.env))
         elif claim.want.local:
             self._changed(now, claim.want)
         else:
@@ -362,6 +369,8 @@ class RayletCore:
         def supplied(env: Env) -> bool:
             return self.pool.can_supply(now, env)
 
+        if self._draining:
+            return
         for want in self._room.serve(now, self._ledger.available, supplied, kinds):
             if want.bound:
                 want.bound -= 1
@@ -381,19 +390,3 @@ class RayletCore:
         for holder, mine in self._claims.held.items():
             if only is None or holder != only.holder or any(claim.klass != only.klass for claim in mine.values()):
                 out.append(Send(holder, m.ReclaimIdle()))
-
-    def _no_worker(self, env: Env) -> str:
-        if self.pool.failures.get(env):
-            return f"node {self.node} cannot start workers: {self.pool.last_failure}"
-        return f"node {self.node} runs {self.pool.limit} workers, its limit; hint: raise max_workers"
-
-    def _warn(self, now: float, out: list[Effect]) -> None:
-        """Say once to whom it concerns that no worker can be had: nobody may wait without knowing for what."""
-        for want in self._room:
-            if want.warned or want.spec is not None:
-                continue
-            env = want.shape.env
-            late = now - want.since >= WARN_AFTER
-            if self.pool.failures.get(env, 0) >= FAILURES_TO_WARN or (late and self.pool.full(now, env)):
-                want.warned = True
-                out.append(Send(want.holder, m.Infeasible(want.klass, self._no_worker(env))))

@@ -81,6 +81,7 @@ class Arena:
             )
         fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC)
         try:
+            os.fchmod(fd, 0o600)  # 0777 otherwise; nobody else gets at it through /proc anyway
             os.ftruncate(fd, size)
             return cls(fd, size)
         except OSError as error:

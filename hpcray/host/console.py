@@ -16,7 +16,8 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import MutableMapping, Sequence
+import sys
+from collections.abc import Iterator, MutableMapping, Sequence
 
 VARIABLE = "HPCRAY_CONSOLE"
 _STANDARD = (0, 1, 2)
@@ -131,6 +132,31 @@ def adopt(rank: int, environ: MutableMapping[str, str] | None = None) -> Console
         os.dup2(fd, target)
         os.close(fd)
     return Console(sock)
+
+
+@contextlib.contextmanager
+def silenced(wanted: bool) -> Iterator[None]:
+    """What is written to standard output and error in the block goes nowhere, if `wanted`. By C libraries too."""
+    if not wanted:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    kept = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # closed by who started us
+            kept[number] = os.dup(number)
+    nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for number in kept:
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        os.close(nowhere)
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 def _receive(sock: socket.socket) -> list[int]:

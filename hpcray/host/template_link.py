@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -49,6 +49,14 @@ class TemplateLink:
             self._failed.append(["failed", number, reason])
         else:
             self._send(data)
+
+    def prepare(self, copies: Sequence[Sequence[str]], modules: Sequence[str]) -> None:
+        """Before the first fork: import from `copies` (see `Relocation`) from now on, and import `modules` now.
+
+        What goes wrong is reported as "broken".
+        """
+        if copies or modules:
+            self._send(_encode(["prepare", copies, modules]))
 
     def kill(self, number: int) -> None:
         """SIGKILL worker `number`; nothing happens when it is gone already."""

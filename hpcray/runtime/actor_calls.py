@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from hpcray.base.errors import (
     ActorAlreadyExistsError,
     ActorDiedError,
@@ -16,6 +18,7 @@ from hpcray.base.ids import HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.arguments import pack
+from hpcray.runtime.own_options import Own, OwnTask
 from hpcray.runtime.refs import ObjectRef, new_ref
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import NONE_BLOB, serialize_error
@@ -31,16 +34,20 @@ class ActorClient:
     """One actor as this process sees it.
 
     queue: calls not sent yet, in order; the head may wait for its arguments. inflight: sent, not answered.
+    out_of_order: calls may overtake those that wait for their arguments; these are in `late` until they are ready.
     hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
     """
 
     __slots__ = (
-        "actor", "class_name", "creation_keep", "error", "hold", "inflight", "queue", "reason", "state", "worker",
+        "actor", "class_name", "creation_keep", "error", "hold", "inflight", "late", "out_of_order", "queue", "reason",
+        "state", "worker",
     )  # fmt: skip
 
-    def __init__(self, actor: bytes, class_name: str) -> None:
+    def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
         self.actor = actor
         self.class_name = class_name
+        self.out_of_order = out_of_order
+        self.late: dict[bytes, Task] = {}
         self.hold: Any = None
         self.state = PENDING
         self.worker = b""
@@ -58,6 +65,7 @@ class Handle(Protocol):
     _class_name: str
     _limit: int
     _keep: ObjectRef[Any] | None
+    _out_of_order: bool
 
 
 class ActorCalls:
@@ -87,7 +95,7 @@ class ActorCalls:
         with engine.lock:
             process.check_alive()
             spec.actor = process.next_task_id()
-            client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name)
+            client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name, spec.out_of_order)
             client.creation_keep = keep
             task = Task(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
             handle: ObjectRef[Any] | None = None
@@ -98,34 +106,45 @@ class ActorCalls:
                 table.on_free[object_id] = lambda: engine.send(HEAD, m.ActorOutOfScope(spec.actor))
                 handle = new_ref(object_id)
 
-            def register() -> int:
-                request = process.gcs.next_request() if spec.name else 0
+            named, registered = bool(spec.name), not spec.name
+
+            def complete() -> None:
+                if not registered:
+                    return
                 spec.refs, spec.inline = self._creation_values(task)
-                engine.send(HEAD, m.CreateActor(request, spec))
+                engine.send(HEAD, m.CreateActor(0, spec))
                 if not spec.detached and spec.actor + PUT_INDEX not in table.entries:
                     engine.send(HEAD, m.ActorOutOfScope(spec.actor))  # no handle was left before its arguments came
-                return request
 
-            if slots:
-                waiter = Waiter(len(slots), callback=None if spec.name else register)
-                for slot in slots:
-                    if table.want_ready(slot, waiter):
-                        waiter.count -= 1
-                if spec.name:
-                    process.block(waiter, None)
-                elif waiter.count > 0:
-                    engine.flush()
-                    return handle
-            if not spec.name:
-                register()
+            waiter = Waiter(len(slots or ()), callback=complete)
+            for slot in slots or ():
+                if table.want_ready(slot, waiter):
+                    waiter.count -= 1
+            if not named and waiter.count <= 0:
+                complete()
+            if not named:
                 engine.flush()
                 return handle
-            reply = process.gcs.await_reply(register())
+            ready = waiter.count <= 0
+            reply = self._reserve(spec, task, ready)
             if not reply.ok:
                 del self._clients[spec.actor]
                 table.on_free.pop(spec.actor + PUT_INDEX, None)
                 raise ActorAlreadyExistsError(reply.value.decode().removeprefix("name_taken: "))
+            registered = True
+            if not ready and waiter.count <= 0:
+                complete()
+                engine.flush()
         return handle
+
+    def _reserve(self, spec: m.ActorSpec, task: Task, ready: bool) -> m.GcsReply:
+        """Register a named actor, and its name alone as long as its arguments are not `ready` (lock held)."""
+        request = self._process.gcs.next_request()
+        if ready:
+            spec.refs, spec.inline = self._creation_values(task)
+        known = spec if ready else msgspec.structs.replace(spec, cls=b"", args=b"")
+        self._engine.send(HEAD, m.CreateActor(request, known, ready))
+        return self._process.gcs.await_reply(request)
 
     def _creation_values(self, task: Task) -> tuple[list[m.ArgRef], list[bytes] | None]:
         refs, inline = self._submitter.slot_values(task)
@@ -149,10 +168,8 @@ class ActorCalls:
         with engine.lock:
             client = self._clients.get(handle._actor) or self.client(handle)
             limit = handle._limit
-            if limit >= 0 and len(client.inflight) + len(client.queue) >= limit:
-                raise PendingCallsLimitExceeded(
-                    f"actor {client.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
-                )
+            if limit >= 0:
+                self._check_limit(client, limit)
             process._counter += 1
             task_id = process.me + process._counter.to_bytes(5, "big")
             task = Task(task_id, None, method, blob, num_returns, keep, slots, retries)
@@ -176,12 +193,51 @@ class ActorCalls:
                 self._enqueue(client, task)
         return result
 
+    def call_with(
+        self,
+        own: Own,
+        handle: Handle,
+        method: str,
+        num_returns: int,
+        retries: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`call` with options that few calls have."""
+        blob, keep, slots = pack(self._process, args, kwargs)
+        nested = self._engine.nested()
+        with self._engine.lock:
+            client = self.client(handle)
+            self._check_limit(client, handle._limit)
+            task = OwnTask(self._process.next_task_id(), None, method, blob, num_returns, keep, slots or [], retries)
+            task.own, task.retry_exceptions, task.klass = own, own.retry_exceptions, client
+            result = self._submitter.streams.open(task) if own.stream else self._submitter.returns(task)
+            hold = handle._keep
+            if nested:
+                self._engine.later(lambda: self._start(client, task, hold))
+            elif client.state == DEAD:
+                self._fail_dead(client, task)
+            else:
+                client.hold = hold
+                self._enqueue(client, task)
+        return result
+
+    def _check_limit(self, client: ActorClient, limit: int) -> None:
+        if 0 <= limit <= len(client.inflight) + len(client.queue) + len(client.late):
+            raise PendingCallsLimitExceeded(
+                f"actor {client.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
+            )
+
     def _enqueue(self, client: ActorClient, task: Task) -> None:
-        client.queue.append(task)
         if task.slots is not None:
             task.waiting = 1
             if self._submitter.resolve(task, lambda: self._resolved(client, task)):
                 task.waiting = 0
+        if task.waiting > 0 and client.out_of_order:
+            client.late[task.id] = task
+            task.keep = [*(task.keep or ()), client.hold]
+        else:
+            client.queue.append(task)
         self._pump(client)
         self._engine.flush()
 
@@ -198,7 +254,7 @@ class ActorCalls:
         """The record of an actor, watching it from now on (lock held)."""
         found = self._clients.get(handle._actor)
         if found is None:
-            found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name)
+            found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name, handle._out_of_order)
             if owner_of(handle._actor) == self._process.me:
                 # Ours, and yet unknown: its session has ended, and nobody would ever answer.
                 found.state, found.reason = DEAD, "it belongs to an earlier session of this program"
@@ -211,6 +267,11 @@ class ActorCalls:
             return
         task.waiting = 0
         self._submitter.failed_argument(task)
+        late = client.late.pop(task.id, None)
+        if late is not None:
+            if late.keep:
+                client.hold = late.keep.pop()
+            client.queue.append(late)
         self._pump(client)
 
     def _pump(self, client: ActorClient) -> None:
@@ -244,6 +305,7 @@ class ActorCalls:
         if task.id in client.inflight:
             return False
         task.waiting = -1
+        client.late.pop(task.id, None)
         self._pump(client)
         return True
 
@@ -271,8 +333,9 @@ class ActorCalls:
         inflight, client.inflight = client.inflight, {}
         if msg.state == DEAD:
             client.creation_keep = client.hold = None
-            calls = [*inflight.values(), *client.queue]
+            calls = [*inflight.values(), *client.queue, *client.late.values()]
             client.queue.clear()
+            client.late.clear()
             for task in calls:
                 self._fail_dead(client, task)
         else:
@@ -289,6 +352,8 @@ class ActorCalls:
         """A worker is gone; if it was an actor's, the GCS will say what follows. Calls wait for its word."""
         client = self._by_worker.get(proc)
         if client is not None:
+            for task in client.inflight.values():
+                self._process.left_behind(task, proc)
             self._unbind(client)
 
     def _unbind(self, client: ActorClient) -> None:

@@ -1,19 +1,18 @@
-"""One actor inside its worker: constructor, calls (one by one, in threads, or on an asyncio loop), end."""
+"""One actor inside its worker: constructor, calls (one by one, or in lanes), end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.errors import ActorDiedError, AsyncioActorExit
+from hpcray.base.errors import ActorDiedError
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
+from hpcray.runtime.actor_lanes import AsyncLane, Lane, ThreadLane
+from hpcray.runtime.replies import task_error
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import deserialize, serialize_error
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from hpcray.runtime.worker import Worker
 
 perf_counter = time.perf_counter
-async_task: contextvars.ContextVar[bytes | None] = contextvars.ContextVar("async_task", default=None)
 
 
 class ExitActor(SystemExit):
@@ -29,22 +27,22 @@ class ExitActor(SystemExit):
 
 
 class ActorHost:
-    """The actor that this worker is for the rest of its life."""
+    """The actor that this worker is for the rest of its life.
+
+    Attributes:
+        call: starts one call, in the order of arrival.
+    """
 
     def __init__(self, worker: Worker, msg: m.BecomeActor) -> None:
         self.worker = worker
         self.spec = msg.spec
         self.restarts = msg.restarts
+        self.cls: Any = None
         self.instance: Any = None
         self.is_async = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._semaphore: asyncio.Semaphore | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
-        self._posted = False
-        self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        self._open = 0
-        self._lock = threading.Lock()
+        self.call: Callable[[bytes, m.ActorCall], None] = self.run
+        self._lanes: dict[str, Lane] = {}
+        self._groups: dict[str, str] = {}
         self._label: tuple[str, str] | None = None
 
     # ------------------------------------------------------------ life
@@ -54,21 +52,19 @@ class ActorHost:
         worker, spec = self.worker, self.spec
         process = worker.process
         local = process.local
-        local.task, local.name = spec.actor, spec.class_name
+        local.task, local.name = m.ActorCall(spec.actor, "__init__", b""), spec.class_name
         error = b""
         try:
-            cls = deserialize(spec.cls)
-            self.is_async = has_async_method(cls)
-            if self.is_async:
-                self._start_loop()
-            elif spec.max_concurrency > 1:
-                self._pool = ThreadPoolExecutor(spec.max_concurrency, thread_name_prefix=spec.class_name)
+            self.cls = deserialize(spec.cls)
+            self.is_async = has_async_method(self.cls)
+            self._open_lanes()
             args, kwargs = worker.arguments(spec.args, spec.inline, spec.refs)
-            self.instance = cls(*args, **kwargs)
+            self.instance = self.cls(*args, **kwargs)
             del args, kwargs
+            worker.end.restore(self)
         except BaseException as raised:
             label = (spec.class_name, spec.actor.hex())
-            cause = worker.task_error(raised, f"{spec.class_name}.__init__", label)
+            cause = task_error(raised, f"{spec.class_name}.__init__", label)
             error = serialize_error(ActorDiedError(cause, actor_id=spec.actor.hex()))
         local.task = None
         engine = process.engine
@@ -79,80 +75,103 @@ class ActorHost:
             engine.send(HEAD, m.ActorReady(spec.actor, error, []))
             engine.flush()
 
+    def _open_lanes(self) -> None:
+        spec = self.spec
+        if self.is_async or spec.max_concurrency > 1 or spec.concurrency_groups:
+            self._lanes[""] = self._lane("", spec.max_concurrency)
+            self.call = self._lanes[""].call
+        for group, limit in spec.concurrency_groups.items():
+            self._lanes[group] = self._lane(group, limit)
+        if spec.concurrency_groups:
+            self.route_by_group()
+
+    def _lane(self, group: str, limit: int) -> Lane:
+        name = f"{self.spec.class_name}:{group}" if group else self.spec.class_name
+        return AsyncLane(self, name, limit) if self.is_async else ThreadLane(self, name, limit)
+
     def finish(self, reason: str) -> None:
         """Leave once everything that was accepted has run."""
-        while True:
-            with self._lock:
-                if not self._open and not self._pending:
-                    break
+        self.worker.end.before_leaving(self)
+        while not self.idle():
             time.sleep(0.002)
         self.worker.leave(reason)
 
+    def idle(self) -> bool:
+        """Whether every call that was accepted has run (but for one on the calling thread)."""
+        return all(lane.idle() for lane in self._lanes.values())
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of an async actor's default group."""
+        lane = self._lanes.get("")
+        return lane.loop if isinstance(lane, AsyncLane) else None
+
     # ------------------------------------------------------------ calls
 
-    def call(self, src: bytes, msg: m.ActorCall) -> None:
-        """Start one call, in the order of arrival."""
-        if self._loop is not None:
-            with self._lock:
-                self._open += 1
-                self._pending.append((src, msg))
-                if self._posted:
-                    return
-                self._posted = True
-            self._loop.call_soon_threadsafe(self._start_pending)
-        elif self._pool is not None:
-            with self._lock:
-                self._open += 1
-            self._pool.submit(self._run_in_thread, src, msg)
+    def cancel(self, task: bytes) -> None:
+        """Cancel a call: a coroutine is interrupted, a plain method that runs can only ask."""
+        for lane in self._lanes.values():
+            lane.cancel(task)
+        if not self._lanes:
+            self.worker.cancelled.add(task)
+
+    def route_by_group(self) -> None:
+        """From now on look at each call's concurrency group: there are some, or a caller believes so."""
+        named = ((name, options.get("concurrency_group")) for name, options in self.spec.methods.items())
+        self._groups = {name: group for name, group in named if group}
+        self.call = self._route
+
+    def _route(self, src: bytes, msg: m.ActorCall) -> None:
+        own = self.worker.options.get(msg.task)
+        group = (own.group if own is not None else "") or self._groups.get(msg.method, "")
+        lane = self._lanes.get(group)
+        if lane is not None:
+            lane.call(src, msg)
+        elif not group:
+            self.run(src, msg)
         else:
-            self._run(src, msg)
+            text = f"the actor {self.spec.class_name} has no concurrency group {group!r}, only {list(self._lanes)[1:]}"
+            hint = 'hint: declare it, @remote(concurrency_groups={"name": limit})'
+            name = f"{self.spec.class_name}.{msg.method}"
+            self.worker.reply(src, msg.task, msg.num_returns, None, ValueError(f"{text}; {hint}"), name, 0, None)
 
-    def cancel(self, task: bytes) -> bool:
-        """Cancel a running coroutine; False when it is none of ours."""
-        running = self._tasks.get(task)
-        if running is None or self._loop is None:
-            return False
-        self._loop.call_soon_threadsafe(running.cancel)
-        return True
-
-    def _run_in_thread(self, src: bytes, msg: m.ActorCall) -> None:
-        try:
-            self._run(src, msg)
-        finally:
-            with self._lock:
-                self._open -= 1
-
-    def _run(self, src: bytes, msg: m.ActorCall) -> None:
+    def run(self, src: bytes, msg: m.ActorCall) -> None:
+        """One call, from its arguments to its reply."""
         started = perf_counter()
         worker = self.worker
         local = worker.process.local
         protected: list[bytes] = []
         local.protected = protected
-        local.task = msg.task
+        local.task = msg
         local.name = self.spec.class_name
         value: Any = None
         error: BaseException | None = None
         leaving = ""
         try:
             args, kwargs = worker.arguments(msg.args, msg.inline, msg.refs)
-            value = self._method(msg.method)(*args, **kwargs)
+            value = self.method(msg.method)(*args, **kwargs)
             del args, kwargs
+            if msg.num_returns < 0:
+                worker.yielding.run(src, msg, value)
+                value = None
         except SystemExit as exit_:
-            leaving = _why(exit_)
-            error = ActorDiedError(f"The actor exited: {leaving}", actor_id=self.spec.actor.hex())
+            error, leaving = self.left(exit_)
         except BaseException as raised:
             error = raised
         us = int((perf_counter() - started) * 1e6)
         name = f"{self.spec.class_name}.{msg.method}"
-        label = self._described() if error is not None else None
+        label = self.described() if error is not None else None
         worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
         del value, error
         local.protected = None
         local.task = None
+        if worker.options or worker.cancelled:
+            worker.forget(msg.task)
         if leaving:
             worker.leave(leaving)
 
-    def _method(self, name: str) -> Any:
+    def method(self, name: str) -> Callable[..., Any]:
+        """What a call of this name runs."""
         if name.startswith("__ray_"):
             if name == "__ray_ready__":
                 return lambda: True
@@ -160,96 +179,27 @@ class ActorHost:
                 return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
             if name == "__ray_terminate__":
                 return _exit
-        return getattr(self.instance, name)
+        found: Callable[..., Any] = getattr(self.instance, name)
+        return found
 
-    def _described(self) -> tuple[str, str]:
+    def left(self, exit_: BaseException) -> tuple[ActorDiedError, str]:
+        """A method ended the actor: what its caller gets, and the reason in words."""
+        reason = "exit_actor() was called"
+        if isinstance(exit_, SystemExit) and not isinstance(exit_, ExitActor):
+            reason = f"it raised SystemExit({exit_.code})"
+        spec = self.spec
+        died = ActorDiedError(
+            f"The actor exited: {reason}", actor_id=spec.actor.hex(), class_name=spec.class_name, name=spec.name
+        )
+        return died, reason
+
+    def described(self) -> tuple[str, str]:
+        """The actor's repr and id, for errors."""
         if self._label is None:
             # The default repr holds an address; a user's own __repr__ is what people want to see.
             own = getattr(type(self.instance), "__repr__", None) is not object.__repr__
             self._label = (repr(self.instance) if own else self.spec.class_name, self.spec.actor.hex())
         return self._label
-
-    # ------------------------------------------------------------ asyncio
-
-    def _start_loop(self) -> None:
-        loop = self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run_loop, args=(loop,), name="hpcray-asyncio", daemon=True).start()
-
-    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        limit = self.spec.max_concurrency
-        self._semaphore = asyncio.Semaphore(limit)
-        loop.run_forever()
-
-    def _start_pending(self) -> None:
-        assert self._loop is not None
-        while True:
-            with self._lock:
-                if not self._pending:
-                    self._posted = False
-                    return
-                src, msg = self._pending.popleft()
-            self._tasks[msg.task] = self._loop.create_task(self._run_async(src, msg))
-
-    async def _run_async(self, src: bytes, msg: m.ActorCall) -> None:
-        worker = self.worker
-        assert self._semaphore is not None
-        value: Any = None
-        error: BaseException | None = None
-        leaving = ""
-        protected: list[bytes] = []
-        started = perf_counter()
-        try:
-            async with self._semaphore:
-                started = perf_counter()
-                async_task.set(msg.task)
-                local = worker.process.local
-                local.protected = protected
-                try:
-                    if msg.refs:
-                        loop = asyncio.get_running_loop()
-                        args, kwargs = await loop.run_in_executor(None, self._arguments, msg, protected)
-                    else:
-                        args, kwargs = worker.arguments(msg.args, msg.inline, None)
-                finally:
-                    local.protected = None
-                value = self._method(msg.method)(*args, **kwargs)
-                if inspect.isawaitable(value):
-                    value = await value
-                del args, kwargs
-        except (SystemExit, AsyncioActorExit) as exit_:
-            leaving = _why(exit_)
-            error = ActorDiedError(f"The actor exited: {leaving}", actor_id=self.spec.actor.hex())
-        except BaseException as raised:
-            error = raised
-        us = int((perf_counter() - started) * 1e6)
-        name = f"{self.spec.class_name}.{msg.method}"
-        label = self._described() if error is not None else None
-        if leaving:
-            # SystemExit must not escape into the loop; the reply goes out, then this process does.
-            worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
-            worker.leave(leaving)
-        self._tasks.pop(msg.task, None)
-        large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
-        try:
-            if large and error is None:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(
-                    None, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
-                )  # a large value is written to the store: not on the loop
-            else:
-                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
-        finally:
-            with self._lock:
-                self._open -= 1
-
-    def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
-        local = self.worker.process.local
-        local.protected = protected
-        try:
-            return self.worker.arguments(msg.args, msg.inline, msg.refs)
-        finally:
-            local.protected = None
 
 
 def has_async_method(cls: type) -> bool:
@@ -258,12 +208,6 @@ def has_async_method(cls: type) -> bool:
         inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
         for _, member in inspect.getmembers(cls, inspect.isfunction)
     )
-
-
-def _why(leaving: BaseException) -> str:
-    if isinstance(leaving, SystemExit) and not isinstance(leaving, ExitActor):
-        return f"it raised SystemExit({leaving.code})"
-    return "exit_actor() was called"
 
 
 def _exit() -> None:

@@ -16,14 +16,16 @@ import threading
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import msgspec
 
 from hpcray.base.failures import StartupError
 from hpcray.host.session import live_sessions, read_session
-from hpcray.runtime.driver_child import ADDRESS
+from hpcray.runtime.driver_child import ADDRESS, pass_to
 from hpcray.runtime.local_links import ATTACHED, DRIVER
 from hpcray.runtime.options import NodeOptions
+from hpcray.runtime.run_info import drain_signals
 from hpcray.transport.startup import Launch, read_launch
 
 _LEAVING = 8.0
@@ -41,6 +43,11 @@ class Ready(msgspec.Struct):
 
     session_dir: str = ""
     error: str = ""
+    said_elsewhere: bool = False
+
+
+class _SaidElsewhere(StartupError):
+    """The node did not come up; rank 0 tells why."""
 
 
 @dataclass
@@ -103,6 +110,11 @@ class NodeChild:
         finally:
             os.close(ready_read)
 
+    @property
+    def pid(self) -> int:
+        """Pid of the raylet."""
+        return self._child.pid
+
     def wait(self, timeout: float | None = None) -> int | None:
         """Its exit code, once it has ended; None when it has not within `timeout` seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,6 +156,8 @@ class NodeChild:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise StartupError(f"the raylet process ended before it was ready ({how}); its error output tells why")
         ready = msgspec.json.decode(said, type=Ready)
+        if ready.said_elsewhere:
+            raise _SaidElsewhere("rank 0 tells why")
         if ready.error:
             raise StartupError(ready.error)
         return ready.session_dir
@@ -188,7 +202,7 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
         if not launch.kind and address is None and (nodes := environ.get("SLURM_JOB_NUM_NODES", "1")) != "1":
             print(
                 f"hpcray: this is one node of the {nodes} that Slurm job {environ.get('SLURM_JOB_ID', '')} has; "
-                f"hint: hpcray-launch --srun uses them all, init(address='local') says that one is meant",
+                f"hint: hpcray-launch uses them all, init(address='local') says that one is meant",
                 file=sys.stderr,
                 flush=True,
             )
@@ -205,18 +219,39 @@ def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping
             f"hpcray.init() a second time in rank {launch.rank} of {launch.kind}: its other ranks have left with the "
             "first job. hint: keep one session for the whole script, or init(address='local') for a node of its own"
         )
+    _refuse_second_mpi(launch)
     _rank_used = True
-    node = NodeChild(msgspec.structs.replace(options, distributed=True))
+    try:
+        node = NodeChild(msgspec.structs.replace(options, distributed=True))
+    except _SaidElsewhere:
+        _leave(0)  # mpirun ends all ranks at the first other code, before rank 0 has spoken
     if launch.rank == 0:
         # Processes that the driver starts belong to this job; they are no ranks themselves.
         environ[ADDRESS] = node.session_dir
         return Entry(node.session_dir, DRIVER, node)
+    pass_to(node.pid, drain_signals(options.settings(), launch, environ))
     _outlive_user_signals()
-    code = node.wait()
+    return _leave(node.wait() or 0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this rank. Not sys.exit: the rest of the user's script, its `finally` clauses included, is rank 0's alone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: the rest of the user's script, its `finally` clauses included, is rank 0's alone.
-    os._exit(code or 0)
+    os._exit(code)
+
+
+def _refuse_second_mpi(launch: Launch) -> None:
+    """A rank can start MPI in one process only, and that is the raylet."""
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not module.Is_initialized():
+        return
+    if launch.rank != 0:
+        _leave(0)
+    raise StartupError(
+        "this program has started MPI itself (from mpi4py import MPI) before hpcray.init(), and MPI starts only once "
+        "in a rank; hint: python -m hpcray script.py, or mpi4py.rc.initialize = False before that import"
+    )
 
 
 def _outlive_user_signals() -> None:

@@ -10,6 +10,7 @@ from hpcray.base.ids import HEAD, number_of
 from hpcray.core.gcs import membership as member
 from hpcray.host.processes import Family, reap_orphans
 from hpcray.host.session import Session
+from hpcray.runtime.drain import Drain
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
 from hpcray.runtime.local_links import DRIVER
@@ -42,6 +43,7 @@ class Cluster:
         failure: why the cluster did not come up or this node had to give up; "" when all went well.
         came_up: whether `on_up` was called.
         broken: whether other nodes may be dead or gone, so that MPI cannot be left in good order.
+        drain: the announced end of the job.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Cluster:
         self._signal = 0
         self._elders = elders
         self._here_gone = False
+        self.drain = Drain(raylet, self.end_job)
         raylet.on_driver_died = self._driver_died
         raylet.on_template_gone = self._template_gone
         raylet.on_fatal = self.give_up
@@ -132,7 +135,8 @@ class Cluster:
         """Some child of this process has ended: perhaps the driver."""
         code = self._driver.poll() if self._driver is not None else None
         if code is not None:
-            self.end_job(code)
+            if not self.drain.driver_ended(code):
+                self.end_job(code)
             self._leaving.check()
         reap_orphans({self._template_pid, self._driver.pid if self._driver is not None else 0})
 
@@ -142,15 +146,21 @@ class Cluster:
 
     def user_signalled(self, number: int) -> None:
         """This process got SIGUSR1 or SIGUSR2: not meant for us, perhaps for the user's program."""
+        if self.came_up and not self._leaving.begun and self.drain.signalled(number, self._driver):
+            return
         if self._driver is not None:
             self._driver.pass_on(number)
 
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
-        again = self._signal != 0
-        self._signal = number
         if self._leaving.begun:
             return
+        if self.came_up and self.drain.signalled(number, self._driver):
+            if self._membership is None:
+                self._loop.call_at(self._loop.now + _HEAD_GRACE, self._check_drain)
+            return
+        again = self._signal != 0
+        self._signal = number
         if self._membership is None:
             if number == signal.SIGTERM:
                 self._loop.call_at(self._loop.now + _HEAD_GRACE, lambda: self._leave_alone(1))
@@ -160,6 +170,10 @@ class Cluster:
             if number != signal.SIGINT or not self._driver.shares_terminal():
                 self._driver.send(number)
             self._loop.call_at(self._loop.now + _DRIVER_GRACE, self._end_by_signal)
+
+    def _check_drain(self) -> None:
+        if not self.drain.announced:
+            self._leave_alone(1)
 
     def node_gone(self) -> None:
         """Nothing of this node is left but this process."""
@@ -181,6 +195,7 @@ class Cluster:
                     self.give_up(f"no connection to node {info.index} on {info.host}: {error}")
                     return _NOTHING
         self._name = msg.session
+        raylet.run = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
         if self._membership is None:
@@ -197,6 +212,7 @@ class Cluster:
         info = self._raylet.seat.info
         self._session.publish(self._name, info.index, info.node_id)
         self.came_up = True
+        self.drain.came_up()
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:
@@ -256,7 +272,8 @@ class Cluster:
     def _exit(self, now: float, src: bytes, msg: m.Exit) -> Iterable[Any]:
         """A driver, or another raylet, ends the job. A driver child's exit code is what counts for the job."""
         link = self._router.links.get(src)
-        if number_of(src) == 0 or (link is not None and link.kind == DRIVER and self._driver is None):
+        goodbye = link is not None and link.kind == DRIVER and self._driver is None
+        if number_of(src) == 0 or (goodbye and not self.drain.driver_ended(msg.code)):
             self.end_job(msg.code)
         return _NOTHING
 
@@ -308,6 +325,7 @@ class Cluster:
         raylet.apply(raylet.store.tick(now))
         if raylet.head is not None:
             raylet.apply(raylet.head.tick(now))
+        self.drain.tick()
         if self._membership is not None:
             raylet.apply(self._membership.tick(now))
         elif self._watch is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import FrameType
 
 from hpcray.host.launcher import strip_launcher
 from hpcray.host.processes import catches
+from hpcray.host.relocation import Relocation
 
 ADDRESS = "HPCRAY_ADDRESS"
 
@@ -22,19 +23,21 @@ class DriverChild:
         code: its exit code as a shell would give it (128 + n for signal n); None while it runs.
     """
 
-    def __init__(self, command: Sequence[str], session_dir: str) -> None:
+    def __init__(self, command: Sequence[str], session_dir: str, moved: Relocation) -> None:
         """Start it.
 
         Args:
             command: what follows the interpreter: `["script.py", "arg"]`, `["-m", "module"]`, `["-c", "code"]`.
             session_dir: where `hpcray.init()` in it attaches.
+            moved: the directories that it finds copies of on this node.
         """
         environ = dict(os.environ)
         strip_launcher(environ)
         environ[ADDRESS] = session_dir
+        moved.set(environ)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # subprocess uses vfork and exec here: nothing runs in a copy of this process, which has MPI open.
-        self._child = subprocess.Popen([sys.executable, *flags, *command], env=environ)
+        self._child = subprocess.Popen([moved.executable(), *flags, *command], env=environ)
         self.pid = self._child.pid
         self.code: int | None = None
 
@@ -69,3 +72,18 @@ class DriverChild:
             return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
         except OSError:
             return False
+
+
+def pass_to(pid: int, numbers: Iterable[int]) -> None:
+    """Send these signals on to another process; once that is gone they do what they do by default."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, handle)

@@ -1,19 +1,29 @@
-"""Ctrl-C in a driver: it interrupts waiting and user code, never the middle of a table update.
+"""Signals in a driver. Ctrl-C interrupts waiting and user code, never the middle of a table update.
 
 A KeyboardInterrupt that lands between two bytecodes of ours could leave counts and queues half changed. So while our
 code is on the main thread's stack and not asleep, the signal is sent again a moment later.
+
+What announces the end of the job is passed to the raylet, which has it drain: it would end this process by itself.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from hpcray.host.session import read_session
+from hpcray.runtime.driver_child import pass_to
 from hpcray.runtime.engine import Engine
 
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
 _AGAIN = 0.001
+_ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL))
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -36,13 +46,38 @@ def install(engine: Engine) -> None:
     signal.signal(signal.SIGINT, handle)
 
 
+def pass_on(process: Process) -> None:
+    """Pass the signals that begin a drain to the raylet, if the program has left them at their default."""
+    if not process.run.signals or threading.current_thread() is not threading.main_thread():
+        return
+    pass_to(read_session(process.session_dir).pid, process.run.signals)
+
+
+def obey(process: Process) -> None:
+    """When the time of a drain is up this program ends: its main thread may be anywhere and cannot be asked to."""
+
+    def told(code: int) -> None:
+        if process.ending.reason and process.dead is None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(process.run.exit_code)
+
+    def begun() -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        if handler is not signal.SIG_DFL and getattr(handler, "__module__", "") != pass_to.__module__:
+            process.ending.interested = True  # a handler of the program's own wants time to do what it does
+
+    process.on_exit = told
+    process.ending.on_begin.append(begun)
+
+
 def remove() -> None:
-    """Give SIGINT back to Python."""
-    if (
-        threading.current_thread() is threading.main_thread()
-        and getattr(signal.getsignal(signal.SIGINT), "__module__", "") == __name__
-    ):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Give the signals back to Python."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number, default in ((signal.SIGINT, signal.default_int_handler), *_ANNOUNCING):
+        if getattr(signal.getsignal(number), "__module__", "") in (__name__, pass_to.__module__):
+            signal.signal(number, default)
 
 
 def _inside(frame: FrameType | None) -> bool:

@@ -21,6 +21,9 @@ _LOOK = 0.002
 class Leaving:
     """Runs once, inside the raylet's loop.
 
+    Args:
+        extra: seconds that the template may need to remove what is in the session directory, beyond the usual.
+
     Attributes:
         begun: whether the node is ending.
         code: the job's exit code, once begun.
@@ -34,6 +37,7 @@ class Leaving:
         session: Session,
         stop_timeout: float,
         on_gone: Callable[[], None],
+        extra: float = 0.0,
     ) -> None:
         self._loop = loop
         self._processes = processes
@@ -41,6 +45,7 @@ class Leaving:
         self._session = session
         self._stop_timeout = stop_timeout
         self._on_gone = on_gone
+        self._template_time = _TEMPLATE_TIME + extra
         self._driver: DriverChild | None = None
         self._asked_template = False
         self._gone = False
@@ -88,7 +93,7 @@ class Leaving:
         if self._driver is not None:
             self._driver.kill()
         self._processes.stop_template()
-        self._loop.call_at(self._loop.now + _TEMPLATE_TIME, self._template_late)
+        self._loop.call_at(self._loop.now + self._template_time, self._template_late)
 
     def _template_late(self) -> None:
         if not self._gone:

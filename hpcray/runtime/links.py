@@ -9,7 +9,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import traceback
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
+from hpcray.host.peers import bind_private, is_ours
 from hpcray.wire.frames import FrameError, FrameReader, pack
 from hpcray.wire.messages import Hello, Message, decode, encode
 
@@ -216,6 +216,9 @@ class Links:
         except OSError:
             sock.close()
             return self._raylet
+        if not is_ours(sock):
+            sock.close()
+            return self._raylet
         return self._add_link(sock, proc)
 
     def _accept(self) -> None:
@@ -224,8 +227,7 @@ class Links:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-            if uid != os.getuid():
+            if not is_ours(sock):
                 sock.close()
                 continue
             self._add_link(sock, None)
@@ -266,7 +268,7 @@ class Links:
 def listen(session_dir: str, number: int) -> socket.socket:
     """The socket on which process `number` of this node takes connections of its peers."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(f"{session_dir}/{number}.s")
+    bind_private(sock, f"{session_dir}/{number}.s")
     sock.listen(1024)
     sock.setblocking(False)
     return sock

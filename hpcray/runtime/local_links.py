@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 from typing import Union
 
+from hpcray.host.peers import bind_private, peer_of
 from hpcray.wire.frames import FrameReader
 
 RECEIVE = 256 * 1024
 _SEND = 256 * 1024
-_PEERCRED = struct.Struct("3i")
 _BACKLOG = 1024
 
 WORKER, DRIVER, ATTACHED = "worker", "driver", "attached"
@@ -77,8 +76,7 @@ class Listener:
 
     def __init__(self, path: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.bind(path)
-        os.chmod(path, 0o600)
+        bind_private(self._sock, path)
         self._sock.listen(_BACKLOG)
         self._sock.setblocking(False)
 
@@ -93,7 +91,7 @@ class Listener:
                 sock, _ = self._sock.accept()
             except OSError:
                 return None
-            pid, uid, _ = _PEERCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+            pid, uid = peer_of(sock)
             if uid == os.getuid():
                 sock.setblocking(False)
                 return sock, pid

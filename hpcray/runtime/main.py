@@ -13,7 +13,7 @@ import msgspec
 from hpcray.base.failures import StartupError
 from hpcray.host.processes import set_process_name
 from hpcray.runtime.bootstrap import Ready
-from hpcray.runtime.node import run_node
+from hpcray.runtime.node import SaidElsewhere, run_node
 from hpcray.runtime.options import NodeOptions
 
 
@@ -38,6 +38,8 @@ def main() -> NoReturn:
     code = 1
     try:
         code = run_node(options, lambda session_dir: tell(Ready(session_dir=session_dir)), life)
+    except SaidElsewhere:
+        tell(Ready(said_elsewhere=True))
     except (StartupError, ValueError) as error:
         tell(Ready(error=str(error)))
     except BaseException:

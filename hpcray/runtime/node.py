@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from hpcray.base.config import Config
@@ -17,12 +17,19 @@ from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.membership import HeadWatch, Membership
 from hpcray.core.raylet import RayletCore
 from hpcray.core.store.node_store import NodeStore
+from hpcray.host.accelerators import gpu_type, node_gpus
 from hpcray.host.address import node_ip_address
 from hpcray.host.arena import Arena, default_arena_size
+from hpcray.host.console import silenced
+from hpcray.host.launcher import prepare_mpi
 from hpcray.host.prefault import Prefaulter
 from hpcray.host.processes import Family, adopt_orphans
+from hpcray.host.relocation import Relocation
 from hpcray.host.session import Session
+from hpcray.host.spill_files import SpillFiles, spill_directory
 from hpcray.host.template_link import TemplateLink, start_template
+from hpcray.host.threads import one_each
+from hpcray.runtime.broadcast import ToldToOthers, share
 from hpcray.runtime.cluster import Cluster
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
@@ -32,15 +39,23 @@ from hpcray.runtime.options import NodeOptions, total_resources
 from hpcray.runtime.raylet import Raylet, Seat
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
+from hpcray.runtime.run_info import read_run, requeue_job
+from hpcray.runtime.spilling import Spilling
 from hpcray.runtime.watchdog import Watchdog
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
-from hpcray.transport.startup import Launch, read_launch
-from hpcray.wire.messages import NodeInfo
+from hpcray.transport.start_checks import several_tasks
+from hpcray.transport.startup import Launch, SaidByRank0, read_launch
+from hpcray.wire.messages import NodeInfo, RunInfo
 
 _FINALIZE_TIME = 3.0
+_REMOVAL_TIME = 120.0
 _ID_BYTES = 28
 _USER_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 _MAY_BE_IGNORED = _USER_SIGNALS | {signal.SIGHUP}
+
+
+class SaidElsewhere(StartupError):
+    """This node did not come up for a reason that all have, and rank 0 tells it."""
 
 
 @dataclass
@@ -53,15 +68,26 @@ class _Node:
     arena: Arena
     template: TemplateLink
     listener: Listener
+    gpus: tuple[str, ...]
+    spill_dir: str
+    run: RunInfo
+    moved: Relocation = field(default_factory=Relocation)
+
+    @property
+    def removal_time(self) -> float:
+        """Seconds that removing the copies may take at the end. Nodes are not equally fast."""
+        return _REMOVAL_TIME if self.moved.pairs else 0.0
 
 
 @dataclass
 class _Outcome:
-    """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order."""
+    """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order.
+    `again`: the batch system is to run the job again."""
 
     code: int
     broken: bool
     failure: str
+    again: bool = False
 
 
 def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
@@ -77,6 +103,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         The exit code of this process: the job's on rank 0, 0 elsewhere; 1 when this node had to give up.
 
     Raises:
+        SaidElsewhere: likewise, and rank 0 tells why.
         StartupError: this node did not come up; nothing of it is left.
         ValueError: an option is not valid.
     """
@@ -84,13 +111,18 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     node = _prepare(options)
     try:
         control, data = _open_wires(node)
+        _prepare_workers(options, node, control)
     except BaseException:
         _abandon(node)
         raise
     with _signals() as wakeup:
         outcome = _serve(options, node, control, data, ready, life, wakeup)
+    if outcome.again and (trouble := requeue_job(node.config)):
+        print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if control is not None and data is not None:
-        with Watchdog(_FINALIZE_TIME, outcome.failure, outcome.code):
+        # Peers leave at the same time, and UCX calls that an error, on standard output.
+        watchdog = Watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, outcome.code)
+        with watchdog, silenced(not outcome.failure):
             data.close()
             control.close(abort=outcome.broken)
     if outcome.failure:
@@ -105,12 +137,17 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 
     from hpcray.runtime.worker import worker_main
 
+    one_each()
+
     return worker_main
 
 
 def _prepare(options: NodeOptions) -> _Node:
     config = options.settings()
     launch = read_launch(os.environ) if options.distributed else Launch()
+    gpus = node_gpus(options.num_gpus, max(1, launch.here))
+    spill_dir = spill_directory(config.spill_dir)
+    run = read_run(config, launch)
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
@@ -122,21 +159,37 @@ def _prepare(options: NodeOptions) -> _Node:
         session.remove()
         raise
     adopt_orphans()
-    return _Node(config, launch, session, arena, template, Listener(session.socket_path(0)))
+    return _Node(config, launch, session, arena, template, Listener(session.socket_path(0)), gpus, spill_dir, run)
 
 
 def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
     if node.launch.size == 1:
         return None, None
+    prepare_mpi(os.environ, node.launch.kind == "srun")
+    if node.launch.rank == 0 and (text := several_tasks(node.launch)):
+        print(f"hpcray: {text}", file=sys.stderr, flush=True)
     # Not imported before: an embedded node needs neither MPI nor UCX.
     from hpcray.transport.select import open_transports
 
     try:
         control, data = open_transports(node.config)
         data.register(node.arena.view(0, node.arena.size))
+    except SaidByRank0:
+        raise SaidElsewhere("rank 0 tells why") from None
     except TransportError as error:
         raise StartupError(str(error)) from error
     return control, data
+
+
+def _prepare_workers(options: NodeOptions, node: _Node, control: ControlTransport | None) -> None:
+    """Before the first worker is forked: copies of directories, modules that all of them need."""
+    if options.broadcast_env:
+        try:
+            timeout = node.config.start_timeout
+            node.moved = share(options.broadcast_env, options.driver, control, node.session.path, timeout)
+        except ToldToOthers:
+            raise SaidElsewhere("rank 0 tells why") from None
+    node.template.prepare(node.moved.pairs, [name for name in node.config.preload.split(",") if name])
 
 
 def _serve(
@@ -157,7 +210,15 @@ def _serve(
         host=socket.gethostname(),
         address=address,
         pid=os.getpid(),
-        total=total_resources(options, address, rank, max(1, node.launch.here), node.arena.size),
+        total=total_resources(
+            options,
+            address,
+            rank,
+            max(1, node.launch.here),
+            node.arena.size,
+            len(node.gpus),
+            gpu_type() if node.gpus else "",
+        ),
         data_address=data.address() if data is not None else b"",
         data_plane=data.name if data is not None else "",
         arena_size=node.arena.size,
@@ -165,17 +226,27 @@ def _serve(
     seat = Seat(info, size, node.session.path, config)
     router = Router(rank, size, control)
     loop = RayletLoop(router, node.listener, control, data)
-    core = RayletCore(rank, info.total, size, config)
+    core = RayletCore(rank, info.total, size, config, node.gpus)
     prefault = Prefaulter(node.arena)
     head = HeadCore(config) if rank == 0 else None
-    raylet = Raylet(seat, loop, router, core, NodeStore(rank, node.arena.size), head, prefault, data)
+    store = NodeStore(rank, node.arena.size, spill_threshold=config.spill_threshold)
+    raylet = Raylet(seat, loop, router, core, store, head, prefault, data)
+    spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))
     processes = LocalProcesses(rank, node.template, loop, router, node.arena.fd, raylet)
     raylet.processes = processes
-    leaving = Leaving(loop, processes, node.template, node.session, config.stop_timeout, lambda: cluster.node_gone())
+    leaving = Leaving(
+        loop,
+        processes,
+        node.template,
+        node.session,
+        config.stop_timeout,
+        lambda: cluster.node_gone(),
+        node.removal_time,
+    )
 
     def up() -> None:
         if options.driver and rank == 0:
-            driver = DriverChild(options.driver, node.session.path)
+            driver = DriverChild(options.driver, node.session.path, node.moved)
             node.template.watch_driver(driver.pid)
             processes.expect_driver(driver.pid)
             cluster.own_driver(driver)
@@ -193,12 +264,17 @@ def _serve(
     loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster))
     if life >= 0:
         loop.watch(life, lambda event: _end_of_life(loop, life, cluster.parent_gone))
+    if membership is not None and head is not None:
+        membership.run = node.run
+        membership.allow(node.removal_time)
+        cluster.drain.lead(node.run, head)
     cluster.join()
     try:
         loop.run(raylet)
     finally:
         prefault.stop()
         loop.close()
+        spilling.close()
         node.template.close()
         node.session.remove()
     failure = cluster.failure
@@ -206,7 +282,7 @@ def _serve(
         failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
         return _Outcome(1, cluster.broken, failure)
     code = leaving.code if rank == 0 else 0
-    return _Outcome(code or int(bool(failure)), cluster.broken, "")
+    return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again)
 
 
 def _abandon(node: _Node) -> None:

@@ -19,10 +19,11 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         config: the settings that were given, by name; the others come from the environment or are defaults.
         num_cpus: CPUs of this node.
-        num_gpus: GPUs of this node.
+        num_gpus: GPUs of this node; where it has been given none, as many are made up.
         memory: bytes that tasks may ask for with `memory=`.
         resources: the node's custom resources.
         distributed: whether this process is a rank of a launcher, or the only node.
+        broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, when rank 0 is to start one; else empty.
     """
 
@@ -32,6 +33,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory: float | None = None
     resources: dict[str, float] = {}
     distributed: bool = False
+    broadcast_env: str = ""
     driver: list[str] = []
 
     def settings(self) -> Config:
@@ -43,7 +45,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Config.from_env(**self.config)
 
 
-def total_resources(options: NodeOptions, address: str, node: int, local_size: int, arena_size: int) -> Resources:
+def total_resources(
+    options: NodeOptions, address: str, node: int, local_size: int, arena_size: int, gpus: int = 0, gpu_type: str = ""
+) -> Resources:
     """What this node offers.
 
     Args:
@@ -52,6 +56,8 @@ def total_resources(options: NodeOptions, address: str, node: int, local_size: i
         node: its index.
         local_size: ranks on this host, which share what it has.
         arena_size: bytes of its object store.
+        gpus: how many it has.
+        gpu_type: Ray's name for their type, "" if unknown.
 
     Raises:
         ValueError: a given amount is not valid.
@@ -63,11 +69,13 @@ def total_resources(options: NodeOptions, address: str, node: int, local_size: i
     amounts: dict[str, float] = {
         **options.resources,
         "CPU": cpus,
-        "GPU": options.num_gpus or 0,
+        "GPU": gpus,
         "memory": int(memory),
         "object_store_memory": arena_size,
         f"node:{address}": 1,
     }
+    if gpus and gpu_type:
+        amounts.setdefault(f"accelerator_type:{gpu_type}", 1)
     if node == 0:
         amounts[HEAD_RESOURCE] = 1
     return to_units(amounts)

@@ -4,54 +4,48 @@ from __future__ import annotations
 
 import itertools
 import os
-import queue
 import socket
-import threading
-import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from hpcray.base.config import Config
 from hpcray.base.errors import (
-    GetTimeoutError,
     LocalRayletDiedError,
     ObjectLostError,
     OwnerDiedError,
     RaySystemError,
-    RayTaskError,
 )
-from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, show_proc
-from hpcray.core.owner.table import INLINE, PENDING, STORED, ObjectTable, Waiter
+from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, return_index, show_proc
+from hpcray.core.owner.table import INLINE, ObjectTable
+from hpcray.core.owner.tasks import Task
 from hpcray.host.arena import Arena
+from hpcray.host.peers import is_ours
+from hpcray.runtime.ending import Ending
 from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
 from hpcray.runtime.links import greet
-from hpcray.runtime.refs import ObjectRef, current, died, new_ref, released
+from hpcray.runtime.progress import unavailable
+from hpcray.runtime.reading import Reader
+from hpcray.runtime.refs import ObjectRef, current, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import ERROR, Serialized, deserialize, serialize, serialize_error
+from hpcray.wire.serialization import Serialized, serialize, serialize_error
 
 _sessions = itertools.count()
 _LAST_WORDS = 0.3
 
 
-class _Task(threading.local):
-    """What this thread executes. protected: refs that arrived in its arguments (None outside of tasks)."""
-
-    protected: list[bytes] | None = None
-    task: bytes | None = None
-    name: str = ""
-
-
-class Process:
+class Process(Reader):
     """One per interpreter. `connect` makes it."""
 
     def __init__(self, sock: socket.socket, welcome: m.Welcome, arena: Arena, kind: str, session_dir: str) -> None:
-        self.me = welcome.proc
+        me = welcome.proc
+        engine = Engine(me, session_dir)
+        table = ObjectTable(me, engine.send, engine.notify, self._lost_blob)
+        super().__init__(me, engine, table, arena)
         self.node = node_of(welcome.proc)
         self.node_id = welcome.node_id
         self.host = welcome.host
@@ -60,10 +54,7 @@ class Process:
         self.session_dir = session_dir
         self.cluster_size = welcome.cluster_size
         self.config = Config(**welcome.config)
-        self.arena = arena
-        self.local = _Task()
-        self.dead: str | None = None
-        self.blocker: Callable[[Waiter, float | None], bool] | None = None
+        self.run = welcome.run
         self.on_exit: Callable[[int], None] = lambda code: None
         self._raylet = raylet_of(self.node)
         # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
@@ -71,17 +62,14 @@ class Process:
         released.clear()
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
-        self._callbacks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._teller: threading.Thread | None = None
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {}
-        self.engine = Engine(self.me, session_dir)
-        send = self.engine.send
-        self.table = ObjectTable(self.me, send, self.engine.notify, self._lost_blob)
         self.submitter = Submitter(self)
         self.gcs = GcsClient(self)
         self.store = StoreClient(self)
+        self.ending = Ending(self)
         self.handlers.update(self._message_handlers())
         self.handlers.update(self.store.handlers())
+        self.handlers.update(self.ending.handlers())
         self.handlers.update(self.submitter.handlers())
         self._sock = sock
 
@@ -95,8 +83,11 @@ class Process:
             m.ObjectGet: lambda src, msg: table.on_object_get(src, msg.id),
             m.ObjectReady: lambda _, msg: table.on_object_ready(msg),
             m.BorrowAdd: table.on_borrow_add,
-            m.BorrowAck: lambda _, msg: self._on_borrow_ack(msg),
+            m.BorrowAck: lambda _, msg: table.on_borrow_ack(msg),
             m.BorrowDrop: lambda _, msg: table.on_borrow_drop(msg),
+            m.BorrowTake: table.on_borrow_take,
+            m.BorrowAsk: table.on_borrow_ask,
+            m.BorrowEnd: table.on_borrow_end,
             m.AddLocation: lambda _, msg: table.on_add_location(msg),
             m.GcsReply: lambda _, msg: self.gcs.on_reply(msg),
             m.SetJob: lambda _, msg: self._on_set_job(msg),
@@ -125,14 +116,9 @@ class Process:
         """A ref was pickled by somebody else's pickler: nobody counts that copy, so the object stays."""
         self._pinned.append(ref)
 
-    def drain(self) -> None:
-        """Take deferred deaths of refs and views into account (lock held)."""
-        while released:
-            item = released.popleft()
-            if type(item) is bytes:
-                self.table.release(item)
-            else:
-                self.table.view_died(item[0])
+    def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:
+        """What is known of objects that did not come in time (lock held)."""
+        return unavailable(self, missing, timeout)
 
     # ------------------------------------------------------------ put
 
@@ -169,190 +155,17 @@ class Process:
         with self.engine.lock:
             oid = self.next_task_id() + PUT_INDEX
             self.table.create(oid).local = 1
+        try:
+            offset, size = self.store.write(oid, blob)
+        except BaseException:
+            with self.engine.lock:
+                self.table.abandon(oid)
+            raise
         ref = new_ref(oid)
-        offset, size = self.store.write(oid, blob)
         with self.engine.lock:
             self.table.created_here(oid, offset, size, self.node, refs or None)
             self.engine.flush()
         return ref
-
-    # ------------------------------------------------------------ get, wait
-
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
-        """The values of the refs, in order.
-
-        Raises:
-            GetTimeoutError: not all were there in time. Anything a task raised, and RayError for what was lost.
-        """
-        engine = self.engine
-        entries = self.table.entries
-        with engine.lock:
-            if released:
-                self.drain()
-            try:
-                missing = [
-                    oid for oid in [ref._id for ref in refs]
-                    if (entry := entries[oid]).state != INLINE and entry.mapping is None
-                ]  # fmt: skip
-            except KeyError as unknown:
-                raise foreign(unknown.args[0]) from None
-            if missing:
-                self._await_local(missing, timeout)
-            elif engine.dirty:
-                engine.flush()
-            found: list[Any] = []
-            for ref in refs:
-                entry = entries[ref._id]
-                if entry.state == INLINE:
-                    found.append(entry.value)
-                elif entry.mapping is not None:
-                    entry.mapping.views += 1
-                    found.append(entry.mapping)
-                else:
-                    found.append(None)  # another one failed first
-        self.engine.run_after()
-        values: list[Any] = []
-        error: BaseException | None = None
-        for ref, item in zip(refs, found, strict=True):
-            if type(item) is bytes:
-                value = deserialize(item)
-                if item[-1] == ERROR:
-                    error = error or value
-                else:
-                    values.append(value)
-            elif item is not None:
-                view = self.arena.pinned_view(item.offset, item.size, partial(died, (ref._id,)))
-                values.append(deserialize(view))
-                del view
-        if error is not None:
-            raise raised_form(error)
-        return values
-
-    def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
-        self.check_alive()
-        waiter = Waiter(len(oids), eager=True)
-        for oid in oids:
-            if self.table.want_local(oid, waiter):
-                waiter.count -= 1
-        if not self.block(waiter, None if timeout is None else monotonic() + timeout):
-            self.table.forget(oids, waiter)
-            open_ids = [oid for oid in oids if not self.table.entries[oid].available]
-            if open_ids:
-                raise GetTimeoutError(
-                    f"get timed out after {timeout} s: {len(open_ids)} of {len(oids)} objects are not available, "
-                    f"first {open_ids[0].hex()} (owner {show_proc(open_ids[0])})"
-                )
-        elif waiter.count < 0 or len(oids) > 1:
-            self.table.forget(oids, waiter)
-
-    def block(self, waiter: Waiter, deadline: float | None) -> bool:
-        """Wait for `waiter` (lock held), in a worker through the hook that lends its CPU meanwhile."""
-        if waiter.count <= 0:
-            self.engine.flush()
-            return True
-        if self.blocker is not None:
-            return self.blocker(waiter, deadline)
-        return self.engine.wait(waiter, deadline)
-
-    def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout: float | None, fetch_local: bool
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`."""
-        with self.engine.lock:
-            self.check_alive()
-            self.drain()
-            done, rest = self._split(refs, num_returns, fetch_local)
-            if len(done) < num_returns:
-                want = self.table.want_local if fetch_local else self.table.want_ready
-                waiter = Waiter(num_returns - len(done))
-                for ref in rest:
-                    want(ref._id, waiter)
-                self.block(waiter, None if timeout is None else monotonic() + timeout)
-                self.table.forget([ref._id for ref in rest], waiter)
-                done, rest = self._split(refs, num_returns, fetch_local)
-            else:
-                self.engine.flush()
-        self.engine.run_after()
-        return done, rest
-
-    def _split(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
-        entries = self.table.entries
-        done: list[ObjectRef[Any]] = []
-        rest: list[ObjectRef[Any]] = []
-        for index, ref in enumerate(refs):
-            entry = entries.get(ref._id)
-            if entry is None:
-                raise foreign(ref._id)
-            if entry.available if local else entry.state != PENDING:
-                done.append(ref)
-                if len(done) == num_returns:
-                    rest.extend(refs[index + 1 :])
-                    break
-            else:
-                rest.append(ref)
-        return done, rest
-
-    def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
-        """Call `call()` (from any thread, no lock held) once the value can be read in this process.
-
-        It must not wait for anything: the thread that drives the engine may be the one that makes the call.
-        """
-        engine = self.engine
-        with engine.lock:
-            waiter = Waiter(callback=lambda: engine.later(call))
-            if self.table.want_local(ref._id, waiter):
-                engine.later(call)
-            else:
-                self.check_alive()
-            engine.flush()
-        engine.run_after()
-
-    def when_available(self, ref: ObjectRef[Any], call: Callable[[Any, BaseException | None], object]) -> None:
-        """Call `call(value, None)` or `call(None, error)` once it can be told, in a thread for that: it may wait."""
-
-        def tell() -> None:
-            try:
-                value = self.get([ref], None)[0]
-            except BaseException as error:
-                call(None, error)
-            else:
-                call(value, None)
-
-        with self.engine.lock:
-            if self._teller is None:
-                self._teller = threading.Thread(target=self._tell_all, name="hpcray-callbacks", daemon=True)
-                self._teller.start()
-        self.when_ready_here(ref, lambda: self._callbacks.put(tell))
-
-    def _tell_all(self) -> None:
-        while (tell := self._callbacks.get()) is not None:
-            try:
-                tell()
-            except BaseException:
-                traceback.print_exc()
-            del tell
-
-    def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
-        """The values of a task's top-level ref arguments: inline, or fetched from node stores."""
-        held = []
-        with self.engine.lock:
-            for ref in refs or ():
-                self.table.arrived(ref.id, self.local.protected)
-                entry = self.table.entries[ref.id]
-                if entry.state == PENDING and ref.id[:8] != self.me:
-                    entry.state, entry.size, entry.nodes = STORED, ref.size, ref.nodes
-                held.append(new_ref(ref.id))
-        fetched = iter(self.get(held, None) if held else ())
-        values = []
-        for blob in inline:
-            value = deserialize(blob) if blob else next(fetched)
-            if blob and blob[-1] == ERROR:
-                raise raised_form(value)  # only constructors get here: a task with a failed argument is not sent
-            values.append(value)
-        return values
 
     def set_job(self, job: m.JobInfo, namespace: str) -> None:
         """Tell the cluster what this driver's tasks need to know (its sys.path, …); `namespace` is for us alone."""
@@ -364,11 +177,6 @@ class Process:
     def _on_set_job(self, msg: m.SetJob) -> None:
         known = self.job
         self.job = msgspec.structs.replace(msg.job, namespace=known.namespace) if known is not None else msg.job
-
-    def _on_borrow_ack(self, msg: m.BorrowAck) -> None:
-        self.table.on_borrow_ack(msg)
-        if not self.table.unacked:
-            self.submitter.acks_done()
 
     # ------------------------------------------------------------ death
 
@@ -393,19 +201,20 @@ class Process:
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process of the job is gone (lock held)."""
         self.engine.drop_peer(proc)
+        leased = self.submitter.leases.workers.get(proc)
+        for task in leased.inflight.values() if leased is not None else ():
+            self.left_behind(task, proc)
         self.submitter.process_died(proc, reason)
         self.table.process_died(proc, reason)
-        if not self.table.unacked:
-            self.submitter.acks_done()
+
+    def left_behind(self, task: Task, proc: bytes) -> None:
+        """A process died before it answered this task; perhaps large returns were in its node's store already."""
+        for index in range(task.num_returns):
+            self.table.left_behind(task.id + return_index(index), node_of(proc))
 
     def _node_died(self, msg: m.NodeDied) -> None:
         for proc in self.engine.peers_of(msg.node):
             self.process_died(proc, msg.reason)
-
-    def check_alive(self) -> None:
-        """Raise LocalRayletDiedError when nothing can be asked for any more."""
-        if self.dead is not None:
-            raise LocalRayletDiedError(self.dead)
 
     def _lost_blob(self, oid: bytes, reason: str, owner_died: bool) -> bytes:
         if self.dead is not None:
@@ -438,18 +247,6 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def foreign(oid: bytes) -> RaySystemError:
-    """The error for a ref that this process does not know."""
-    return RaySystemError(f"ObjectRef({oid.hex()}) is not of this session; hint: was hpcray.shutdown() called since?")
-
-
-def raised_form(error: BaseException) -> BaseException:
-    """What `get` raises for a stored error: also an instance of the user's class, with its remote traceback."""
-    if isinstance(error, RayTaskError):
-        return error.as_instanceof_cause()
-    return error
-
-
 def connect(session_dir: str, kind: str) -> Process:
     """Join the session in `session_dir` as a "driver", "attached" driver, or "worker". `start` it when it is complete.
 
@@ -460,6 +257,8 @@ def connect(session_dir: str, kind: str) -> Process:
     try:
         sock.settimeout(30.0)
         sock.connect(os.path.join(session_dir, "r.s"))
+        if not is_ours(sock):
+            raise PermissionError("who listens there is another user")
         greet(sock, m.Hello(os.getpid(), kind, b""))
         head, fds, _, _ = socket.recv_fds(sock, 4, 1, socket.MSG_CMSG_CLOEXEC)
         frame = (

@@ -58,6 +58,8 @@ class Raylet:
         on_fatal: called with the reason why this node cannot go on.
         on_node_lost: called when the wire finds a node dead.
         on_death: called after each death of a local process.
+        on_joined: called with each process that was welcomed.
+        run: what the head knows of this run of the job.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Raylet:
         self.on_fatal: Callable[[str], None]
         self.on_node_lost: Callable[[int, str], None]
         self.on_death: Callable[[], None]
+        self.on_joined: Callable[[bytes], None] = lambda proc: None
+        self.run = m.RunInfo()
         self._me = raylet_of(self.node)
         self._prefault = prefault
         self._data = data
@@ -158,11 +162,13 @@ class Raylet:
             seat.info.host,
             self.core.job,
             seat.config.as_dict(),
+            self.run,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
         """It was welcomed."""
         self.apply(self.core.process_joined(self.loop.now, proc, kind, pid))
+        self.on_joined(proc)
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: tell the cores, and whoever spoke with it."""

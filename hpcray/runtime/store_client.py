@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 from hpcray.base.errors import LocalRayletDiedError, ObjectStoreFullError, RaySystemError
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.table import Waiter
+from hpcray.runtime.engine import monotonic
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized
 
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
+
+_LEFT_BEHIND = 30.0
+_AGAIN = 0.005
 
 
 class StoreClient:
@@ -28,8 +32,9 @@ class StoreClient:
         """Message handlers, for the engine."""
         return {
             m.Created: lambda _, msg: self._answer(msg.id, msg),
-            m.Opened: lambda _, msg: self._on_opened(msg),
+            m.Opened: lambda _, msg: self._process.table.on_opened(msg),
             m.StoreError: lambda _, msg: self._on_error(msg),
+            m.Unpin: lambda _, msg: self._process.table.pins.give_up(msg.size),
         }
 
     def write(self, oid: bytes, blob: bytes | Serialized) -> tuple[int, int]:
@@ -39,16 +44,12 @@ class StoreClient:
             Offset and size in the arena.
 
         Raises:
-            ObjectStoreFullError: there is no room, and none came in time.
+            ObjectStoreFullError: there is no room, and none came in time. RaySystemError: another process writes it.
         """
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         answer = self._ask(oid, m.Create(oid, size))
-        while isinstance(answer, m.StoreError) and answer.kind == "exists":
-            # An earlier attempt of the same task was here. If it got as far as sealing, its bytes are as good as ours.
-            answer = self._ask(oid, m.Open(oid, size, []))
-            if isinstance(answer, m.Opened):
-                return answer.offset, answer.size
-            answer = self._ask(oid, m.Create(oid, size))
+        if isinstance(answer, m.StoreError) and answer.kind == "exists":
+            answer = self._replace(oid, size)
         if isinstance(answer, m.StoreError):
             raise ObjectStoreFullError(answer.reason) if answer.kind == "full" else RaySystemError(answer.reason)
         base: int = answer.offset
@@ -66,8 +67,24 @@ class StoreClient:
             self._engine.send(self._raylet, m.Seal(oid))
         return base, size
 
-    def _ask(self, oid: bytes, request: m.Create | m.Open) -> Any:
-        """Created, Opened or StoreError, in answer to a request about an object that we are to write."""
+    def _replace(self, oid: bytes, size: int) -> Any:
+        """Created or StoreError, after what an earlier attempt of the same task left is gone.
+
+        It died before its reply, so nobody refers to what it left; and that need not be what we return.
+        """
+        engine = self._engine
+        deadline = monotonic() + _LEFT_BEHIND
+        while True:
+            with engine.lock:
+                engine.send(self._raylet, m.Free([oid], []))
+            answer = self._ask(oid, m.Create(oid, size))
+            if not isinstance(answer, m.StoreError) or answer.kind != "exists" or monotonic() > deadline:
+                return answer
+            with engine.lock:
+                engine.wait(Waiter(), monotonic() + _AGAIN)  # its process has not been found dead yet
+
+    def _ask(self, oid: bytes, request: m.Create) -> Any:
+        """Created or StoreError, in answer to a request about an object that we are to write."""
         engine = self._engine
         with engine.lock:
             self._process.check_alive()
@@ -76,8 +93,13 @@ class StoreClient:
             engine.send(self._raylet, request)
             try:
                 engine.wait(waiter)
-            finally:
-                answer = self._creating.pop(oid)
+            except BaseException:
+                # The answer may have come just before the interrupt; one that comes later is dealt with in `_answer`.
+                if isinstance(self._creating.pop(oid), m.Created):
+                    engine.send(self._raylet, m.Release([oid]))
+                    engine.flush()
+                raise
+            answer = self._creating.pop(oid)
         if isinstance(answer, Waiter):
             raise LocalRayletDiedError(self._process.dead or "the raylet is gone")
         return answer
@@ -91,12 +113,6 @@ class StoreClient:
         elif isinstance(answer, m.Created):
             # Whoever asked was interrupted meanwhile.
             self._engine.send(self._raylet, m.Release([oid]))
-
-    def _on_opened(self, msg: m.Opened) -> None:
-        if msg.id in self._creating:
-            self._answer(msg.id, msg)
-        else:
-            self._process.table.on_opened(msg)
 
     def _on_error(self, msg: m.StoreError) -> None:
         if msg.id in self._creating:

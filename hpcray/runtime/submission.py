@@ -13,9 +13,12 @@ from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Function, LeaseClass, Task
 from hpcray.runtime.actor_calls import ActorCalls
 from hpcray.runtime.arguments import pack
+from hpcray.runtime.cancelling import Cancelling
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.links import MAX_BATCH, Peer
+from hpcray.runtime.own_options import Own, OwnTask
 from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.runtime.streams import Streams
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import deserialize, is_error, serialize_error
 
@@ -26,7 +29,11 @@ _LEASE_TICK = 0.02
 
 
 class Submitter:
-    """The tasks that one process has submitted."""
+    """The tasks that one process has submitted.
+
+    Attributes:
+        waits: why tasks of a lease class do not run, by the class's index, as far as somebody has said so.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -36,6 +43,9 @@ class Submitter:
             process.me, process.engine.send, self._push, process.config.idle_lease_timeout
         )  # fmt: skip
         self.actors = ActorCalls(process, self)
+        self.cancelling = Cancelling(process, self)
+        self.streams = Streams(process)
+        self.waits: dict[int, str] = {}
         self._ticking = False
 
     def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
@@ -49,6 +59,8 @@ class Submitter:
             m.LeaseRevoked: lambda _, msg: self.process_died(msg.worker, msg.reason),
             m.Infeasible: self._on_infeasible,
             m.ActorState: lambda _, msg: self.actors.on_state(msg),
+            m.CancelRef: lambda _, msg: self.cancelling.by_id(msg.id, msg.force, msg.recursive),
+            m.StreamItem: self.streams.on_item,
         }
 
     # ------------------------------------------------------------ submitting
@@ -89,6 +101,34 @@ class Submitter:
                     engine.buffered()
             elif engine.dirty:
                 engine.flush()
+        return result
+
+    def submit_with(
+        self,
+        own: Own,
+        fn: Function,
+        shape: m.Shape,
+        num_returns: int,
+        retries: int,
+        retry_exceptions: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`submit` for a task that has options of its own."""
+        blob, keep, slots = pack(self._process, args, kwargs)
+        nested = self._engine.nested()
+        with self._engine.lock:
+            task = OwnTask(self._process.next_task_id(), fn, "", blob, num_returns, keep, slots or [], retries)
+            task.own = own
+            task.retry_exceptions = retry_exceptions
+            klass = self.leases.klass(shape)
+            result = self.streams.open(task) if own.stream else self.returns(task)
+            if nested:
+                self._engine.later(lambda: self._start(task, klass))
+                return result
+            if self.resolve(task, lambda: self._ready(task, klass)):
+                self.leases.submit(task, klass)
+            self._engine.flush()
         return result
 
     def _start(self, task: Task, klass: LeaseClass) -> None:
@@ -133,6 +173,8 @@ class Submitter:
         """Where the worker gets the values of the slots: refs in order, for each empty `inline` item."""
         if task.slots is None:
             return None, None
+        if isinstance(task, OwnTask) and task.worker is not None:
+            self._engine.send(task.worker, task.announcement(self.streams.received(task.id)))
         refs: list[m.ArgRef] = []
         inline: list[bytes] = []
         for object_id in task.slots:
@@ -151,7 +193,7 @@ class Submitter:
         assert fn is not None
         if fn.id not in peer.functions:
             peer.functions.add(fn.id)
-            engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob))
+            engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob, fn.max_calls))
         refs, inline = self.slot_values(task) if task.slots is not None else (None, None)
         self.queue(peer, m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline))
 
@@ -168,7 +210,8 @@ class Submitter:
 
     def _on_granted(self, src: bytes, msg: m.LeaseGranted) -> None:
         now = monotonic()
-        self._engine.send(msg.worker, m.Leased(self.leases.by_index[msg.klass].shape.resources))
+        shape = self.leases.by_index[msg.klass].shape
+        self._engine.send(msg.worker, m.Leased(shape.resources, shape.env))
         self.leases.granted(msg, now)
         if not self._ticking:
             self._ticking = True
@@ -196,14 +239,22 @@ class Submitter:
             if task is not None and task.cancelled:
                 # The worker gave it back before it heard that it was cancelled: it must not be sent again.
                 self.leases.answered(src, task_id, 0, monotonic())
-                self._fail_cancelled(task)
+                self.fail_cancelled(task)
         self.leases.taken_back(src, msg.tasks)
+        if msg.leaving:
+            self._engine.send(src, m.TakeBack(True))
+            for task in self.leases.lost(src):
+                if task.cancelled:
+                    self.fail_cancelled(task)
+                else:
+                    self.leases.submit(task, task.klass)
 
     def _on_reply(self, src: bytes, msg: m.TaskReply) -> None:
         task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
         if msg.borrowed:
             self._table.borrowed_by(src, msg.borrowed)
         if task is None:
+            self._decline(src, msg)
             return
         if msg.status == 1 and task.retry_exceptions and task.retries:
             self._engine.later(lambda: self._retry_or_fail(task, msg))
@@ -213,18 +264,29 @@ class Submitter:
     def finish(self, task: Task, src: bytes, msg: m.TaskReply) -> None:
         """Take over what a task returned (lock held)."""
         table = self._table
+        if isinstance(task, OwnTask) and task.own.stream:
+            self.streams.finish(task, src, msg)
+            task.keep = None
+            return
         for index, item in enumerate(msg.returns):
             object_id = msg.task + return_index(index)
             contained = None
             if item.contained:
                 for inner in item.contained:
-                    table.adopt(inner)
+                    table.adopt(inner, src)
                 contained = [new_ref(inner) for inner in item.contained]
             if item.size:
                 table.set_stored(object_id, item.size, node_of(src), contained)
             else:
                 table.set_inline(object_id, item.value, contained)
         task.keep = None
+
+    def _decline(self, src: bytes, msg: m.TaskReply) -> None:
+        """Nobody waits for this result any more; the refs in it were kept for us all the same."""
+        for item in msg.returns:
+            for inner in item.contained or ():
+                self._table.adopt(inner, src)
+                self._table.release(inner)
 
     def _retry_or_fail(self, task: Task, msg: m.TaskReply) -> None:
         error = deserialize(msg.returns[0].value) if msg.returns else None
@@ -250,12 +312,11 @@ class Submitter:
 
     def fail(self, task: Task, blob: bytes) -> None:
         """End a task in an error (lock held)."""
+        if isinstance(task, OwnTask) and task.own.stream:
+            self.streams.fail(task, blob)
         for index in range(task.num_returns):
             self._table.set_inline(task.id + return_index(index), blob)
         task.keep = None
-
-    def acks_done(self) -> None:
-        """Every borrow that we registered is acknowledged (a worker sends the replies it held back)."""
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its tasks run again, or fail."""
@@ -265,7 +326,7 @@ class Submitter:
             self._engine.send(raylet_of(node_of(proc)), m.LeaseReturn(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
-                self._fail_cancelled(task)
+                self.fail_cancelled(task)
             elif position == 0 and task.retries == 0:
                 text = f"the worker that ran {task.name!r} died: {reason or show_proc(proc)}"
                 self.fail(task, serialize_error(WorkerCrashedError(text)))
@@ -276,29 +337,21 @@ class Submitter:
         self.actors.process_died(proc, reason)
 
     def _on_infeasible(self, _: bytes, msg: m.Infeasible) -> None:
-        if msg.reason not in self._process._warned:
-            self._process._warned.add(msg.reason)
-            self._engine.later(lambda: print(f"hpcray: {msg.reason}", file=sys.stderr, flush=True))
+        """Print why tasks or actors of ours do not run, once. A class that has a lease waits for itself."""
+        known, text = msg.reason, msg.reason
+        self.waits[msg.klass] = msg.reason
+        if msg.klass >= 0:
+            klass = self.leases.by_index[msg.klass]
+            if msg.waits:
+                known = f"class {msg.klass} waits"
+                if klass.ring or not klass.queue:
+                    return
+            if klass.queue and text.startswith("a task "):
+                text = f"task {klass.queue[0].name}{text.removeprefix('a task')}"
+        if known not in self._process._warned:
+            self._process._warned.add(known)
+            self._engine.later(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
 
-    # ------------------------------------------------------------ cancelling
-
-    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
-        """Cancel the task that makes `ref`: queued ones never run, running ones are told."""
-        if self._engine.nested():
-            self._engine.later(lambda: self.cancel(ref, force, recursive))
-            return
-        with self._engine.lock:
-            entry = self._table.entries.get(ref._id)
-            task = entry.task if entry is not None else None
-            if not isinstance(task, Task) or entry is None or entry.state == INLINE:
-                return
-            task.cancelled = True
-            queued = self.actors.withdraw(task) if task.fn is None else self.leases.cancel_queued(task)
-            if queued or task.worker is None:
-                self._fail_cancelled(task)
-            else:
-                self._engine.send(task.worker, m.CancelTask(task.id, force, recursive))
-            self._engine.flush()
-
-    def _fail_cancelled(self, task: Task) -> None:
+    def fail_cancelled(self, task: Task) -> None:
+        """End a task that was cancelled before it ran (lock held)."""
         self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))

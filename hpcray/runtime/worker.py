@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -14,17 +15,13 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
-import cloudpickle
-
-from hpcray.base.errors import (
-    ActorDiedError,
-    RayTaskError,
-    TaskCancelledError,
-    make_task_error,
-)
-from hpcray.base.ids import raylet_of, return_index
+from hpcray.base.errors import TaskCancelledError
+from hpcray.base.ids import raylet_of
 from hpcray.core.owner.table import Waiter
-from hpcray.host.address import node_ip_address
+from hpcray.host.accelerators import confine
+from hpcray.host.relocation import Relocation
+from hpcray.host.threads import use_cpus
+from hpcray.runtime.actor_end import URGENT, ActorEnd
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
 from hpcray.runtime.engine import monotonic
@@ -32,49 +29,64 @@ from hpcray.runtime.links import listen
 from hpcray.runtime.output import prefix_output, redirect_output
 from hpcray.runtime.process import Process, connect
 from hpcray.runtime.refs import current
+from hpcray.runtime.replies import Replies
+from hpcray.runtime.retiring import COUNTED, Retire, counted, finish
+from hpcray.runtime.yielding import Yielding, drive
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import Serialized, deserialize, serialize, serialize_error
+from hpcray.wire.serialization import deserialize, serialize_error
 
 _LEND_AFTER = 0.001
-_FLUSH_US = 1_000
 _AGAIN = 0.001
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 perf_counter = time.perf_counter
 
 
 class Worker:
-    """Executes what submitters push. The main thread runs tasks and drives the engine in between."""
+    """Executes what submitters push. The main thread runs tasks and drives the engine in between.
+
+    Attributes:
+        queue: what came and has not started. lessee: who holds the lease. holds, env: what goes with it; a worker has
+            one environment for life.
+        options: of tasks that have their own. cancelled: tasks that were told to stop while they ran.
+    """
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.engine = process.engine
         self.actor: ActorHost | None = None
         self.running: bytes | None = None
+        self.lessee = b""
         self.holds: dict[str, int] = {}
-        self._queue: deque[tuple[bytes, Any]] = deque()
+        self.env: dict[str, str] = {}
+        self.queue: deque[tuple[bytes, Any]] = deque()
+        self.options: dict[bytes, m.CallOptions] = {}
+        self.cancelled: set[bytes] = set()
+        self.replies = Replies(self, process)
+        self.yielding = Yielding(self)
+        self.end = ActorEnd(self)
+        self.reply = self.replies.reply
         self._idle: Waiter | None = None
         self._blobs: dict[bytes, m.FunctionDef] = {}
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
         self._blocked = 0
-        self._held: list[tuple[bytes, m.Message]] = []
-        self._cancelled: set[bytes] = set()
         self._interruptible = False
-        self._since_flush = 0
+        self._children_from = 0
         self._raylet = raylet_of(process.node)
-        self._inline_limit = process.config.inline_limit
         process.blocker = self._block
         process.on_exit = os._exit
-        process.submitter.acks_done = self._send_held  # type: ignore[method-assign]
         process.handlers.update({
             m.FunctionDef: self._on_function,
+            m.CallOptions: self._on_options,
+            m.StreamTaken: self.yielding.on_taken,
             m.PushTask: self._on_work,
             m.ActorCall: self._on_work,
             m.BecomeActor: self._on_work,
             m.TerminateActor: self._on_work,
-            m.TakeBack: lambda src, msg: self._give_back(src, True),
+            m.TakeBack: lambda src, msg: self.give_back(src, True),
             m.CancelTask: self._on_cancel,
             m.SetJob: lambda src, msg: self.apply_job(msg.job),
             m.Leased: self._on_leased,
+            m.SaveActor: self.end.asked,
         })  # fmt: skip
         if process.job is not None:
             self.apply_job(process.job)
@@ -84,61 +96,96 @@ class Worker:
     def _on_function(self, _: bytes, msg: m.FunctionDef) -> None:
         self._blobs[msg.id] = msg
 
-    def _on_leased(self, _: bytes, msg: m.Leased) -> None:
+    def _on_options(self, _: bytes, msg: m.CallOptions) -> None:
+        self.options[msg.task] = msg
+        if msg.group and self.actor is not None:
+            self.actor.route_by_group()
+
+    def forget(self, task: bytes) -> None:
+        """A task or call has ended."""
+        self.options.pop(task, None)
+        self.cancelled.discard(task)
+
+    def _on_leased(self, src: bytes, msg: m.Leased) -> None:
+        self.lessee = src
         self.holds = dict(msg.resources)
+        use_cpus(self.holds.get("CPU", 0))
+        if msg.env:
+            self._take_env(msg.env)
+
+    def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
+        """The variables of a task or actor go before those of its job."""
+        self.env = dict(env)
+        os.environ.update(self.env)
+        confine(os.environ)
 
     def _on_work(self, src: bytes, msg: Any) -> None:
-        self._queue.append((src, msg))
+        self.queue.append((src, msg))
+        self._wake()
+
+    def urgent(self, msg: m.Message) -> None:
+        """What comes before all that waits (lock held)."""
+        self.queue.appendleft((b"", msg))
+        self._wake()
+
+    def _wake(self) -> None:
         idle = self._idle
         if idle is not None and idle.count:
             idle.count = 0
             self.engine.notify(idle)
 
-    def _give_back(self, src: bytes | None, asked: bool) -> None:
+    def give_back(self, src: bytes | None, asked: bool) -> None:
         """Return what has not started: to one submitter that asked, or to all because we block."""
         back: dict[bytes, list[bytes]] = {src: []} if src is not None else {}
         kept: deque[tuple[bytes, Any]] = deque()
-        for item in self._queue:
+        for item in self.queue:
             if type(item[1]) is m.PushTask and (src is None or item[0] == src):
                 back.setdefault(item[0], []).append(item[1].task)
+                self.options.pop(item[1].task, None)
             else:
                 kept.append(item)
-        self._queue = kept
+        self.queue = kept
         for submitter, tasks in back.items():
             self.engine.send(submitter, m.TakenBack(tasks, asked))
 
     def _on_cancel(self, src: bytes, msg: m.CancelTask) -> None:
-        for item in self._queue:
+        for item in self.queue:
             if getattr(item[1], "task", None) == msg.task:
-                self._queue.remove(item)
+                self.queue.remove(item)
+                self.options.pop(msg.task, None)
                 error = serialize_error(TaskCancelledError(error_message="cancelled before it started"))
-                returns = [m.Returned(error) for _ in range(item[1].num_returns)]
+                returns = [m.Returned(error) for _ in range(abs(item[1].num_returns))]
                 self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
                 return
-        if self.actor is not None and self.actor.cancel(msg.task):
-            return
-        if self.running == msg.task and self.actor is None:
+        if self.actor is not None:
+            self.actor.cancel(msg.task)
+        elif self.running == msg.task:
+            if msg.recursive:
+                self.process.submitter.cancelling.since(self._children_from, msg.force)
             if msg.force:
+                self.engine.flush()
                 os._exit(1)
-            self._cancelled.add(msg.task)
+            self.cancelled.add(msg.task)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def apply_job(self, job: m.JobInfo) -> None:
         """Take over the driver's working directory, import path and environment."""
         self.process.job = job
-        for path in reversed(job.sys_path):
+        for path in map(Relocation.of(os.environ).copy, reversed(job.sys_path)):
             if path not in sys.path:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
         os.environ.update(job.env)
+        os.environ.update(self.env)
+        confine(os.environ)
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
         """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
 
         And not the middle of a table update of ours either: then the signal is sent again a moment later.
         """
-        if self.running not in self._cancelled or not self._interruptible:
+        if self.running not in self.cancelled or not self._interruptible:
             return
         main = threading.get_ident()
         if main in self.engine.asleep or in_user_code(frame):
@@ -156,21 +203,28 @@ class Worker:
         while True:
             try:
                 with lock:
-                    while not self._queue:
+                    while not self.queue:
                         waiter.count = 1
                         self._idle = waiter
                         self.engine.wait(waiter)
                         self._idle = None
-                        self._since_flush = 0
-                    src, msg = self._queue.popleft()
+                        self.replies.since_flush = 0
+                    src, msg = self.queue.popleft()
                     if type(msg) is m.PushTask:
                         self.running = msg.task
+                        self._children_from = self.process._counter
                 if type(msg) is m.PushTask:
                     self._run_task(src, msg)
                 elif type(msg) is m.ActorCall:
                     assert self.actor is not None
                     self.actor.call(src, msg)
+                elif type(msg) in URGENT:
+                    self.end.take(msg)
+                elif type(msg) is Retire:
+                    finish(self)
                 elif type(msg) is m.BecomeActor:
+                    use_cpus(dict(msg.spec.hold.resources).get("CPU", 0))
+                    self._take_env(msg.spec.hold.env)
                     self.actor = ActorHost(self, msg)
                     self.actor.construct()
                 elif self.actor is not None:
@@ -183,13 +237,13 @@ class Worker:
         local = self.process.local
         protected: list[bytes] = []
         local.protected = protected
-        local.task = msg.task
+        local.task = msg
         error: BaseException | None = None
         value: Any = None
         name = ""
         try:
             self._interruptible = True
-            if msg.task in self._cancelled:
+            if msg.task in self.cancelled:
                 raise KeyboardInterrupt  # since it left the queue
             found = self._functions.get(msg.fn) or self._load(msg.fn)
             name, function = found
@@ -200,6 +254,9 @@ class Worker:
                 args, kwargs = self.arguments(msg.args, msg.inline, msg.refs)
                 value = function(*args, **kwargs)
                 del args, kwargs
+            if msg.num_returns < 0:
+                self.yielding.run(src, msg, value)
+                value = None
         except SystemExit as leaving:
             code = leaving.code
             os._exit(code if isinstance(code, int) else 0 if code is None else 1)
@@ -213,6 +270,8 @@ class Worker:
         del value, error
         local.protected = None
         local.task = None
+        if self.options or self.cancelled:
+            self.forget(msg.task)
 
     def arguments(
         self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
@@ -227,111 +286,27 @@ class Worker:
 
     def _load(self, ident: bytes) -> tuple[str, Callable[..., Any]]:
         definition = self._blobs[ident]
-        found = self._functions[ident] = (definition.name, deserialize(definition.blob))
+        function = deserialize(definition.blob)
+        if definition.max_calls:
+            function = counted(self, function, definition.max_calls)
+        found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found
 
-    # ------------------------------------------------------------ replies
-
-    def reply(
-        self,
-        src: bytes,
-        task: bytes,
-        num_returns: int,
-        value: Any,
-        error: BaseException | None,
-        name: str,
-        us: int,
-        protected: list[bytes] | None,
-        actor: tuple[str, str] | None = None,
-    ) -> None:
-        """Send a result (or an exception) to the submitter; large values go into the node's store first."""
-        returns: list[m.Returned] | None = None
-        if error is None:
-            try:
-                if num_returns == 1:
-                    blob, refs = serialize(value)
-                    if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
-                        self._send(src, m.TaskDone(task, blob, us), us)
-                        return
-                    returns = [self._returned(src, task, 0, blob, refs)]
-                else:
-                    returns = self._many(src, task, num_returns, value)
-            except BaseException as raised:
-                error = raised
-        status = 0
-        if error is not None:
-            status = 1
-            blob = self.error_blob(error, name, actor, task)
-            returns = [m.Returned(blob) for _ in range(num_returns)]
-        value = error = None
-        borrowed: list[bytes] | None = None
-        if protected:
-            with self.engine.lock:
-                self.process.drain()
-                borrowed = self.process.table.keep(protected) or None
-        self._send(src, m.TaskReply(task, status, returns or [], us, borrowed), us)
-
-    def error_blob(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> bytes:
-        """The blob of an exception, as its `get` will raise it."""
-        if isinstance(error, KeyboardInterrupt) and task in self._cancelled:
-            self._cancelled.discard(task)
-            return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
-        if isinstance(error, (ActorDiedError, TaskCancelledError)) and not isinstance(error, RayTaskError):
-            return serialize_error(error)
-        return serialize_error(self.task_error(error, name, actor))
-
-    def task_error(self, error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
-        """What user code raised, wrapped to travel."""
-        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
-
-    def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
-        if num_returns == 0:
-            return []
-        try:
-            values = list(value)
-        except TypeError:
-            values = [value]
-        if len(values) != num_returns:
-            raise ValueError(f"Task returned {len(values)} objects, but num_returns={num_returns}.")
-        return [self._returned(src, task, i, *serialize(item)) for i, item in enumerate(values)]
-
-    def _returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
-        contained: list[bytes] | None = None
-        if refs:
-            with self.engine.lock:
-                for ref in refs:
-                    self.process.table.give(ref._id, src)
-            contained = [ref._id for ref in refs]
-        size = blob.size if isinstance(blob, Serialized) else len(blob)
-        if size <= self._inline_limit:
-            return m.Returned(blob.join() if isinstance(blob, Serialized) else blob, 0, contained)
-        object_id = task + return_index(index)
-        self.process.store.write(object_id, blob)
-        with self.engine.lock:
-            self.engine.send(self._raylet, m.Release([object_id]))
-        return m.Returned(b"", size, contained)
-
-    def _send(self, dest: bytes, msg: m.Message, us: int) -> None:
-        """Queue a reply. It leaves at once unless more short work waits (then after a millisecond of it at most)."""
-        engine = self.engine
-        with engine.lock:
-            if self.process.table.unacked:
-                self._held.append((dest, msg))
-                engine.flush()
-                return
-            engine.send(dest, msg)
-            self._since_flush += us + 10
-            if not self._queue or self._since_flush > _FLUSH_US:
-                self._since_flush = 0
-                engine.flush()
-            else:
-                engine.buffered()
-
-    def _send_held(self) -> None:
-        held, self._held = self._held, []
-        for dest, msg in held:
-            self.engine.send(dest, msg)
+    def names_of(self, msg: m.PushTask | m.ActorCall) -> tuple[str, str]:
+        """The names of a running task, for people: its own (or what it calls), and that of the function."""
+        own = self.options.get(msg.task)
+        if isinstance(msg, m.PushTask):
+            name, function = self._functions.get(msg.fn) or ("", None)
+            called = qualified_name(function)
+        else:
+            assert self.actor is not None
+            name = f"{self.actor.spec.class_name}.{msg.method}"
+            cls, method = self.actor.cls, getattr(self.actor.cls, msg.method, None)
+            called = qualified_name(method)  # of a class sent by value only its functions remember where it was defined
+            if not called.endswith(f"{cls.__name__}.{msg.method}"):
+                called = f"{qualified_name(cls)}.{msg.method}"
+        return (own.name if own is not None and own.name else name), called
 
     # ------------------------------------------------------------ blocking
 
@@ -346,8 +321,8 @@ class Worker:
                 return True
         self._blocked += 1
         if self._blocked == 1:
-            self._give_back(None, False)
-            engine.send(self._raylet, m.Blocked())
+            self.give_back(None, False)
+            self.lend()
         try:
             return engine.wait(waiter, deadline)
         finally:
@@ -355,6 +330,10 @@ class Worker:
             if self._blocked == 0:
                 engine.send(self._raylet, m.Unblocked())
                 engine.flush()
+
+    def lend(self) -> None:
+        """Our CPU may be used by others while we wait (lock held)."""
+        self.engine.send(self._raylet, m.Blocked())
 
     # ------------------------------------------------------------ leaving
 
@@ -372,13 +351,29 @@ class Worker:
         os._exit(0)
 
 
+_CALLS_USERS = {Worker._run_task.__code__, drive.__code__}
+
+
 def in_user_code(frame: FrameType | None) -> bool:
     """Whether none of our code is at work: the innermost frame of ours is the one that called the task's function."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
-            return frame.f_code is Worker._run_task.__code__
+            return frame.f_code in _CALLS_USERS or frame.f_code in COUNTED
         frame = frame.f_back
     return False
+
+
+def qualified_name(called: Any) -> str:
+    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`."""
+    module = getattr(called, "__module__", "") or ""
+    if module == "__main__":
+        with contextlib.suppress(TypeError, OSError):
+            module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
+    return f"{module}.{getattr(called, '__qualname__', type(called).__qualname__)}"
+
+
+def _not_ours(number: int, frame: FrameType | None) -> None:
+    """A handler, not SIG_IGN, which programs that a task starts would inherit."""
 
 
 def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
@@ -396,5 +391,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
         prefix_output(process.local, process.node)
     else:
         redirect_output(f"{session_dir}/worker-{number}.log")
+    for number in process.run.signals:
+        signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(listener)
     worker.serve()

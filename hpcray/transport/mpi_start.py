@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hpcray.transport.base import StartError
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
 _SHARED_MEMORY = "/dev/shm/"
 _OPEN_MPI_SEGMENT = _SHARED_MEMORY + "sm_segment."
+_BTL = "OMPI_MCA_btl"
+_USER_FILE = "~/.openmpi/mca-params.conf"
 
 
 def import_mpi() -> Any:
@@ -32,8 +37,12 @@ def import_mpi() -> Any:
     return MPI
 
 
-def start_mpi() -> Any:
+def start_mpi(one_host: bool = False) -> Any:
     """Start MPI for one thread, errors returned. Blocks until every rank has come.
+
+    Args:
+        one_host: whether all ranks are on this host. The Open MPI of this environment then opens no port that other
+            hosts could reach; a site's Open MPI is configured by its site.
 
     Returns:
         `mpi4py.MPI`.
@@ -52,12 +61,26 @@ def start_mpi() -> Any:
     except AttributeError:
         module.Init_thread(module.THREAD_FUNNELED)
     else:
-        code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
+        with _without_tcp(one_host):
+            code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
         if code != module.SUCCESS:
             raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
     module.COMM_WORLD.Set_errhandler(module.ERRORS_RETURN)
     module.COMM_SELF.Set_errhandler(module.ERRORS_RETURN)
     return module
+
+
+@contextmanager
+def _without_tcp(wanted: bool) -> Iterator[None]:
+    own = any(path.startswith(sys.prefix) for path in _mapped("/libmpi.so"))
+    if not wanted or not own or _BTL in os.environ or os.path.exists(os.path.expanduser(_USER_FILE)):
+        yield
+        return
+    os.environ[_BTL] = "^tcp"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]
 
 
 def library(module: Any) -> str:
@@ -80,14 +103,15 @@ def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:
     module.Request.Waitall(requests)
     local.Barrier()
     local.Free()
-    for path in _own_segments():
-        try:
-            os.unlink(path)
-        except OSError:
-            pass
+    for path in _mapped(_OPEN_MPI_SEGMENT):
+        if path.startswith(_OPEN_MPI_SEGMENT):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
 
 
-def _own_segments() -> set[str]:
+def _mapped(part: str) -> set[str]:
+    """Files that this process has mapped and whose path holds `part`."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if _OPEN_MPI_SEGMENT in line}
-    return {path for path in paths if path.startswith(_OPEN_MPI_SEGMENT)}
+        return {line.split(maxsplit=5)[-1].strip() for line in maps if part in line}

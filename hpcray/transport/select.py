@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.config import Config
-from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.transport.mpi import MpiControl
 from hpcray.transport.mpi_data import MpiData
 from hpcray.transport.mpi_start import import_mpi, library, start_mpi, unlink_shared_memory
-from hpcray.transport.startup import RollCall, read_launch, singleton_hint
+from hpcray.transport.start_checks import (
+    check_fault_tolerance,
+    check_import_order,
+    check_protocol,
+    check_shared_memory,
+    require,
+)
+from hpcray.transport.startup import Launch, RollCall, read_launch, singleton_hint
 from hpcray.transport.ucx import UcxEngine, has_rdma, library_path, load, resources_of
 from hpcray.transport.ucx_data import UcxData
 
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 _PLANES = ("auto", "ucx", "mpi")
 _LOCAL_ONLY = ("self", "sysv", "posix", "cma", "xpmem", "knem")
 _SLINGSHOT = Path("/sys/class/cxi")
+_SECRET = 32
 _chosen: dict[str, Any] = {}
 
 
@@ -32,26 +40,37 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
     A rank that is still alone after `config.start_timeout` names who is missing on stderr and exits with code 78.
 
     Raises:
-        StartError: MPI does not start, or every rank is alone in its own world.
-        TransportError: the data plane that was asked for is not usable on some rank.
+        SaidByRank0: a StartError that every rank has; rank 0 gets it as such.
+        StartError: MPI does not start, would not work, or every rank is alone in its own world.
+        TransportError: the data plane that was asked for is not usable on some rank, or RDMA is, and is not there.
         ValueError: `config.data_plane` is none that we know.
     """
     if config.data_plane not in _PLANES:
         raise ValueError(f"data_plane={config.data_plane!r}: it is one of {', '.join(_PLANES)}")
     launch = read_launch(os.environ)
     with RollCall(launch, config.start_timeout) as roll:
-        problem = "" if config.data_plane == "mpi" else _try_load()
+        problem = "" if config.data_plane == "mpi" else _try_load(launch)
+        _check_before_start(launch)
         roll.step("MPI_Init")
-        module = start_mpi()
+        one_host = launch.here == launch.size
+        module = start_mpi(one_host)
         comm = module.COMM_WORLD
         unlink_shared_memory(module, comm)
         if launch.size > 1 and comm.Get_size() == 1:
-            raise StartError(
-                f"rank {launch.rank} of {launch.size} on {socket.gethostname()} is alone in its MPI world "
-                f"({library(module)}); hint: {singleton_hint(launch)}"
+            module.Finalize()  # alone, it waits for nobody, and it removes Open MPI's session directory
+            require(
+                f"each of the {launch.size} ranks is alone in an MPI world of its own ({library(module)}); "
+                f"hint: {singleton_hint(launch)}",
+                launch,
+                everywhere=True,
             )
         roll.step("choosing the data plane")
-        engine, why = _agree(config.data_plane, comm, problem)
+        engine, why, lacks_rdma = _agree(config.data_plane, comm, problem, one_host)
+        if config.require_rdma and lacks_rdma:
+            if engine is not None:
+                engine.close()
+            module.Finalize()  # all ranks come here
+            require(lacks_rdma, launch, everywhere=True)
         data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())
     _chosen.clear()
     _chosen.update(data_plane=data.name, why=why, resources=engine.resources() if engine else [])
@@ -62,8 +81,8 @@ def describe() -> dict[str, Any]:
     """The wires, for the start-up line and `hpcray doctor`: of the running job, or what a job would find.
 
     Returns:
-        mpi (library and version, or why there is none), mpi4py, ucx (version or why not), libucx (path), transports
-        ("transport/device"), rdma, data_plane ("" outside a job), why.
+        mpi (library and version, or why there is none), mpi_text (all it says about itself), mpi4py, ucx (version or
+        why not), libucx (path), transports ("transport/device"), rdma, data_plane ("" outside a job), why.
     """
     facts: dict[str, Any] = {"data_plane": "", "why": "", "ucx": "", "libucx": "", "transports": [], "rdma": False}
     facts["transports"] = _chosen.get("resources", [])
@@ -79,6 +98,7 @@ def describe() -> dict[str, Any]:
         facts["ucx"] = str(error)
     try:
         facts["mpi"] = library(import_mpi())
+        facts["mpi_text"] = import_mpi().Get_library_version()
         facts["mpi4py"] = sys.modules["mpi4py"].__version__
     except TransportError as error:
         facts["mpi"] = str(error)
@@ -88,30 +108,45 @@ def describe() -> dict[str, Any]:
     return facts
 
 
+def _check_before_start(launch: Launch) -> None:
+    """Raises StartError, or SaidByRank0, for what is known not to work."""
+    if launch.size > 1:
+        require(check_protocol(launch, import_mpi().Get_library_version(), os.environ), launch, everywhere=True)
+        require(check_fault_tolerance(launch, os.environ), launch, everywhere=True)
+        require(check_shared_memory(), launch, everywhere=False)
+
+
 # ---------------------------------------------------------------- the data plane
 
 
-def _try_load() -> str:
-    """Load UCX, before MPI. Returns why it cannot be used, or ""."""
+def _try_load(launch: Launch) -> str:
+    """Load UCX, before MPI. Returns why it cannot be used, or "". An error where that is because MPI came first."""
+    order = check_import_order()
     try:
         load()
     except TransportError as error:
+        require(order and f"{error}: {order}", launch, everywhere=True)
         return str(error)
     return ""
 
 
-def _agree(wanted: str, comm: mpi.Intracomm, problem: str) -> tuple[UcxEngine | None, str]:
-    """UCX on all ranks, or on none: the wires of two nodes must be of one kind."""
+def _agree(wanted: str, comm: mpi.Intracomm, problem: str, one_host: bool) -> tuple[UcxEngine | None, str, str]:
+    """UCX on all ranks, or on none: the wires of two nodes must be of one kind.
+
+    Returns:
+        The engine, or None; why; and why object bytes would not go over RDMA, or "".
+    """
     engine: UcxEngine | None = None
+    secret = comm.bcast(os.urandom(_SECRET) if comm.Get_rank() == 0 else b"")
     if wanted != "mpi" and not problem:
         try:
-            engine = UcxEngine(comm.Get_rank())
+            engine = UcxEngine(comm.Get_rank(), secret, one_host)
         except TransportError as error:
             problem = str(error)
     host = socket.gethostname()
     found = comm.allgather((host, problem, engine.resources() if engine else []))
     if wanted == "mpi":
-        return None, "asked for"
+        return None, "asked for", _lacks_rdma(found, "data_plane=mpi was asked for")
     several = len({host for host, _, _ in found}) > 1
     for rank, (host, trouble, resources) in enumerate(found):
         if not trouble and several:
@@ -122,8 +157,21 @@ def _agree(wanted: str, comm: mpi.Intracomm, problem: str) -> tuple[UcxEngine | 
                 raise TransportError(f"data_plane=ucx was asked for, but {why}; hint: HPCRAY_DATA_PLANE=mpi")
             if engine is not None:
                 engine.close()
-            return None, why
-    return engine, "asked for" if wanted == "ucx" else "UCX works on every rank"
+            return None, why, _lacks_rdma(found, why)
+    return engine, "asked for" if wanted == "ucx" else "UCX works on every rank", _lacks_rdma(found, "")
+
+
+def _lacks_rdma(found: list[tuple[str, str, list[str]]], no_ucx: str) -> str:
+    """Why the job does not have the RDMA that it requires; "" where every rank has it. The same on all ranks."""
+    for rank, (host, _, resources) in enumerate(found):
+        if no_ucx or not has_rdma(resources):
+            have = ", ".join(sorted(name for name in resources if name.split("/")[0] not in _LOCAL_ONLY)) or "none"
+            return (
+                f"RDMA is required, but rank {rank} on {host} has none (UCX devices between hosts: {have})"
+                f"{f'; object bytes would go over MPI: {no_ucx}' if no_ucx else ''}; hint: `hpcray doctor` shows UCX "
+                "and the adapters of every node; without --require-rdma the job runs over what there is"
+            )
+    return ""
 
 
 def _unreachable(resources: list[str], wanted: str) -> str:

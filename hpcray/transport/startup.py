@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcray.transport.base import StartError
+
 EXIT_START_FAILED = 78
 _GRACE = 1.0
 
@@ -67,6 +69,10 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
     if "PMI_SIZE" in environ:
         return Launch("pmi", int(environ.get("PMI_RANK", "0")), int(environ["PMI_SIZE"]), environ.get("PMI_JOBID", ""))
     return Launch()
+
+
+class SaidByRank0(StartError):
+    """Every rank has found the same; rank 0 tells it, the others leave without a word."""
 
 
 def singleton_hint(launch: Launch) -> str:

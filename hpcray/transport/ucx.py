@@ -5,10 +5,14 @@ Uses the synchronous layer of ucxx (`ucxx._lib.libucxx`); its asyncio layer cost
 The doorbell: MPI has no descriptor to sleep on. Whoever sends an MPI message also sends 8 bytes over UCX: its rank and
 how many messages it has sent to this peer so far. The two wires are not ordered; from the count the sleeper knows that
 a message is still on its way when the bell overtook it, and stays awake.
+
+UCX takes messages from whoever speaks its protocol. What is matched here carries, in its tag, a number that only the
+job can know (`UcxEngine.label`): a stranger's bell or object is never matched. See docs/security.md for what remains.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import re
@@ -20,8 +24,10 @@ from typing import Any
 
 from hpcray.transport.base import TransportError
 
-_CLASS = 0xF << 60
 _BELL = 1 << 60
+_WHOLE_TAG = (1 << 64) - 1
+_LABEL_MASK = (1 << 60) - 1
+_LABEL = struct.Struct("<HHQ")
 _BELL_BODY = struct.Struct("<HQ")
 _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd)_?\w*/")
 _RESOURCE = re.compile(r"-- *(\S+)/(\S+)")
@@ -33,10 +39,15 @@ _WANTED = {
     # Lets an endpoint with error handling use shared memory. Without error handling the death of a peer on this host,
     # while one of its objects is read, is a fatal error inside UCX that takes the reader with it. Objects are then
     # copied through shared memory by both sides at once, not by process_vm_readv: as fast, where two cores are free.
+    "POSIX_ERROR_HANDLING": "y",
     "SYSV_ERROR_HANDLING": "y",
     # UCX looks after its peers every 20 s by default; a transfer with a dead one hangs until then.
     "KEEPALIVE_INTERVAL": "1s",
 }
+# UCX makes System V segments with mode 0660: whoever shares our group, on many sites everybody, could map them.
+_NOT_PRIVATE = "sysv"
+# A job of one host needs no port that other hosts could reach.
+_OUTWARD = "tcp"
 
 
 @contextmanager
@@ -70,6 +81,8 @@ class UcxEngine:
 
     Args:
         rank: own rank, which bells and transfers carry.
+        secret: bytes that all ranks of the job have, and nobody else.
+        one_host: whether all ranks are on this host; then there is no TCP.
 
     Attributes:
         worker: the UCX worker.
@@ -78,12 +91,13 @@ class UcxEngine:
         TransportError: UCX does not start.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, secret: bytes, one_host: bool = False) -> None:
         lib = load()
         self.rank = rank
+        self._keyed = hashlib.blake2b(key=secret, digest_size=8)
         self.lib = lib
         self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
-        self._context, self._guards_shm = _make_context(lib)
+        self._context, self._guards_shm = _make_context(lib, one_host)
         try:
             self.worker = lib.UCXWorker(self._context, False, False)
             self.worker.init_blocking_progress_mode()
@@ -96,8 +110,8 @@ class UcxEngine:
         self._next_check = 0.0
         self._more = False
         self._moved = False
-        self._bell_tag = lib.UCXXTag(_BELL)
-        self._class_mask = lib.UCXXTagMask(_CLASS)
+        self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
+        self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
         self._ring_buffer = bytearray(_BELL_BODY.size)
         self._ring_array = self.array(self._ring_buffer)
         self._unrung: dict[int, int] = {}
@@ -105,6 +119,18 @@ class UcxEngine:
         self._heard_buffer = bytearray(_BELL_BODY.size)
         self._heard_array = self.array(self._heard_buffer)
         self._bell = self._post_bell()
+
+    def label(self, source: int, dest: int, number: int) -> int:
+        """60 bits that stand for a transfer in its UCX tag; who does not know the job's secret cannot guess them.
+
+        Args:
+            source: rank that sends.
+            dest: rank that receives.
+            number: what tells the receiver's transfers apart.
+        """
+        keyed = self._keyed.copy()
+        keyed.update(_LABEL.pack(source, dest, number))
+        return int.from_bytes(keyed.digest(), "little") & _LABEL_MASK
 
     # ------------------------------------------------------------ endpoints
 
@@ -124,7 +150,8 @@ class UcxEngine:
             self._endpoints[node] = self.lib.UCXEndpoint.create_from_worker_address(self.worker, peer, guarded)
         except Exception as error:
             raise TransportError(
-                f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX"
+                f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX, UCX_TLS=all "
+                "allows it every transport"
             ) from None
         if node in self._unrung:
             self.ring(node, self._unrung.pop(node))
@@ -236,7 +263,7 @@ class UcxEngine:
         return bells
 
     def _post_bell(self) -> Any:
-        return self.worker.tag_recv(self._heard_array, self._bell_tag, self._class_mask)
+        return self.worker.tag_recv(self._heard_array, self._bell_tag, self._whole_tag)
 
     def _reap_rings(self) -> None:
         for node, (request, _) in list(self._ringing.items()):
@@ -272,13 +299,17 @@ class UcxEngine:
         self._context = None
 
 
-def _make_context(lib: Any) -> tuple[Any, bool]:
+def _make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
     features = (lib.Feature.TAG, lib.Feature.WAKEUP)
     wanted = {name: value for name, value in _WANTED.items() if "UCX_" + name not in os.environ}
-    try:
-        return lib.UCXContext(wanted, features), os.environ.get("UCX_SYSV_ERROR_HANDLING", "y") not in ("n", "no", "0")
-    except Exception:
-        pass  # an older UCX that does not know an option refuses all of them
+    guards = not any(os.environ.get(f"UCX_{name}_ERROR_HANDLING") in ("n", "no", "0") for name in ("POSIX", "SYSV"))
+    for unwanted in _unwanted(one_host):
+        try:
+            context = lib.UCXContext(wanted | ({"TLS": "^" + ",".join(unwanted)} if unwanted else {}), features)
+        except Exception:
+            continue  # an older UCX that does not know an option refuses all of them
+        if not unwanted or _has_shared_memory(resources_of(context.info)):
+            return context, guards
     try:
         return lib.UCXContext({}, features), False
     except Exception as error:
@@ -296,6 +327,17 @@ def _reason(endpoint: Any) -> str:
 def resources_of(info: str) -> list[str]:
     """The "transport/device" pairs in the text of `UCXContext.info`."""
     return [f"{transport}/{device}" for transport, device in _RESOURCE.findall(info)]
+
+
+def _unwanted(one_host: bool) -> list[tuple[str, ...]]:
+    """Which transports to do without: the best choice first, nothing at last."""
+    if "UCX_TLS" in os.environ:
+        return [()]
+    return [(_NOT_PRIVATE, _OUTWARD), (_OUTWARD,), ()] if one_host else [(_NOT_PRIVATE,), ()]
+
+
+def _has_shared_memory(resources: list[str]) -> bool:
+    return any(name.startswith(("posix/", "sysv/")) for name in resources)
 
 
 def has_rdma(resources: list[str]) -> bool:

@@ -16,10 +16,12 @@ from hpcray.transport.ucx import UcxEngine
 
 _CLASS = 0xF << 60
 _DATA = 2 << 60
-_NODE_SHIFT = 32
-_TAG_MASK = (1 << 32) - 1
+_LABEL_MASK = (1 << 60) - 1
+_NUMBER_MASK = (1 << 32) - 1
 _LAST_WORDS = 2.0
+_NOBODY = -1
 
+_Place = tuple[int, int, int, int]  # source node, offset, size, tag
 _Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
 
 
@@ -32,10 +34,8 @@ class UcxData:
         self._engine = engine
         self._any_data = engine.lib.UCXXTag(_DATA)
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
-        self._own = _DATA | engine.rank << _NODE_SHIFT
         self._arena = memoryview(b"")
-        # By source node and what the label holds of the tag: its low bits, a counter of the receiver's.
-        self._expected: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._expected: dict[int, _Place] = {}  # by label
         self._flights: list[_Flight] = []
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
@@ -58,17 +58,20 @@ class UcxData:
         if size == 0:
             self._done.append(("received", node, tag, None))
             return
-        self._expected[node, tag & _TAG_MASK] = (offset, size, tag)
+        engine = self._engine
+        self._expected[engine.label(node, engine.rank, tag & _NUMBER_MASK)] = (node, offset, size, tag)
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
         if size == 0:
             self._done.append(("sent", node, tag, None))
             return
+        engine = self._engine
         try:
-            endpoint = self._engine.endpoint(node)
-            buffer = self._engine.array(self._arena[offset : offset + size])
-            request = endpoint.tag_send(buffer, self._engine.lib.UCXXTag(self._own | tag & _TAG_MASK))
+            endpoint = engine.endpoint(node)
+            buffer = engine.array(self._arena[offset : offset + size])
+            label = engine.label(engine.rank, node, tag & _NUMBER_MASK)
+            request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_DATA | label))
         except Exception as error:
             self._done.append(("sent", node, tag, str(error)))
             return
@@ -76,15 +79,15 @@ class UcxData:
 
     def cancel(self, tag: int) -> bool:
         """See `DataPlane.cancel`."""
-        for key in [key for key, place in self._expected.items() if place[2] == tag]:
-            del self._expected[key]
+        for label in [label for label, place in self._expected.items() if place[3] == tag]:
+            del self._expected[label]
         return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
 
     def forget(self, node: int, why: str) -> None:
         """See `DataPlane.forget`. A receive under way may still write until UCX has ended it. After the
         endpoint has been closed for `_LAST_WORDS` seconds nothing can come any more, and it is given up."""
-        for key in [key for key in self._expected if key[0] == node]:
-            self._done.append(("received", node, self._expected.pop(key)[2], why))
+        for label in [label for label, place in self._expected.items() if place[0] == node]:
+            self._done.append(("received", node, self._expected.pop(label)[3], why))
         kept: list[_Flight] = []
         for flight in self._flights:
             if flight[1] == "sent" and flight[2] == node:
@@ -127,35 +130,35 @@ class UcxData:
             found = worker.tag_probe(self._any_data, self._class_mask, True)
             if not found.matched:
                 return
-            label: int = found.sender_tag.value
-            key = ((label >> _NODE_SHIFT) & 0xFFFF, label & _TAG_MASK)
-            self._take(found, key, found.length)
+            self._take(found, found.sender_tag.value & _LABEL_MASK, found.length)
 
-    def _take(self, found: Any, key: tuple[int, int], length: int) -> None:
-        node, tag = key
-        place = self._expected.pop(key, None)
+    def _take(self, found: Any, label: int, length: int) -> None:
+        place = self._expected.pop(label, None)
+        node, offset, size, tag = place or (_NOBODY, 0, -1, 0)
         what = "received"
-        if place is not None:
-            tag = place[2]
-        if place is not None and place[1] == length:
-            buffer = self._engine.array(self._arena[place[0] : place[0] + length])
+        if size == length:
+            buffer = self._engine.array(self._arena[offset : offset + length])
         else:
-            # Nobody wants it (any more), but its sender waits until somebody takes it.
-            buffer = self._engine.array(bytearray(length))
+            # Nobody wants it (any more), but its sender waits until somebody takes it. More than the arena could hold
+            # never was wanted: whatever its length claims, a stranger's message gets no memory.
+            buffer = self._engine.array(bytearray(length if length <= len(self._arena) else 1))
             what = ""
             if place is not None:
-                self._done.append(("received", node, tag, f"{length} bytes came, {place[1]} were expected"))
+                self._done.append(("received", node, tag, f"{length} bytes came, {size} were expected"))
         request = self._engine.worker.tag_recv_with_handle(buffer, found)
         self._flights.append((request, what, node, tag, buffer))
 
     def _land(self) -> None:
         flying: list[_Flight] = []
+        late = [node for node, (deadline, _) in self._dying.items() if time.monotonic() > deadline]
         for flight in self._flights:
             request, what, node, tag, _ = flight
             if not request.completed:
-                if node in self._dying and time.monotonic() > self._dying[node][0]:
+                # What nobody wants may come from anybody, so from one of the dead too.
+                if node in late or (late and not what):
                     self._stuck.append(flight)
-                    self._done.append(("received", node, tag, self._dying[node][1]))
+                    if what:
+                        self._done.append((what, node, tag, self._dying[node][1]))
                 else:
                     flying.append(flight)
                 continue

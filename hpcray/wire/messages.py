@@ -47,6 +47,22 @@ class JobInfo(Struct, array_like=True, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class RunInfo(Struct, array_like=True, frozen=True):
+    """What the head knows about this run of the job, for everybody.
+
+    end: Unix time at which the batch system ends it, 0 if unknown. drain_at: Unix time at which it begins to drain, 0
+    for never by itself. checkpoints: the job's checkpoint directory, "" for none. restarts: how often it was requeued.
+    signals: the numbers of the signals that begin a drain. exit_code: of a program that ends with work left to do.
+    """
+
+    end: float = 0.0
+    drain_at: float = 0.0
+    checkpoints: str = ""
+    restarts: int = 0
+    signals: tuple[int, ...] = ()
+    exit_code: int = 75
+
+
 class Welcome(Struct, array_like=True, tag=2):
     """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS)."""
 
@@ -58,6 +74,7 @@ class Welcome(Struct, array_like=True, tag=2):
     host: str
     job: JobInfo | None
     config: dict[str, Any]
+    run: RunInfo = RunInfo()
 
 
 class SetJob(Struct, array_like=True, tag=3):
@@ -126,10 +143,14 @@ class Unblocked(Struct, array_like=True, tag=15):
 
 
 class Infeasible(Struct, array_like=True, tag=16):
-    """r→p: no node of the cluster can ever run this shape; the reason names what every node has."""
+    """r→p: no node of the cluster can ever run this shape; the reason names what every node has.
+
+    waits: it could be run, but has waited for long; said again from time to time.
+    """
 
     klass: int
     reason: str
+    waits: bool = False
 
 
 class LeaseRevoked(Struct, array_like=True, tag=17):
@@ -205,6 +226,7 @@ class NodeTable(Struct, array_like=True, tag=31):
 
     session: str
     nodes: list[NodeInfo]
+    run: RunInfo = RunInfo()
 
 
 class NodeReady(Struct, array_like=True, tag=32):
@@ -238,6 +260,47 @@ class NodeDied(Struct, array_like=True, tag=36):
     reason: str
 
 
+# ---------------------------------------------------------------- the announced end of the job
+
+
+class DrainRequest(Struct, array_like=True, tag=110):
+    """p→g, r→g: the job should drain. seconds: how long that may take; 0: what the settings say. signal: what brought
+    it, 0 for none."""
+
+    reason: str
+    seconds: float = 0.0
+    signal: int = 0
+
+
+class Drain(Struct, array_like=True, tag=111):
+    """g→every r→every p: nothing new is started, `seconds` are left. Sent again when that became less."""
+
+    reason: str
+    seconds: float
+
+
+class DrainReady(Struct, array_like=True, tag=112):
+    """driver→g: its callbacks have run, the actors may be saved. interested: whether the program takes part in the
+    drain: has callbacks, has asked, has seen an error of it. Sent again when that changes."""
+
+    interested: bool = True
+
+
+class SaveActor(Struct, array_like=True, tag=113):
+    """g→worker of an actor: write its checkpoint between two calls, and run no call after that."""
+
+
+class ActorSaved(Struct, array_like=True, tag=114):
+    """worker→g. path: the checkpoint, "" when the actor has none to write. error: why it could not be written."""
+
+    path: str
+    error: str = ""
+
+
+class DrainOver(Struct, array_like=True, tag=115):
+    """g→every r→its drivers: every checkpoint that could be written is; the program may end."""
+
+
 # ---------------------------------------------------------------- GCS: actors, names, queries
 
 
@@ -268,13 +331,18 @@ class ActorSpec(Struct, array_like=True):
     methods: dict[str, dict[str, Any]]
     max_pending_calls: int = -1
     inline: list[bytes] | None = None
+    concurrency_groups: dict[str, int] = {}
+    out_of_order: bool = False
+    max_runtime: float = 0.0
 
 
 class CreateActor(Struct, array_like=True, tag=40):
-    """p→g. Answered by GcsReply(req): ok with b"" when registered, or an error (name taken)."""
+    """p→g. Answered by GcsReply(req): ok with b"" when registered, or an error (name taken). ready False: the arguments
+    of the constructor are not there yet; it is registered, but not placed until the same comes again with them."""
 
     req: int
     spec: ActorSpec
+    ready: bool = True
 
 
 class StartActor(Struct, array_like=True, tag=41):
@@ -437,6 +505,12 @@ class Free(Struct, array_like=True, tag=67):
     nodes: list[int]
 
 
+class Unpin(Struct, array_like=True, tag=70):
+    """r→its p: room is short; Release what you have pinned and nobody reads, up to about `size` bytes."""
+
+    size: int
+
+
 class Pull(Struct, array_like=True, tag=68):
     """destination r→source r: send object `id` over the data plane with this tag."""
 
@@ -446,22 +520,25 @@ class Pull(Struct, array_like=True, tag=68):
 
 
 class PullRefused(Struct, array_like=True, tag=69):
-    """source r→destination r: it is not (or no longer) here."""
+    """source r→destination r: it is not (or no longer) here; full: it is, on disk, but there is no room to read it."""
 
     id: bytes
     tag: int
     reason: str
+    full: bool = False
 
 
 # ---------------------------------------------------------------- process <-> process: tasks
 
 
 class FunctionDef(Struct, array_like=True, tag=80):
-    """submitter→worker, once per connection and function, ahead of its first task. id: 16-byte digest of the blob."""
+    """submitter→worker, once per connection and function, ahead of its first task. id: 16-byte digest of the blob.
+    max_calls: the worker leaves after so many calls of it; 0 means never."""
 
     id: bytes
     name: str
     blob: bytes
+    max_calls: int = 0
 
 
 class PushTask(Struct, array_like=True, tag=81):
@@ -504,7 +581,7 @@ class Returned(Struct, array_like=True):
 
 class TaskReply(Struct, array_like=True, tag=84):
     """worker→submitter, the general form. status: 0 ok, 1 the user's exception (value of every return is the error
-    blob), 2 cancelled. borrowed: refs from the arguments that the worker still holds."""
+    blob), 2 cancelled. borrowed: refs from the arguments that the submitter owns and the worker still holds."""
 
     task: bytes
     status: int
@@ -514,15 +591,19 @@ class TaskReply(Struct, array_like=True, tag=84):
 
 
 class TakeBack(Struct, array_like=True, tag=85):
-    """submitter→worker: give back the tasks of mine that you have not started."""
+    """submitter→worker: give back the tasks of mine that you have not started. leaving: the answer to a worker that
+    leaves, and the last word to it."""
+
+    leaving: bool = False
 
 
 class TakenBack(Struct, array_like=True, tag=86):
     """worker→submitter: these tasks will not run here. asked: False when the worker gave them back by itself because
-    it blocks in get."""
+    it blocks in get. leaving: nor will any other that was sent; the worker has had its `max_calls`."""
 
     tasks: list[bytes]
     asked: bool
+    leaving: bool = False
 
 
 class CancelTask(Struct, array_like=True, tag=87):
@@ -534,9 +615,45 @@ class CancelTask(Struct, array_like=True, tag=87):
 
 
 class Leased(Struct, array_like=True, tag=88):
-    """submitter→worker, ahead of its first task under a lease: what the lease holds."""
+    """submitter→worker, ahead of its first task under a lease: what the lease holds, and its environment."""
 
     resources: tuple[tuple[str, int], ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class CancelRef(Struct, array_like=True, tag=120):
+    """borrower→owner: cancel the task that makes this object."""
+
+    id: bytes
+    force: bool
+    recursive: bool
+
+
+class CallOptions(Struct, array_like=True, tag=121):
+    """submitter→worker, ahead of a task or call that has options of its own. name: its option `name`; group: the
+    concurrency group it shall run in; skip: so many of the values that it yields came from an earlier run; window: so
+    many may be sent that were not taken, -1: any number."""
+
+    task: bytes
+    name: str = ""
+    group: str = ""
+    skip: int = 0
+    window: int = -1
+
+
+class StreamItem(Struct, array_like=True, tag=122):
+    """worker→submitter: value number `index` of what a task (`num_returns` -1) yields, from 0."""
+
+    task: bytes
+    index: int
+    item: Returned
+
+
+class StreamTaken(Struct, array_like=True, tag=123):
+    """submitter→worker: so many values were taken."""
+
+    task: bytes
+    count: int
 
 
 # ---------------------------------------------------------------- process <-> process: ownership
@@ -559,7 +676,8 @@ class ObjectReady(Struct, array_like=True, tag=91):
 
 
 class BorrowAdd(Struct, array_like=True, tag=92):
-    """p→owner: `borrower` holds these. seq > 0 asks for BorrowAck(seq)."""
+    """p→owner: I hold these; or, with another `borrower`: keep these for it until it takes them (a pledge). seq > 0 asks
+    for BorrowAck(seq)."""
 
     ids: list[bytes]
     borrower: bytes
@@ -567,7 +685,7 @@ class BorrowAdd(Struct, array_like=True, tag=92):
 
 
 class BorrowAck(Struct, array_like=True, tag=93):
-    """owner→p."""
+    """owner→p. seq 0: no answer, only so that we hear of each other's death."""
 
     seq: int
 
@@ -586,16 +704,37 @@ class AddLocation(Struct, array_like=True, tag=95):
     node: int
 
 
+class BorrowTake(Struct, array_like=True, tag=96):
+    """p→owner: what `giver` had you keep for me I hold myself now."""
+
+    ids: list[bytes]
+    giver: bytes
+
+
+class BorrowAsk(Struct, array_like=True, tag=97):
+    """owner→p: `giver` is dead, and had me keep objects for you. Say when nothing of it can reach you any more."""
+
+    giver: bytes
+
+
+class BorrowEnd(Struct, array_like=True, tag=98):
+    """p→owner, answer to BorrowAsk: what I have not taken by now I never will."""
+
+    giver: bytes
+
+
 Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     Unmet, GrantFor, GrantRefused, NodeView,
     NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied,
+    DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
-    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused,
+    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused, Unpin,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
-    ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation,
+    CancelRef, CallOptions, StreamItem, StreamTaken,
+    ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, BorrowAsk, BorrowEnd,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -156,7 +156,6 @@ def test_cancelled_children(marks: Marks):
     assert marks.lines() == ["x"]
 
 
-@pytest.mark.xfail(reason="only the owner of a ref can cancel its task so far", run=False)
 def test_by_a_borrower(marks: Marks):
     @ray.remote(num_cpus=0)
     def cancel(box):
@@ -166,3 +165,44 @@ def test_by_a_borrower(marks: Marks):
     eventually(marks.lines)
     ray.get(cancel.remote([ref]))
     assert_cancelled(ref)
+
+
+def test_children_go_with_their_parent(marks: Marks):
+    @ray.remote(num_cpus=0)
+    def child(first):
+        marks.add("child")
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            marks.add("stopped")
+
+    @ray.remote(num_cpus=0)
+    def parent():
+        refs = [child.remote(1), child.options(resources={"nowhere": 1}).remote(2)]
+        marks.add("parent")
+        ray.get(refs)
+
+    ref = parent.remote()
+    eventually(lambda: sorted(marks.lines()) == ["child", "parent"])
+    ray.cancel(ref)
+    assert_cancelled(ref)
+    eventually(lambda: sorted(marks.lines()) == ["child", "parent", "stopped"])
+
+
+def test_not_recursive(marks: Marks):
+    @ray.remote(num_cpus=0)
+    def child():
+        marks.add("began")
+        time.sleep(0.5)
+        marks.add("ended")
+
+    @ray.remote(num_cpus=0)
+    def parent():
+        ray.get(child.remote())
+
+    ref = parent.remote()
+    eventually(marks.lines)
+    ray.cancel(ref, recursive=False)
+    assert_cancelled(ref)
+    eventually(lambda: marks.lines() == ["began", "ended"])

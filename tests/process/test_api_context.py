@@ -102,7 +102,6 @@ class TestTask:
             by_worker.setdefault(one["worker"], set()).add(one["pid"])
         assert all(len(pids) == 1 for pids in by_worker.values())
 
-    @pytest.mark.xfail(reason="task names do not travel to the worker yet", run=False)
     def test_names(self):
         found = ray.get(who.remote())
         assert found["task_name"] == "who"
@@ -141,7 +140,6 @@ class TestTask:
         mine = ray.get_runtime_context()
         assert ray.get(threaded.remote()) == (mine.get_job_id(), mine.get_node_id(), "here")
 
-    @pytest.mark.xfail(reason="runtime_env of a task does not show in its context yet", run=False)
     def test_env_vars(self):
         ask = ray.remote(lambda: ray.get_runtime_context().runtime_env)
         env = {"env_vars": {"HPCRAY_TEST_X": "1"}}
@@ -158,7 +156,6 @@ class TestActor:
         assert one["job"] == ray.get_runtime_context().get_job_id()
         assert one["node"] == ray.get_runtime_context().get_node_id()
 
-    @pytest.mark.xfail(reason="method names do not show in the context yet", run=False)
     def test_names(self):
         found = ray.get(Who.remote().ask.remote())
         assert found["task_name"] == "Who.ask"
@@ -174,3 +171,115 @@ class TestActor:
 
     def test_not_reconstructed(self):
         assert ray.get(Who.remote().restarted.remote()) is False
+
+
+class TestOwnOptions:
+    def test_names_of_functions_in_functions(self):
+        @ray.remote
+        def inner():
+            context = ray.get_runtime_context()
+            return context.get_task_name(), context.get_task_function_name()
+
+        name, function = ray.get(inner.remote())
+        assert name == "inner"
+        assert function == f"{__name__}.TestOwnOptions.test_names_of_functions_in_functions.<locals>.inner"
+
+    def test_a_name_for_every_task(self):
+        names = [f"task {i}" for i in range(300)]
+        ask = ray.remote(lambda: ray.get_runtime_context().get_task_name())
+        assert ray.get([ask.options(name=name).remote() for name in names]) == names
+
+    def test_a_name_with_arguments_that_come_later(self):
+        @ray.remote
+        def ask(first, second, k):
+            return first + second + k, ray.get_runtime_context().get_task_name()
+
+        @ray.remote
+        def late(value):
+            time.sleep(0.1)
+            return value
+
+        ref = ask.options(name="n").remote(late.remote(1), late.remote(2), k=ray.put(3))
+        assert ray.get(ref) == (6, "n")
+
+    def test_named_tasks_have_all_else(self):
+        @ray.remote
+        def pair(value):
+            return value, value
+
+        first, second = pair.options(name="two", num_returns=2).remote(1)
+        assert ray.get([first, second]) == [1, 1]
+        with pytest.raises(TypeError):
+            pair.options(name="two").remote()
+        with pytest.raises(ZeroDivisionError):
+            ray.get(ray.remote(lambda: 1 / 0).options(name="fails", max_retries=0).remote())
+
+    def test_constructor(self):
+        @ray.remote
+        class Made:
+            def __init__(self):
+                context = ray.get_runtime_context()
+                self.name = context.get_task_name(), context.get_actor_id()
+
+            def read(self):
+                return self.name
+
+        actor = Made.remote()
+        assert ray.get(actor.read.remote()) == ("Made.__init__", actor._actor_id.hex())
+
+    def test_coroutines(self):
+        @ray.remote
+        class Async:
+            async def names(self):
+                context = ray.get_runtime_context()
+                return context.get_task_name(), context.get_task_function_name()
+
+        name, function = ray.get(Async.remote().names.remote())
+        assert name == "Async.names"
+        assert function.endswith("<locals>.Async.names")
+
+
+class TestEnvVars:
+    def test_are_set_in_a_worker_of_their_own(self):
+        @ray.remote
+        def look():
+            return os.environ.get("HPCRAY_TEST_Y"), os.getpid()
+
+        one, two = ({"env_vars": {"HPCRAY_TEST_Y": value}} for value in "12")
+        first = ray.get([look.options(runtime_env=one).remote() for _ in range(3)])
+        second = ray.get([look.options(runtime_env=two).remote() for _ in range(3)])
+        plain = ray.get([look.remote() for _ in range(3)])
+        assert {value for value, _ in first} == {"1"}
+        assert {value for value, _ in second} == {"2"}
+        assert {value for value, _ in plain} == {None}
+        pids = [{pid for _, pid in found} for found in (first, second, plain)]
+        assert not pids[0] & pids[1] and not pids[0] & pids[2] and not pids[1] & pids[2]
+
+    def test_children_inherit_them(self):
+        look = ray.remote(lambda: {k: v for k, v in os.environ.items() if k.startswith("HPCRAY_TEST_Z")})
+
+        @ray.remote
+        class Look:
+            def see(self):
+                return os.environ.get("HPCRAY_TEST_Z1"), ray.get_runtime_context().runtime_env["env_vars"]
+
+        @ray.remote(runtime_env={"env_vars": {"HPCRAY_TEST_Z1": "parent", "HPCRAY_TEST_Z2": "parent"}})
+        def parent():
+            own = {"env_vars": {"HPCRAY_TEST_Z2": "child"}}
+            return ray.get([look.remote(), look.options(runtime_env=own).remote(), Look.remote().see.remote()])
+
+        inherited, changed, actor = ray.get(parent.remote())
+        assert inherited == {"HPCRAY_TEST_Z1": "parent", "HPCRAY_TEST_Z2": "parent"}
+        assert changed == {"HPCRAY_TEST_Z1": "parent", "HPCRAY_TEST_Z2": "child"}
+        assert actor == ("parent", {"HPCRAY_TEST_Z1": "parent", "HPCRAY_TEST_Z2": "parent"})
+
+    def test_an_actor_has_them_in_its_constructor(self):
+        @ray.remote(runtime_env={"env_vars": {"HPCRAY_TEST_W": "w"}})
+        class Look:
+            def __init__(self):
+                self.seen = os.environ.get("HPCRAY_TEST_W")
+
+            def see(self):
+                return self.seen, ray.get_runtime_context().runtime_env
+
+        assert ray.get(Look.remote().see.remote()) == ("w", {"env_vars": {"HPCRAY_TEST_W": "w"}})

@@ -73,7 +73,6 @@ class TestLookUp:
         assert found == made
         assert ray.get(found.get.remote()) is None
 
-    @pytest.mark.xfail(reason="the name is registered once the constructor's arguments are ready", run=False)
     def test_while_the_arguments_of_its_constructor_depend_on_it(self):
         """`.remote()` of a named actor does not wait for the actor's arguments."""
         argument = ray.remote(lambda: [ray.get_actor("circle")] and "there")

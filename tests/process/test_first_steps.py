@@ -49,11 +49,13 @@ class Maker:
         ray.actor.exit_actor()
 
 
-def test_generators_are_refused_at_the_call_unless_their_returns_are_counted():
+def test_generators_stream_unless_their_returns_are_counted():
     maker = Maker.remote()
-    for call in (stream.remote, maker.stream.remote, maker.declared.remote):
-        with pytest.raises(NotImplementedError, match=r"generators.*hint: "):
-            call()
+    for call in (stream.remote, maker.stream.remote):
+        assert [ray.get(ref) for ref in call()] == [1]
+    (ref,) = maker.declared.remote()
+    with pytest.raises(TypeError, match="needs a generator, not int; hint: yield"):
+        ray.get(ref)
     assert ray.get(two.remote()) == ray.get(maker.two.remote()) == [1, 2]
 
 

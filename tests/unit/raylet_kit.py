@@ -22,8 +22,9 @@ M = TypeVar("M", bound=m.Message)
 class Node:
     """A raylet whose forks succeed at once; remembers what was sent."""
 
-    def __init__(self, cpus: float = 2, size: int = 2, forks: bool = True, **config: Any) -> None:
-        self.core = RayletCore(0, to_units({"CPU": cpus}), size, Config(**{"prestart": 0, **config}))
+    def __init__(self, cpus: float = 2, size: int = 2, forks: bool = True, gpus: int = 0, **config: Any) -> None:
+        total = to_units({"CPU": cpus, "GPU": gpus})
+        self.core = RayletCore(0, total, size, Config(**{"prestart": 0, **config}))
         self.forks = forks
         self.forked: list[ForkWorker] = []
         self.killed: list[bytes] = []

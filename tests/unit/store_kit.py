@@ -17,11 +17,17 @@ def oid(counter: int, owner: bytes = A) -> bytes:
     return owner + counter.to_bytes(5, "big") + PUT_INDEX
 
 
+def answers(effects: list[Effect]) -> list[Effect]:
+    """Without what a store that is short of room says to everybody."""
+    return [effect for effect in effects if not (isinstance(effect, Send) and isinstance(effect.msg, m.Unpin))]
+
+
 def sent_to(effects: list[Effect], dest: bytes) -> list[m.Message]:
     return [effect.msg for effect in effects if isinstance(effect, Send) and effect.dest == dest]
 
 
 def only(effects: list[Effect], dest: bytes) -> m.Message:
+    effects = answers(effects)
     (msg,) = sent_to(effects, dest)
     assert len(effects) == 1
     return msg

@@ -1,8 +1,8 @@
 """Four node stores, their processes and a data plane, in one thread, and a simple model of what must hold.
 
 No block that somebody reads or writes is handed out again; whoever opened an object sees that object's bytes for as
-long as it is pinned; nothing is lost or refused without a reason. And at the end: every request was answered, and when
-all references are dropped nothing but evictable copies is left.
+long as it is pinned, however often they went to disk and back; nothing is lost or refused without a reason. And at the
+end: every request was answered, and when all references are dropped nothing but evictable copies is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpcray.base.ids import PUT_INDEX, make_proc, node_of, number_of, raylet_of
-from hpcray.core.effects import CancelReceive, Effect, Send, StartReceive, StartSend
+from hpcray.core.effects import (
+    CancelReceive,
+    DiscardSpilled,
+    Effect,
+    ReadSpill,
+    Send,
+    StartReceive,
+    StartSend,
+    WriteSpill,
+)
 from hpcray.core.store.node_store import NodeStore
 from hpcray.wire import messages as m
 
@@ -48,11 +57,19 @@ class Transfer:
 
 
 class Cluster:
-    """Everything is a step that takes a number to choose with; a step that cannot be taken does nothing."""
+    """Everything is a step that takes a number to choose with; a step that cannot be taken does nothing.
 
-    def __init__(self) -> None:
+    Args:
+        spill_threshold: as for `NodeStore`.
+    """
+
+    def __init__(self, spill_threshold: float = 0.0) -> None:
         self.now = 0.0
-        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT) for node in range(NODES)}
+        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold) for node in range(NODES)}
+        self.writes: dict[int, WriteSpill] = {}  # by node: a store has one under way
+        self.reads: dict[tuple[int, bytes], ReadSpill] = {}
+        self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(NODES)}
+        self.unpins: set[bytes] = set()  # processes that were asked to let go
         self.procs = [make_proc(node, number) for node in range(NODES) for number in range(1, PROCS + 1)]
         self.dead: set[bytes] = set()
         self.channels: dict[tuple[bytes, bytes], deque[object]] = {}
@@ -98,10 +115,14 @@ class Cluster:
             (other, at) for (proc, other), at in self.granted.items() if node_of(proc) == node
         ]
         used += [(t.id, t.offset) for t in (*self.receives.values(), *self.sends.values()) if t.node == node]
+        used += [(other, read.piece.offset) for (at, other), read in self.reads.items() if at == node]
         for other, at in used:
             if other != ident:
                 overlap = wanted & set(self.units(at, self.objects[other].size))
                 assert not overlap, f"units {overlap} of {other.hex()} were handed out while in use"
+        if node in self.writes:
+            for piece in self.writes[node].pieces:
+                assert not wanted & set(self.units(piece.offset, piece.size)), "handed out while it is being spilled"
         for unit in wanted:
             self.memory[node].pop(unit, None)
 
@@ -120,7 +141,24 @@ class Cluster:
                 elif isinstance(msg, m.Opened):
                     assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
                     self.granted[effect.dest, msg.id] = msg.offset
-                self.say(me, effect.dest, msg)
+                if isinstance(msg, m.Unpin):
+                    self.unpins.add(effect.dest)
+                else:
+                    self.say(me, effect.dest, msg)
+            elif isinstance(effect, WriteSpill):
+                assert node not in self.writes, "two writes at a time"
+                for piece in effect.pieces:
+                    for position in range(piece.position, piece.position + piece.size, UNIT):
+                        assert (effect.segment, position) not in self.disks[node], "over something that is alive"
+                self.writes[node] = effect
+            elif isinstance(effect, ReadSpill):
+                self.claim(node, effect.id, effect.piece.offset, effect.piece.size)
+                self.reads[node, effect.id] = effect
+            elif isinstance(effect, DiscardSpilled):
+                for position in range(effect.position, effect.position + effect.size, UNIT):
+                    self.disks[node].pop((effect.segment, position), None)
+                if effect.last:
+                    assert not any(segment == effect.segment for segment, _ in self.disks[node]), "it is not the last"
             elif isinstance(effect, StartReceive):
                 assert effect.tag not in self.receives and effect.node in range(NODES) and effect.node != node
                 self.claim(node, effect.id, effect.offset, effect.size)
@@ -278,6 +316,52 @@ class Cluster:
             elif tag in self.receives:
                 self.end_receive(tag, "broken")
 
+    def unpin(self, pick: int) -> None:
+        """A process that was asked to gives up what it has pinned."""
+        if self.unpins:
+            proc = sorted(self.unpins)[pick % len(self.unpins)]
+            self.unpins.discard(proc)
+            for holder, ident in list(self.pinned):
+                if holder == proc:
+                    self.let_go(proc, ident)
+
+    def disk(self, pick: int) -> None:
+        """A write to disk, or a read, is done."""
+        jobs = [*self.writes, *self.reads]
+        if jobs:
+            job = jobs[pick % len(jobs)]
+            if isinstance(job, int):
+                self.end_write(job, None)
+            else:
+                self.end_read(job, None)
+
+    def break_disk(self, pick: int) -> None:
+        """A write to disk, or a read, fails."""
+        jobs = [*self.writes, *self.reads]
+        if jobs and pick % 2 == 0:
+            job = jobs[pick // 2 % len(jobs)]
+            if isinstance(job, int):
+                self.end_write(job, "no space left on device")
+            else:
+                self.objects[job[1]].excused = True
+                self.end_read(job, "input/output error")
+
+    def end_write(self, node: int, error: str | None) -> None:
+        write = self.writes.pop(node)
+        for piece in write.pieces:
+            for at in range(0, piece.size, UNIT) if error is None else ():
+                self.disks[node][write.segment, piece.position + at] = self.memory[node][(piece.offset + at) // UNIT]
+        self.apply(node, self.stores[node].spilled(self.now, error))
+
+    def end_read(self, job: tuple[int, bytes], error: str | None) -> None:
+        node, ident = job
+        read = self.reads.pop(job)
+        for at in range(0, read.piece.size, UNIT) if error is None else ():
+            found = self.disks[node].get((read.segment, read.piece.position + at))
+            assert found == ident, "the disk does not hold what is read from it"
+            self.memory[node][(read.piece.offset + at) // UNIT] = ident
+        self.apply(node, self.stores[node].restored(self.now, ident, error))
+
     def end_receive(self, tag: int, error: str | None) -> None:
         node = self.receives.pop(tag).node
         self.cancelled.discard(tag)
@@ -300,6 +384,7 @@ class Cluster:
 
     def forget_proc(self, proc: bytes) -> None:
         self.dead.add(proc)
+        self.unpins.discard(proc)
         self.deaths += 1
         for _, ident in [*self.creating, *self.unsealed]:
             if _ == proc:
@@ -320,6 +405,9 @@ class Cluster:
                 if node in obj.locations:
                     obj.locations.remove(node)
                     obj.excused = True
+            self.writes.pop(node, None)
+            for job in [job for job in self.reads if job[0] == node]:
+                del self.reads[job]
             for book in (self.receives, self.sends):
                 for tag in [tag for tag, transfer in book.items() if transfer.node == node]:
                     del book[tag]
@@ -345,6 +433,8 @@ class Cluster:
                 self.move(0)
             elif any(tag in self.moved or tag in self.cancelled for tag in self.receives) or self.sends:
                 self.report(0)
+            elif self.writes or self.reads:
+                self.disk(0)
             else:
                 return
         raise AssertionError("it never settles")
@@ -373,5 +463,7 @@ class Cluster:
         for store in self.stores.values():
             left = store.snapshot()
             assert left["used"] == left["evictable"], f"leaked: {left}"
+            assert left["spilled"] == left["restoring"] == left["on_disk"] == left["segments"] == 0, f"on disk: {left}"
+            assert not self.disks[left["node"]]
             assert left["waiting"] == left["creating"] == left["pulling"] == left["pinned"] == 0
             assert self.deaths or left["objects"] == 0, f"copies nobody knows of: {left}"

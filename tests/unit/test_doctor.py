@@ -2,58 +2,116 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from hpcray.state import doctor
-from hpcray.state.doctor import FAIL, NOTE, OK, WARN, Finding
+from hpcray import cli
+from hpcray.host.allocation import read_allocation
+from hpcray.host.allocation_tmp import Directory
+from hpcray.state import doctor, doctor_host, doctor_wires
+from hpcray.state.doctor_nodes import ask_nodes
+from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding, Row, merge
 
 WIRES: dict[str, Any] = {
     "mpi": "Open MPI v5.0.11",
+    "mpi_text": "Open MPI v5.0.11, package: x",
     "mpi4py": "4.1.2",
     "ucx": "1.21.0",
     "libucx": "/lib/libucp.so",
     "transports": ["tcp/eth0", "posix/memory"],
     "rdma": False,
 }
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-4]",
+    "SLURM_JOB_CPUS_PER_NODE": "16(x4)",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may themselves run in an allocation."""
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_", "CUDA_"))]:
+        monkeypatch.delenv(name)
+
+
+def named(findings: list[Finding], name: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
 
 
 def level_of(findings: list[Finding], name: str) -> str:
-    (found,) = [finding for finding in findings if finding.name == name]
-    return found.level
+    return named(findings, name).level
 
 
-def banner(tmp_path: Path, text: str) -> dict[str, str]:
-    path = tmp_path / "mpirun"
-    path.write_text(f"#!/bin/sh\necho '{text}'\n")
+def program(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
-    return {"mpirun": str(path)}
+    return str(path)
+
+
+# ---------------------------------------------------------------- MPI, UCX, RDMA
 
 
 def test_mpirun_of_the_same_mpi(tmp_path: Path) -> None:
-    found = doctor._mpi(WIRES, banner(tmp_path, "mpirun (Open MPI) 5.0.11"))
+    mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    found = doctor_wires.look_at_mpi(WIRES, {"mpirun": mpirun})
     assert level_of(found, "library") == level_of(found, "mpirun") == OK
 
 
 def test_mpirun_of_another_mpi_is_a_failure(tmp_path: Path) -> None:
-    found = doctor._mpi(WIRES, banner(tmp_path, "HYDRA build details:"))
+    found = doctor_wires.look_at_mpi(WIRES, {"mpirun": program(tmp_path, "mpirun", "echo 'HYDRA build details:'")})
     assert level_of(found, "mpirun") == FAIL
     assert "alone" in found[-1].hint
 
 
 def test_no_launcher_and_no_mpi_are_failures() -> None:
-    assert level_of(doctor._mpi(WIRES, {}), "launcher") == FAIL
-    assert level_of(doctor._mpi({**WIRES, "mpi": "no MPI: ...", "mpi4py": ""}, {}), "library") == FAIL
-    assert level_of(doctor._mpi({"error": "code -11"}, {}), "library") == FAIL
+    assert level_of(doctor_wires.look_at_mpi(WIRES, {}), "launcher") == FAIL
+    assert level_of(doctor_wires.look_at_mpi({**WIRES, "mpi": "no MPI: ...", "mpi4py": ""}, {}), "library") == FAIL
+    assert level_of(doctor_wires.look_at_mpi({"error": "code -11"}, {}), "library") == FAIL
+
+
+def test_a_program_that_fails_is_said_not_to_work(tmp_path: Path) -> None:
+    path = program(tmp_path, "srun", "echo 'srun: error: no controller' >&2\nexit 1")
+    found = doctor_wires.look_at_mpi(WIRES, {"srun": path})
+    assert named(found, "srun").value == f"{path}: does not work: srun: error: no controller"
+
+
+def test_a_task_of_srun_sees_whether_it_could_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = {
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    }
+    monkeypatch.setattr(doctor_wires, "open_mpi_wheel", lambda: "/env")
+    assert doctor_wires.look_at_start(WIRES, {}) == []
+    (found,) = doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0"})
+    assert (found.level, found.value) == (OK, "srun gives PMIx")
+    (found,) = doctor_wires.look_at_start(WIRES, {**task, "PMI_FD": "3"})
+    assert found.level == FAIL and found.hint.startswith("srun --mpi=pmix")
+    ulfm = {**task, "PMIX_RANK": "0", "OMPI_MCA_mpi_ft_enable": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    assert [finding.level for finding in doctor_wires.look_at_start(WIRES, ulfm)] == [OK, FAIL, WARN]
+    monkeypatch.setattr(doctor_wires, "open_mpi_wheel", lambda: "")
+    of_the_site = doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0"})
+    assert "OMPI_MCA_pml=ucx" in named(of_the_site, "loss of a rank").hint
+    assert len(doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0", "OMPI_MCA_pml": "cm"})) == 1
 
 
 def test_ucx_without_adapters_talks_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path)
-    assert level_of(doctor._ucx(WIRES, False), "RDMA") == NOTE
-    assert level_of(doctor._ucx(WIRES, True), "RDMA") == FAIL
+    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
+    assert level_of(doctor_wires.look_at_ucx(WIRES, False), "RDMA") == NOTE
+    required = named(doctor_wires.look_at_ucx(WIRES, True), "RDMA")
+    assert required.level == FAIL and required.hint
 
 
 def test_an_idle_rdma_adapter_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,44 +119,257 @@ def test_an_idle_rdma_adapter_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
     (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
-    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path)
-    found = doctor._ucx(WIRES, False)
+    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
+    found = doctor_wires.look_at_ucx(WIRES, False)
     assert "mlx5_0 (active, 200 Gb/sec (4X HDR))" in [finding.value for finding in found]
     assert level_of(found, "RDMA") == WARN
-    assert level_of(doctor._ucx({**WIRES, "rdma": True}, True), "RDMA") == OK
+    assert level_of(doctor_wires.look_at_ucx({**WIRES, "rdma": True}, True), "RDMA") == OK
 
 
 def test_without_ucx_bytes_go_over_mpi() -> None:
-    found = doctor._ucx({**WIRES, "libucx": "", "ucx": "no UCX: ImportError"}, False)
+    found = doctor_wires.look_at_ucx({**WIRES, "libucx": "", "ucx": "no UCX: ImportError"}, False)
     assert level_of(found, "library") == WARN
     assert "over MPI" in found[0].value
 
 
+def test_the_build_of_ucx_is_told_by_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "ucx").mkdir()
+    for name in ("libuct_ib.so.0", "libuct_cuda.so", "libuct_ib_mlx5.so.0", "libucm_cuda.so"):
+        (tmp_path / "ucx" / name).touch()
+    found = doctor_wires.look_at_ucx({**WIRES, "libucx": str(tmp_path / "libucp.so")}, False)
+    assert named(found, "build").value == "cuda, ib, ib_mlx5"
+
+
+def test_the_adapter_on_the_own_numa_node_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor_wires, "_NETWORK", tmp_path / "none")
+    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
+    for index in range(2):
+        device = tmp_path / f"mlx5_{index}" / "device"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{index}\n")
+    assert doctor_wires.nearest_adapters({1}) == ["mlx5_1"]
+    assert doctor_wires.nearest_adapters({0, 1}) == ["mlx5_0", "mlx5_1"]
+
+
+# ---------------------------------------------------------------- the host
+
+
 @pytest.mark.parametrize(
-    ("soft", "level"), [(1024, WARN), (1 << 20, OK), (resource.RLIM_INFINITY, OK)], ids=["few", "many", "unlimited"]
+    ("soft", "level"), [(1024, WARN), (1 << 31, OK), (resource.RLIM_INFINITY, OK)], ids=["few", "many", "unlimited"]
 )
 def test_limits(soft: int, level: str) -> None:
-    found = doctor._limits(lambda number: (soft, soft), rdma=False)
+    found = doctor_host.look_at_limits(lambda number: (soft, soft), rdma=True)
     assert {finding.level for finding in found} == {level}
-    assert len(doctor._limits(lambda number: (soft, soft), rdma=True)) == len(found) + 1
+    assert level_of(doctor_host.look_at_limits(lambda number: (soft, soft), rdma=False), "locked memory") == OK
 
 
-def test_a_temporary_directory_that_cannot_hold_sockets_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HPCRAY_TMPDIR", "/tmp")
-    assert doctor._directory()[0].level == OK
+def test_a_temporary_directory_that_cannot_hold_sockets_is_said(tmp_path: Path) -> None:
+    fine = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
+    assert fine.level == OK
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
-    monkeypatch.setenv("HPCRAY_TMPDIR", str(deep))
-    (found,) = doctor._directory()
-    assert found.level == WARN
-    assert "too long" in found.hint
+    bad = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": str(deep)}), "session directory")
+    assert bad.level == WARN and "too long" in bad.hint
 
 
-def test_a_program_that_fails_is_said_not_to_work(tmp_path: Path) -> None:
-    path = tmp_path / "srun"
-    path.write_text("#!/bin/sh\necho 'srun: error: no controller' >&2\nexit 1\n")
-    path.chmod(0o755)
-    (found,) = [finding for finding in doctor._mpi(WIRES, {"srun": str(path)}) if finding.name == "srun"]
-    assert found.value == f"{path}: does not work: srun: error: no controller"
+def test_a_session_directory_that_all_nodes_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_host, "look_at", lambda path: Directory(path, "", "lustre", 1 << 40, True))
+    found = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
+    assert found.level == WARN and "on lustre, which all nodes share" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "text", "level"),
+    [
+        (Directory("/s", "TMPDIR", "nfs4", 789 << 30, True), "/s: nfs4 (shared), 780 GB free", NOTE),
+        (Directory("/s", "", "tmpfs", 5 << 30, True), "/s: tmpfs (memory), 5 GB free", NOTE),
+        (Directory("/s", "TMPDIR", "xfs", 1 << 20, True), "/s: xfs (node-local), 1 MB free", WARN),
+        (Directory("/s", "TMPDIR", "xfs", 1 << 40, False), "/s: xfs (node-local), 1000 GB free", WARN),
+    ],
+)
+def test_temporary_directories(entry: Directory, text: str, level: str) -> None:
+    found = doctor_host._temporary(entry)
+    assert (found.value, found.level) == (text, level)
+    assert bool(found.hint) is (level == WARN)
+
+
+def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = {
+        **JOB,
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_CPUS_ON_NODE": "1",
+        "SLURM_MEM_PER_NODE": "50",
+    }
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    cpus = named(doctor_host.look_at_cpus(step), "CPUs")
+    assert cpus.value.startswith("1 of 16 usable (affinity 16,") and "Slurm 1)" in cpus.value
+    assert cpus.level == WARN and "--cpus-per-task" in cpus.hint
+    assert named(doctor_host.look_at_memory(step), "memory").value.startswith("50 MB usable")
+
+
+def test_where_the_cores_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for index, cpus in enumerate(("0-7", "8-11,14")):
+        (tmp_path / f"node{index}").mkdir()
+        (tmp_path / f"node{index}" / "cpulist").write_text(cpus + "\n")
+    monkeypatch.setattr(doctor_host, "_NUMA", tmp_path)
+    assert doctor_host.numa_nodes([9, 10]) == {1}
+    assert doctor_host.numa_nodes([7, 14]) == {0, 1}
+    assert doctor_host.runs([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_gpus_are_those_of_the_job() -> None:
+    (found,) = doctor_host.look_at_gpus({**JOB, "CUDA_VISIBLE_DEVICES": "0,GPU-7"})
+    assert (found.level, found.value) == (OK, "2: 0, GPU-7 (CUDA_VISIBLE_DEVICES)")
+    (found,) = doctor_host.look_at_gpus(JOB)
+    assert found.value == "none"
+
+
+def test_shared_memory() -> None:
+    assert doctor_host.look_at_shared_memory("/nowhere").level == FAIL
+
+
+# ---------------------------------------------------------------- the job
+
+
+def test_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: time.time() + 7300)
+    found = doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)
+    assert named(found, "allocation").value == "job 7, 4 nodes: n[1-4]"
+    assert named(found, "srun --mpi=pmix").level == OK
+    assert (named(found, "time left").value, level_of(found, "time left")) == ("2 h 1 min", OK)
+    assert "--no-kill" in named(found, "loss of a node").hint
+
+
+@pytest.mark.parametrize(("end", "level"), [(None, NOTE), (300.0, WARN), (-5.0, WARN)])
+def test_time_left(monkeypatch: pytest.MonkeyPatch, end: float | None, level: str) -> None:
+    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: None if end is None else time.time() + end)
+    found = doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "can not load PMIx library", JOB)
+    assert level_of(found, "time left") == level
+    assert level_of(found, "srun --mpi=pmix") == FAIL and "mpirun" in named(found, "srun --mpi=pmix").hint
+
+
+@pytest.mark.parametrize(
+    ("offsets", "level"),
+    [
+        ({"a": (0.001, 0.002), "b": (-0.002, 0.002)}, OK),
+        ({"a": (0.0, 0.01), "b": (5.0, 0.01)}, WARN),
+        ({"a": (0.0, 0.01), "b": (3600.0, 0.01)}, FAIL),
+        ({"a": (0.0, 2.0), "b": (2.5, 2.0)}, OK),
+        ({"a": (0.0, 0.01)}, NOTE),
+    ],
+)
+def test_clocks(offsets: dict[str, tuple[float, float]], level: str) -> None:
+    found = doctor.judge_clocks(offsets)
+    assert found.level == level
+    if level in (WARN, FAIL):
+        assert "b is ahead of a" in found.value and "NTP" in found.hint
+
+
+# ---------------------------------------------------------------- all nodes
+
+SAME = Finding("host", "CPUs", "16", OK)
+
+
+def test_equal_findings_of_several_nodes_are_one_row_in_the_order_of_the_report() -> None:
+    odd = Finding("host", "/dev/shm", "full", FAIL, "clean up")
+    fine = Finding("host", "/dev/shm", "free", OK)
+    rows = merge({"n1": [SAME, fine], "n2": [SAME, odd], "n3": [SAME, fine]})
+    assert rows == [Row(SAME, ("n1", "n2", "n3")), Row(fine, ("n1", "n3")), Row(odd, ("n2",))]
+
+
+# Three nodes on one "srun": the clock of n2 is an hour ahead, n3 never answers, and a profile prints.
+NODES = """
+import json, sys, time
+def say(node, **what):
+    print("HPCRAY-DOCTOR " + json.dumps({"node": node, **what}), flush=True)
+print("welcome to the cluster", flush=True)
+for node in ("n1", "n2"):
+    say(node, hello=True)
+for line in sys.stdin:
+    word, _, rest = line.strip().partition(" ")
+    for node, ahead in (("n1", 0), ("n2", 3600)):
+        if word == "ping":
+            say(node, pong=rest, time=time.time() + ahead)
+        else:
+            say(node, findings=[{"topic": "host", "name": "CPUs", "value": "16", "level": "ok", "hint": ""}])
+print("srun: error: n3: lost", file=sys.stderr)
+"""
+
+
+def test_nodes_are_asked_and_clocks_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcray.state.doctor_nodes._START_TIME", 3.0)
+    said = ask_nodes([sys.executable, "-c", NODES], ["n1", "n2", "n3"])
+    assert said.reports == {"n1": [SAME], "n2": [SAME]}
+    assert said.missing == ["n3"] and said.complaint == "srun: error: n3: lost"
+    assert doctor.judge_clocks(said.offsets).level == FAIL
+    assert 3590 < said.offsets["n2"][0] - said.offsets["n1"][0] < 3610
+
+
+@pytest.mark.parametrize("line", [["/nowhere/srun"], ["sh", "-c", "echo no nodes >&2; exit 1"]])
+def test_a_step_that_does_not_start_is_told(line: list[str]) -> None:
+    said = ask_nodes(line, ["n1", "n2"])
+    assert said.missing == ["n1", "n2"]
+    assert said.complaint
+
+
+def test_a_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    said = ask_nodes([sys.executable, "-m", "hpcray.state.node_report"], ["n7"])
+    assert said.missing == [], said.complaint
+    assert {finding.topic for finding in said.reports["n7"]} >= {"software", "host", "limits"}
+    assert abs(said.offsets["n7"][0]) <= said.offsets["n7"][1] + 0.01
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_command_prints_rows_with_their_hints_and_fails_on_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    red = Finding("MPI", "library", "none", FAIL, "install one")
+    monkeypatch.setattr(cli, "examine", lambda require_rdma: [SAME, red])
+    done = CliRunner().invoke(cli.main, ["doctor"])
+    assert done.exit_code == 1
+    assert "ok   CPUs" in done.output and "FAIL library" in done.output and "hint: install one" in done.output
+    as_json = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).output)
+    assert [(row["level"], row["nodes"]) for row in as_json] == [("ok", []), ("fail", [])]
+    monkeypatch.setattr(cli, "examine", lambda require_rdma: [Finding("limits", "open files", "1024", WARN, "more")])
+    assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 0, "yellow is no failure"
+
+
+def test_in_an_allocation_the_command_asks_every_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program(tmp_path, "srun", f"case \"$*\" in *true) exit 0;; esac\nexec {sys.executable} -c '{NODES}'")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("hpcray.state.doctor_nodes._START_TIME", 3.0)
+    for name, value in {**JOB, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: None)
+    done = CliRunner().invoke(cli.main, ["doctor"])
+    assert done.exit_code == 1
+    assert "nodes without a report n3: srun: error: n3: lost" in done.output
+    assert "n[1-2]: 16" in done.output
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    assert CliRunner().invoke(cli.main, ["doctor"]).output == "", "of srun's tasks one asks for all"
+
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_reports_in_the_readme_have_the_rows_that_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: time.time() + 1800)
+    monkeypatch.setattr(doctor, "probe_wires", lambda: WIRES)
+    monkeypatch.setattr(doctor, "find_launchers", lambda: {"mpirun": "/bin/true"})
+    here = {finding.name for finding in doctor.examine()}
+    job = {finding.name for finding in doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)}
+    blocks = README.read_text().split("hpcray doctor\n")[1:3]
+    shown = [
+        {line[7:25].strip() for line in block.partition("```")[0].splitlines() if line[:2] == "  "} for block in blocks
+    ]
+    names = [{name for name in found if name and not name.startswith("hint:")} for found in shown]
+    of_the_site = {"srun", "tmp", "TMPDIR", "HPCRAY_TMPDIR"}
+    assert names[0] - of_the_site == here - of_the_site
+    assert names[1] - of_the_site == (here | job | {"skew", "start-up"}) - of_the_site

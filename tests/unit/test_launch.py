@@ -10,6 +10,8 @@ import pytest
 
 from hpcray.cluster.launch import LaunchError, Site, compose, find_mpirun, main, starts_here
 from hpcray.cluster.options import LaunchOptions, parse_options, parse_size
+from hpcray.cluster.srun import Slurm, compose_step, protocol, try_srun
+from hpcray.host.allocation import read_allocation
 
 SITE = Site(python="/env/bin/python", mpirun="/env/bin/mpirun", root=False, environ={})
 RANK = ["/env/bin/python", "-m", "hpcray"]
@@ -73,27 +75,142 @@ def test_remote_hosts_are_told_the_environment_and_local_ones_inherit_it() -> No
     assert "-x" not in line("-n 4 s.py", site)
 
 
-def test_srun_line() -> None:
-    site = Site(python=SITE.python, mpirun="", root=True, environ={"SLURM_JOB_ID": "7"})
-    assert line("--srun -n 4 s.py x", site) == [
-        *("srun", "--mpi=pmix", "--ntasks-per-node=1", "--cpu-bind=none"),
-        *("--no-kill", "--kill-on-bad-exit=0", "-W", "0", "-N", "4"),
+ONE_PER_NODE = ["--no-kill", "--kill-on-bad-exit=0", "-W", "0"]
+
+
+def in_job(argv: str, problem: str = "", mpi: str = "pmix", **environ: str) -> list[str]:
+    """The line inside an allocation of four nodes with 16 CPUs each, unless `environ` says other."""
+    told = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-4]",
+        "SLURM_JOB_CPUS_PER_NODE": "16(x4)",
+        "SLURMD_NODENAME": "n1",
+        **environ,
+    }
+    slurm = Slurm(read_allocation(told, "n1"), told, mpi, problem)
+    return line(argv, Site(python=SITE.python, mpirun="/env/bin/mpirun", root=False, environ=told, slurm=slurm))
+
+
+@pytest.mark.parametrize("flag", ["", "--srun "])
+def test_inside_an_allocation_srun_starts_one_rank_per_node_with_all_cpus(flag: str) -> None:
+    assert in_job(flag + "s.py x") == [
+        *("srun", "--mpi=pmix", "-N", "4", "-n", "4", "--ntasks-per-node=1", "--cpus-per-task=16"),
+        *ONE_PER_NODE,
         *RANK,
         *("s.py", "x"),
     ]
 
 
-def test_srun_with_open_mpi_from_pypi_adds_what_the_site_has_not_set() -> None:
-    environ = {"SLURM_JOB_ID": "7", "OMPI_MCA_pml": "cm"}
-    composed = line("--srun s.py", Site(python=SITE.python, mpirun="", root=True, environ=environ, wheel="/env"))
-    before = composed[: composed.index("srun")]
-    assert before[:3] == ["env", "OPAL_PREFIX=/env", "PMIX_MCA_psec=^munge"]
-    assert not [word for word in before if word.startswith("OMPI_MCA_pml")]
+def test_fewer_nodes_than_the_job_has() -> None:
+    assert in_job("-n 2 s.py")[2:6] == ["-N", "2", "-n", "2"]
+    with pytest.raises(LaunchError, match=r"job 7 has 4 nodes.*hint: .*--mpirun mpirun for 5 ranks"):
+        in_job("-n 5 s.py")
+
+
+@pytest.mark.parametrize(
+    "environ", [{"SLURM_JOB_CPUS_PER_NODE": "16(x2),8(x2)"}, {"SLURM_HINT": "nomultithread"}], ids=["mixed", "hint"]
+)
+def test_cpus_that_no_one_number_tells_are_at_least_not_bound_away(environ: dict[str, str]) -> None:
+    composed = in_job("s.py", **environ)
+    assert "--cpu-bind=none" in composed
+    assert not [word for word in composed if word.startswith("--cpus-per-task")]
+
+
+def test_gpus_per_task_become_gpus_of_the_node() -> None:
+    composed = in_job("s.py", SLURM_GPUS_PER_TASK="a100:1", SLURM_TASKS_PER_NODE="4(x4)")
+    assert composed[:4] == ["env", "-u", "SLURM_GPUS_PER_TASK", "srun"]
+    assert "--gpus-per-node=a100:4" in composed
+
+
+def test_a_step_inside_a_step_overlaps_and_an_environment_not_exported_is() -> None:
+    assert "--overlap" in in_job("s.py", SLURM_STEP_ID="0")
+    assert "--overlap" not in in_job("s.py", SLURM_STEP_ID="4294967290")
+    assert "--overlap" in in_job("--overlap s.py")
+    assert "--export=ALL" in in_job("s.py", SLURM_EXPORT_ENV="NONE")
+    assert "--export=ALL" not in in_job("s.py", SLURM_EXPORT_ENV="ALL,X=1")
+
+
+def test_a_step_for_the_doctor_runs_beside_others_and_without_mpi_where_there_is_none() -> None:
+    told = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+    slurm = Slurm(read_allocation(told, "login"), told)
+    assert compose_step(slurm, ["x"])[:2] == ["srun", "--mpi=pmix"] and "--overlap" in compose_step(slurm, ["x"])
+    assert compose_step(Slurm(slurm.allocation, told, problem="no pmix"), ["x"])[1] == "--mpi=none"
+
+
+def test_heterogeneous_job() -> None:
+    parts = {"SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[2-3]"}
+    assert in_job("s.py", **parts)[2:5] == ["--het-group=0-1", "--ntasks-per-node=1", "--cpu-bind=none"]
+    with pytest.raises(LaunchError, match="heterogeneous"):
+        in_job("-n 2 s.py", **parts)
+
+
+def test_without_pmix_mpirun_starts_the_ranks_unless_srun_was_asked_for() -> None:
+    problem = "can not load PMIx library"
+    assert in_job("-n 2 s.py", problem)[:7] == [
+        *("/env/bin/mpirun", "-n", "2", "--map-by", "ppr:1:node:OVERSUBSCRIBE", "--bind-to", "none"),
+    ]
+    with pytest.raises(LaunchError, match=r"--mpi=pmix does not work here: can not load PMIx.*hint: --mpirun"):
+        in_job("--srun s.py", problem)
+
+
+def test_hosts_or_an_mpirun_of_the_users_own_are_used_in_an_allocation_too() -> None:
+    assert in_job("--hosts a,b s.py")[:3] == ["/env/bin/mpirun", "--host", "a,b"]
+    assert in_job("--mpirun mpirun -n 4 s.py")[:5] == ["/env/bin/mpirun", "--host", "localhost", "-n", "4"]
 
 
 def test_srun_needs_an_allocation() -> None:
     with pytest.raises(LaunchError, match=r"allocation.*hint: salloc"):
         line("--srun s.py")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mpich", "used"),
+    [
+        ("", False, "pmix"),
+        ("", True, "pmi2"),
+        ("pmix_v4", False, "pmix_v4"),
+        ("none", False, "pmix"),
+        ("pmi2", False, "pmix"),
+        ("cray_shasta", True, "cray_shasta"),
+    ],
+)
+def test_the_protocol_is_the_librarys_in_the_version_that_the_site_has_chosen(
+    chosen: str, mpich: bool, used: str
+) -> None:
+    assert protocol({"SLURM_MPI_TYPE": chosen}, mpich) == used
+
+
+MISSING = "srun: error:  mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:195: pmi/pmix: can not load PMIx library"
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "problem"),
+    [
+        (MISSING, 1, "can not load PMIx library (is libpmix.so there?"),
+        ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types", 1, "Invalid MPI type 'pmix'"),
+        ("srun: error: Unable to create step for job 7: Requested nodes are busy", 1, ""),
+        ("srun: error: some warning about Invalid MPI type", 0, ""),
+    ],
+)
+def test_a_step_that_does_nothing_tells_whether_srun_can(tmp_path: Path, says: str, code: int, problem: str) -> None:
+    program(tmp_path, "srun").write_text(f'#!/bin/sh\necho "{says}" >&2\nexit {code}\n')
+    found = try_srun("pmix", {"PATH": str(tmp_path)})
+    assert problem in found and bool(found) is bool(problem)
+
+
+def test_no_srun_is_said(tmp_path: Path) -> None:
+    assert try_srun("pmix", {"PATH": str(tmp_path)}) == "there is no srun on PATH"
+
+
+def test_rdma_is_required_of_every_rank() -> None:
+    assert line("-n 2 --require-rdma s.py")[-2:] == ["--require-rdma", "s.py"]
+
+
+def test_rank_0_runs_beside_the_batch_script_and_not_beside_the_shell_of_salloc() -> None:
+    for host, here in (("n1", True), ("login", False)):
+        told = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
+        site = Site(python="p", mpirun="", root=False, environ=told, slurm=Slurm(read_allocation(told, host), told))
+        assert starts_here(parse_options(["s.py"]), site) is here
 
 
 @pytest.mark.parametrize(
@@ -109,6 +226,12 @@ def test_srun_needs_an_allocation() -> None:
 def test_where_rank_0_starts(argv: str, here: bool) -> None:
     site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"localhost", "me"}))
     assert starts_here(parse_options(argv.split()), site) is here
+
+
+@pytest.mark.parametrize(("first", "here"), [("me", True), ("other", False), ("", False)])
+def test_rank_0_runs_on_the_first_host_of_the_hostfile(first: str, here: bool) -> None:
+    site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"me"}), first_host=first)
+    assert starts_here(parse_options(["--hostfile", "f", "s.py"]), site) is here
 
 
 def test_no_input_is_forwarded_to_another_host_when_there_is_none() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.api.option_rules import check_num_returns
+from hpcray.api.option_rules import STREAMS, check_num_returns
 from hpcray.api.options import ActorOptions, TaskOptions
 from hpcray.base.resources import UNIT
 from hpcray.util.scheduling_strategies import (
@@ -95,7 +95,9 @@ def test_k_shares_of_one_kth_fit_in_one(k: int) -> None:
 
 @given(st.decimals(min_value=0, max_value=1000, places=4))
 def test_four_decimals_are_exact(amount: Any) -> None:
-    assert asked(num_cpus=0, num_gpus=float(amount)).get("GPU", 0) == int(amount * UNIT)
+    assert asked(num_cpus=float(amount)).get("CPU", 0) == int(amount * UNIT)
+    if amount <= 1:
+        assert asked(num_cpus=0, num_gpus=float(amount)).get("GPU", 0) == int(amount * UNIT)
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, ActorOptions])
@@ -106,6 +108,7 @@ def test_four_decimals_are_exact(amount: Any) -> None:
         ({"num_cpus": "2"}, TypeError, "type of keyword 'num_cpus' .*float, int, None.*str"),
         ({"num_cpus": -1}, ValueError, "num_cpus cannot be negative"),
         ({"num_gpus": 1e-5}, ValueError, "num_gpus cannot go beyond 0.0001"),
+        ({"num_gpus": 1.5}, ValueError, "GPU resource quantities >1 must be whole numbers"),
         ({"num_cpus": float("nan")}, ValueError, "num_cpus must be finite"),
         ({"num_cpus": float("inf")}, ValueError, "num_cpus must be finite"),
         ({"resources": {"CPU": 1}}, ValueError, "'num_cpus' and 'num_gpus' keyword instead"),
@@ -212,13 +215,30 @@ def test_unsupported_options_are_refused_when_used_not_before(options: dict[str,
     assert task.num_returns == 1
 
 
-def test_generators_are_refused_when_used() -> None:
+def test_how_many_returns() -> None:
     for how in ("streaming", "dynamic"):
-        with pytest.raises(NotImplementedError, match="hint:"):
-            _ = TaskOptions({"num_returns": how}).shape
-        with pytest.raises(NotImplementedError, match="hint:"):
-            check_num_returns(how)
+        assert TaskOptions({"num_returns": how}).num_returns == STREAMS == check_num_returns(how)
     assert (check_num_returns(None), check_num_returns(0), check_num_returns(3)) == (1, 0, 3)
+    with pytest.raises(ValueError, match="num_returns"):
+        check_num_returns(-1)
+
+
+def test_gpu_tasks_leave_their_worker() -> None:
+    assert TaskOptions({"num_gpus": 1}).max_calls == 1
+    assert TaskOptions({"num_gpus": 0}).max_calls == 0
+    assert TaskOptions({"num_gpus": 1, "max_calls": 0}).max_calls == 0
+
+
+@pytest.mark.parametrize("groups", [{"io": 2}, [{"name": "io", "max_concurrency": 2}]], ids=str)
+def test_concurrency_groups(groups: Any) -> None:
+    assert ActorOptions({"concurrency_groups": groups}).concurrency_groups == {"io": 2}
+    assert ActorOptions().concurrency_groups == {}
+
+
+@pytest.mark.parametrize("groups", [{"io": 0}, {"io": True}, {"": 1}, {1: 1}, ["io"], [{"name": "io"}]], ids=str)
+def test_bad_concurrency_groups(groups: Any) -> None:
+    with pytest.raises(ValueError, match="concurrency_groups"):
+        ActorOptions({"concurrency_groups": groups})
 
 
 @pytest.mark.parametrize("env", [None, {}, {"pip": None, "working_dir": ""}, {"env_vars": {}}, {"config": {"t": 1}}])

@@ -15,6 +15,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty /sys/fs/cgroup, on a machine with 16 CPUs."""
     monkeypatch.setattr(probe, "_CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return tmp_path
 
 
@@ -71,3 +72,24 @@ def test_ranks_share_a_host_unless_the_launcher_has_bound_them(cgroup: Path, mon
     assert probe.cpus_per_rank(32) == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4) if pid == 0 else range(16)))
     assert probe.cpus_per_rank(4) == 4, "bound to 4 of its parent's 16"
+
+
+@pytest.mark.parametrize(
+    ("told", "cpus", "memory"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_MEM_PER_NODE": "100"}, 4, 100 << 20),
+        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_MEM_PER_NODE": "0"}, 16, None),
+        ({}, 16, None),
+    ],
+    ids=["less than the machine", "more than the mask", "not told"],
+)
+def test_what_the_batch_system_gave_is_the_limit_without_cgroups_too(
+    cgroup: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, str], cpus: int, memory: int | None
+) -> None:
+    member(monkeypatch, "0::/\n")
+    machine = probe.usable_memory()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert probe.usable_cpus() == cpus
+    assert probe.usable_memory() == (memory or machine)

@@ -6,7 +6,7 @@ from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.cluster import BOUND_SETTLE, PARK_AFTER, SETTLE, ClusterScheduler
-from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
 from hpcray.wire.messages import GrantFor, GrantRefused, Infeasible, NodeInfo, NodeView, ProcDied, Shape, Unmet
 
 UNIT = 10_000
@@ -157,3 +157,39 @@ def test_nodes_that_were_sent_something_for_a_dead_holder_hear_of_its_death() ->
         (raylet_of(2), ProcDied),
     ]
     assert scheduler.pending() == [] and scheduler.holder_died(ME, "again") == []
+
+
+def reports(effects: list[Effect]) -> list[tuple[bytes, Infeasible]]:
+    found = [(e.dest, e.msg) for e in effects if isinstance(e, Send) and isinstance(e.msg, Infeasible)]
+    return [(dest, msg) for dest, msg in found if isinstance(msg, Infeasible)]
+
+
+def test_who_waits_for_others_is_told_what_every_node_has_free() -> None:
+    view, scheduler = make(2, 2)
+    busy(view, 0)
+    view.update(NodeView(1, 1, {"CPU": UNIT // 2}))
+    scheduler.unmet(0.0, Unmet(ME, 3, CPU1, 2))
+    assert reports(scheduler.tick(REPORT_AFTER - 1)) == []
+    ((dest, report),) = reports(scheduler.tick(REPORT_AFTER + 1))
+    assert dest == ME and report.klass == 3 and report.waits
+    assert "a task asks for {CPU: 1}" in report.reason
+    assert "node 0 (host0): {CPU: 0} of {CPU: 2}; node 1 (host1): {CPU: 0.5} of {CPU: 2}" in report.reason
+    assert reports(scheduler.tick(REPORT_AFTER + 2)) == []
+
+
+def test_demand_that_goes_down_waits_for_nobody() -> None:
+    view, scheduler = make(2)
+    busy(view, 0)
+    told = []
+    for second in range(30):
+        scheduler.unmet(float(second), Unmet(ME, 0, CPU1, 40 - second))
+        told += reports(scheduler.tick(float(second)))
+    assert told == []
+
+
+def test_what_is_impossible_is_not_told_twice() -> None:
+    _, scheduler = make(2)
+    told = reports(scheduler.unmet(0.0, Unmet(ME, 0, Shape((("CPU", 9 * UNIT),)), 1)))
+    for second in range(30):
+        told += reports(scheduler.tick(float(second)))
+    assert [report.waits for _, report in told] == [False]

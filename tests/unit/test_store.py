@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from store_kit import BIG, CAPACITY, FAR, A, B, C, oid, only, pull, put, sent_to, start_pull
+from store_kit import BIG, CAPACITY, FAR, A, B, C, answers, oid, only, pull, put, sent_to, start_pull
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.effects import Send, StartReceive
@@ -95,7 +95,7 @@ def test_copies_nobody_pins_make_way_the_least_recently_used_first(store: NodeSt
 def test_primaries_and_pinned_copies_are_never_evicted(store: NodeStore) -> None:
     put(store, oid(1), CAPACITY // 2)
     pull(store, oid(1, FAR), CAPACITY // 4, release=False)
-    assert store.handle(0.0, B, m.Create(oid(2), CAPACITY // 2)) == []
+    assert answers(store.handle(0.0, B, m.Create(oid(2), CAPACITY // 2))) == []
     assert store.snapshot()["evicted"] == 0 and store.snapshot()["waiting"] == 1
 
 
@@ -123,7 +123,7 @@ def test_a_pull_waits_for_room_and_starts_then(store: NodeStore) -> None:
 def test_a_create_that_finds_no_room_in_time_fails_and_says_who_holds_what(store: NodeStore) -> None:
     put(store, oid(1), BIG, release=False)
     store.handle(1.0, B, m.Create(oid(2, B), BIG))
-    assert store.tick(10.9) == []
+    assert answers(store.tick(10.9)) == []
     error = only(store.tick(11.0), B)
     assert isinstance(error, m.StoreError) and error.kind == "full"
     for part in (
@@ -152,7 +152,7 @@ def test_a_small_request_overtakes_a_large_one_but_not_for_ever(store: NodeStore
     put(store, oid(1), BIG)
     store.handle(0.0, B, m.Create(oid(2, B), BIG))
     assert isinstance(only(store.handle(1.0, C, m.Create(oid(1, C), 64)), C), m.Created)
-    assert store.handle(6.0, C, m.Create(oid(2, C), 64)) == [], "room is kept for the one that has waited long"
+    assert answers(store.handle(6.0, C, m.Create(oid(2, C), 64))) == [], "room is kept for the one that has waited long"
 
 
 def test_a_request_in_the_queue_can_be_taken_back(store: NodeStore) -> None:
@@ -183,7 +183,7 @@ def test_a_death_touches_only_what_the_process_had_a_part_in(store: NodeStore, m
     touched: list[bytes] = []
     let_go, free_one = store._let_go, store._free_one
     monkeypatch.setattr(store, "_let_go", lambda obj, *args: (touched.append(obj.id), let_go(obj, *args)))
-    monkeypatch.setattr(store, "_free_one", lambda ident: (touched.append(ident), free_one(ident)))
+    monkeypatch.setattr(store, "_free_one", lambda ident, out: (touched.append(ident), free_one(ident, out)))
     store.process_died(0.0, A)
     assert set(touched) == {oid(100), oid(101, C), oid(102), oid(103)}
     assert store.snapshot()["objects"] == 51

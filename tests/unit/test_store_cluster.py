@@ -21,11 +21,14 @@ STEPS: tuple[Callable[[Cluster, int], None], ...] = (
     *[Cluster.report] * 5,
     Cluster.wait,
 )
+DISK = (*[Cluster.disk] * 4, *[Cluster.unpin] * 2)
 TROUBLE = (Cluster.abort, Cluster.break_transfer, Cluster.break_transfer, Cluster.kill, Cluster.crash)
 
 
-def run(steps: tuple[Callable[[Cluster, int], None], ...], script: list[tuple[int, int]]) -> Cluster:
-    cluster = Cluster()
+def run(
+    steps: tuple[Callable[[Cluster, int], None], ...], script: list[tuple[int, int]], threshold: float = 0.0
+) -> Cluster:
+    cluster = Cluster(threshold)
     for which, pick in script:
         steps[which % len(steps)](cluster, pick)
     cluster.finish()
@@ -56,6 +59,18 @@ def test_with_deaths_and_broken_transfers_every_request_ends_and_nothing_leaks(s
     run(STEPS + TROUBLE, script)
 
 
+@settings(max_examples=200, deadline=None)
+@given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
+def test_what_is_spilled_comes_back_as_it_was(script: list[tuple[int, int]], threshold: float) -> None:
+    run(STEPS + DISK, script, threshold)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
+def test_with_a_failing_disk_and_deaths_too_nothing_leaks(script: list[tuple[int, int]], threshold: float) -> None:
+    run(STEPS + DISK + TROUBLE + (Cluster.break_disk,), script, threshold)
+
+
 def test_the_steps_reach_what_they_are_to_check() -> None:
     """The test above is worth something only where copies are made, evicted, sent, refused and freed in numbers."""
     reached: Counter[str] = Counter()
@@ -64,3 +79,14 @@ def test_the_steps_reach_what_they_are_to_check() -> None:
             numbers = store.snapshot()
             reached.update({name: numbers[name] for name in ("created", "pulled", "evicted", "freed", "sent")})
     assert len(reached) == 5 and min(reached.values()) >= 20, reached
+
+
+def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
+    """As above: objects are written, read back and lost by the disk in numbers."""
+    reached: Counter[str] = Counter()
+    for seed in range(60):
+        steps = STEPS + DISK + TROUBLE + (Cluster.break_disk,)
+        for store in run(steps, random_script(seed, 1500), 0.8).stores.values():
+            numbers = store.snapshot()
+            reached.update({name: numbers[name] for name in ("spilled_bytes", "restored", "spill_failures", "evicted")})
+    assert len(reached) == 4 and min(reached.values()) >= 20, reached

@@ -11,7 +11,7 @@ import msgspec
 from hpcray.base.ids import node_of, owner_of, raylet_of, show_proc
 from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.early import Early, EarlyQuestions
+from hpcray.core.gcs.early import Early, EarlyQuestions, unknown
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.wants import ACTOR_KLASS, node_affinity
 from hpcray.wire import messages as m
@@ -26,7 +26,10 @@ DEAD_KEPT = 10_000
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """One actor. `node` is where it was sent, -1 while it waits for a place; `worker` is known once it is ALIVE."""
+    """One actor. `node` is where it was sent, -1 while it waits for a place; `worker` is known once it is ALIVE.
+
+    complete: False as long as its creator waits for the constructor's arguments; until then it has only a name.
+    """
 
     spec: m.ActorSpec
     state: str = PENDING
@@ -37,6 +40,7 @@ class Actor:
     error: bytes = b""
     watchers: set[bytes] = field(default_factory=set)
     out_of_scope: bool = False
+    complete: bool = True
     since: float = 0.0
     refusals: int = 0
     retry_at: float = 0.0
@@ -69,6 +73,7 @@ class ActorTable:
         self._homeless: dict[tuple[m.Shape, m.Shape], OrderedDict[bytes, Actor]] = {}
         self._dead: deque[bytes] = deque()
         self._early = EarlyQuestions()
+        self._incomplete: set[bytes] = set()
         self._parked_last = -1
 
     # ------------------------------------------------------------ conversation with processes
@@ -77,6 +82,9 @@ class ActorTable:
         """Register and place an actor; answered before it is placed."""
         spec = msg.spec
         name = (spec.namespace, spec.name)
+        known = self.actors.get(spec.actor)
+        if known is not None:
+            return [Send(src, m.GcsReply(msg.req, True, b"")), *self._completed(now, known, msg)]
         if spec.name and name in self.names:
             text = (
                 f"name_taken: an actor named {spec.name!r} exists in namespace {spec.namespace!r}; hint: take another "
@@ -84,9 +92,7 @@ class ActorTable:
             )
             return [Send(src, m.GcsReply(msg.req, False, text.encode()))]
         out: list[Effect] = [Send(src, m.GcsReply(msg.req, True, b""))]
-        if spec.actor in self.actors:
-            return out
-        actor = self.actors[spec.actor] = Actor(spec, since=now, watchers={src})
+        actor = self.actors[spec.actor] = Actor(spec, complete=msg.ready, since=now, watchers={src})
         if spec.name:
             self.names[name] = spec.actor
         if not spec.detached:
@@ -96,7 +102,17 @@ class ActorTable:
             actor.watchers |= early.watchers
         if early is not None and early.killed:
             self._end(actor, early.killed, out)
+        elif msg.ready:
+            self._place(now, actor, out)
         else:
+            self._incomplete.add(spec.actor)
+        return out
+
+    def _completed(self, now: float, actor: Actor, msg: m.CreateActor) -> list[Effect]:
+        out: list[Effect] = []
+        if msg.ready and not actor.complete and actor.state != DEAD:
+            actor.spec, actor.complete, actor.since = msg.spec, True, now
+            self._incomplete.discard(msg.spec.actor)
             self._place(now, actor, out)
         return out
 
@@ -107,7 +123,7 @@ class ActorTable:
             if self._early.may_come(msg.actor):
                 self._early.of(msg.actor).watchers.add(src)
                 return []
-            return [Send(src, _unknown(msg.actor))]
+            return [Send(src, unknown(msg.actor))]
         if actor.state != DEAD:
             actor.watchers.add(src)
         return [Send(src, self._state_of(actor))]
@@ -202,6 +218,7 @@ class ActorTable:
         out: list[Effect] = []
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
             self._owner_died(owner, f"node {node} died: {reason}", out)
+        self._creators_died({owner_of(ident) for ident in self._incomplete if node_of(ident) == node}, out)
         self._never_come(self._early.node_died(node), out)
         for actor in list(self.actors.values()):
             actor.watchers = {proc for proc in actor.watchers if node_of(proc) != node}
@@ -220,12 +237,13 @@ class ActorTable:
         for actor in self.actors.values():
             actor.watchers.discard(proc)
         self._owner_died(proc, f"{show_proc(proc)} died: {reason}", out)
+        self._creators_died({proc}, out)
         self._never_come(self._early.creator_died(proc), out)
         return out
 
     def _never_come(self, waited_for: list[tuple[bytes, Early]], out: list[Effect]) -> None:
         for actor, early in waited_for:
-            out.extend(Send(watcher, _unknown(actor)) for watcher in early.watchers)
+            out.extend(Send(watcher, unknown(actor)) for watcher in early.watchers)
 
     def retry(self, now: float, out: list[Effect]) -> None:
         """Place what waits, as far as it fits now."""
@@ -255,20 +273,12 @@ class ActorTable:
         """One row per actor for state listings."""
         return [
             {
-                "actor": a.spec.actor,
-                "class_name": a.spec.class_name,
-                "state": a.state,
-                "name": a.spec.name,
-                "namespace": a.spec.namespace,
-                "detached": a.spec.detached,
-                "node": a.node,
-                "worker": a.worker,
-                "restarts": a.restarts,
-                "reason": a.reason,
-                "owner": a.owner,
+                "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
+                "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
+                "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
             }
             for a in self.actors.values()
-        ]
+        ]  # fmt: skip
 
     def waiting(self) -> list[Actor]:
         """Actors that have no place yet."""
@@ -335,6 +345,7 @@ class ActorTable:
     def _dies(self, actor: Actor, reason: str, out: list[Effect]) -> None:
         spec = actor.spec
         self._unwait(actor)
+        self._incomplete.discard(spec.actor)
         if actor.node >= 0:
             self._view.give_soft(actor.node, actor.soft)
         actor.state = DEAD
@@ -359,6 +370,11 @@ class ActorTable:
         for ident in list(self._owned.get(owner, ())):
             self._end(self.actors[ident], f"its owner is gone ({reason})", out)
 
+    def _creators_died(self, creators: set[bytes], out: list[Effect]) -> None:
+        """Detached actors too: nobody is left to send the arguments of their constructors."""
+        for ident in [ident for ident in self._incomplete if owner_of(ident) in creators]:
+            self._end(self.actors[ident], "its creator died before the arguments of its constructor were ready", out)
+
     def _warn(self, actor: Actor, reason: str, out: list[Effect]) -> None:
         if not actor.warned:
             actor.warned = True
@@ -380,7 +396,3 @@ class ActorTable:
     def _tell(self, actor: Actor, out: list[Effect]) -> None:
         state = self._state_of(actor)
         out.extend(Send(proc, state) for proc in sorted(actor.watchers))
-
-
-def _unknown(actor: bytes) -> m.ActorState:
-    return m.ActorState(actor, DEAD, b"", 0, "no such actor is known in this job", b"")

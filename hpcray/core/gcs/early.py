@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpcray.base.ids import node_of, owner_of
+from hpcray.wire.messages import ActorState
 
 _REMEMBERED = 100_000
 
@@ -60,3 +61,8 @@ class EarlyQuestions:
         """The same for all processes of a node."""
         self._dead_nodes.add(node)
         return [(actor, self._waiting.pop(actor)) for actor in list(self._waiting) if node_of(actor) == node]
+
+
+def unknown(actor: bytes) -> ActorState:
+    """The answer about an actor that will never come."""
+    return ActorState(actor, "DEAD", b"", 0, "no such actor is known in this job", b"")

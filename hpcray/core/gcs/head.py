@@ -8,8 +8,9 @@ from typing import Any
 from hpcray.base.config import Config
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.gcs.queries import Queries
+from hpcray.core.gcs.refusing import RefusingActors
+from hpcray.core.gcs.waiting import WaitingActors
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
@@ -31,7 +32,8 @@ class HeadCore:
         self.job: m.JobInfo | None = None
         self._view = ClusterView()
         self._scheduler = ClusterScheduler(self._view)
-        self._actors = ActorTable(self._view)
+        self._actors = self.actors = RefusingActors(self._view)
+        self._waiting = WaitingActors(self._view, self._actors)
         self._queries = Queries(self._view, self._scheduler, self._actors)
         self._early_views: dict[int, m.NodeView] = {}
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
@@ -82,6 +84,7 @@ class HeadCore:
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""
         out = self._scheduler.tick(now)
+        self._waiting.tick(now, out)  # first: the table sends who waits to queue at a busy node
         self._actors.tick(now, out)
         return out
 

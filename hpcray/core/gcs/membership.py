@@ -84,6 +84,7 @@ class Membership:
         self.session = session
         self.state = GATHERING
         self.code = 0
+        self.run = m.RunInfo()
         self._timeout = config.start_timeout
         self._stop_timeout = config.stop_timeout
         self._heartbeat_timeout = config.heartbeat_timeout
@@ -142,6 +143,10 @@ class Membership:
         out.append(NodeLost(node, reason))
         return out + self._check_stopped(now)
 
+    def allow(self, seconds: float) -> None:
+        """The nodes have much to clean up: give them so much longer to stop."""
+        self._stop_timeout += seconds
+
     def stop(self, now: float, code: int) -> list[Outcome]:
         """End the job: every raylet, node 0's too, gets Stop and answers NodeStopped."""
         if self.state in (STOPPING, STOPPED, FAILED):
@@ -191,7 +196,7 @@ class Membership:
             return []
         self.state = CONNECTING
         nodes = self._table()
-        out: list[Outcome] = [Send(raylet_of(n), m.NodeTable(self.session, nodes)) for n in range(self.size)]
+        out: list[Outcome] = [Send(raylet_of(n), m.NodeTable(self.session, nodes, self.run)) for n in range(self.size)]
         out.append(AllIn(nodes))
         return out
 

@@ -31,6 +31,8 @@ from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.placement import ClusterView, NodeState
 from hpcray.wire.messages import GcsCall, GcsReply, NodeInfo
 
+ACCELERATOR_TYPE = "accelerator_type:"
+
 
 class QueryError(Exception):
     """A query that cannot be answered; the text goes to whom asked."""
@@ -90,7 +92,7 @@ class Queries:
             "RayletSocketName": "",
             "MetricsExportPort": 0,
             "Resources": to_amounts(_with_node_names(info, info.total)) if state is not None else {},
-            "Labels": {"ray.io/node-id": info.node_id},
+            "Labels": node_labels(info),
             "DeathReason": self._view.dead.get(info.index, ""),
             "Index": info.index,
         }
@@ -120,6 +122,7 @@ class Queries:
             "max_concurrency": spec.max_concurrency,
             "max_task_retries": spec.max_task_retries,
             "max_pending_calls": spec.max_pending_calls,
+            "out_of_order": spec.out_of_order,
             "max_restarts": spec.max_restarts,
             "detached": spec.detached,
             "name": spec.name,
@@ -161,6 +164,15 @@ class Queries:
             ],
             "actors": counts,
         }
+
+
+def node_labels(info: NodeInfo) -> dict[str, str]:
+    """Labels of a node by Ray's names."""
+    labels = {"ray.io/node-id": info.node_id}
+    for name in info.total:
+        if name.startswith(ACCELERATOR_TYPE):
+            labels["ray.io/accelerator-type"] = name.removeprefix(ACCELERATOR_TYPE)
+    return labels
 
 
 def _with_node_names(info: NodeInfo, amounts: Resources) -> Resources:

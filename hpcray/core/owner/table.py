@@ -2,14 +2,8 @@
 
 Pure: the caller holds its lock, passes messages in, and hands `send` and `notify` at construction.
 
-Reference counting (docs/explain/ownership.md). A process counts its own `ObjectRef`s per object (`Entry.local`); the
-owner additionally counts borrowing processes. Three rules make it safe on unordered channels:
-
-1. Counts commute: a borrower's drop may overtake the add that a third process makes on its behalf.
-2. A ref that arrived inside a task's arguments is protected by the submitter until the reply; if it is still held then,
-   the reply names it (`TaskReply.borrowed`) and the submitter registers the borrower *before* it lets its own go.
-3. Everywhere else a borrower registers itself at once, and no drop (nor task reply) leaves this process before every
-   registration it sent is acknowledged. So whoever protected the inner ref lets go only after the owner knows us.
+A process counts its own `ObjectRef`s per object (`Entry.local`); the owner additionally counts borrowing processes
+(`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node.
 """
 
 from __future__ import annotations
@@ -18,85 +12,31 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.base.ids import node_of, owner_of, raylet_of
-from hpcray.wire.messages import (
-    AddLocation,
-    BorrowAck,
-    BorrowAdd,
-    BorrowDrop,
-    Free,
-    Message,
-    ObjectGet,
-    ObjectReady,
-    Open,
-    Opened,
-    Release,
-    StoreError,
-)
+from hpcray.core.owner.borrowing import Borrowing
+from hpcray.core.owner.entries import INLINE, PENDING, STORED, Entry, Mapping, Waiter
+from hpcray.core.owner.pins import Pins
+from hpcray.wire.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, Opened, StoreError
 from hpcray.wire.serialization import ERROR
 
-PENDING, INLINE, STORED = 0, 1, 2
+__all__ = ["INLINE", "PENDING", "STORED", "Entry", "Mapping", "ObjectTable", "Waiter"]
+
+_FREED_HERE = "its owner (this process) has already freed it"
 
 
-class Waiter:
-    """Counts down as objects become available. At zero its `callback` runs (under the lock), or its thread wakes.
+class ObjectTable(Borrowing):
+    """See the module.
 
-    eager: the first error is as good as all values (`get` raises it at once).
+    Args:
+        me: our proc id.
+        send: queue a message.
+        notify: a waiter is satisfied.
+        lost: makes the error blob for an object that cannot be had any more, from (id, reason, its owner died).
+
+    Attributes:
+        entries: every object we own or borrow. Written here only; who reads it holds the lock.
+        on_free: called when an object of ours is freed.
+        pins: what our node's store holds for us.
     """
-
-    __slots__ = ("callback", "count", "eager", "lock", "turn")
-
-    def __init__(self, count: int = 1, callback: Callable[[], object] | None = None, eager: bool = False) -> None:
-        self.count = count
-        self.callback = callback
-        self.eager = eager
-        self.lock: Any = None
-        self.turn = False
-
-
-class Mapping:
-    """Where an object lies in our node's arena, pinned for this process. views: live buffers that readers hold."""
-
-    __slots__ = ("offset", "size", "views")
-
-    def __init__(self, offset: int, size: int) -> None:
-        self.offset, self.size, self.views = offset, size, 0
-
-
-class Entry:
-    """One object as this process sees it.
-
-    state: PENDING, INLINE (value is the blob, perhaps an error), STORED (size, nodes). task: what would make it again.
-    """
-
-    __slots__ = (
-        "asked", "borrowers", "contained", "local", "local_waiters", "mapping", "nodes", "opening", "ready_waiters",
-        "size", "state", "subscribers", "task", "value",
-    )  # fmt: skip
-
-    def __init__(self, task: Any = None) -> None:
-        self.state = PENDING
-        self.value = b""
-        self.size = 0
-        self.nodes: list[int] | None = None
-        self.local = 0
-        self.borrowers: dict[bytes, int] | None = None
-        self.contained: list[Any] | None = None
-        self.local_waiters: list[Waiter] | None = None
-        self.ready_waiters: list[Waiter] | None = None
-        self.subscribers: list[bytes] | None = None
-        self.mapping: Mapping | None = None
-        self.opening = False
-        self.asked = False
-        self.task = task
-
-    @property
-    def available(self) -> bool:
-        """Whether the value can be read now, in this process."""
-        return self.state == INLINE or self.mapping is not None
-
-
-class ObjectTable:
-    """See the module. `lost(id, reason, owner_died)` makes the error blob for an object that cannot be had any more."""
 
     def __init__(
         self,
@@ -105,20 +45,12 @@ class ObjectTable:
         notify: Callable[[Waiter], None],
         lost: Callable[[bytes, str, bool], bytes],
     ) -> None:
-        self.me = me
-        self.entries: dict[bytes, Entry] = {}
-        self.unacked = 0
-        self._send = send
+        super().__init__(me, send)
+        self.on_free: dict[bytes, Callable[[], None]] = {}
         self._notify = notify
         self._lost = lost
         self._raylet = raylet_of(node_of(me))
-        self._lingering: dict[bytes, Mapping] = {}
-        self._unregistered: set[bytes] = set()
-        self._deferred: list[bytes] = []
-        self._acks: dict[int, bytes] = {}
-        self._seq = 0
-        self._lent: set[bytes] = set()
-        self.on_free: dict[bytes, Callable[[], None]] = {}
+        self.pins = Pins(self._raylet, send)
 
     # ------------------------------------------------------------ local references
 
@@ -126,6 +58,10 @@ class ObjectTable:
         """A new object that we own, still pending."""
         entry = self.entries[oid] = Entry(task)
         return entry
+
+    def abandon(self, oid: bytes) -> None:
+        """An object that we created will not come to be, and no ref to it has left this thread."""
+        self.entries.pop(oid, None)
 
     def arrived(self, oid: bytes, protected: list[bytes] | None) -> None:
         """A ref to `oid` was deserialized: count it, and borrow the object if it is not ours.
@@ -138,7 +74,7 @@ class ObjectTable:
             entry = self.entries[oid] = Entry()
             entry.local = 1
             if oid[:8] == self.me:
-                self._settle_lost(oid, entry, "its owner (this process) has already freed it", False)
+                self._settle_lost(oid, entry, _FREED_HERE, False)
             elif protected is None:
                 self._register([oid])
             else:
@@ -148,22 +84,22 @@ class ObjectTable:
         if protected is not None and oid in self._unregistered:
             protected.append(oid)
 
-    def adopt(self, oid: bytes) -> None:
-        """A ref to `oid` came inside a value returned to us, with one borrow already counted for us at its owner."""
+    def adopt(self, oid: bytes, giver: bytes) -> None:
+        """A ref to `oid` came inside a value that `giver` returned to us; it had the object kept for us (`give`)."""
         entry = self.entries.get(oid)
+        mine = oid[:8] == self.me
+        self._take(oid, giver)
         if entry is None:
             entry = self.entries[oid] = Entry()
             entry.local = 1
-            if oid[:8] == self.me:
-                self._settle_lost(oid, entry, "its owner (this process) has already freed it", False)
-        elif oid[:8] != self.me:
-            if oid in self._unregistered:
-                self._unregistered.discard(oid)
-            else:
-                self._drop(oid)
-            entry.local += 1
-        else:
-            entry.local += 1
+            if mine:
+                self._settle_lost(oid, entry, _FREED_HERE, False)
+            return
+        entry.local += 1
+        if oid in self._unregistered:
+            self._unregistered.discard(oid)
+        elif not mine:
+            self._drop(oid)  # it was counted once already
 
     def release(self, oid: bytes) -> None:
         """One local ref died."""
@@ -176,16 +112,25 @@ class ObjectTable:
 
     def view_died(self, oid: bytes) -> None:
         """The last buffer of one read of `oid` died."""
-        mapping = self._lingering.get(oid)
-        if mapping is not None:
-            mapping.views -= 1
-            if mapping.views == 0:
-                del self._lingering[oid]
-                self._send(self._raylet, Release([oid]))
+        self.pins.view_died(oid, self.entries.get(oid))
+
+    def _maybe_free(self, oid: bytes, entry: Entry) -> None:
+        if entry.local > 0:
             return
-        entry = self.entries.get(oid)
-        if entry is not None and entry.mapping is not None:
-            entry.mapping.views -= 1
+        if oid[:8] == self.me:
+            if entry.state == PENDING or entry.borrowers:
+                return  # its task still runs: `_ready` comes back here; so do the ends of borrows
+            if entry.nodes or entry.left_at:
+                self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
+        elif oid in self._unregistered:
+            self._unregistered.discard(oid)
+        else:
+            self._drop(oid)
+        del self.entries[oid]
+        if oid in self.on_free:
+            self.on_free.pop(oid)()
+        if entry.mapping is not None or self.pins.refused:
+            self.pins.entry_gone(oid, entry.mapping)
 
     # ------------------------------------------------------------ values
 
@@ -213,6 +158,31 @@ class ObjectTable:
         self._ready(oid, entry)
         return True
 
+    def created_here(self, oid: bytes, offset: int, size: int, node: int, contained: list[Any] | None) -> None:
+        """We wrote and sealed `oid` in our node's store and keep the creator's pin."""
+        entry = self.entries[oid]
+        self.pins.created(oid, entry, offset, size)
+        entry.state = STORED
+        entry.size = size
+        entry.nodes = [node]
+        entry.contained = contained
+        self._ready(oid, entry)
+
+    def located(self, oid: bytes, size: int, nodes: list[int]) -> None:
+        """Somebody who knows says that a borrowed object is ready, and where its copies are."""
+        entry = self.entries[oid]
+        if entry.state == PENDING and oid[:8] != self.me:
+            entry.state = STORED
+            entry.size = size
+            entry.nodes = nodes
+            self._ready(oid, entry)
+
+    def left_behind(self, oid: bytes, node: int) -> None:
+        """The worker that was to make `oid` is dead; perhaps it had written it into its node's store."""
+        entry = self.entries.get(oid)
+        if entry is not None:
+            entry.left_at = [*(entry.left_at or ()), node]
+
     def want_ready(self, oid: bytes, waiter: Waiter) -> bool:
         """Whether `oid` is ready; if not, `waiter` counts down when it is."""
         entry = self.entries[oid]
@@ -229,13 +199,13 @@ class ObjectTable:
         entry = self.entries[oid]
         if entry.state == INLINE or entry.mapping is not None:
             return True
+        if entry.state == PENDING:
+            self._ask(oid, entry)
+        elif self.pins.open(oid, entry):
+            return True
         if entry.local_waiters is None:
             entry.local_waiters = []
         entry.local_waiters.append(waiter)
-        if entry.state == PENDING:
-            self._ask(oid, entry)
-        else:
-            self._open(oid, entry)
         return False
 
     def forget(self, oids: Iterable[bytes], waiter: Waiter) -> None:
@@ -248,21 +218,16 @@ class ObjectTable:
                 if waiters and waiter in waiters:
                     waiters.remove(waiter)
 
-    def created_here(self, oid: bytes, offset: int, size: int, node: int, contained: list[Any] | None) -> None:
-        """We wrote and sealed `oid` in our node's store and keep the creator's pin."""
-        entry = self.entries[oid]
-        entry.mapping = Mapping(offset, size)
-        entry.state = STORED
-        entry.size = size
-        entry.nodes = [node]
-        entry.contained = contained
-        self._ready(oid, entry)
+    def fail_all(self, reason: str) -> None:
+        """Nothing can arrive any more: whatever is awaited ends in an error."""
+        for oid, entry in list(self.entries.items()):
+            if entry.state == PENDING or entry.local_waiters:
+                self._settle_lost(oid, entry, reason, False)
 
     # ------------------------------------------------------------ messages
 
     def on_opened(self, msg: Opened) -> None:
         """Our raylet has the object and pinned it for us."""
-        entry = self.entries.get(msg.id)
         if msg.pulled:
             owner = owner_of(msg.id)
             node = node_of(self.me)
@@ -270,21 +235,23 @@ class ObjectTable:
                 self.on_add_location(AddLocation(msg.id, node))
             else:
                 self._send(owner, AddLocation(msg.id, node))
-        if entry is None:
-            if msg.id not in self._lingering:
-                self._send(self._raylet, Release([msg.id]))
-            return
-        entry.opening = False
-        # Views of an earlier life of this ref may still hold the same pin: one process has one pin per object.
-        entry.mapping = self._lingering.pop(msg.id, None) or Mapping(msg.offset, msg.size)
-        self._fire(entry, entry.local_waiters)
-        entry.local_waiters = None
+        entry = self.entries.get(msg.id)
+        if self.pins.opened(msg, entry):
+            assert entry is not None
+            self._fire(entry, entry.local_waiters)
+            entry.local_waiters = None
 
     def on_store_error(self, msg: StoreError) -> None:
-        """Our raylet cannot give us the object."""
+        """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""
+        self.pins.failed(msg.id)
         entry = self.entries.get(msg.id)
-        if entry is not None:
-            entry.opening = False
+        if entry is None:
+            return
+        if msg.kind == "full" and entry.state == STORED:
+            self.pins.refused[msg.id] = msg.reason
+            waiters, entry.local_waiters = entry.local_waiters, None
+            self._fire(entry, waiters, failed=True)
+        else:
             self._settle_lost(msg.id, entry, msg.reason, False)
 
     def on_object_get(self, src: bytes, oid: bytes) -> None:
@@ -307,181 +274,43 @@ class ObjectTable:
         if msg.status == 2:
             self._settle_lost(msg.id, entry, "its owner has already freed it", False)
         elif msg.size:
-            entry.state = STORED
-            entry.size = msg.size
-            entry.nodes = msg.nodes
-            self._ready(msg.id, entry)
+            self.located(msg.id, msg.size, msg.nodes)
         else:
             entry.state = INLINE
             entry.value = msg.value
             self._ready(msg.id, entry)
-
-    def on_borrow_add(self, src: bytes, msg: BorrowAdd) -> None:
-        """Somebody (or a third party for them) registers a borrower with us."""
-        for oid in msg.ids:
-            self.lend(oid, msg.borrower)
-        if msg.seq:
-            self._send(src, BorrowAck(msg.seq))
-
-    def lend(self, oid: bytes, borrower: bytes) -> None:
-        """Count one borrow of `borrower` on an object of ours."""
-        entry = self.entries.get(oid)
-        if entry is None or borrower == self.me:
-            return
-        if entry.borrowers is None:
-            entry.borrowers = {}
-        self._count(oid, entry, borrower, 1)
-
-    def on_borrow_drop(self, msg: BorrowDrop) -> None:
-        """A borrower let go."""
-        for oid in msg.ids:
-            entry = self.entries.get(oid)
-            if entry is None:
-                continue
-            if entry.borrowers is None:
-                entry.borrowers = {}
-            self._count(oid, entry, msg.borrower, -1)
-            self._maybe_free(oid, entry)
-
-    def on_borrow_ack(self, msg: BorrowAck) -> None:
-        """The owner knows us now."""
-        if self._acks.pop(msg.seq, None) is None:
-            return
-        self.unacked -= 1
-        self._run_deferred()
 
     def on_add_location(self, msg: AddLocation) -> None:
         """A node has a copy now."""
         entry = self.entries.get(msg.id)
         if entry is None:
             self._send(self._raylet, Free([msg.id], [msg.node]))
-        elif entry.nodes is not None and msg.node not in entry.nodes:
+        elif entry.nodes is None:
+            entry.nodes = [msg.node]
+        elif msg.node not in entry.nodes:
             entry.nodes.append(msg.node)
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its borrows end, what it owned is lost to us."""
-        for oid in [o for o in self._lent if proc in (self.entries[o].borrowers or ())]:
-            entry = self.entries[oid]
-            assert entry.borrowers is not None
-            del entry.borrowers[proc]
-            if not entry.borrowers:
-                self._lent.discard(oid)
-            self._maybe_free(oid, entry)
+        self._borrower_died(proc)
         if proc != self.me:
             for oid in [o for o, e in self.entries.items() if o[:8] == proc and e.state == PENDING]:
                 self._settle_lost(oid, self.entries[oid], f"its owner is gone: {reason}", True)
-        for seq in [s for s, owner in self._acks.items() if owner == proc]:
-            del self._acks[seq]
-            self.unacked -= 1
-        self._run_deferred()
-
-    # ------------------------------------------------------------ borrowing
-
-    def keep(self, protected: list[bytes]) -> list[bytes]:
-        """At a task's end: those of its protected refs that we still hold. The reply must name them (rule 2)."""
-        kept = [oid for oid in dict.fromkeys(protected) if oid in self._unregistered and oid in self.entries]
-        self._unregistered.difference_update(kept)
-        return kept
-
-    def borrowed_by(self, worker: bytes, ids: list[bytes]) -> None:
-        """A reply of `worker` named refs that it keeps: register it with their owners, on its behalf."""
-        for oid in ids:
-            if oid[:8] == self.me:
-                self.lend(oid, worker)
-            elif oid[:8] != worker:
-                self._send_add(oid[:8], [oid], worker)
-
-    def give(self, oid: bytes, to: bytes) -> None:
-        """A value that we send to `to` contains this ref: count a borrow for `to` now, while we hold the ref."""
-        if oid[:8] == self.me:
-            self.lend(oid, to)
-        elif oid[:8] != to:
-            self._send_add(oid[:8], [oid], to)
-
-    def _register(self, oids: list[bytes]) -> None:
-        for oid in oids:
-            self._send_add(oid[:8], [oid], self.me)
-
-    def _send_add(self, owner: bytes, ids: list[bytes], borrower: bytes) -> None:
-        self._seq += 1
-        self._acks[self._seq] = owner
-        self.unacked += 1
-        self._send(owner, BorrowAdd(ids, borrower, self._seq))
-
-    def _drop(self, oid: bytes) -> None:
-        if self._unregistered:
-            pending, self._unregistered = self._unregistered, set()
-            self._register([o for o in pending if o in self.entries])
-        if self.unacked:
-            self._deferred.append(oid)
-        else:
-            self._send(oid[:8], BorrowDrop([oid], self.me))
-
-    def _run_deferred(self) -> None:
-        if not self.unacked and self._deferred:
-            deferred, self._deferred = self._deferred, []
-            for oid in deferred:
-                self._send(oid[:8], BorrowDrop([oid], self.me))
-
-    def _count(self, oid: bytes, entry: Entry, borrower: bytes, by: int) -> None:
-        borrowers = entry.borrowers
-        assert borrowers is not None
-        count = borrowers.get(borrower, 0) + by
-        if count:
-            borrowers[borrower] = count
-            self._lent.add(oid)
-        else:
-            borrowers.pop(borrower, None)
-            if not borrowers:
-                self._lent.discard(oid)
 
     # ------------------------------------------------------------ inside
-
-    def _maybe_free(self, oid: bytes, entry: Entry) -> None:
-        if entry.local > 0:
-            return
-        if oid[:8] == self.me:
-            if entry.state == PENDING:
-                return  # its task still runs; `_ready` comes back here
-            if entry.borrowers and any(count > 0 for count in entry.borrowers.values()):
-                return
-            if entry.state == STORED:
-                self._send(self._raylet, Free([oid], entry.nodes or []))
-        elif oid in self._unregistered:
-            self._unregistered.discard(oid)
-        else:
-            self._drop(oid)
-        del self.entries[oid]
-        self._lent.discard(oid)
-        if oid in self.on_free:
-            self.on_free.pop(oid)()
-        mapping = entry.mapping
-        if mapping is not None:
-            if mapping.views:
-                self._lingering[oid] = mapping
-            else:
-                self._send(self._raylet, Release([oid]))
 
     def _ask(self, oid: bytes, entry: Entry) -> None:
         if not entry.asked and oid[:8] != self.me:
             entry.asked = True
             self._send(oid[:8], ObjectGet(oid))
 
-    def _open(self, oid: bytes, entry: Entry) -> None:
-        if not entry.opening:
-            entry.opening = True
-            self._send(self._raylet, Open(oid, entry.size, entry.nodes or []))
-
     def _ready(self, oid: bytes, entry: Entry) -> None:
         if entry.ready_waiters:
             self._fire(entry, entry.ready_waiters)
             entry.ready_waiters = None
-        if entry.local_waiters:
-            if entry.state == INLINE or entry.mapping is not None:
-                self._fire(entry, entry.local_waiters)
-                entry.local_waiters = None
-            else:
-                self._open(oid, entry)
+        if entry.local_waiters and (entry.state == INLINE or entry.mapping is not None or self.pins.open(oid, entry)):
+            self._fire(entry, entry.local_waiters)
+            entry.local_waiters = None
         if entry.subscribers:
             for src in entry.subscribers:
                 self._tell(src, oid, entry)
@@ -500,16 +329,10 @@ class ObjectTable:
         entry.value = self._lost(oid, reason, owner_died)
         self._ready(oid, entry)
 
-    def _fire(self, entry: Entry, waiters: list[Waiter] | None) -> None:
+    def _fire(self, entry: Entry, waiters: list[Waiter] | None, failed: bool = False) -> None:
         if waiters:
-            failed = entry.state == INLINE and entry.value[-1] == ERROR
+            failed = failed or (entry.state == INLINE and entry.value[-1] == ERROR)
             for waiter in waiters:
                 waiter.count = 0 if failed and waiter.eager else waiter.count - 1
                 if waiter.count == 0:
                     self._notify(waiter)
-
-    def fail_all(self, reason: str) -> None:
-        """Nothing can arrive any more: whatever is awaited ends in an error."""
-        for oid, entry in list(self.entries.items()):
-            if entry.state == PENDING or entry.local_waiters:
-                self._settle_lost(oid, entry, reason, False)

@@ -13,12 +13,13 @@ class Function:
     """A remote function as its submitter knows it: `blob` is what workers need to run it.
 
     us: running mean of the run time in microseconds, -1 until the first reply. It decides on pipelining.
+    max_calls: a worker leaves after so many calls of it; 0 means never.
     """
 
-    __slots__ = ("blob", "id", "name", "us")
+    __slots__ = ("blob", "id", "max_calls", "name", "us")
 
-    def __init__(self, ident: bytes, name: str, blob: bytes) -> None:
-        self.id, self.name, self.blob = ident, name, blob
+    def __init__(self, ident: bytes, name: str, blob: bytes, max_calls: int = 0) -> None:
+        self.id, self.name, self.blob, self.max_calls = ident, name, blob, max_calls
         self.us = -1.0
 
     def ran(self, us: int) -> None:

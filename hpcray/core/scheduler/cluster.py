@@ -15,7 +15,7 @@ from typing import Any
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.base.resources import to_amounts
 from hpcray.core.effects import Effect, Send
-from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
 from hpcray.core.scheduler.wants import node_affinity
 from hpcray.wire.messages import GrantFor, GrantRefused, Infeasible, ProcDied, Shape, Unmet
 
@@ -41,11 +41,14 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Ask:
+    """`hungry`: since when it has got nothing, as far as its reports show; reporting that begins a new wait."""
+
     holder: bytes
     klass: int
     shape: Shape
     count: int = 0
     since: float = 0.0
+    hungry: float = 0.0
     warned: bool = False
     flights: list[_Flight] = field(default_factory=list)
 
@@ -83,9 +86,10 @@ class ClusterScheduler:
                 self._drop(key)
             return out
         if ask is None:
-            ask = self._asks[key] = _Ask(msg.holder, msg.klass, msg.shape, since=now)
+            ask = self._asks[key] = _Ask(msg.holder, msg.klass, msg.shape, since=now, hungry=now)
         if msg.count < ask.count:
             ask.land(ask.count - msg.count)
+            ask.hungry = now
         ask.count = msg.count
         self._place(now, ask, None, out)
         return out
@@ -119,6 +123,10 @@ class ClusterScheduler:
             if ask.flights and any(flight.until <= now for flight in ask.flights):
                 ask.flights = [flight for flight in ask.flights if flight.until > now]
                 self._index(ask)
+            if now - ask.hungry >= REPORT_AFTER and self._view.feasible(ask.shape):
+                ask.hungry = now
+                reason = self._view.why_waiting(ask.shape, "a task")
+                out.append(Send(ask.holder, Infeasible(ask.klass, reason, waits=True)))
         self._retry(now, out)
         for asks in list(self._open.values()):
             stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hpcray.base.ids import node_of
-from hpcray.base.resources import Resources, add, fits, subtract
+from hpcray.base.resources import UNIT, Resources, add, fits, subtract
+from hpcray.core.scheduler.devices import GPU, DeviceBook
 from hpcray.core.scheduler.queue import Want
 from hpcray.wire.messages import ActorSpec, NodeView
 
@@ -21,6 +23,8 @@ class Claim:
         ident: the lease id, or the actor id.
         holder: who may push tasks; b"" once the lease has ended and only the worker's death is awaited.
         worker: proc id of the worker, b"" while it is being forked.
+        env: what its worker must have; for a claim on GPUs the ledger adds which.
+        devices: indices of its GPUs.
         lent: its CPU is given back because the worker blocks.
         leaving: why the actor ends on purpose; "" while it does not.
     """
@@ -34,6 +38,7 @@ class Claim:
     spec: ActorSpec | None = None
     restarts: int = 0
     worker: bytes = b""
+    devices: tuple[int, ...] = ()
     lent: bool = False
     leaving: str = ""
     kill_reason: str = ""
@@ -41,10 +46,17 @@ class Claim:
 
 @dataclass(slots=True)
 class Ledger:
-    """Books of one node. `available` may go negative, only through `resume`."""
+    """Books of one node. `available` may go negative, only through `resume`.
+
+    Attributes:
+        gpu_ids: of its GPUs; by default they are numbered.
+        devices: the GPUs one by one; None where there is none.
+    """
 
     node: int
     total: Resources
+    gpu_ids: Sequence[str] = ()
+    devices: DeviceBook | None = field(init=False, default=None)
     available: Resources = field(init=False)
     actors: Resources = field(default_factory=dict)
     version: int = 0
@@ -52,24 +64,40 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.available = dict(self.total)
+        count = self.total.get(GPU, 0) // UNIT
+        ids = self.gpu_ids or [str(index) for index in range(count)]
+        if len(ids) != count:
+            raise ValueError(f"node {self.node} has {count} GPUs, but the ids {', '.join(ids)}")
+        if count:
+            self.devices = DeviceBook(ids)
 
     def feasible(self, request: Resources) -> bool:
         """Whether the node could serve `request` if it were empty."""
-        return fits(request, self.total)
+        return fits(request, self.total) and (
+            self.devices is None or GPU not in request or self.devices.possible(request[GPU])
+        )
 
     def reachable(self, request: Resources) -> bool:
         """Whether `request` would fit if every lease ended and only the actors stayed."""
-        return all(self.total.get(name, 0) - self.actors.get(name, 0) >= units for name, units in request.items())
+        if any(self.total.get(name, 0) - self.actors.get(name, 0) < units for name, units in request.items()):
+            return False
+        return self.devices is None or GPU not in request or self.devices.reachable(request[GPU])
 
     def take(self, claim: Claim) -> None:
-        """Hold the claim's resources."""
+        """Hold the claim's resources; one that asks for GPUs learns which."""
         subtract(self.available, claim.request)
+        if self.devices is not None and GPU in claim.request:
+            claim.devices = self.devices.take(claim.request[GPU], claim.spec is not None)
+            claim.env = self.devices.dress(claim.env, claim.devices)
         if claim.spec is not None:
             add(self.actors, claim.request)
 
     def give(self, claim: Claim) -> None:
         """Free what the claim still holds."""
         add(self.available, claim.request)
+        if claim.devices and self.devices is not None:
+            self.devices.give(claim.devices, claim.request[GPU], claim.spec is not None)
+            claim.devices = ()
         if claim.spec is not None:
             subtract(self.actors, claim.request)
         if claim.lent:

@@ -12,6 +12,8 @@ from hpcray.wire.messages import NodeInfo, NodeView, Shape
 
 PACK_UP_TO = 0.5
 """The hybrid policy fills nodes in index order up to this share, then takes the least utilised."""
+REPORT_AFTER = 10.0
+"""Whoever has waited this long, in seconds, is told for what."""
 Request = tuple[tuple[str, int], ...]
 
 
@@ -165,11 +167,17 @@ class ClusterView:
         self.take(best.index, hold.resources)
         return best.index
 
-    def describe(self) -> str:
-        """What every node has, for people; nodes with the same resources together."""
+    def describe(self, about: Resources | None = None) -> str:
+        """What every node has, for people; nodes with the same resources together.
+
+        Args:
+            about: only these resources, and how much of them is free.
+        """
         groups: dict[str, list[int]] = {}
         for index, state in sorted(self.nodes.items()):
-            groups.setdefault(show(state.info.total), []).append(index)
+            total = state.info.total
+            text = show(total) if about is None else free_of(about, state.available, total)
+            groups.setdefault(text, []).append(index)
         parts = []
         for text, nodes in groups.items():
             hosts = sorted({self.nodes[index].info.host for index in nodes})
@@ -188,6 +196,11 @@ class ClusterView:
             text = f"{what} asks for {show(dict(shape.resources))} on node {index}{died}, which cannot serve it"
         return f"{text}. What there is: {self.describe()}. hint: ask for less, or start nodes that have it; it waits"
 
+    def why_waiting(self, shape: Shape, what: str) -> str:
+        """The sentence for a request that could be served, were it not for others."""
+        request = dict(shape.resources)
+        return waiting_text(what, request, self.describe(request))
+
     def _give(self, state: NodeState, shape: Shape, given: dict[int, int]) -> int:
         subtract(state.available, dict(shape.resources))
         given[state.index] = given.get(state.index, 0) + 1
@@ -200,6 +213,22 @@ class ClusterView:
 
 def _more(new: Resources, old: Resources) -> bool:
     return any(units > old.get(name, 0) for name, units in new.items())
+
+
+def free_of(about: Resources, available: Resources, total: Resources) -> str:
+    """`{CPU: 1} of {CPU: 4}`, for the resources in `about`."""
+    return " of ".join(show({name: amounts.get(name, 0) for name in about}) for amounts in (available, total))
+
+
+def waiting_text(what: str, request: Resources, there: str) -> str:
+    """The sentence for a request that waits for others; `there` says what is free."""
+    hint = "hint: wait, hold less (actors keep theirs for life), or start more nodes; `hpcray status` shows more"
+    if "GPU" in request:
+        hint += ". A GPU that is shared by fractions serves no whole request"
+    return (
+        f"{what} asks for {show(request)} and has waited for {REPORT_AFTER:g} s, while others hold what it needs. "
+        f"Free now: {there}. {hint}"
+    )
 
 
 def show(request: Resources) -> str:

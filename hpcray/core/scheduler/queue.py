@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hpcray.base.resources import Resources
+from hpcray.core.scheduler.devices import GPU, DeviceBook
 from hpcray.wire.messages import ActorSpec, Shape
 
 RESERVE_AFTER = 1.0
@@ -38,6 +39,7 @@ class Want:
         patience: when the unserved part of `bound` goes back to the head.
         since: when it last was served, or began to wait.
         left: when it was last sent away unserved; who comes back soon keeps `since`.
+        told: when its holder was last told that it waits.
     """
 
     holder: bytes
@@ -58,6 +60,7 @@ class Want:
     window: float = FIRST_WINDOW
     reported: int = 0
     warned: bool = False
+    told: float = 0.0
     request: Resources = field(init=False)
     kind: Kind = field(init=False)
 
@@ -88,9 +91,14 @@ class _Line:
 
 
 class WaitingRoom:
-    """Wants that have something open, and the reservation for one that has waited too long."""
+    """Wants that have something open, and the reservation for one that has waited too long.
 
-    def __init__(self) -> None:
+    Args:
+        devices: the node's GPUs, where it has any: room in sum may be none on any one of them.
+    """
+
+    def __init__(self, devices: DeviceBook | None = None) -> None:
+        self._devices = devices
         self._lines: dict[Kind, _Line] = {}
         self._turns = 0
         self.waiting = 0
@@ -128,9 +136,13 @@ class WaitingRoom:
         """Whether `request` can be served from `available` and leaves what is set aside for another want."""
         reserved = self.reserved
         if reserved is None or reserved is want:
-            return all(available.get(name, 0) >= units for name, units in request.items())
+            if not all(available.get(name, 0) >= units for name, units in request.items()):
+                return False
+            return self._devices is None or GPU not in request or self._devices.fits(request[GPU])
         aside = reserved.request
-        return all(available.get(name, 0) >= units + aside.get(name, 0) for name, units in request.items())
+        if not all(available.get(name, 0) >= units + aside.get(name, 0) for name, units in request.items()):
+            return False
+        return self._devices is None or GPU not in request or self._devices.fits(request[GPU], aside.get(GPU, 0))
 
     def serve(
         self, now: float, available: Resources, worker_for: Callable[[Env], bool], kinds: set[Kind] | None = None

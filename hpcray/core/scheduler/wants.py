@@ -92,9 +92,13 @@ class WantTable:
             want.total = want.bound = 0
         return gone
 
+    def mine_alone(self, want: Want) -> bool:
+        """Whether no other node could serve a want of this node, so that the head need not hear of it."""
+        return want.local and want.own and (self._alone or bound_to(want.shape, self._node))
+
     def unmet(self, want: Want) -> Unmet | None:
         """What the head should hear about a want of this node, None when it knows already."""
-        if not want.local or (want.own and (self._alone or bound_to(want.shape, self._node))):
+        if not want.local or self.mine_alone(want):
             return None
         count = coarse(want.missing())
         if count == want.reported:

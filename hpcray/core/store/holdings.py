@@ -13,6 +13,10 @@ class Holdings:
         self._held: dict[bytes, dict[bytes, StoredObject]] = {}
         self._owned: dict[bytes, dict[bytes, StoredObject]] = {}
 
+    def holders(self) -> list[bytes]:
+        """The processes that have an object pinned."""
+        return [proc for proc, held in self._held.items() if any(proc in obj.pins for obj in held.values())]
+
     def held_by(self, proc: bytes) -> list[StoredObject]:
         """Objects that `StoredObject.concerns` it."""
         return list(self._held.get(proc, {}).values())

@@ -4,10 +4,10 @@ An object is created by a process of the node (its *primary* copy) or pulled fro
 WAITING for a block, then CREATING or PULLING, then SEALED. Processes pin it with Create and Open and unpin it with
 Release; the creator's Release before the seal takes the creation back. A process has at most one Open of an object
 under way, and gets one answer to it. Copies nobody pins may be evicted; primaries stay until their owner frees them or
-dies.
+dies, in memory or, when room is short, SPILLED to disk (`spill`), from where they are RESTORED when somebody asks.
 
-Who runs it must report the end of every StartReceive and StartSend, once, whatever happened (a CancelReceive or the
-death of the other node included): the store reuses a block only after that.
+Who runs it must report the end of every StartReceive, StartSend, WriteSpill and ReadSpill, once, whatever happened (a
+CancelReceive or the death of the other node included): the store reuses a block only after that.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
-from hpcray.core.effects import Effect, Send, StartSend
+from hpcray.core.effects import Effect, Piece, ReadSpill, Send
 from hpcray.core.store.holdings import Holdings
 from hpcray.core.store.objects import State, StoredObject
-from hpcray.core.store.pulls import Asker, Pull
-from hpcray.core.store.report import absent_reason, full_reason
+from hpcray.core.store.receives import Receives
+from hpcray.core.store.report import absent_reason, full_reason, show_objects, show_space
+from hpcray.core.store.room import RoomMaker
+from hpcray.core.store.sends import Sends
 from hpcray.core.store.space import Space
 from hpcray.wire import messages as m
 
@@ -35,24 +37,24 @@ class NodeStore:
     Args:
         node: index of this node.
         size: bytes of its arena.
-        full_timeout: seconds a request waits for room before it fails.
+        full_timeout: seconds a request waits for room, while nothing is being spilled, before it fails.
+        spill_threshold: share of the arena beyond which what nobody reads is spilled; 0: nothing is ever spilled.
     """
 
-    def __init__(self, node: int, size: int, full_timeout: float = 10.0) -> None:
+    def __init__(self, node: int, size: int, full_timeout: float = 10.0, spill_threshold: float = 0.0) -> None:
         self._node = node
         self._full_timeout = full_timeout
-        self._space = Space(size, self._forget)
+        self._space = Space(size, full_timeout / 2, self._evict, self._placed)
         self._blocks = self._space.blocks
         self._objects: dict[bytes, StoredObject] = {}
         self._holdings = Holdings()
-        self._waiting: dict[bytes, StoredObject] = {}
-        self._receiving: dict[int, StoredObject] = {}
-        self._sending: dict[int, tuple[StoredObject, int]] = {}
-        self._room_changed = False
+        self._room = RoomMaker(self._space, self._holdings, spill_threshold, self._settle)
+        self._spiller = self._room.spiller
         self._dead_procs: set[bytes] = set()
-        self._asker = Asker(node)
-        self._dead_nodes = self._asker.dead_nodes
-        self._counts = {"created": 0, "pulled": 0, "freed": 0, "sent": 0, "failed": 0}
+        self._receives = Receives(node, self._sealed, self._fail)
+        self._dead_nodes = self._receives.dead_nodes
+        self._sends = Sends(self._dead_nodes, self._room.keep)
+        self._counts = {"created": 0, "freed": 0, "failed": 0}
         self._handlers: dict[type, Callable[[float, bytes, Any, list[Effect]], None]] = {
             m.Create: self._create,
             m.Seal: self._seal,
@@ -60,7 +62,7 @@ class NodeStore:
             m.Release: self._release,
             m.Free: self._free,
             m.Pull: self._asked,
-            m.PullRefused: self._refused,
+            m.PullRefused: lambda now, src, msg, out: self._receives.refused(msg, out),
         }
 
     # ------------------------------------------------------------ events
@@ -78,28 +80,36 @@ class NodeStore:
     def received(self, now: float, tag: int, error: str | None) -> list[Effect]:
         """The receive with this tag is over; on an error (or a cancellation) its block holds nothing."""
         out: list[Effect] = []
-        obj = self._receiving.pop(tag, None)
-        if obj is not None:
-            assert obj.pull is not None
-            obj.pull.ended(error)
-            if error is None:
-                self._counts["pulled"] += 1
-                self._sealed(obj, out)
-            else:
-                self._ask_next(obj, out)
+        self._receives.ended(tag, error, out)
         return self._finish(now, out)
 
     def sent(self, now: float, tag: int, error: str | None) -> list[Effect]:
         """The send with this tag is over. A failed one is reported to the receiver, which tries elsewhere."""
         out: list[Effect] = []
-        obj, node = self._sending.pop(tag, (None, -1))
-        if obj is not None:
-            obj.sends -= 1
-            self._counts["sent"] += error is None
-            if error is not None and node not in self._dead_nodes:
-                out.append(Send(raylet_of(node), m.PullRefused(obj.id, tag, f"sending failed: {error}")))
-            if obj.idle:
-                self._settle(obj)
+        obj = self._sends.ended(tag, error, out)
+        if obj is not None and obj.idle:
+            self._settle(obj, out)
+        return self._finish(now, out)
+
+    def spilled(self, now: float, error: str | None) -> list[Effect]:
+        """The WriteSpill is over; on an error the objects are where they were, and the next try comes later."""
+        out: list[Effect] = []
+        self._spiller.ended(now, error, out)
+        return self._finish(now, out)
+
+    def restored(self, now: float, ident: bytes, error: str | None) -> list[Effect]:
+        """The ReadSpill of this object is over; what cannot be read is looked for on other nodes."""
+        out: list[Effect] = []
+        obj = self._objects[ident]
+        if error is None:
+            self._spiller.restored += 1
+            self._sealed(obj, out)
+        else:
+            self._spiller.drop(obj, out)
+            obj.creator = None
+            obj.state = State.PULLING
+            self._receives.add(obj, []).failures.append(f"node {self._node}: reading from disk failed: {error}")
+            self._receives.ask_next(obj, out)
         return self._finish(now, out)
 
     def process_died(self, now: float, proc: bytes) -> list[Effect]:
@@ -111,7 +121,7 @@ class NodeStore:
                 obj.announcer = None  # its owner may never have heard of this copy: the next opener tells it again
             self._let_go(obj, proc, out)
         for obj in self._holdings.owned_by(proc):
-            self._free_one(obj.id)
+            self._free_one(obj.id, out)
         return self._finish(now, out)
 
     def node_died(self, now: float, node: int) -> list[Effect]:
@@ -123,37 +133,30 @@ class NodeStore:
             if obj.pull is not None and obj.pull.tag >= 0 and obj.pull.node == node:
                 obj.pull.cancel("the node died", out)
             if node_of(obj.id) == node:
-                self._free_one(obj.id)
-            if obj.state is State.WAITING and obj.creator is None and not obj.wanted:
-                self._forget(obj)
+                self._free_one(obj.id, out)
+            self._drop_request(obj, out)
         return self._finish(now, out)
 
     def tick(self, now: float) -> list[Effect]:
         """Fail the requests that have waited for room too long. Call it a few times within `full_timeout`."""
         out: list[Effect] = []
-        for obj in list(self._waiting.values()):
+        hopeless = not self._room.may_come(now - self._full_timeout)
+        for obj in list(self._space.waiting.values()) if hopeless else ():
             if now - obj.since >= self._full_timeout:
                 self._fail(obj, "full", self._full_reason(obj, f"waited {now - obj.since:.1f} s for room"), out)
         return self._finish(now, out)
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for people and tests: bytes, objects by state, waiting requests, transfers, counters."""
-        states = dict.fromkeys((state.value for state in State), 0)
-        for obj in self._objects.values():
-            states[obj.state.value] += 1
         return {
             "node": self._node,
-            "capacity": self._blocks.size,
-            "used": self._blocks.used,
-            "largest_free": self._blocks.largest_free,
-            "high_water": self._blocks.high_water,
-            "evictable": self._space.evictable_bytes,
-            "objects": len(self._objects),
-            "pinned": sum(1 for obj in self._objects.values() if obj.pins),
-            **states,
-            "receiving": len(self._receiving),
-            "sending": len(self._sending),
-            "evicted": self._space.evicted,
+            **show_space(self._space),
+            **show_objects(self._objects.values()),
+            "receiving": len(self._receives),
+            "pulled": self._receives.ok,
+            "sending": len(self._sends),
+            "sent": self._sends.ok,
+            **self._spiller.snapshot(),
             **self._counts,
         }
 
@@ -197,6 +200,7 @@ class NodeStore:
             self._place(now, obj, out)
             return
         self._wait_for(obj, src, msg.nodes)
+        self._want_back(now, obj, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
         for ident in msg.ids:
@@ -206,7 +210,7 @@ class NodeStore:
 
     def _free(self, now: float, src: bytes, msg: m.Free, out: list[Effect]) -> None:
         for ident in msg.ids:
-            self._free_one(ident)
+            self._free_one(ident, out)
         if number_of(src):
             out.extend(
                 Send(raylet_of(node), m.Free(msg.ids, []))
@@ -224,19 +228,15 @@ class NodeStore:
         elif obj.size != msg.size:
             reason = f"it has {obj.size} bytes here, not {msg.size}"
         elif obj.state is State.SEALED:
-            self._start_send(obj, node, msg.tag, out)
+            self._sends.start(obj, node, msg.tag, out)
             return
         elif obj.creator is None and node < self._node:
             reason = _RECEIVING
         else:
             obj.asking.append((node, msg.tag))
+            self._want_back(now, obj, out)
             return
         out.append(Send(src, m.PullRefused(msg.id, msg.tag, reason)))
-
-    def _refused(self, now: float, src: bytes, msg: m.PullRefused, out: list[Effect]) -> None:
-        obj = self._receiving.get(msg.tag)
-        if obj is not None and obj.pull is not None:
-            obj.pull.cancel(msg.reason, out)
 
     # ------------------------------------------------------------ life of an object
 
@@ -247,40 +247,29 @@ class NodeStore:
 
     def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Give a new object its block, or queue it behind those that wait."""
-        if not self._blocks.could_hold(obj.size):
-            self._fail(obj, "full", self._full_reason(obj, "is larger than the whole store"), out)
-            return
-        if self._waiting:
-            self._waiting[obj.id] = obj
-            self._place_waiting(now, out)
-            return
-        offset = self._space.allocate(obj.size)
-        if offset is None:
-            self._waiting[obj.id] = obj
+        if self._blocks.could_hold(obj.size):
+            self._space.place(now, obj, out)
         else:
-            self._placed(obj, offset, out)
+            self._fail(obj, "full", self._full_reason(obj, "is larger than the whole store"), out)
 
-    def _placed(self, obj: StoredObject, offset: int, out: list[Effect]) -> None:
-        obj.offset = offset
-        if obj.creator is not None:
+    def _want_back(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
+        """Somebody asks for the object: if it lies on disk only, it gets a block again."""
+        if obj.state is State.SPILLED:
+            obj.state = State.WAITING
+            obj.since = now
+            self._space.place(now, obj, out)
+
+    def _placed(self, obj: StoredObject, out: list[Effect]) -> None:
+        if obj.disk is not None:
+            obj.state = State.RESTORING
+            out.append(ReadSpill(obj.id, obj.disk.segment, Piece(obj.offset, obj.size, obj.disk.offset)))
+        elif obj.creator is not None:
             obj.state = State.CREATING
             obj.pins.add(obj.creator)
-            out.append(Send(obj.creator, m.Created(obj.id, offset, obj.size)))
+            out.append(Send(obj.creator, m.Created(obj.id, obj.offset, obj.size)))
         else:
             obj.state = State.PULLING
-            self._ask_next(obj, out)
-
-    def _place_waiting(self, now: float, out: list[Effect]) -> None:
-        """Serve waiting requests, oldest first. A small one may overtake a large one that does not fit, but only
-        until the large one has waited for half its time: then room is kept for it."""
-        self._room_changed = False
-        for obj in list(self._waiting.values()):
-            offset = self._space.allocate(obj.size)
-            if offset is not None:
-                del self._waiting[obj.id]
-                self._placed(obj, offset, out)
-            elif now - obj.since >= self._full_timeout / 2:
-                break
+            self._receives.ask_next(obj, out)
 
     def _sealed(self, obj: StoredObject, out: list[Effect]) -> None:
         """The bytes are there: serve everybody who waited for them."""
@@ -290,10 +279,10 @@ class NodeStore:
             self._pin(obj, proc, out)
         obj.openers.clear()
         for node, tag in obj.asking:
-            self._start_send(obj, node, tag, out)
+            self._sends.start(obj, node, tag, out)
         obj.asking.clear()
         if obj.idle:
-            self._settle(obj)
+            self._settle(obj, out)
 
     def _pin(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         pulled = obj.creator is None and obj.announcer is None
@@ -301,14 +290,8 @@ class NodeStore:
             obj.announcer = proc
         obj.pins.add(proc)
         self._holdings.hold(proc, obj)
-        self._space.keep(obj)
+        self._room.keep(obj)
         out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
-
-    def _start_send(self, obj: StoredObject, node: int, tag: int, out: list[Effect]) -> None:
-        obj.sends += 1
-        self._space.keep(obj)
-        self._sending[tag] = (obj, node)
-        out.append(StartSend(obj.id, node, tag, obj.offset, obj.size))
 
     def _let_go(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """A process gives up its pin, its request to open, or (before the seal) its creation."""
@@ -316,20 +299,18 @@ class NodeStore:
         if proc in obj.pins:
             obj.pins.discard(proc)
             if obj.idle:
-                self._settle(obj)
-        if obj.state is State.WAITING or obj.state is State.CREATING:
-            if obj.creator == proc:
-                self._creator_left(obj, out)
-            elif obj.creator is None and not obj.wanted:
-                self._forget(obj)
+                self._settle(obj, out)
+        if obj.unfinished and obj.creator == proc:
+            self._creator_left(obj, out)
+        else:
+            self._drop_request(obj, out)
         self._holdings.let_go(proc, obj)
 
     def _creator_left(self, obj: StoredObject, out: list[Effect]) -> None:
         """An object will not be sealed by its creator: those who wait for it get another node's copy, if any."""
         if obj.pull is not None:
-            for node, tag in obj.asking:
-                if node < self._node:
-                    out.append(Send(raylet_of(node), m.PullRefused(obj.id, tag, _RECEIVING)))
+            lower = [(node, tag) for node, tag in obj.asking if node < self._node]
+            out.extend(Send(raylet_of(node), m.PullRefused(obj.id, tag, _RECEIVING)) for node, tag in lower)
             obj.asking = [(node, tag) for node, tag in obj.asking if node > self._node]
         if obj.pull is None or not obj.pull.untried or not obj.wanted:
             self._fail(obj, "lost", f"object {obj.id.hex()} was not finished: its creator left or died", out)
@@ -337,63 +318,82 @@ class NodeStore:
         obj.creator = None
         if obj.state is State.CREATING:
             obj.state = State.PULLING
-            self._ask_next(obj, out)
+            self._receives.ask_next(obj, out)
 
-    def _free_one(self, ident: bytes) -> None:
+    def _drop_request(self, obj: StoredObject, out: list[Effect]) -> None:
+        """Nobody may be left who wants a block for this object."""
+        if obj.state is not State.WAITING or obj.wanted:
+            return
+        if obj.disk is not None:
+            self._back_to_disk(obj, out)
+        elif obj.creator is None:
+            self._forget(obj, out)
+
+    def _back_to_disk(self, obj: StoredObject, out: list[Effect]) -> None:
+        """It gives up its block, or its wish for one."""
+        self._space.withdraw(obj)
+        obj.state = State.SPILLED
+        if obj.freed:
+            self._forget(obj, out)
+
+    def _free_one(self, ident: bytes, out: list[Effect]) -> None:
         obj = self._objects.get(ident)
         if obj is not None:
             obj.freed = True
             if obj.idle:
-                self._settle(obj)
+                self._settle(obj, out)
+            elif obj.state is State.SPILLED:
+                self._forget(obj, out)
 
-    def _settle(self, obj: StoredObject) -> None:
-        """An idle object goes if it was freed; a copy becomes evictable."""
+    def _settle(self, obj: StoredObject, out: list[Effect]) -> None:
+        """An idle object goes if it was freed; otherwise it may make way for others."""
         if obj.freed:
             self._counts["freed"] += 1
-            self._forget(obj)
-        elif obj.creator is None:
+            self._forget(obj, out)
+        elif obj.creator is None or obj.disk is not None:
             self._space.may_evict(obj)
-            self._room_changed = bool(self._waiting)
+        else:
+            self._spiller.may_spill(obj)
 
-    def _forget(self, obj: StoredObject) -> None:
+    def _evict(self, obj: StoredObject, out: list[Effect]) -> None:
+        if obj.disk is None:
+            self._forget(obj, out)
+        else:
+            self._back_to_disk(obj, out)
+
+    def _forget(self, obj: StoredObject, out: list[Effect]) -> None:
         del self._objects[obj.id]
         self._holdings.remove(obj)
-        self._waiting.pop(obj.id, None)
-        self._space.release(obj)
-        self._room_changed = bool(self._waiting)
+        self._space.withdraw(obj)
+        self._spiller.drop(obj, out)
 
     def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
         """An object will not come to be here: everybody who waits for it hears why."""
         self._counts["failed"] += 1
         waiters = dict(obj.openers)
-        if obj.creator is not None and kind == "full":
+        if obj.creator is not None and obj.disk is None and kind == "full":
             waiters[obj.creator] = None
         out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
-        out.extend(Send(raylet_of(node), m.PullRefused(obj.id, tag, reason)) for node, tag in obj.asking)
-        self._forget(obj)
+        out.extend(
+            Send(raylet_of(node), m.PullRefused(obj.id, tag, reason, kind == "full")) for node, tag in obj.asking
+        )
+        if obj.disk is None:
+            self._forget(obj, out)
+        else:
+            obj.openers.clear()
+            obj.asking.clear()
+            self._back_to_disk(obj, out)
 
     def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
-        while self._room_changed:
-            self._place_waiting(now, out)
+        self._room.make(now, out)
         return out
 
     def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int]) -> None:
         """A process wants an object that is not here yet; `nodes`: where it could be pulled from."""
         obj.openers[proc] = None
         self._holdings.hold(proc, obj)
-        obj.pull = obj.pull or Pull()
-        obj.pull.offer([node for node in nodes if node != self._node], self._asker.start(obj.id))
-
-    def _ask_next(self, obj: StoredObject, out: list[Effect]) -> None:
-        """Ask the next node for the object; give up when nobody waits any more or nobody is left to ask."""
-        pull = obj.pull
-        assert pull is not None
-        if obj.wanted and pull.ask_next(obj.id, obj.size, obj.offset, self._asker, out):
-            self._receiving[pull.tag] = obj
-            return
-        failures = "; ".join(pull.failures) or "none has it"
-        self._fail(obj, "lost", f"object {obj.id.hex()} could not be read from any node ({failures})", out)
+        self._receives.add(obj, nodes)
 
     def _full_reason(self, obj: StoredObject, why: str) -> str:
-        held = [other for other in self._objects.values() if other in self._space]
-        return full_reason(self._node, obj, why, self._blocks, held)
+        held = [other for other in self._objects.values() if other.offset >= 0 and not self._space.can_evict(other)]
+        return full_reason(self._node, obj, why, self._blocks, held, self._room.report())

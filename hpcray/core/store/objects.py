@@ -9,12 +9,24 @@ from hpcray.core.store.pulls import Pull
 
 
 class State(Enum):
-    """Where an object of this node stands. WAITING: it has no block yet, the store is full."""
+    """Where an object of this node stands. WAITING: it has no block yet, the store is full. SPILLED: it has none, its
+    bytes lie on disk."""
 
     WAITING = "waiting"
     CREATING = "creating"
     PULLING = "pulling"
     SEALED = "sealed"
+    SPILLED = "spilled"
+    RESTORING = "restoring"
+
+
+@dataclass(slots=True, frozen=True)
+class Slot:
+    """Where an object lies on disk: segment, and bytes in it."""
+
+    segment: int
+    offset: int
+    size: int
 
 
 @dataclass(slots=True, eq=False)
@@ -25,12 +37,13 @@ class StoredObject:
         creator: the process that fills it; None for a copy, which the data plane fills.
         since: when it began to wait for a block.
         pins: processes that may have it mapped; a set, since a process holds one pin however many views it has.
-        sends: transfers to other nodes that read it now.
+        reads: transfers to other nodes, and writes to disk, that read it now.
         openers: processes that wait for it, in order of asking.
         asking: (node, tag) of other nodes' pulls that wait for it.
         freed: its owner dropped it (or died): it goes with the last pin.
         pull: where to get a copy; kept for an object in creation too, in case its creator dies.
         announcer: the process that was told to tell the owner of this copy; None: nobody yet.
+        disk: where its bytes lie on disk, whether or not they are in memory too.
     """
 
     id: bytes
@@ -40,12 +53,13 @@ class StoredObject:
     state: State = State.WAITING
     offset: int = -1
     pins: set[bytes] = field(default_factory=set)
-    sends: int = 0
+    reads: int = 0
     openers: dict[bytes, None] = field(default_factory=dict)
     asking: list[tuple[int, int]] = field(default_factory=list)
     freed: bool = False
     pull: Pull | None = None
     announcer: bytes | None = None
+    disk: Slot | None = None
 
     @property
     def wanted(self) -> bool:
@@ -54,12 +68,19 @@ class StoredObject:
 
     def concerns(self, proc: bytes) -> bool:
         """Whether the death of this process changes anything here, were it not the owner."""
-        unfinished = self.state is State.WAITING or self.state is State.CREATING
         return (
-            proc in self.pins or proc in self.openers or self.announcer == proc or (unfinished and self.creator == proc)
+            proc in self.pins
+            or proc in self.openers
+            or self.announcer == proc
+            or (self.creator == proc and self.unfinished)
         )
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether its creator has not sealed it."""
+        return self.disk is None and (self.state is State.WAITING or self.state is State.CREATING)
 
     @property
     def idle(self) -> bool:
         """Sealed, and nobody reads it."""
-        return self.state is State.SEALED and not self.pins and not self.sends
+        return self.state is State.SEALED and not self.pins and not self.reads

@@ -22,6 +22,7 @@ class Pull:
         tag: of the receive that is posted now; -1 for none.
         cancelled: CancelReceive was issued for it; its block is busy until the data plane reports the end.
         failures: why each node asked so far did not deliver.
+        full: one of them has the object, but no room to read it back from disk.
     """
 
     untried: list[int] = field(default_factory=list)
@@ -30,6 +31,7 @@ class Pull:
     tag: int = -1
     cancelled: bool = False
     failures: list[str] = field(default_factory=list)
+    full: bool = False
 
     def offer(self, nodes: list[int], start: int) -> None:
         """Add nodes not known yet, from position `start` (modulo their number) on, so that askers spread."""

@@ -7,21 +7,25 @@ from collections.abc import Collection, Iterable
 from hpcray.base.ids import owner_of, show_proc
 from hpcray.core.store.allocator import Allocator
 from hpcray.core.store.objects import State, StoredObject
+from hpcray.core.store.space import Space
 
 _TOP_OBJECTS = 5
 _TOP_PINS = 3
 
 
-def full_reason(node: int, obj: StoredObject, why: str, blocks: Allocator, held: Iterable[StoredObject]) -> str:
-    """Why `obj` got no block on `node`: the request, the store, and the largest of the objects that hold it."""
-    who = "creating" if obj.creator is not None else "pulling"
+def full_reason(
+    node: int, obj: StoredObject, why: str, blocks: Allocator, held: Iterable[StoredObject], spilling: str
+) -> str:
+    """Why `obj` got no block on `node`: the request, the store, the largest of the objects that hold it, and what
+    became of `spilling`."""
+    who = "restoring" if obj.disk is not None else "creating" if obj.creator is not None else "pulling"
     top = sorted(held, key=lambda other: -other.size)[:_TOP_OBJECTS]
     return (
         f"object store of node {node} is full: {who} object {obj.id.hex()} of {show_size(obj.size)} "
         f"({obj.size} bytes) {why}; capacity {show_size(blocks.size)}, used {show_size(blocks.used)}, "
         f"largest free run {show_size(blocks.largest_free)} ({blocks.largest_free} bytes). "
         f"Largest objects that cannot be evicted: {'; '.join(map(describe, top)) or 'none'}. "
-        "Nothing is spilled to disk. hint: drop references and arrays that are no longer needed, or start with a "
+        f"{spilling} hint: drop references and arrays that are no longer needed, or start with a "
         "larger object store (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
     )
 
@@ -38,14 +42,35 @@ def describe(obj: StoredObject) -> str:
         keeps = "pinned by " + ", ".join(show_proc(proc) for proc in sorted(obj.pins)[:_TOP_PINS])
         if len(obj.pins) > _TOP_PINS:
             keeps += f" and {len(obj.pins) - _TOP_PINS} more"
-    elif obj.sends:
-        keeps = f"being sent to {obj.sends} node(s)"
+    elif obj.reads:
+        keeps = f"being read by {obj.reads} transfer(s)"
     elif obj.state is State.PULLING and obj.pull is not None:
         keeps = f"being received from node {obj.pull.node}"
     else:
         keeps = "referenced by its owner"
     state = "" if obj.state is State.SEALED else f", {obj.state.value}"
     return f"{show_size(obj.size)} {obj.id.hex()} (owner {show_proc(owner_of(obj.id))}{state}, {keeps})"
+
+
+def show_space(space: Space) -> dict[str, int]:
+    """Numbers of the arena, in bytes; `evicted` counts objects."""
+    blocks = space.blocks
+    return {
+        "capacity": blocks.size,
+        "used": blocks.used,
+        "largest_free": blocks.largest_free,
+        "high_water": blocks.high_water,
+        "evictable": space.evictable_bytes,
+        "evicted": space.evicted,
+    }
+
+
+def show_objects(objects: Collection[StoredObject]) -> dict[str, int]:
+    """How many objects there are, are pinned, and are in which state."""
+    numbers = dict.fromkeys((state.value for state in State), 0)
+    for obj in objects:
+        numbers[obj.state.value] += 1
+    return {"objects": len(objects), "pinned": sum(1 for obj in objects if obj.pins), **numbers}
 
 
 def show_size(size: int) -> str:

@@ -1,0 +1,134 @@
+"""Start-up on a slow shared file system: how often it is read, and how long until every worker has its packages.
+
+    python benchmarks/startup.py
+    python benchmarks/startup.py --nodes 4 --workers 8 --modules 2000 --delay 0.002
+
+Makes a package of `--modules` modules and starts a job in which the program and a task on every worker import it. Every
+opening of a file below it takes `--delay` seconds longer, in whatever Python process: a `sitecustomize` in PYTHONPATH
+puts the delay there, and counts. Four ways: as it is; with HPCRAY_PRELOAD; with --broadcast-env; with both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_HOOK = """\
+import os, sys, _thread, time
+
+def _hook(event, args, busy=set()):
+    me = _thread.get_ident()
+    if event != "open" or me in busy:
+        return
+    path = args[0]
+    if not isinstance(path, str) or not path.startswith({place!r}):
+        return
+    busy.add(me)
+    try:
+        time.sleep({delay})
+        with open("/proc/self/comm") as file:
+            name = file.read().strip()
+        fd = os.open({log!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, (name + "\\n").encode())
+        os.close(fd)
+    finally:
+        busy.discard(me)
+
+sys.addaudithook(_hook)
+"""
+
+_PROGRAM = """\
+import os, sys, time
+import hpcray as ray
+import slow_package
+
+workers = int(sys.argv[1])
+ray.init()
+
+
+@ray.remote
+class Worker:
+    def ready(self):
+        import slow_package
+        return os.getpid(), slow_package.total
+
+
+actors = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(workers)]
+assert len({pid for pid, _ in ray.get([actor.ready.remote() for actor in actors])}) == workers
+"""
+
+
+def main() -> None:
+    """Run all four ways and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=2, help="ranks on this machine (default 2)")
+    parser.add_argument("--workers", type=int, default=4, help="workers of each node (default 4)")
+    parser.add_argument("--modules", type=int, default=300, help="modules of the package (default 300)")
+    parser.add_argument("--delay", type=float, default=0.002, help="seconds per opening of a file (default 0.002)")
+    parser.add_argument("--json", help="write the rows to this file")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hcs-", dir="/tmp") as directory:
+        shared = make_package(Path(directory), given.modules)
+        rows = [
+            run(Path(directory), shared, given, broadcast=broadcast, preload=preload)
+            for broadcast in (False, True)
+            for preload in (False, True)
+        ]
+    what = f"{given.nodes} nodes, {given.workers} workers each, {given.modules} modules"
+    print(f"{what}, {given.delay * 1000:g} ms a file, load {os.getloadavg()[0]:.1f}")
+    columns = ("files opened", "by workers", "by templates", "by raylets", "by driver", "seconds")
+    print(" " * 24 + "".join(f"{column:>14}" for column in columns))
+    for row in rows:
+        reads: dict[str, int] = row["reads"]
+        ours = [reads.get(name, 0) for name in ("hpcray-worker", "hpcray-template", "hpcray-raylet")]
+        counts = [sum(reads.values()), *ours, sum(reads.values()) - sum(ours)]
+        print(f"{row['name']:24}" + "".join(f"{count:>14}" for count in counts) + f"{row['seconds']:>14.1f}")
+    if given.json:
+        Path(given.json).write_text(json.dumps(rows, indent=1))
+
+
+def make_package(directory: Path, modules: int) -> Path:
+    """The "shared" directory, with the package in it; its modules are compiled."""
+    shared = directory / "shared"
+    package = shared / "slow_package"
+    package.mkdir(parents=True)
+    for number in range(modules):
+        (package / f"m{number}.py").write_text(f"x = {number}\n")
+    imports = "".join(f"from slow_package.m{number} import x as x{number}\n" for number in range(modules))
+    (package / "__init__.py").write_text(imports + f"total = {modules}\n")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(shared)], check=True)
+    return shared
+
+
+def run(directory: Path, shared: Path, given: argparse.Namespace, broadcast: bool, preload: bool) -> dict[str, Any]:
+    """One job; its row."""
+    name = " + ".join(["preload"] * preload + ["broadcast"] * broadcast) or "as it is"
+    hooks = directory / name.replace(" ", "")
+    hooks.mkdir()
+    log = hooks / "log"
+    (hooks / "sitecustomize.py").write_text(_HOOK.format(place=str(shared), delay=given.delay, log=str(log)))
+    program = directory / "program.py"
+    program.write_text(_PROGRAM)
+    path = os.pathsep.join([str(hooks), str(shared), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "PYTHONPATH": path, "HPCRAY_PRELOAD": "slow_package" if preload else ""}
+    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(given.nodes)]
+    command += ["--cpus-per-node", str(given.workers)] + (["--broadcast-env", str(shared)] if broadcast else [])
+    started = time.perf_counter()
+    subprocess.run([*command, str(program), str(given.nodes * given.workers)], env=environ, check=True)
+    seconds = time.perf_counter() - started
+    reads = Counter(log.read_text().splitlines()) if log.exists() else Counter[str]()
+    return {"name": name, "seconds": seconds, "reads": dict(reads)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Handles of actors and their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from hpcray.api.option_rules import METHOD_RULES, check_num_returns, unsupported_by_methods
+from hpcray.api.session import ensure
+from hpcray.api.signature import ANYTHING, Arity, arity
+from hpcray.runtime.own_options import Own
+from hpcray.runtime.refs import ObjectRef, current
+
+_BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
+METHOD = "__hpcray_method__"
+SIGNATURE = "signature"
+RETRY = "retry_exceptions"
+
+
+def method(*args: Any, **options: Any) -> Any:
+    """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
+
+    Raises:
+        ValueError, TypeError: an option is unknown, or its value is not allowed.
+    """
+    if len(args) == 1 and callable(args[0]) and not options:
+        return args[0]
+    if args or options.keys() - METHOD_RULES.keys():
+        raise ValueError(
+            f"The @method decorator takes keywords of {sorted(METHOD_RULES)}, got {args or sorted(options)}; "
+            "for example: @method(num_returns=2)"
+        )
+    for keyword, value in options.items():
+        METHOD_RULES[keyword].check(keyword, value)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        setattr(function, METHOD, options)
+        return function
+
+    return decorate
+
+
+def travelling(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a method as handles and the GCS keep them: exception classes are pickled."""
+    retry = options.get(RETRY)
+    return options if retry is None or isinstance(retry, bool) else {**options, RETRY: cloudpickle.dumps(tuple(retry))}
+
+
+class _Plan:
+    """What every call of one method has in common.
+
+    own: what leads its calls off the fast path, if anything does. unsupported: why they are refused, "" if not.
+    """
+
+    __slots__ = ("arity", "given", "kind", "num_returns", "own", "retries", "unsupported")
+
+    def __init__(self, given: dict[str, Any], retries: int) -> None:
+        retry = given.get(RETRY) or False
+        self.given = given
+        own_retries = given.get("max_task_retries")
+        self.retries: int = retries if own_retries is None else own_retries
+        self.arity: Arity = arity(given.get(SIGNATURE, ANYTHING))
+        self.own = Own(
+            name=given.get("name") or "",
+            group=given.get("call_group") or "",
+            retry_exceptions=cloudpickle.loads(retry) if isinstance(retry, bytes) else retry,
+            stream=isinstance(given.get("num_returns"), str),
+            dynamic=given.get("num_returns") == "dynamic",
+            window=given.get("_generator_backpressure_num_objects") or -1,
+        )
+        self.num_returns = check_num_returns(given.get("num_returns"))
+        self.kind: type[ActorMethod] = ActorMethod
+        self.unsupported = unsupported_by_methods(given)
+        if self.own or self.unsupported:
+            self.kind = _MethodWithOptions
+
+
+class ActorMethod:
+    """A method of an actor handle. Call it with `.remote(...)`."""
+
+    __slots__ = ("_handle", "_name", "_plan")
+
+    def __init__(self, handle: ActorHandle, name: str, plan: _Plan) -> None:
+        self._handle, self._name, self._plan = handle, name, plan
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says.
+
+        Raises:
+            TypeError: the arguments do not fit the method, or cannot be pickled.
+            NotImplementedError: an option is not supported.
+            PendingCallsLimitExceeded: the actor has `max_pending_calls` of ours.
+        """
+        plan = self._plan
+        plan.arity.check(self._name, args, kwargs)
+        return (current.process or ensure()).submitter.actors.call(
+            self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+        )
+
+    def options(self, **overrides: Any) -> ActorMethod:
+        """The same method with some options replaced: `num_returns`, `name`, `concurrency_group`, `max_task_retries`,
+        `retry_exceptions`.
+
+        Raises:
+            ValueError, TypeError: an option is unknown, or its value is not allowed.
+        """
+        if overrides.keys() - METHOD_RULES.keys() - {"name"}:
+            known = sorted({"name", *METHOD_RULES})
+            raise ValueError(f"Invalid option keywords {sorted(overrides)} for actor methods. Valid ones are {known}.")
+        for keyword, value in overrides.items():
+            if keyword != "name":
+                METHOD_RULES[keyword].check(keyword, value)
+        given = {keyword: value for keyword, value in travelling(overrides).items() if value is not None}
+        if "concurrency_group" in given:
+            given["call_group"] = given.pop("concurrency_group")
+        plan = _Plan({**self._plan.given, **given}, self._plan.retries)
+        return plan.kind(self._handle, self._name, plan)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
+            f"try 'object.{self._name}.remote()'."
+        )
+
+
+class _MethodWithOptions(ActorMethod):
+    """A method with options that few have."""
+
+    __slots__ = ()
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        plan = self._plan
+        if plan.unsupported:
+            raise NotImplementedError(plan.unsupported)
+        plan.arity.check(self._name, args, kwargs)
+        return (current.process or ensure()).submitter.actors.call_with(
+            plan.own, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+        )
+
+
+class ActorHandle:
+    """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
+
+    def __init__(
+        self,
+        actor: bytes,
+        class_name: str,
+        methods: dict[str, dict[str, Any]],
+        retries: int,
+        limit: int,
+        keep: ObjectRef[Any] | None,
+        out_of_order: bool = False,
+    ) -> None:
+        self._actor, self._class_name, self._methods = actor, class_name, methods
+        self._retries, self._limit, self._keep, self._out_of_order = retries, limit, keep, out_of_order
+        self._plans: dict[str, _Plan] = {}
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        plan = self.__dict__.get("_plans", {}).get(name) or self._planned(name)
+        return plan.kind(self, name, plan)
+
+    def _planned(self, name: str) -> _Plan:
+        options = self.__dict__.get("_methods", {}).get(name)
+        if options is None:
+            if name not in _BUILT_IN or "_methods" not in self.__dict__:
+                raise AttributeError(
+                    f"the actor class {self.__dict__.get('_class_name', '?')!r} has no method {name!r}"
+                )
+            options = {}
+        plan = self._plans[name] = _Plan(options, self._retries)
+        return plan
+
+    def __dir__(self) -> list[str]:
+        return [*self._methods, *_BUILT_IN]
+
+    @property
+    def _actor_id(self) -> Any:
+        return ActorID(self._actor)
+
+    @property
+    def _ray_actor_id(self) -> Any:
+        return ActorID(self._actor)
+
+    def __repr__(self) -> str:
+        return f"Actor({self._class_name}, {self._actor.hex()})"
+
+    def __hash__(self) -> int:
+        return hash(self._actor)
+
+    def __eq__(self, other: object) -> bool:
+        return self._actor == other._actor if isinstance(other, ActorHandle) else NotImplemented
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorHandle, (
+            self._actor, self._class_name, self._methods, self._retries, self._limit, self._keep, self._out_of_order,
+        )  # fmt: skip
+
+    def __copy__(self) -> ActorHandle:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
+        return self
+
+
+class ActorID(bytes):
+    """An actor's id, with Ray's accessors."""
+
+    __slots__ = ()
+
+    def binary(self) -> bytes:
+        """The id as bytes."""
+        return bytes(self)

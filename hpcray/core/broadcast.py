@@ -1,0 +1,169 @@
+"""Sending one long byte stream from node 0 to all nodes, down a binomial tree: who sends what to whom, and when.
+
+A node passes a chunk on as soon as it has stored it, so all nodes receive at once; node 0 sends it about log2(nodes)
+times. What a child has not acknowledged yet is limited, so a slow one holds up its own subtree and fills no memory.
+When every node is done, with all that is below it, node 0 says so and everybody leaves together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+WINDOW = 4
+
+
+def parent(rank: int) -> int:
+    """Who sends to `rank` (not 0)."""
+    return rank & (rank - 1)
+
+
+def children(rank: int, size: int) -> list[int]:
+    """To whom `rank` sends, the root of the largest subtree first."""
+    bit = rank & -rank if rank else 1 << (size - 1).bit_length()
+    found = []
+    while bit > 1:
+        bit >>= 1
+        if rank | bit < size:
+            found.append(rank | bit)
+    return found
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Send chunk `index` to `dest`."""
+
+    dest: int
+    index: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Tell `dest` that there are `count` chunks."""
+
+    dest: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """Tell `dest`, our parent, that this node and all below it are done."""
+
+    dest: int
+
+
+@dataclass(frozen=True)
+class Go:
+    """Tell `dest`, a child, that all nodes are done."""
+
+    dest: int
+
+
+@dataclass(frozen=True)
+class Fail:
+    """Tell `dest` why nothing comes of it."""
+
+    dest: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Complete:
+    """This node has every chunk, and nobody waits for any of them: make use of them, then call `used`."""
+
+    count: int
+
+
+Effect = Union[Pass, End, Done, Go, Fail, Complete]
+
+
+class Relay:
+    """One node's part. Every event returns what is to be done, in order.
+
+    Attributes:
+        over: all nodes are done, or it has failed.
+        failure: why, or "".
+    """
+
+    def __init__(self, rank: int, size: int, window: int = WINDOW) -> None:
+        self.over = False
+        self.failure = ""
+        self._rank = rank
+        self._window = window
+        self._have = 0
+        self._count = -1
+        self._sent = dict.fromkeys(children(rank, size), 0)
+        self._acked = dict.fromkeys(self._sent, 0)
+        self._ended: set[int] = set()
+        self._waiting = set(self._sent)
+        self._complete = False
+        self._used = False
+
+    def stored(self) -> list[Effect]:
+        """The next chunk is here; they come in order."""
+        self._have += 1
+        return self._advance()
+
+    def ended(self, count: int) -> list[Effect]:
+        """There are `count` chunks in all."""
+        self._count = count
+        return self._advance()
+
+    def acked(self, child: int) -> list[Effect]:
+        """A child has stored one more chunk."""
+        self._acked[child] += 1
+        return self._advance()
+
+    def used(self) -> list[Effect]:
+        """This node has made use of the stream."""
+        self._used = True
+        return self._finish()
+
+    def done(self, child: int) -> list[Effect]:
+        """A child is done, with all below it."""
+        self._waiting.discard(child)
+        return self._finish()
+
+    def go(self) -> list[Effect]:
+        """All nodes are done."""
+        self.over = True
+        return [Go(child) for child in self._sent]
+
+    def failed(self, reason: str, source: int = -1) -> list[Effect]:
+        """Something went wrong here, or a neighbour says that something did. All neighbours are told, once."""
+        if self.over:
+            return []
+        self.over, self.failure = True, reason
+        neighbours = [*([parent(self._rank)] if self._rank else []), *self._sent]
+        return [Fail(dest, reason) for dest in neighbours if dest != source]
+
+    def waits_for(self) -> str:
+        """For whom or what, for an error message."""
+        if self._have != self._count:
+            return f"node {parent(self._rank)} to send chunk {self._have}" if self._rank else "the archive"
+        late = [child for child in self._sent if self._acked[child] < self._have]
+        if late or self._waiting:
+            return "nodes " + ", ".join(str(child) for child in sorted(late or self._waiting))
+        return "the other nodes" if self._used else "this node's disk"
+
+    def _advance(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for child in self._sent:
+            while self._sent[child] < min(self._have, self._acked[child] + self._window):
+                effects.append(Pass(child, self._sent[child]))
+                self._sent[child] += 1
+            if self._sent[child] == self._count and child not in self._ended:
+                self._ended.add(child)
+                effects.append(End(child, self._count))
+        everywhere = all(acked == self._count for acked in self._acked.values())
+        if not self._complete and self._have == self._count and everywhere:
+            self._complete = True
+            effects.append(Complete(self._count))
+        return effects
+
+    def _finish(self) -> list[Effect]:
+        if not self._used or self._waiting or self.over:
+            return []
+        if self._rank:
+            return [Done(parent(self._rank))]
+        return self.go()

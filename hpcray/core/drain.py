@@ -1,0 +1,196 @@
+"""The announced end of a job, on the head: who is told, who is waited for, and when it is over.
+
+    RUNNING ── begin ──> NOTICE ── the driver is ready, has ended, or half of the time is gone ──> SAVING
+    SAVING ── every actor has answered, or the time is up ──> SAVED ── the driver ends, or the time is up ──> OVER
+
+In NOTICE nothing new starts any more, and callbacks run everywhere. In SAVING every actor that can writes its
+checkpoint and closes: no call runs after that, so whatever anybody has seen of an actor is in its checkpoint. In SAVED
+the driver may end by itself. From the deadline on the job is ended; before it, when a SIGTERM began the drain and
+there is nothing to wait for: no checkpoint, and a program that knows of no drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Union
+
+from hpcray.core.effects import Send
+from hpcray.wire import messages as m
+
+RUNNING, NOTICE, SAVING, SAVED, OVER = "running", "notice", "saving", "saved", "over"
+CALLBACKS_SHARE = 0.5
+"""The driver's callbacks get this part of the time; the actors' checkpoints must find some too."""
+SIGTERM_CODE = 128 + 15
+SHORTER = 0.5
+"""A new deadline is told to everybody when it is earlier by so many seconds."""
+
+
+@dataclass(slots=True, frozen=True)
+class Announce:
+    """Tell every raylet, and through it every process, that `seconds` are left."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class StartSaving:
+    """Answer with `DrainCore.save`: the workers of all actors that live now."""
+
+
+@dataclass(slots=True, frozen=True)
+class AllSaved:
+    """No checkpoint is still being written; drivers may end.
+
+    Attributes:
+        saved: paths of the checkpoints.
+        failed: what is missing and why, one line for each.
+    """
+
+    saved: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class EndJob:
+    """The drain is over: end the job.
+
+    Attributes:
+        code: the job's exit code.
+        again: whether work is left, so that the batch system may be asked to run it again.
+        late: whether the driver had to be ended.
+    """
+
+    code: int
+    again: bool
+    late: bool
+
+
+Outcome = Union[Send, Announce, StartSaving, AllSaved, EndJob]
+
+
+@dataclass(slots=True)
+class DrainCore:
+    """Events in, outcomes out. Times are monotonic seconds.
+
+    Args:
+        exit_code: of a job that has work left to do.
+    """
+
+    exit_code: int
+    state: str = RUNNING
+    reason: str = ""
+    deadline: float = 0.0
+    interested: bool = False
+    _brisk: bool = False
+    _callbacks_until: float = 0.0
+    _waiting: dict[bytes, str] = field(default_factory=dict)
+    _early: set[bytes] = field(default_factory=set)
+    _saved: list[str] = field(default_factory=list)
+    _failed: list[str] = field(default_factory=list)
+    _ended: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the job drains, or has drained."""
+        return self.state != RUNNING
+
+    def begin(self, now: float, reason: str, seconds: float, brisk: bool = False) -> list[Outcome]:
+        """Drain, within `seconds`. Once begun, only an earlier deadline changes anything.
+
+        Args:
+            brisk: whether a job that does not take part in it ends at once, as it would without us.
+        """
+        if self.state == OVER:
+            return []
+        deadline = now + seconds
+        first = self.state == RUNNING
+        if first:
+            self.state, self.reason = NOTICE, reason
+        self._brisk = self._brisk or brisk
+        if not first and deadline > self.deadline - SHORTER:
+            return self._check_ended()
+        self.deadline = deadline
+        self._callbacks_until = now + CALLBACKS_SHARE * seconds
+        return [Announce(self.reason, seconds), *self._check_ended()]
+
+    def driver_ready(self, now: float, interested: bool = False) -> list[Outcome]:
+        """The driver's callbacks have run, or there is no driver to wait for. interested: it takes part in the drain."""
+        self.interested = self.interested or interested
+        if self.state != NOTICE:
+            return []
+        self.state = SAVING
+        return [StartSaving()]
+
+    def save(self, now: float, actors: dict[bytes, str]) -> list[Outcome]:
+        """The answer to `StartSaving`: for each living actor the process that it is, and its name for people."""
+        self._waiting = {worker: title for worker, title in actors.items() if worker not in self._early}
+        out: list[Outcome] = [Send(worker, m.SaveActor()) for worker in self._waiting]
+        return out + self._check_saved()
+
+    def saved(self, now: float, worker: bytes, path: str, error: str) -> list[Outcome]:
+        """An actor has written its checkpoint, has none to write, or failed; one that leaves says so unasked."""
+        title = self._waiting.pop(worker, None)
+        if title is None and self.state != NOTICE:
+            return []
+        self._early.add(worker)
+        if error:
+            self._failed.append(error)
+        elif path:
+            self._saved.append(path)
+        return self._check_saved()
+
+    def driver_ended(self, now: float, code: int) -> list[Outcome]:
+        """The driver is gone; the job ends when what is being saved is saved."""
+        self._ended = code
+        if self.state == NOTICE:
+            return self.driver_ready(now)
+        return self._check_ended()
+
+    def tick(self, now: float, alive: Iterable[bytes]) -> list[Outcome]:
+        """Deadlines; and actors that died while they were waited for. `alive`: the workers of all living actors."""
+        out: list[Outcome] = []
+        if self.state == NOTICE and now >= self._callbacks_until:
+            out += self.driver_ready(now)
+        if self.state == SAVING and self._waiting:
+            living = set(alive)
+            for worker in [worker for worker in self._waiting if worker not in living]:
+                self._failed.append(f"{self._waiting.pop(worker)}: it died before its checkpoint was written")
+            out += self._check_saved()
+        if self.begun and self.state != OVER and now >= self.deadline:
+            out += self._time_is_up()
+        return out
+
+    # ------------------------------------------------------------ inside
+
+    def _check_saved(self) -> list[Outcome]:
+        if self.state != SAVING or self._waiting:
+            return []
+        self.state = SAVED
+        out: list[Outcome] = [AllSaved(tuple(self._saved), tuple(self._failed))]
+        return out + self._check_ended()
+
+    def _check_ended(self) -> list[Outcome]:
+        if self.state != SAVED:
+            return []
+        if self._ended is None:
+            if not self._brisk or self.interested or self._saved or self._failed:
+                return []
+            self.state = OVER
+            return [EndJob(SIGTERM_CODE, True, False)]
+        self.state = OVER
+        return [EndJob(self._ended, self._ended == self.exit_code, False)]
+
+    def _time_is_up(self) -> list[Outcome]:
+        for title in self._waiting.values():
+            self._failed.append(f"{title}: it was busy until the time was up")
+        self._waiting.clear()
+        out: list[Outcome] = []
+        if self.state in (NOTICE, SAVING):
+            out.append(AllSaved(tuple(self._saved), tuple(self._failed)))
+        self.state = OVER
+        late = self._ended is None
+        code = self.exit_code if self._ended is None else self._ended
+        out.append(EndJob(code, code == self.exit_code, late))
+        return out

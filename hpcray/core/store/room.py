@@ -1,0 +1,84 @@
+"""Making room in a node store: what is spilled when, and who is asked to let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hpcray.core.effects import Effect, Send
+from hpcray.core.store.holdings import Holdings
+from hpcray.core.store.objects import StoredObject
+from hpcray.core.store.report import show_size
+from hpcray.core.store.space import Space
+from hpcray.core.store.spill import Spiller
+from hpcray.wire import messages as m
+
+BATCH = 128 << 20
+"""Bytes that are written in one go, where there are so many; files of this size cost a disk, or a shared file system,
+few operations."""
+_BATCHES = 8  # a small store is not emptied by one batch
+_UNPIN_PERIOD = 0.5
+_UNPIN_SHARE = 4  # so much of the store is asked for at a time
+
+
+class RoomMaker:
+    """Starts to spill when requests wait, or before, when the store is fuller than a threshold.
+
+    Processes keep objects pinned that they do not read, so as to read them again at no cost. When room is short they
+    are asked to give such pins up (`Unpin`).
+
+    Args:
+        threshold: share of the arena; 0 switches spilling off.
+        settle: called with objects that nobody reads any more, written to disk or not.
+    """
+
+    def __init__(
+        self, space: Space, holdings: Holdings, threshold: float, settle: Callable[[StoredObject, list[Effect]], None]
+    ) -> None:
+        self.spiller = Spiller(min(BATCH, space.blocks.size // _BATCHES), settle)
+        self._space = space
+        self._holdings = holdings
+        self._on = threshold > 0
+        self._limit = int(space.blocks.size * threshold) if self._on else space.blocks.size
+        self._share = space.blocks.size // _UNPIN_SHARE
+        self._asked_at = float("-inf")
+        self._came = (0, 0)
+
+    def keep(self, obj: StoredObject) -> None:
+        """Somebody reads the object: it must neither be evicted nor spilled."""
+        self._space.keep(obj)
+        self.spiller.keep(obj)
+
+    def make(self, now: float, out: list[Effect]) -> None:
+        """Serve those that wait if there is room now; start what makes room if it is short."""
+        space, spiller = self._space, self.spiller
+        while space.changed:
+            space.serve(now, out)
+        short = space.blocks.used - space.evictable_bytes - self._limit
+        waiting = space.waiting
+        if waiting:
+            short = max(short, next(iter(waiting.values())).size)
+        if short <= 0:
+            return
+        if self._on and spiller.may_try(now):
+            spiller.write(short, out)
+        if not spiller.busy and (waiting or not spiller.idle):
+            self._ask(now, max(short, self._share), out)
+
+    def _ask(self, now: float, size: int, out: list[Effect]) -> None:
+        """Ask for pins: again only when room came of the last time, or after a while."""
+        came = (self.spiller.written, self._space.evicted)
+        if now >= self._asked_at + _UNPIN_PERIOD or came != self._came:
+            self._asked_at, self._came = now, came
+            out.extend(Send(proc, m.Unpin(size)) for proc in self._holdings.holders())
+
+    def may_come(self, since: float) -> bool:
+        """Whether spilling makes, or has made since then, room for those that wait."""
+        return self.spiller.busy or self.spiller.progress > since
+
+    def report(self) -> str:
+        """A sentence on the state of spilling."""
+        if not self._on:
+            return "Spilling to disk is off (HPCRAY_SPILL_THRESHOLD=0)."
+        if self.spiller.failure:
+            return f"Spilling to disk failed: {self.spiller.failure}."
+        return f"{show_size(self.spiller.used)} were spilled to disk, nothing else can be."

@@ -1,0 +1,324 @@
+"""What the batch system and the launcher gave this process, read from the environment alone.
+
+No node asks the controller, which a thousand nodes would overwhelm; only `ask_end_time` does, for one process of a job.
+
+Source: Slurm 22.05, srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; recorded environments in the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hpcray.host.allocation_gpus import accelerators, visibility_variable, worker_variables
+from hpcray.host.allocation_nodes import expand_counts, expand_nodes, parse_hostfile
+from hpcray.host.allocation_tmp import Directory, directories
+
+__all__ = [
+    "Allocation",
+    "Directory",
+    "HetGroup",
+    "accelerators",
+    "ask_end_time",
+    "directories",
+    "end_time",
+    "read_allocation",
+    "visibility_variable",
+    "worker_variables",
+]
+
+_T = TypeVar("_T")
+_MB = 1 << 20
+# Slurm writes "no limit" as one of the largest numbers of 32 bits.
+_NO_LIMIT = (1 << 32) - 2
+# Steps of Slurm's own, which hold none of the job's resources: batch script, salloc's shell, and so on.
+_FIRST_SPECIAL_STEP = 0xFFFFFF00
+_LEFT = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)")
+
+
+@dataclass(frozen=True)
+class HetGroup:
+    """One part of a heterogeneous job (`#SBATCH hetjob`).
+
+    Attributes:
+        job: its own job id.
+        nodes: names of its nodes.
+    """
+
+    job: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What this process was given. A number that is None, or a name that is empty, is not told.
+
+    Attributes:
+        kind: "slurm", "pbs", "mpirun" or "" (nobody gave anything).
+        job: the batch system's id of the job.
+        step: Slurm's id of the step that this process runs in; "" in a batch script or salloc's shell.
+        nodes: names of the nodes: of the step if in one, else of the job.
+        node: index of this host among `nodes`.
+        rank: own rank in the step or the mpirun.
+        ranks: number of ranks.
+        ranks_here: ranks on this host.
+        cpus_here: CPUs of the step, or of the job, on this host.
+        cpus_per_node: CPUs of the job on each of its nodes.
+        cpus_per_task: what `--cpus-per-task` said.
+        memory_here: bytes that the job may use on this host. (srun outside an allocation does not tell it; cgroups do.)
+        end: Unix time at which the time limit ends the job.
+        het: the parts of a heterogeneous job; empty for others.
+        restarts: how often the job was requeued.
+        array_task: index within a job array.
+    """
+
+    kind: str = ""
+    job: str = ""
+    step: str = ""
+    nodes: tuple[str, ...] = ()
+    node: int | None = None
+    rank: int = 0
+    ranks: int = 1
+    ranks_here: int | None = None
+    cpus_here: int | None = None
+    cpus_per_node: tuple[int, ...] = ()
+    cpus_per_task: int | None = None
+    memory_here: int | None = None
+    end: float | None = None
+    het: tuple[HetGroup, ...] = ()
+    restarts: int = 0
+    array_task: int | None = None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether srun started this process, directly or through a shell."""
+        return bool(self.step)
+
+    def shares_node(self, machine_cpus: int) -> bool | None:
+        """Whether other jobs may run on this host; None where it is not known how much of it is ours."""
+        mine = self.cpus_here
+        if self.node is not None and self.node < len(self.cpus_per_node):
+            mine = max(mine or 0, self.cpus_per_node[self.node])
+        return None if mine is None else mine < machine_cpus
+
+
+def read_allocation(environ: Mapping[str, str] | None = None, host: str | None = None) -> Allocation:
+    """What the environment says. Asks nobody; a value that cannot be read counts as not told.
+
+    Args:
+        environ: the environment; None: ours.
+        host: this host's name; None: ask the system.
+    """
+    environ = os.environ if environ is None else environ
+    host = (host if host is not None else socket.gethostname()).partition(".")[0]
+    if environ.get("SLURM_JOB_ID"):
+        return _slurm(environ, host)
+    if "PBS_NODEFILE" in environ:
+        return _pbs(environ, host)
+    kind, rank, ranks, here = _ranks(environ)
+    return Allocation(kind=kind, rank=rank, ranks=ranks, ranks_here=here)
+
+
+def end_time(environ: Mapping[str, str] | None = None) -> float | None:
+    """When the job's time limit ends it, as Unix time in seconds; None outside a job, without a limit, or where this
+    Slurm does not say (before 23.02 there is no SLURM_JOB_END_TIME: see `ask_end_time`)."""
+    environ = os.environ if environ is None else environ
+    try:
+        seconds = float(environ.get("SLURM_JOB_END_TIME", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < _NO_LIMIT else None
+
+
+def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0) -> float | None:
+    """`end_time`, and where Slurm has not told it, one question to its controller. For one process of the job only.
+
+    Args:
+        timeout: seconds; a controller that does not answer by then counts as one that does not know.
+    """
+    environ = os.environ if environ is None else environ
+    known = end_time(environ)
+    job = environ.get("SLURM_JOB_ID")
+    if known is not None or not job or "SLURM_JOB_END_TIME" in environ:
+        return known
+    try:
+        done = subprocess.run(
+            ["squeue", "--noheader", "--jobs", job, "--format=%L"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=dict(environ),
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    left = parse_time_left(done.stdout)
+    return None if left is None else time.time() + left
+
+
+def parse_time_left(text: str) -> float | None:
+    """Seconds in squeue's `1-02:03:04`, `03:04` or `4`; None for UNLIMITED, INVALID and the like."""
+    match = _LEFT.fullmatch(text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def _slurm(environ: Mapping[str, str], host: str) -> Allocation:
+    job_nodes, het = _slurm_nodes(environ)
+    step = _step(environ)
+    nodes = _nodes(environ, "SLURM_STEP_NODELIST") if step else ()
+    nodes = nodes or job_nodes
+    _, rank, ranks, here = _ranks(environ)
+    counts = _job_counts(environ, len(het))
+    cpus_here = _cpus_here(environ, host, job_nodes, counts)
+    return Allocation(
+        kind="slurm",
+        job=environ["SLURM_JOB_ID"],
+        step=step,
+        nodes=nodes,
+        node=_index(environ, host, nodes),
+        rank=rank,
+        ranks=ranks,
+        ranks_here=here,
+        cpus_here=cpus_here,
+        cpus_per_node=counts,
+        cpus_per_task=_read(environ, "SLURM_CPUS_PER_TASK", int, None),
+        memory_here=_memory(environ, cpus_here),
+        end=end_time(environ),
+        het=het,
+        restarts=_read(environ, "SLURM_RESTART_COUNT", int, 0),
+        array_task=_read(environ, "SLURM_ARRAY_TASK_ID", int, None),
+    )
+
+
+def _slurm_nodes(environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[HetGroup, ...]]:
+    """Nodes of the whole job, and its parts if it is heterogeneous."""
+    parts = _read(environ, "SLURM_HET_SIZE", int, 0)
+    het = []
+    for index in range(parts):
+        names = [f"SLURM_JOB_NODELIST_HET_GROUP_{index}", f"SLURM_NODELIST_HET_GROUP_{index}"]
+        nodes = next((found for name in names if (found := _nodes(environ, name))), ())
+        het.append(HetGroup(environ.get(f"SLURM_JOB_ID_HET_GROUP_{index}", ""), nodes))
+    if het:
+        return tuple(node for group in het for node in group.nodes), tuple(het)
+    one = _nodes(environ, "SLURM_JOB_NODELIST") or _nodes(environ, "SLURM_NODELIST")
+    return one, ()
+
+
+def _job_counts(environ: Mapping[str, str], parts: int) -> tuple[int, ...]:
+    names = [f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{index}" for index in range(parts)] or ["SLURM_JOB_CPUS_PER_NODE"]
+    return tuple(count for name in names for count in _counts(environ, name))
+
+
+def _step(environ: Mapping[str, str]) -> str:
+    """The id of the user's own step that we are in. The batch script and salloc's shell are no such step."""
+    number = environ.get("SLURM_STEP_ID", "")
+    return number if number.isdecimal() and int(number) < _FIRST_SPECIAL_STEP else ""
+
+
+def _told_for_here(environ: Mapping[str, str], host: str) -> bool:
+    """Whether values of one node are this node's. mpirun carries those of its own node everywhere."""
+    if "OMPI_COMM_WORLD_SIZE" not in environ and "PMI_SIZE" not in environ:
+        return True
+    return environ.get("SLURMD_NODENAME", host).partition(".")[0] == host
+
+
+def _index(environ: Mapping[str, str], host: str, nodes: tuple[str, ...]) -> int | None:
+    if _told_for_here(environ, host):
+        name = environ.get("SLURMD_NODENAME", "")  # a site may give its nodes other names than its hosts
+        if name in nodes:
+            return nodes.index(name)
+    short = [node.partition(".")[0] for node in nodes]
+    return short.index(host) if host in short else None
+
+
+def _cpus_here(environ: Mapping[str, str], host: str, nodes: tuple[str, ...], counts: tuple[int, ...]) -> int | None:
+    if _told_for_here(environ, host):
+        number = _read(environ, "SLURM_CPUS_ON_NODE", int, None)
+        if number:
+            return number
+    index = _index(environ, host, nodes)
+    return counts[index] if index is not None and index < len(counts) else None
+
+
+def _memory(environ: Mapping[str, str], cpus: int | None) -> int | None:
+    """Bytes; Slurm counts in MB, and 0 stands for all that the node has."""
+    whole = _read(environ, "SLURM_MEM_PER_NODE", int, 0)
+    if whole:
+        return whole * _MB
+    each = _read(environ, "SLURM_MEM_PER_CPU", int, 0)
+    if each and cpus:
+        return each * cpus * _MB
+    per_gpu = _read(environ, "SLURM_MEM_PER_GPU", int, 0)
+    gpus = _read(environ, "SLURM_GPUS_ON_NODE", int, 0)
+    return per_gpu * gpus * _MB or None
+
+
+# ---------------------------------------------------------------- others
+
+
+def _pbs(environ: Mapping[str, str], host: str) -> Allocation:
+    slots: tuple[tuple[str, int], ...] = ()
+    with contextlib.suppress(OSError), open(environ["PBS_NODEFILE"], encoding="utf-8", errors="replace") as file:
+        slots = parse_hostfile(file.read())
+    nodes = tuple(name.partition(".")[0] for name, _ in slots)
+    _, rank, ranks, here = _ranks(environ)
+    return Allocation(
+        kind="pbs",
+        job=environ.get("PBS_JOBID", ""),
+        nodes=nodes,
+        node=nodes.index(host) if host in nodes else None,
+        rank=rank,
+        ranks=ranks,
+        ranks_here=here,
+        cpus_per_node=tuple(count for _, count in slots),
+    )
+
+
+def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int, int | None]:
+    """(launcher, own rank, ranks, ranks on this host); ("", 0, 1, None) without a launcher."""
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    elif _step(environ) and environ.get("SLURM_STEP_NUM_TASKS"):
+        counts = _counts(environ, "SLURM_STEP_TASKS_PER_NODE")
+        node = _read(environ, "SLURM_NODEID", int, 0)
+        here = counts[node] if node < len(counts) else None
+        return "srun", _read(environ, "SLURM_PROCID", int, 0), _read(environ, "SLURM_STEP_NUM_TASKS", int, 1), here
+    elif "PMI_SIZE" in environ:
+        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+    else:
+        return "", 0, 1, None
+    rank, size, local = names
+    return "mpirun", _read(environ, rank, int, 0), _read(environ, size, int, 1), _read(environ, local, int, None)
+
+
+def _nodes(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    nothing: tuple[str, ...] = ()
+    return _read(environ, name, expand_nodes, nothing)
+
+
+def _counts(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
+    nothing: tuple[int, ...] = ()
+    return _read(environ, name, expand_counts, nothing)
+
+
+def _read(environ: Mapping[str, str], name: str, kind: Callable[[str], _T], otherwise: _T) -> _T:
+    """A variable's value; `otherwise` when it is not set, or not what it should be."""
+    text = environ.get(name, "")
+    try:
+        return kind(text) if text else otherwise
+    except ValueError:
+        return otherwise

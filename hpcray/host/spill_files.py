@@ -1,0 +1,205 @@
+"""Spilled objects on disk: segments written and read by threads, straight out of the arena and into it.
+
+A segment is a file without a name, so nothing is left on any disk when its raylet is gone, however it went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hpcray.base.errors import StartupError
+from hpcray.host.allocation_tmp import Directory, directories, look_at
+from hpcray.host.arena import Arena
+
+_READERS = 2
+_CHUNK = 64 << 20  # bytes of one system call: the lock that guards the descriptors is not held for longer
+_PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+_fallocate = ctypes.CDLL(None).fallocate
+
+Report = tuple[bytes, str | None]
+"""What has ended: the object's id (b"" for a write), and the error, if any."""
+
+
+class SpillFiles:
+    """The disk of one node store. Every call returns at once; ends are told through `fileno` and `reports`.
+
+    Threads and files are made when they are first needed: a job that never spills has none.
+
+    Args:
+        directory: where the files are made.
+        arena: of this node.
+        say: called once, in the caller's thread, with a line about where objects go, when the first one does.
+    """
+
+    def __init__(self, directory: str, arena: Arena, say: Callable[[str], None]) -> None:
+        self.directory = directory
+        self._arena = arena
+        self._say = say
+        self._segments: dict[int, int] = {}
+        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ended: deque[Report] = deque()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Readable when `reports` has something to tell."""
+        return self._event
+
+    def reports(self) -> list[Report]:
+        """What has ended since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def write(self, segment: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Write pieces (offset in the arena, size, position in the segment), all in bytes."""
+        self._start()
+        self._writes.put(lambda: self._write(segment, pieces))
+
+    def read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
+        """Read bytes of a segment into the arena."""
+        self._reads.put(lambda: self._read(ident, segment, offset, size, position))
+
+    def discard(self, segment: int, position: int, size: int, last: bool) -> None:
+        """These bytes are not needed any more; last: nor is the rest. The disk space is given back."""
+        self._start()
+        self._writes.put(lambda: self._discard(segment, position, size, last))
+
+    def close(self) -> None:
+        """Stop the threads, at the next system call, and close all files. What is under way is not reported."""
+        self._closed = True
+        for thread in self._threads:
+            (self._writes if thread is self._threads[0] else self._reads).put(_nothing)
+        for thread in self._threads:
+            thread.join()
+        for fd in self._segments.values():
+            os.close(fd)
+        self._segments.clear()
+        os.close(self._event)
+
+    # ------------------------------------------------------------ in the threads
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        self._say(describe(look_at(self.directory)))
+        for name, work in [("write", self._writes), *[("read", self._reads)] * _READERS]:
+            self._threads.append(threading.Thread(target=self._serve, args=(work,), name=f"hpcray-spill-{name}"))
+            self._threads[-1].start()
+
+    def _serve(self, work: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while not self._closed:
+            work.get()()
+
+    def _write(self, segment: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+        error = None
+        try:
+            fd = self._segments.get(segment)
+            if fd is None:
+                fd = self._segments[segment] = _nameless(self.directory)
+            for offset, size, position in pieces:
+                view = self._arena.view(offset, size)
+                for at in range(0, size, _CHUNK):
+                    self._all(os.pwrite, fd, view[at : at + _CHUNK], position + at)
+        except OSError as problem:
+            error = f"{problem.strerror or problem} ({self.directory})"
+        self._tell(b"", error)
+
+    def _read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
+        error = None
+        try:
+            view = self._arena.view(offset, size)
+            for at in range(0, size, _CHUNK):
+                self._all(_preadv, self._segments[segment], view[at : at + _CHUNK], position + at)
+        except OSError as problem:
+            error = f"{problem.strerror or problem} ({self.directory})"
+        self._tell(ident, error)
+
+    def _discard(self, segment: int, position: int, size: int, last: bool) -> None:
+        fd = self._segments.get(segment)
+        if fd is None:
+            return  # it could not be made
+        if last:
+            del self._segments[segment]
+            os.close(fd)
+        else:
+            _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))  # not every file system can
+
+    def _all(self, call: Callable[[int, memoryview, int], int], fd: int, view: memoryview, position: int) -> None:
+        """Repeat a system call until all is written, or read."""
+        while view:
+            if self._closed:
+                raise OSError("the job is over")
+            done = call(fd, view, position)
+            if not done:
+                raise OSError(f"the file ended {len(view)} bytes early")
+            view = view[done:]
+            position += done
+
+    def _tell(self, ident: bytes, error: str | None) -> None:
+        self._ended.append((ident, error))
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._event, 1)
+
+
+def spill_directory(chosen: str) -> str:
+    """Where a node spills: what the user chose, else the first node-local directory for temporary files on a disk.
+
+    Raises:
+        StartupError: no files can be made in the chosen one.
+    """
+    if chosen:
+        if not os.path.isdir(chosen) or not look_at(chosen).writable:
+            raise StartupError(
+                f"HPCRAY_SPILL_DIR={chosen!r} is not a directory in which this user may make files on host "
+                f"{os.uname().nodename}; hint: name one that exists on every node, or leave it out"
+            )
+        return chosen
+    usable = [directory for directory in directories() if directory.writable]
+    good = [directory for directory in usable if directory.node_local and not directory.in_memory]
+    return (good or usable)[0].path if usable else tempfile.gettempdir()
+
+
+def describe(directory: Directory) -> str:
+    """The line that says where objects are spilled to, with a warning where that is a bad place."""
+    text = (
+        f"the object store is full; objects are spilled to {directory.path} ({directory.kind or 'unknown'} file system"
+    )
+    text += f", {directory.free / 1e9:.1f} GB free)"
+    if not directory.node_local:
+        text += "; this is a network file system, which is slow and shared. hint: set HPCRAY_SPILL_DIR to a local disk"
+    elif directory.in_memory:
+        text += "; this takes memory, too. hint: set HPCRAY_SPILL_DIR to a directory on a disk"
+    return text
+
+
+def _nothing() -> None:
+    """Wakes a thread, so that it looks whether it is to end."""
+
+
+def _nameless(directory: str) -> int:
+    """A new file that no directory knows."""
+    try:
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:
+        # Not every file system can; and where the directory itself is the trouble, this fails with the reason.
+        fd, path = tempfile.mkstemp(prefix="hpcray-spill-", dir=directory)
+        os.unlink(path)
+        return fd
+
+
+def _preadv(fd: int, view: memoryview, position: int) -> int:
+    return os.preadv(fd, [view], position)

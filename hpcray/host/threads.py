@@ -1,0 +1,47 @@
+"""How many threads numerical libraries of a worker start: as many as its task or actor has CPUs, as in Ray.
+
+`OMP_NUM_THREADS` counts for libraries that are loaded from now on. Those that the template process has loaded, such as
+numpy, hear of it through threadpoolctl. Where the user has set the variable, all of this leaves it alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hpcray.base.resources import UNIT
+
+OMP = "OMP_NUM_THREADS"
+
+
+class _Set:
+    """What we have set: for how much CPU, the variable, and the threads of libraries that were loaded before."""
+
+    units = -1
+    text: str | None = None
+    loaded = 1
+
+
+def one_each() -> None:
+    """What this process has loaded uses one thread from now on, here and in what it forks. For the template process."""
+    if OMP not in os.environ:
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(limits=1)
+
+
+def use_cpus(units: int) -> None:
+    """Let a task or actor with `units` of CPU have its threads."""
+    if units == _Set.units:
+        return
+    _Set.units = units
+    known = os.environ.get(OMP)
+    if known is not None and known != _Set.text:
+        return  # the user's
+    count = max(1, units // UNIT)
+    if known != str(count):
+        _Set.text = os.environ[OMP] = str(count)
+    if count != _Set.loaded:
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(limits=count)
+        _Set.loaded = count

@@ -1,0 +1,189 @@
+"""Where an actor's calls run when it is not one after the other: in threads, or on an asyncio loop.
+
+An actor has one lane, and one more for each of its concurrency groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hpcray.base.errors import AsyncioActorExit, TaskCancelledError
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from hpcray.runtime.actor_host import ActorHost
+
+perf_counter = time.perf_counter
+async_task: contextvars.ContextVar[m.ActorCall | None] = contextvars.ContextVar("async_task", default=None)
+
+
+class Lane(Protocol):
+    """Runs calls, at most `limit` at a time; they start in the order of arrival."""
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """Start one call, now or when there is room."""
+
+    def cancel(self, task: bytes) -> None:
+        """Cancel a call, if it is one of ours."""
+
+    def idle(self) -> bool:
+        """Whether everything that was accepted has run."""
+
+
+class ThreadLane:
+    """Calls in threads."""
+
+    def __init__(self, host: ActorHost, name: str, limit: int) -> None:
+        self._host = host
+        self._pool = ThreadPoolExecutor(limit, thread_name_prefix=name)
+        self._lock = threading.Lock()
+        self._open: set[bytes] = set()
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """See `Lane`."""
+        with self._lock:
+            self._open.add(msg.task)
+        self._pool.submit(self._run, src, msg)
+
+    def cancel(self, task: bytes) -> None:
+        """See `Lane`. One that runs is not interrupted: it may ask `is_canceled()`."""
+        with self._lock:
+            if task in self._open:
+                self._host.worker.cancelled.add(task)
+
+    def idle(self) -> bool:
+        """See `Lane`."""
+        return not self._open
+
+    def _run(self, src: bytes, msg: m.ActorCall) -> None:
+        host = self._host
+        try:
+            if msg.task in host.worker.cancelled:
+                error = TaskCancelledError(error_message=f"{msg.method} was cancelled before it started")
+                host.worker.reply(src, msg.task, msg.num_returns, None, error, msg.method, 0, None)
+            else:
+                host.run(src, msg)
+        finally:
+            with self._lock:
+                self._open.discard(msg.task)
+                host.worker.forget(msg.task)
+
+
+class AsyncLane:
+    """Calls on an asyncio `loop` in a thread of its own."""
+
+    def __init__(self, host: ActorHost, name: str, limit: int) -> None:
+        self._host = host
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
+        self._posted = False
+        self._open = 0
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._semaphore: asyncio.Semaphore
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run_loop, name=name, daemon=True).start()
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """See `Lane`."""
+        with self._lock:
+            self._open += 1
+            self._pending.append((src, msg))
+            if self._posted:
+                return
+            self._posted = True
+        self.loop.call_soon_threadsafe(self._start_pending)
+
+    def cancel(self, task: bytes) -> None:
+        """See `Lane`."""
+        self.loop.call_soon_threadsafe(self._cancel, task)
+
+    def idle(self) -> bool:
+        """See `Lane`."""
+        return not self._open
+
+    def _cancel(self, task: bytes) -> None:
+        running = self._tasks.get(task)
+        if running is not None:
+            # Not at once: a coroutine that is cancelled before its first step would never see it, nor answer.
+            self.loop.call_soon(running.cancel)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self._semaphore = asyncio.Semaphore(self._limit)
+        self.loop.run_forever()
+
+    def _start_pending(self) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._posted = False
+                    return
+                src, msg = self._pending.popleft()
+            self._tasks[msg.task] = self.loop.create_task(self._run(src, msg))
+
+    async def _run(self, src: bytes, msg: m.ActorCall) -> None:
+        host = self._host
+        worker = host.worker
+        value: Any = None
+        error: BaseException | None = None
+        leaving = ""
+        protected: list[bytes] = []
+        started = perf_counter()
+        try:
+            async with self._semaphore:
+                started = perf_counter()
+                async_task.set(msg)
+                if msg.refs:
+                    # Some are in a store, and may have to be pulled: not on the loop.
+                    loop = asyncio.get_running_loop()
+                    args, kwargs = await loop.run_in_executor(None, self._arguments, msg, protected)
+                else:
+                    args, kwargs = self._arguments(msg, protected)
+                value = host.method(msg.method)(*args, **kwargs)
+                if inspect.isawaitable(value):
+                    value = await value
+                del args, kwargs
+                if msg.num_returns < 0:
+                    await worker.yielding.run_async(src, msg, value)
+                    value = None
+        except (SystemExit, AsyncioActorExit) as exit_:
+            error, leaving = host.left(exit_)
+        except BaseException as raised:
+            error = raised
+        us = int((perf_counter() - started) * 1e6)
+        name = f"{host.spec.class_name}.{msg.method}"
+        label = host.described() if error is not None else None
+        if leaving:
+            # SystemExit must not escape into the loop; the reply goes out, then this process does.
+            worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+            worker.leave(leaving)
+        self._tasks.pop(msg.task, None)
+        if worker.options or worker.cancelled:
+            worker.forget(msg.task)
+        large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
+        try:
+            if large and error is None:
+                await asyncio.get_running_loop().run_in_executor(
+                    None, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
+                )  # a large value is written to the store: not on the loop
+            else:
+                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+        finally:
+            with self._lock:
+                self._open -= 1
+
+    def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
+        local = self._host.worker.process.local
+        local.protected = protected
+        try:
+            return self._host.worker.arguments(msg.args, msg.inline, msg.refs)
+        finally:
+            local.protected = None

@@ -1,0 +1,258 @@
+"""Reading objects: get, wait, and calls that come when a value is there."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hpcray.base.errors import GetTimeoutError, LocalRayletDiedError, ObjectStoreFullError, RaySystemError, RayTaskError
+from hpcray.core.owner.table import INLINE, PENDING, ObjectTable, Waiter
+from hpcray.host.arena import Arena
+from hpcray.runtime.engine import Engine, monotonic
+from hpcray.runtime.refs import ObjectRef, died, new_ref, released
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import ERROR, deserialize, serialize_error
+
+
+class ThreadState(threading.local):
+    """What this thread executes: the message. protected: refs that came in its arguments (None outside of tasks)."""
+
+    protected: list[bytes] | None = None
+    task: m.PushTask | m.ActorCall | None = None
+    name: str = ""
+
+
+class Reader:
+    """The reading half of a process: what waits for objects, and turns their bytes into values.
+
+    Attributes:
+        local: what the calling thread executes.
+        dead: why nothing can be asked for any more; None while it can.
+        blocker: how a worker waits inside a task; None elsewhere.
+    """
+
+    def __init__(self, me: bytes, engine: Engine, table: ObjectTable, arena: Arena) -> None:
+        self.me = me
+        self.engine = engine
+        self.table = table
+        self.arena = arena
+        self.local = ThreadState()
+        self.dead: str | None = None
+        self.blocker: Callable[[Waiter, float | None], bool] | None = None
+        self._callbacks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._teller: threading.Thread | None = None
+
+    def check_alive(self) -> None:
+        """Raise LocalRayletDiedError when nothing can be asked for any more."""
+        if self.dead is not None:
+            raise LocalRayletDiedError(self.dead)
+
+    def drain(self) -> None:
+        """Take deferred deaths of refs and views into account (lock held)."""
+        while released:
+            item = released.popleft()
+            if type(item) is bytes:
+                self.table.release(item)
+            else:
+                self.table.view_died(item[0])
+
+    # ------------------------------------------------------------ get, wait
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
+        """The values of the refs, in order.
+
+        Raises:
+            GetTimeoutError: not all were there in time. Anything a task raised, and RayError for what was lost.
+        """
+        engine = self.engine
+        entries = self.table.entries
+        with engine.lock:
+            if released:
+                self.drain()
+            try:
+                missing = [
+                    oid for oid in [ref._id for ref in refs]
+                    if (entry := entries[oid]).state != INLINE and entry.mapping is None
+                ]  # fmt: skip
+            except KeyError as unknown:
+                raise foreign(unknown.args[0]) from None
+            if missing:
+                gathering = self.table.pins.gathering
+                oids = [ref._id for ref in refs]
+                gathering.append(oids)
+                try:
+                    self._await_local(missing, timeout)
+                finally:
+                    gathering.remove(oids)
+            elif engine.dirty:
+                engine.flush()
+            found: list[Any] = []
+            for ref in refs:
+                entry = entries[ref._id]
+                if entry.state == INLINE:
+                    found.append(entry.value)
+                elif entry.mapping is not None:
+                    entry.mapping.views += 1
+                    found.append(entry.mapping)
+                elif ref._id in self.table.pins.refused:
+                    found.append(serialize_error(ObjectStoreFullError(self.table.pins.refused[ref._id])))
+                else:
+                    found.append(None)  # another one failed first
+        self.engine.run_after()
+        values: list[Any] = []
+        error: BaseException | None = None
+        for ref, item in zip(refs, found, strict=True):
+            if type(item) is bytes:
+                value = deserialize(item)
+                if item[-1] == ERROR:
+                    error = error or value
+                else:
+                    values.append(value)
+            elif item is not None:
+                view = self.arena.pinned_view(item.offset, item.size, partial(died, (ref._id,)))
+                values.append(deserialize(view))
+                del view
+        if error is not None:
+            raise raised_form(error)
+        return values
+
+    def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
+        self.check_alive()
+        waiter = Waiter(len(oids), eager=True)
+        for oid in oids:
+            if self.table.want_local(oid, waiter):
+                waiter.count -= 1
+        if not self.block(waiter, None if timeout is None else monotonic() + timeout):
+            self.table.forget(oids, waiter)
+            open_ids = [oid for oid in oids if not self.table.entries[oid].available]
+            if open_ids:
+                raise GetTimeoutError(self.explain(open_ids, timeout))
+        elif waiter.count < 0 or len(oids) > 1:
+            self.table.forget(oids, waiter)
+
+    def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:
+        """Why these objects are not there after `timeout` seconds (lock held)."""
+        raise NotImplementedError
+
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait for `waiter` (lock held), in a worker through the hook that lends its CPU meanwhile."""
+        if waiter.count <= 0:
+            self.engine.flush()
+            return True
+        if self.blocker is not None:
+            return self.blocker(waiter, deadline)
+        return self.engine.wait(waiter, deadline)
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`."""
+        with self.engine.lock:
+            self.check_alive()
+            self.drain()
+            done, rest = self._split(refs, num_returns, fetch_local)
+            if len(done) < num_returns:
+                want = self.table.want_local if fetch_local else self.table.want_ready
+                waiter = Waiter(num_returns - len(done))
+                for ref in rest:
+                    want(ref._id, waiter)
+                self.block(waiter, None if timeout is None else monotonic() + timeout)
+                self.table.forget([ref._id for ref in rest], waiter)
+                done, rest = self._split(refs, num_returns, fetch_local)
+            else:
+                self.engine.flush()
+        self.engine.run_after()
+        return done, rest
+
+    def _split(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
+        entries = self.table.entries
+        done: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for index, ref in enumerate(refs):
+            entry = entries.get(ref._id)
+            if entry is None:
+                raise foreign(ref._id)
+            if (entry.available or ref._id in self.table.pins.refused) if local else entry.state != PENDING:
+                done.append(ref)
+                if len(done) == num_returns:
+                    rest.extend(refs[index + 1 :])
+                    break
+            else:
+                rest.append(ref)
+        return done, rest
+
+    def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
+        """Call `call()` (from any thread, no lock held) once the value can be read in this process.
+
+        It must not wait for anything: the thread that drives the engine may be the one that makes the call.
+        """
+        engine = self.engine
+        with engine.lock:
+            waiter = Waiter(callback=lambda: engine.later(call))
+            if self.table.want_local(ref._id, waiter):
+                engine.later(call)
+            else:
+                self.check_alive()
+            engine.flush()
+        engine.run_after()
+
+    def when_available(self, ref: ObjectRef[Any], call: Callable[[Any, BaseException | None], object]) -> None:
+        """Call `call(value, None)` or `call(None, error)` once it can be told, in a thread for that: it may wait."""
+
+        def tell() -> None:
+            try:
+                value = self.get([ref], None)[0]
+            except BaseException as error:
+                call(None, error)
+            else:
+                call(value, None)
+
+        with self.engine.lock:
+            if self._teller is None:
+                self._teller = threading.Thread(target=self._tell_all, name="hpcray-callbacks", daemon=True)
+                self._teller.start()
+        self.when_ready_here(ref, lambda: self._callbacks.put(tell))
+
+    def _tell_all(self) -> None:
+        while (tell := self._callbacks.get()) is not None:
+            try:
+                tell()
+            except BaseException:
+                traceback.print_exc()
+            del tell
+
+    def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
+        """The values of a task's top-level ref arguments: inline, or fetched from node stores."""
+        held = []
+        with self.engine.lock:
+            for ref in refs or ():
+                self.table.arrived(ref.id, self.local.protected)
+                self.table.located(ref.id, ref.size, ref.nodes)
+                held.append(new_ref(ref.id))
+        fetched = iter(self.get(held, None) if held else ())
+        values = []
+        for blob in inline:
+            value = deserialize(blob) if blob else next(fetched)
+            if blob and blob[-1] == ERROR:
+                raise raised_form(value)  # only constructors get here: a task with a failed argument is not sent
+            values.append(value)
+        return values
+
+
+def foreign(oid: bytes) -> RaySystemError:
+    """The error for a ref that this process does not know."""
+    return RaySystemError(f"ObjectRef({oid.hex()}) is not of this session; hint: was hpcray.shutdown() called since?")
+
+
+def raised_form(error: BaseException) -> BaseException:
+    """What `get` raises for a stored error: also an instance of the user's class, with its remote traceback."""
+    if isinstance(error, RayTaskError):
+        return error.as_instanceof_cause()
+    return error

@@ -1,0 +1,163 @@
+"""What a worker sends back: results, exceptions, and what it keeps of the arguments."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from hpcray.base.errors import ActorDiedError, RayTaskError, TaskCancelledError, make_task_error
+from hpcray.base.ids import raylet_of, return_index
+from hpcray.host.address import node_ip_address
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import NONE_BLOB, Serialized, serialize, serialize_error
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+    from hpcray.runtime.worker import Worker
+
+_FLUSH_US = 1_000
+
+
+class Replies:
+    """Sends the replies of one worker.
+
+    Attributes:
+        since_flush: microseconds of work whose replies may still be buffered.
+    """
+
+    def __init__(self, worker: Worker, process: Process) -> None:
+        self._worker = worker
+        self._process = process
+        self._engine = process.engine
+        self._raylet = raylet_of(process.node)
+        self._inline_limit = process.config.inline_limit
+        self.since_flush = 0
+
+    def reply(
+        self,
+        src: bytes,
+        task: bytes,
+        num_returns: int,
+        value: Any,
+        error: BaseException | None,
+        name: str,
+        us: int,
+        protected: list[bytes] | None,
+        actor: tuple[str, str] | None = None,
+    ) -> None:
+        """Send a result (or an exception) to the submitter; large values go into the node's store first."""
+        returns: list[m.Returned] | None = None
+        if error is None:
+            try:
+                if num_returns == 1:
+                    blob, refs = serialize(value)
+                    if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
+                        self._send(src, m.TaskDone(task, blob, us), us)
+                        return
+                    returns = [self.returned(src, task, 0, blob, refs)]
+                else:
+                    returns = self._many(src, task, num_returns, value)
+            except BaseException as raised:
+                error = raised
+        status = 0
+        if error is not None:
+            status = 1
+            blob = self.error_blob(error, name, actor, task)
+            returns = [m.Returned(blob) for _ in range(abs(num_returns))]
+        value = error = None
+        self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us)
+
+    def kept(self, protected: list[bytes] | None, src: bytes) -> list[bytes] | None:
+        """Count us for the refs from the arguments that we still hold; the reply to `src` names those that it owns."""
+        if not protected:
+            return None
+        with self._engine.lock:
+            self._process.drain()
+            return self._process.table.keep(protected, src) or None
+
+    def error_blob(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> bytes:
+        """The blob of an exception, as its `get` will raise it."""
+        if isinstance(error, KeyboardInterrupt) and task in self._worker.cancelled:
+            self._worker.cancelled.discard(task)
+            return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
+        if isinstance(error, (ActorDiedError, TaskCancelledError)) and not isinstance(error, RayTaskError):
+            return serialize_error(error)
+        return serialize_error(task_error(error, name, actor))
+
+    def returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
+        """One return value as its owner `src` gets it; a large one is in the node's store then."""
+        contained = [ref._id for ref in refs] or None
+        size = blob.size if isinstance(blob, Serialized) else len(blob)
+        value = b""
+        object_id = task + return_index(index)
+        if size <= self._inline_limit:
+            value = blob.join() if isinstance(blob, Serialized) else blob
+            size = 0
+        else:
+            self._process.store.write(object_id, blob)
+        if refs or size:
+            with self._engine.lock:
+                for ref in refs:
+                    self._process.table.give(ref._id, src)
+                if size:
+                    self._engine.send(self._raylet, m.Release([object_id]))
+        return m.Returned(value, size, contained)
+
+    def _withdraw(self, src: bytes, task: bytes, returns: list[m.Returned]) -> None:
+        """The first of several returns were ready when a later one failed: an error will be sent instead."""
+        with self._engine.lock:
+            for index, item in enumerate(returns):
+                for inner in item.contained or ():
+                    self._process.table.take_back(inner, src)
+                if item.size:
+                    self._engine.send(self._raylet, m.Free([task + return_index(index)], []))
+
+    def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
+        if num_returns <= 0:
+            return [m.Returned(NONE_BLOB) for _ in range(-num_returns)]  # of a generator: its values have been sent
+        try:
+            values = list(value)
+        except TypeError:
+            values = [value]
+        if len(values) != num_returns:
+            raise ValueError(f"Task returned {len(values)} objects, but num_returns={num_returns}.")
+        returns: list[m.Returned] = []
+        try:
+            for index, item in enumerate(values):
+                returns.append(self.returned(src, task, index, *serialize(item)))
+        except BaseException:
+            self._withdraw(src, task, returns)
+            raise
+        return returns
+
+    def send_now(self, dest: bytes, msg: m.Message) -> None:
+        """Send what a task yields."""
+        with self._engine.lock:
+            if self._process.table.unacked:
+                self._process.table.hold(dest, msg)
+            else:
+                self._engine.send(dest, msg)
+            self._engine.flush()
+
+    def _send(self, dest: bytes, msg: m.Message, us: int) -> None:
+        """Queue a reply. It leaves at once unless more short work waits (then after a millisecond of it at most)."""
+        engine = self._engine
+        with engine.lock:
+            if self._process.table.unacked:
+                self._process.table.hold(dest, msg)
+                engine.flush()
+                return
+            engine.send(dest, msg)
+            self.since_flush += us + 10
+            if not self._worker.queue or self.since_flush > _FLUSH_US:
+                self.since_flush = 0
+                engine.flush()
+            else:
+                engine.buffered()
+
+
+def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
+    """What user code raised, wrapped to travel."""
+    return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)

@@ -1,0 +1,135 @@
+"""What the head finds out about this run of the job: its end, its checkpoints, the signals that announce its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+
+from hpcray.base.config import Config
+from hpcray.host.allocation import ask_end_time, end_time
+from hpcray.transport.startup import Launch
+from hpcray.wire.messages import RunInfo
+
+_DIRECTORY = "hpcray-checkpoints"
+_ASK_TIME = 5.0
+_SHARE = 0.25
+"""The drain of a short job takes at most this part of its time."""
+_SIGNALS = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM}
+_REQUEUE = ("auto", "scontrol", "exit")
+_SCONTROL_TIME = 10.0
+_ALIVE = ("RUNNING", "SIGNALING")
+"""States of a job that Slurm has not ended: it is SIGNALING for a while after `--signal` did."""
+
+
+def read_run(config: Config, launch: Launch, environ: Mapping[str, str] | None = None) -> RunInfo:
+    """What holds for the whole job, as rank 0 knows it: only that rank may ask Slurm's controller when the job ends.
+
+    Raises:
+        ValueError: a setting is not valid.
+    """
+    environ = os.environ if environ is None else environ
+    if config.requeue not in _REQUEUE:
+        raise ValueError(f"requeue={config.requeue!r} is not valid; hint: one of {', '.join(_REQUEUE)}")
+    if not 0 <= config.drain_exit_code <= 255:
+        raise ValueError(f"drain_exit_code={config.drain_exit_code} is not valid; hint: 0 to 255")
+    known = end_time(environ) if launch.rank else ask_end_time(environ, _ASK_TIME)
+    end = config.end_time or known or 0.0
+    return RunInfo(
+        end=end,
+        drain_at=drain_start(end, time.time(), config.drain_margin),
+        checkpoints=checkpoint_directory(config, environ),
+        restarts=restart_count(environ),
+        signals=drain_signals(config, launch, environ),
+        exit_code=config.drain_exit_code,
+    )
+
+
+def drain_start(end: float, now: float, margin: float) -> float:
+    """Unix time at which a job that ends at `end` begins to drain; 0 for never."""
+    if not end or not margin:
+        return 0.0
+    return end - min(margin, max(0.0, end - now) * _SHARE)
+
+
+def checkpoint_directory(config: Config, environ: Mapping[str, str]) -> str:
+    """Where this job's checkpoints are, in this run and in all others of it; "" when that is not known."""
+    if config.checkpoint_dir:
+        return os.path.abspath(os.path.expanduser(config.checkpoint_dir))
+    home, job = environ.get("SLURM_SUBMIT_DIR"), environ.get("SLURM_JOB_ID")
+    return os.path.join(home, _DIRECTORY, job) if home and job else ""
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """How often Slurm has put this job back into the queue."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def drain_signals(config: Config, launch: Launch, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Numbers of the signals that begin a drain.
+
+    By default those with which Slurm announces the end of a job. mpirun kills its ranks a second after the SIGTERM
+    that it sends them: there is no time for a drain.
+    """
+    text = config.drain_signals.upper()
+    if text == "AUTO":
+        if not environ.get("SLURM_JOB_ID"):
+            return ()
+        return (signal.SIGUSR1,) if launch.kind in ("mpirun", "pmi") else (signal.SIGUSR1, signal.SIGTERM)
+    if text == "NONE":
+        return ()
+    names = [name.strip().removeprefix("SIG") for name in text.split(",")]
+    unknown = [name for name in names if name not in _SIGNALS]
+    if unknown:
+        raise ValueError(
+            f"drain_signals={config.drain_signals!r} is not valid; hint: auto, none, or some of {', '.join(_SIGNALS)}"
+        )
+    return tuple(_SIGNALS[name] for name in names)
+
+
+def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Ask Slurm to run this job again, if the settings say so and Slurm has not decided otherwise.
+
+    A job that is preempted by requeue runs on for the partition's GraceTime, and counts as failed when it ends by then.
+    One that was cancelled, or is out of time, is no longer running for Slurm: it is let go.
+
+    Returns:
+        What went wrong; "" when nothing did.
+    """
+    environ = os.environ if environ is None else environ
+    job = environ.get("SLURM_JOB_ID")
+    if config.requeue == "exit" or (not job and config.requeue == "auto"):
+        return ""
+    if not job:
+        return "this is no Slurm job (no SLURM_JOB_ID); hint: HPCRAY_REQUEUE=exit"
+    try:
+        shown = _scontrol("show", "job", "-o", job)
+        if wants_requeue(config.requeue, shown):
+            _scontrol("requeue", job)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip()
+        return f"{said}; hint: `scontrol requeue {job}` by hand; the job needs `#SBATCH --requeue`"
+    return ""
+
+
+def wants_requeue(setting: str, shown: str) -> bool:
+    """Whether a job about which `scontrol show job -o` says this shall be put back into the queue."""
+    facts = dict(part.split("=", 1) for part in shown.split() if "=" in part)
+    if facts.get("JobState") not in _ALIVE:
+        return False
+    preempted = facts.get("PreemptTime", "None") not in ("None", "") and facts.get("Requeue") == "1"
+    return setting == "scontrol" or preempted
+
+
+def _scontrol(*command: str) -> str:
+    return subprocess.run(
+        ["scontrol", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SCONTROL_TIME,
+        check=True,
+    ).stdout

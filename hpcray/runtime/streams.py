@@ -1,0 +1,256 @@
+"""Generators of refs: what a task or call yields, one object each, as it comes.
+
+The objects are returns of the task: number 0 is ready when the task has ended (`completed()`), number i + 1 is what it
+yielded i-th. The caller always has one entry more than it has values: whoever waits for the next value waits for that
+entry, and learns from it too when there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hpcray.base.errors import ObjectRefStreamEndOfStreamError
+from hpcray.base.ids import node_of, return_index
+from hpcray.core.owner.table import PENDING, Waiter
+from hpcray.runtime.own_options import OwnTask
+from hpcray.runtime.refs import ObjectRef, need_process, new_ref
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import Serialized, is_error, serialize, serialize_error
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
+_END = serialize_error(ObjectRefStreamEndOfStreamError("the generator has no more values"))
+_EVERYTHING = 1 << 62
+
+
+class Stream:
+    """One task's values. refs: those that nobody took yet, and behind them the entry of the next one.
+
+    received, taken: how many values came, and were taken. dropped: nobody will take any more.
+    """
+
+    __slots__ = ("dropped", "received", "refs", "taken", "task")
+
+    def __init__(self, task: OwnTask) -> None:
+        self.task = task
+        self.refs: deque[ObjectRef[Any]] = deque()
+        self.received = 0
+        self.taken = 0
+        self.dropped = False
+
+
+class Streams:
+    """The streams that this process is the caller of. All methods want the engine's lock held."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._engine = process.engine
+        self._table = process.table
+        self._open: dict[bytes, Stream] = {}
+
+    def open(self, task: OwnTask) -> Any:
+        """What `.remote()` returns: a generator of refs, or for "dynamic" the ref of one."""
+        stream = self._open[task.id] = Stream(task)
+        completed = task.id + return_index(0)
+        self._table.create(completed, task).local = 1
+        self._expect_next(stream)
+        ref = new_ref(completed)
+        return ref if task.own.dynamic else ObjectRefGenerator(stream, ref)
+
+    def received(self, task_id: bytes) -> int:
+        """How many values came: a task that runs again need not send them again."""
+        stream = self._open.get(task_id)
+        return stream.received if stream is not None else 0
+
+    def on_item(self, src: bytes, msg: m.StreamItem) -> None:
+        """The task yielded a value."""
+        stream = self._open.get(msg.task)
+        object_id = msg.task + return_index(msg.index + 1)
+        item = msg.item
+        if stream is not None and msg.index < stream.received:
+            self._adopt(src, item)
+            return
+        contained = self._adopt(src, item)
+        if stream is not None:
+            stream.received += 1
+            if not stream.dropped:
+                self._expect_next(stream)
+        if item.size:
+            self._table.set_stored(object_id, item.size, node_of(src), contained)
+        else:
+            self._table.set_inline(object_id, item.value, contained)
+
+    def finish(self, task: OwnTask, src: bytes, msg: m.TaskReply) -> None:
+        """The task has ended. An exception is one value more."""
+        value = msg.returns[0].value
+        if not is_error(value):
+            self._end(task, None, value)
+        elif task.own.dynamic and msg.status == 1:
+            self._end(task, value, b"")
+        else:
+            self._end(task, value, value)
+
+    def fail(self, task: OwnTask, error: bytes) -> None:
+        """The task will not end any more."""
+        self._end(task, error, error)
+
+    def _end(self, task: OwnTask, last: bytes | None, completed: bytes) -> None:
+        stream = self._open.pop(task.id, None)
+        if stream is None:
+            return
+        if last is not None:
+            object_id = task.id + return_index(stream.received + 1)
+            stream.received += 1
+            if not stream.dropped:
+                self._expect_next(stream)
+            self._table.set_inline(object_id, last)
+        contained: list[Any] | None = None
+        if task.own.dynamic and (not completed or not is_error(completed)):
+            end = stream.refs.pop()
+            contained = list(stream.refs)
+            blob, _ = serialize(DynamicObjectRefGenerator(contained))
+            completed = blob.join() if isinstance(blob, Serialized) else blob
+            self._table.set_inline(end._id, _END)
+        else:
+            self._table.set_inline(task.id + return_index(stream.received + 1), _END)
+        self._table.set_inline(task.id + return_index(0), completed, contained)
+
+    def _expect_next(self, stream: Stream) -> None:
+        object_id = stream.task.id + return_index(stream.received + 1)
+        self._table.create(object_id).local = 1
+        stream.refs.append(new_ref(object_id))
+
+    def _adopt(self, src: bytes, item: m.Returned) -> list[Any] | None:
+        for inner in item.contained or ():
+            self._table.adopt(inner, src)
+        return [new_ref(inner) for inner in item.contained] if item.contained else None
+
+
+class ObjectRefGenerator:
+    """Gives the refs of what a task or actor call yields, in order, as they come. `for`, `async for`, `next`."""
+
+    def __init__(self, stream: Stream, completed: ObjectRef[Any]) -> None:
+        self._stream = stream
+        self._completed = completed
+
+    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+        return self
+
+    def __next__(self) -> ObjectRef[Any]:
+        """The next ref; waits until its value is there. If the task failed, the last ref's value is the error."""
+        process = need_process()
+        with process.engine.lock:
+            if self._stream.refs:
+                waiter = Waiter()
+                oid = self._stream.refs[0]._id
+                if not process.table.want_ready(oid, waiter):
+                    try:
+                        process.block(waiter, None)
+                    finally:
+                        process.table.forget([oid], waiter)
+            ref = self._take(process)
+        process.engine.run_after()
+        if ref is None:
+            raise StopIteration
+        return ref
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef[Any]]:
+        return self
+
+    async def __anext__(self) -> ObjectRef[Any]:
+        process = need_process()
+        if self._stream.refs:
+            loop = asyncio.get_running_loop()
+            ready: asyncio.Future[None] = loop.create_future()
+            process.when_ready_here(self._stream.refs[0], lambda: loop.call_soon_threadsafe(_settle, ready))
+            await ready
+        with process.engine.lock:
+            ref = self._take(process)
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
+
+    def completed(self) -> ObjectRef[Any]:
+        """A ref that is ready when the task has ended; its value is the error if it failed."""
+        return self._completed
+
+    def next_ready(self) -> bool:
+        """Whether `next()` would return (or stop) at once."""
+        process = need_process()
+        with process.engine.lock:
+            refs = self._stream.refs
+            return not refs or process.table.entries[refs[0]._id].state != PENDING
+
+    def is_finished(self) -> bool:
+        """Whether the task has ended and all refs were taken."""
+        return self.peek() is None
+
+    def task_id(self) -> bytes:
+        """Id of the task."""
+        return self._completed.task_id()
+
+    def peek(self) -> ObjectRef[Any] | None:
+        """The ref that `next()` will give, ready or not; None when it is known that there is none."""
+        process = need_process()
+        with process.engine.lock:
+            refs = self._stream.refs
+            return refs[0] if refs and process.table.entries[refs[0]._id].value != _END else None
+
+    def _take(self, process: Process) -> ObjectRef[Any] | None:
+        stream = self._stream
+        if not stream.refs or process.table.entries[stream.refs[0]._id].value == _END:
+            return None
+        stream.taken += 1
+        if stream.task.own.window > 0 and stream.task.worker is not None:
+            process.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, stream.taken))
+            process.engine.flush()
+        return stream.refs.popleft()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "You cannot return or pass a generator to other task. Serializing a ObjectRefGenerator is not allowed. "
+            "hint: pass the refs that it gives"
+        )
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is None:
+            return
+        stream.dropped = True
+        stream.refs = deque()
+        if stream.task.own.window > 0 and stream.task.worker is not None:
+            try:
+                process = need_process()
+                process.engine.later(lambda: _take_all(process, stream))
+            except Exception:  # the session has ended, or the interpreter is going down
+                return
+
+
+class DynamicObjectRefGenerator:
+    """The value of a ref that `num_returns="dynamic"` gave: an iterator over the refs of what was yielded."""
+
+    def __init__(self, refs: list[ObjectRef[Any]]) -> None:
+        self._refs = refs
+
+    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+def _take_all(process: Process, stream: Stream) -> None:
+    """Nobody will take any more values: its task need not wait."""
+    with process.engine.lock:
+        if stream.task.worker is not None:
+            process.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, _EVERYTHING))
+            process.engine.flush()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

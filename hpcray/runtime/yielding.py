@@ -1,0 +1,118 @@
+"""The worker's side of generators: every value that a task yields is sent to its caller at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+
+from hpcray.core.owner.table import Waiter
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import serialize
+
+if TYPE_CHECKING:
+    from hpcray.runtime.worker import Worker
+
+
+class Yielding:
+    """All tasks of one worker that yield now, by task id, with how many of their values were taken."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._taken: dict[bytes, int] = {}
+        self._waiters: dict[bytes, Waiter] = {}
+
+    def on_taken(self, _: bytes, msg: m.StreamTaken) -> None:
+        """The caller took a value (lock held)."""
+        if msg.task not in self._taken:
+            return
+        self._taken[msg.task] = max(msg.count, self._taken[msg.task])
+        waiter = self._waiters.get(msg.task)
+        if waiter is not None and waiter.count > 0:
+            waiter.count = 0
+            self._worker.engine.notify(waiter)
+
+    def run(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> None:
+        """Send what `value`, a generator, yields. Its exceptions are the caller's."""
+        sender = _Sender(self, self._worker, src, msg)
+        if not isinstance(value, Iterator):
+            raise TypeError(f"num_returns='streaming' needs a generator, not {type(value).__name__}; hint: yield")
+        try:
+            drive(value, sender)
+        finally:
+            sender.close()
+
+    async def run_async(self, src: bytes, msg: m.ActorCall, value: Any) -> None:
+        """The same on an asyncio loop, which is never blocked: plain generators run in a thread."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(value, AsyncIterator):
+            context = contextvars.copy_context()
+            await loop.run_in_executor(None, context.run, self.run, src, msg, value)
+            return
+        sender = _Sender(self, self._worker, src, msg)
+        try:
+            async for item in value:
+                if sender.blocks or not isinstance(item, (int, float, str, bytes, bool, type(None))):
+                    await loop.run_in_executor(None, sender.send, item)
+                else:
+                    sender.send(item)
+        finally:
+            sender.close()
+
+    # ------------------------------------------------------------ for the senders
+
+    def begin(self, task: bytes) -> None:
+        """Count what is taken of this task."""
+        with self._worker.engine.lock:
+            self._taken.setdefault(task, 0)
+
+    def end(self, task: bytes) -> None:
+        """The task yields no more."""
+        with self._worker.engine.lock:
+            self._taken.pop(task, None)
+            self._waiters.pop(task, None)
+
+    def await_room(self, task: bytes, sent: int, window: int) -> None:
+        """Wait until fewer than `window` of the values sent have not been taken."""
+        engine = self._worker.engine
+        with engine.lock:
+            while sent - self._taken[task] >= window:
+                waiter = self._waiters[task] = Waiter()
+                engine.wait(waiter)
+
+
+class _Sender:
+    """Sends the values of one task. Those that an earlier run of it has sent are left out."""
+
+    def __init__(self, yielding: Yielding, worker: Worker, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
+        own = worker.options.get(msg.task)
+        self._yielding, self._worker = yielding, worker
+        self._src, self._task = src, msg.task
+        self._window = own.window if own is not None else -1
+        self._skip = own.skip if own is not None else 0
+        self._index = 0
+        self.blocks = self._window > 0
+        if self.blocks:
+            yielding.begin(msg.task)
+
+    def send(self, value: Any) -> None:
+        index = self._index
+        self._index += 1
+        if index < self._skip:
+            return
+        if self.blocks:
+            self._yielding.await_room(self._task, index, self._window)
+        replies = self._worker.replies
+        item = replies.returned(self._src, self._task, index + 1, *serialize(value))
+        replies.send_now(self._src, m.StreamItem(self._task, index, item))
+
+    def close(self) -> None:
+        if self.blocks:
+            self._yielding.end(self._task)
+
+
+def drive(values: Iterator[Any], sender: _Sender) -> None:
+    """Run a generator to its end. This frame is between the task and user code (`worker.in_user_code`)."""
+    for value in values:
+        sender.send(value)

@@ -1,0 +1,84 @@
+"""More data than the object store holds: it goes to disk and comes back as it was."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from engine import ray
+
+pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.timeout(180)]
+STORE = 48 << 20
+INIT = {"num_cpus": 2, "object_store_memory": STORE}
+
+MB4 = (4 << 20) // 8
+
+
+def block(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 1 << 62, MB4)
+
+
+@ray.remote
+def make(seed):
+    return block(seed)
+
+
+@ray.remote
+def check(seed, array):
+    return bool(np.array_equal(array, block(seed)))
+
+
+@ray.remote
+def check_all(seeds, refs):
+    return all(np.array_equal(ray.get(ref), block(seed)) for seed, ref in zip(seeds, refs, strict=True))
+
+
+def test_puts_beyond_the_store_come_back_bit_by_bit():
+    refs = [ray.put(block(seed)) for seed in range(60)]  # 240 MB
+    for _ in range(2):
+        for seed, ref in enumerate(refs):
+            assert np.array_equal(ray.get(ref), block(seed))
+
+
+def test_returns_beyond_the_store_are_arguments_of_other_tasks():
+    refs = [make.remote(seed) for seed in range(60)]
+    assert all(ray.get([check.remote(seed, ref) for seed, ref in enumerate(refs)]))
+
+
+def test_a_task_reads_one_after_the_other_what_never_fits_together():
+    refs = [ray.put(block(seed)) for seed in range(40)]
+    assert ray.get(check_all.remote(list(range(40)), refs))
+
+
+def test_small_and_large_objects_together():
+    small = [ray.put(bytes([seed]) * 120_000) for seed in range(250)]  # 30 MB in small objects that live in the store
+    large = [ray.put(block(seed)) for seed in range(20)]
+    assert all(ray.get(ref) == bytes([seed]) * 120_000 for seed, ref in enumerate(small))
+    assert all(np.array_equal(ray.get(ref), block(seed)) for seed, ref in enumerate(large))
+
+
+def test_arrays_in_use_stay_where_they_are():
+    first = [ray.get(ray.put(block(seed))) for seed in range(5)]  # 20 MB that views hold
+    more = [ray.put(block(seed)) for seed in range(100, 130)]
+    assert all(np.array_equal(array, block(seed)) for seed, array in enumerate(first))
+    assert all(np.array_equal(ray.get(ref), block(seed)) for seed, ref in enumerate(more, 100))
+
+
+def test_what_cannot_be_read_at_once_is_an_error_and_nothing_is_lost():
+    refs = [ray.put(block(seed)) for seed in range(20)]  # 80 MB
+    with pytest.raises(ray.exceptions.ObjectStoreFullError, match="hint:"):
+        ray.get(refs)
+    gc.collect()
+    for seed, ref in enumerate(refs):
+        assert np.array_equal(ray.get(ref), block(seed))
+
+
+def test_a_get_of_a_few_survives_pressure_from_others():
+    refs = [ray.put(block(seed)) for seed in range(30)]
+    noise = [make.remote(seed) for seed in range(500, 540)]
+    for start in range(0, 30, 5):
+        arrays = ray.get(refs[start : start + 5])
+        assert all(np.array_equal(array, block(start + at)) for at, array in enumerate(arrays))
+        del arrays
+    assert all(ray.get([check.remote(seed, ref) for seed, ref in enumerate(noise, 500)]))

@@ -1,0 +1,405 @@
+"""What another user of the same machine tries, and does not get. See docs/security.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job, as_module
+from helpers.leaks import LeakCheck
+from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
+
+import hpcray as ray
+from hpcray.base.errors import RaySystemError
+from hpcray.base.ids import HEAD, NIL_PROC, make_proc, raylet_of
+from hpcray.host.session import Session, live_sessions
+from hpcray.runtime.links import Links
+from hpcray.runtime.process import connect
+from hpcray.wire import messages as m
+from hpcray.wire.frames import pack
+
+# Opens everything it is given, as files, directories and sockets; prints what it could.
+BURGLAR = """\
+import os, socket, sys
+for path in sys.argv[1:]:
+    for what, attempt in {
+        "list": lambda: os.listdir(path),
+        "read": lambda: open(path, "rb").read(1),
+        "write": lambda: os.open(path, os.O_WRONLY),
+        "make": lambda: os.close(os.open(path + "/new", os.O_CREAT | os.O_WRONLY)),
+        "connect": lambda: socket.socket(socket.AF_UNIX).connect(path),
+        "follow": lambda: os.readlink(path),
+        "remove": lambda: os.remove(path),
+        "rename": lambda: os.rename(path, path + ".gone"),
+    }.items():
+        try:
+            attempt()
+        except OSError:
+            pass
+        else:
+            print(what, path)
+print("tried", len(sys.argv) - 1)
+"""
+
+# Listens where it is told to; prints how many bytes came.
+IMPOSTOR = """\
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o777)
+listener.listen()
+print("listening", flush=True)
+try:
+    listener.settimeout(60)
+    peer, _ = listener.accept()
+    peer.settimeout(60)
+    print("got", len(peer.recv(1000)), flush=True)
+except ConnectionError:
+    print("got 0", flush=True)
+"""
+
+
+@pytest.fixture
+def stranger() -> None:
+    needs_stranger()
+
+
+@pytest.fixture
+def session(leak_check: LeakCheck) -> Iterator[str]:
+    """A session of ours, with a worker and an object in the store; its directory."""
+    ray.init(num_cpus=1, object_store_memory=32 << 20)
+    ray.get(ray.remote(os.getpid).remote())
+    held = ray.put(bytes(1 << 20))
+    yield str(leak_check.sessions()[0])
+    del held
+    ray.shutdown()
+
+
+@pytest.fixture
+def public(leak_check: LeakCheck) -> Path:
+    """The temporary directory of the test, open to everybody as /tmp is."""
+    leak_check.tmp.chmod(0o1777)
+    return leak_check.tmp
+
+
+def still_works() -> None:
+    assert ray.get(ray.remote(lambda: 42).remote(), timeout=60) == 42
+
+
+# ---------------------------------------------------------------- looking in
+
+
+def test_stranger_opens_no_file_no_directory_no_socket(stranger: None, session: str, public: Path) -> None:
+    things = [str(path) for path in Path(session).parent.rglob("*")]
+    assert any(thing.endswith("r.s") for thing in things) and any(thing.endswith("info.json") for thing in things)
+    assert stranger_says(BURGLAR, os.path.dirname(session), *things) == f"tried {len(things) + 1}\n"
+    still_works()
+
+
+def test_stranger_gets_at_no_process(stranger: None, session: str, public: Path, leak_check: LeakCheck) -> None:
+    processes = leak_check.processes()
+    assert {"hpcray-raylet", "hpcray-template", "hpcray-worker"} <= set(processes.values())
+    things: list[str] = []
+    for pid in [*processes, os.getpid()]:
+        things += [f"/proc/{pid}/{name}" for name in ("environ", "mem", "fd", "cwd", "map_files")]
+        things += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    arenas = [thing for thing in things if "/fd/" in thing and "hpcray-arena" in _target(thing)]
+    assert len(arenas) >= 3, "the raylet, the worker and we hold the store"
+    assert stat.S_IMODE(os.stat(arenas[0]).st_mode) == 0o600
+    assert stranger_says(BURGLAR, *things) == f"tried {len(things)}\n"
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def test_every_socket_turns_a_stranger_away_even_where_the_directory_is_open(
+    stranger: None, session: str, public: Path
+) -> None:
+    sockets = sorted(str(path) for path in Path(session).glob("*.s"))
+    assert len(sockets) >= 3, "raylet, worker, driver"
+    assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in sockets), "closed by themselves"
+    for path in (os.path.dirname(session), session):
+        os.chmod(path, 0o711)
+    for path in sockets:
+        os.chmod(path, 0o666)
+    said = stranger_says(
+        """\
+import socket, sys
+from hpcray.base.ids import HEAD, NIL_PROC
+from hpcray.wire.frames import pack
+from hpcray.wire.messages import Exit, Hello, encode
+for path in sys.argv[1:]:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(60)
+    sock.connect(path)
+    try:
+        sock.sendall(pack(HEAD, NIL_PROC, encode([Hello(1, "driver", b"")])))
+        sock.sendall(pack(HEAD, HEAD, encode([Exit(3)])))
+        print(len(sock.recv(1000)))
+    except ConnectionError:
+        print(0)
+""",
+        *sockets,
+        load=("hpcray.wire.messages",),
+    )
+    assert said.split() == ["0"] * len(sockets)
+    still_works()
+
+
+# ---------------------------------------------------------------- lying in wait
+
+FAKE_SESSION = """\
+import fcntl, json, os, socket, sys, time
+root, uid = sys.argv[1], sys.argv[2]
+path = os.path.join(root, "hpcray-" + uid, "0123abcd")
+os.makedirs(path)
+lock = os.open(path + "/lock", os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+json.dump(dict(path=path, pid=os.getpid(), session="job", node=0, node_id="a", host="h", slurm_job="", started=9e9),
+          open(path + "/info.json", "w"))
+for open_to_all in (path + "/lock", path + "/info.json"):
+    os.chmod(open_to_all, 0o666)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path + "/r.s")
+os.chmod(path + "/r.s", 0o777)
+listener.listen()
+listener.settimeout(0.0)
+print(path, flush=True)
+sys.stdin.read()
+try:
+    peer, _ = listener.accept()
+    print("somebody came")
+except BlockingIOError:
+    print("nobody came")
+"""
+
+
+def test_planted_session_is_not_joined_and_not_used(stranger: None, leak_check: LeakCheck, public: Path) -> None:
+    child = as_stranger(FAKE_SESSION, public, os.getuid())
+    assert child.stdin is not None and child.stdout is not None
+    fake = child.stdout.readline().strip()
+    assert Path(fake, "r.s").is_socket()
+    assert live_sessions() == []
+    with pytest.raises(ConnectionError, match="no running hpcray node of this user"):
+        ray.init(address="auto")
+    with pytest.raises(ConnectionError, match=f"belongs to uid {UID}"):
+        ray.init(address=fake)
+    with pytest.raises(Exception, match=f"belongs to uid {UID}.*hint: set HPCRAY_TMPDIR"):
+        ray.init(num_cpus=1)
+    with pytest.raises(RaySystemError, match="another user"):
+        connect(fake, "attached")
+    assert child.communicate("\n", timeout=60)[0] == "somebody came\n", "only the last one, which looked who is there"
+    subprocess.run(["rm", "-r", os.path.dirname(fake)], check=True)
+
+
+def test_planted_link_is_not_followed(stranger: None, leak_check: LeakCheck, public: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    name = f"hpcray-{os.getuid()}"
+    stranger_says("import os, sys; os.symlink(sys.argv[1], sys.argv[2])", tmp_path, public / name)
+    assert live_sessions() == []
+    with pytest.raises(Exception, match="cannot use"):
+        Session.create()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    (public / name).unlink()
+
+
+def test_driver_says_nothing_to_an_impostor(stranger: None, public: Path) -> None:
+    path = public / "r.s"
+    child = as_stranger(IMPOSTOR, path)
+    assert child.stdout is not None and child.stdout.readline() == "listening\n"
+    with pytest.raises(RaySystemError, match="who listens there is another user"):
+        connect(str(public), "worker")
+    assert child.communicate(timeout=60)[0] == "got 0\n"
+    path.unlink()
+
+
+def test_process_goes_through_its_raylet_rather_than_to_an_impostor(stranger: None, public: Path) -> None:
+    me, other = make_proc(0, 2), make_proc(0, 7)
+    ours, raylet = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    child = as_stranger(IMPOSTOR, public / "7.s")
+    assert child.stdout is not None and child.stdout.readline() == "listening\n"
+    links = Links(me, str(public))
+    links._open(ours, None)
+    links.send(other, m.Exit(0))
+    links.flush()
+    assert raylet.recv(1000)[4:12] == other
+    assert child.communicate(timeout=60)[0] == "got 0\n"
+    links._close_links()
+    raylet.close()
+    (public / "7.s").unlink()
+
+
+# ---------------------------------------------------------------- garbage
+
+
+class Bomb:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_no_pickle_is_opened_before_a_process_has_joined(session: str, tmp_path: Path) -> None:
+    bomb = pickle.dumps(Bomb(tmp_path / "boom"), 5)
+    task = m.encode([m.ObjectReady(b"x" * 14, 0, bomb + b"\0", 0, [])])
+    for path in sorted(Path(session).glob("*.s")):
+        for nonsense in (bomb, pack(HEAD, NIL_PROC, bomb), pack(HEAD, raylet_of(0), task), os.urandom(4096)):
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(60)
+                sock.connect(str(path))
+                sock.sendall(nonsense)
+                sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionError):
+                    assert sock.recv(1) == b""
+    still_works()
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- ports
+
+
+def listening(pids: list[int]) -> list[str]:
+    """The internet sockets that these processes hold and that anybody could reach, as lines of /proc/net."""
+    inodes = {
+        found[1]
+        for pid in pids
+        for fd in os.listdir(f"/proc/{pid}/fd")
+        if (found := re.match(r"socket:\[(\d+)\]", _target(f"/proc/{pid}/fd/{fd}")))
+    }
+    lines = []
+    for table in ("tcp", "tcp6", "udp", "udp6", "raw"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (fields[3] == "0A" or not table.startswith("tcp")):
+                lines.append(f"{table} {line}")
+    return lines
+
+
+def test_one_node_has_no_port_at_all(session: str, leak_check: LeakCheck) -> None:
+    processes = leak_check.processes()
+    assert len(processes) >= 3
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        assert len(listening([os.getpid()])) == 1, "the test would see one"
+    assert listening([*processes, os.getpid()]) == []
+
+
+HOLD = """\
+import os, sys
+import hpcray as ray
+ray.init()
+pids = {ray.get(ray.remote(os.getpid).options(scheduling_strategy="SPREAD").remote()) for _ in range(8)}
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    import time; time.sleep(0.05)
+"""
+
+
+def test_ranks_of_one_host_have_no_port_and_no_open_shared_memory(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = tmp_path / "hold.py"
+    script.write_text(HOLD)
+    go = tmp_path / "go"
+    with Job(as_module(2, script, str(go))) as job:
+        if job.line() != "ready":
+            pytest.fail(job.wait().err)
+        processes = leak_check.processes()
+        ours = [pid for pid, name in processes.items() if name.startswith(("hpcray-", "python"))]
+        assert sum(name == "hpcray-raylet" for name in processes.values()) == 2
+        assert listening(ours) == []
+        for pid in ours:
+            maps = Path(f"/proc/{pid}/map_files")
+            shared = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.split()[1] == "rw-s"]
+            assert not [line for line in shared if "SYSV" in line], "System V segments of UCX are open to our group"
+            for line in shared:
+                assert os.stat(maps / line.split()[0]).st_mode & 0o077 == 0, line
+        go.touch()
+        ended = job.wait()
+        assert ended.code == 0, ended.err
+
+
+# ---------------------------------------------------------------- UCX, from outside
+
+UCX_PEER = """\
+import sys, time
+from hpcray.transport.ucx import UcxEngine
+from hpcray.transport.ucx_data import UcxData
+secret, address = bytes.fromhex(sys.argv[1]), bytes.fromhex(sys.argv[2])
+engine = UcxEngine(1, secret)
+data = UcxData(engine)
+arena = bytearray(b"EVIL" * 25_000)
+data.register(memoryview(arena))
+data.connect(0, address, True)
+data.send(0, 7, 0, 100_000)
+engine.ring(0, 1000)
+if secret != bytes(32):
+    for tag in (7, 1 << 32 | 7, 2 << 60 | 1 << 32 | 7, 1 << 60, 3 << 60):
+        engine.endpoint(0).tag_send(engine.array(arena), engine.lib.UCXXTag(tag))
+end = time.monotonic() + 60
+while not data.progress() and time.monotonic() < end:
+    time.sleep(0.001)
+print("sent", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    try:
+        from hpcray.transport.ucx import UcxEngine
+        from hpcray.transport.ucx_data import UcxData
+
+        engine = UcxEngine(0, bytes(32))
+    except Exception as error:
+        pytest.skip(f"no UCX: {error}")
+    data = UcxData(engine)
+    arena = bytearray(100_000)
+    data.register(memoryview(arena))
+    data.receive(1, 7, 0, len(arena))
+    bells: list[tuple[int, int]] = []
+
+    def hear(child: subprocess.Popen[str]) -> list[object]:
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        reports: list[object] = []
+        said = b""
+        while b"sent" not in said:
+            reports += data.progress()
+            bells.extend(engine.heard())
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(child.stdout.fileno(), 10_000)
+            assert child.poll() is None, said
+        for _ in range(1000):
+            reports += data.progress()
+            bells.extend(engine.heard())
+        return reports
+
+    def speaker(secret: bytes) -> subprocess.Popen[str]:
+        return as_stranger(
+            UCX_PEER, secret.hex(), engine.address().hex(), load=("hpcray.transport.ucx_data", "ucxx._lib.libucxx")
+        )
+
+    evil = speaker(os.urandom(32))
+    assert hear(evil) == [] and bells == [] and not any(arena)
+    good = speaker(bytes(32))
+    assert hear(good) == [("received", 1, 7, None)], "the same message from who knows it arrives"
+    assert bells == [(1, 1000)] and bytes(arena) == b"EVIL" * 25_000
+    for child in (evil, good):
+        child.kill()
+        child.communicate()
+    data.close()

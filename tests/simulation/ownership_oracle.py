@@ -1,0 +1,171 @@
+"""What must be true of reference counting, from a global view of who can still reach what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpcray.base.ids import FIRST_RETURN, PROC_BYTES, owner_of
+from hpcray.core.owner.table import PENDING, Entry
+
+if TYPE_CHECKING:
+    from ownership_process import Process
+    from ownership_world import World
+
+
+class Watched(dict[bytes, Entry]):
+    """The entries of a table; tells the oracle what is freed."""
+
+    def __init__(self, oracle: Oracle, process: Process) -> None:
+        super().__init__()
+        self.oracle, self.process = oracle, process
+
+    def __delitem__(self, oid: bytes) -> None:
+        super().__delitem__(oid)
+        if owner_of(oid) == self.process.id:
+            self.oracle.freed.append(oid)
+
+
+class Oracle:
+    """Watches one world.
+
+    Attributes:
+        excused: objects whose safety hung on a process that died: its own, what it held, what its tasks were given,
+            and what is inside them. They may be lost, but must not leak.
+        frees: objects seen freed; a test that frees none is worth nothing.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.freed: list[bytes] = []
+        self.frees = 0
+        self.excused: set[bytes] = set()
+
+    # ------------------------------------------------------------ reachability
+
+    def roots(self, process: Process) -> set[bytes]:
+        """What the programs of one process can name, and what it has passed to tasks that are not done."""
+        found = {ref.id for frame in process.frames for ref in frame.vars}
+        found.update(ref.id for ref in process.pinned)
+        found.update(get[1].id for get in process.gets)
+        for task in process.tasks.values():
+            found.update(ref.id for ref in task.args + task.slots)
+        return found
+
+    def closure(self, found: set[bytes]) -> set[bytes]:
+        """With everything inside, as far as a living owner still keeps it."""
+        reached = set()
+        stack = list(found)
+        while stack:
+            oid = stack.pop()
+            if oid in reached:
+                continue
+            reached.add(oid)
+            owner = self.world.processes[owner_of(oid)]
+            lost = oid in self.excused and oid not in owner.table.entries
+            if owner.alive and not lost:
+                stack.extend(self.world.values.get(oid, ()))
+        return reached
+
+    def reachable(self) -> set[bytes]:
+        return self.closure({oid for process in self.world.living for oid in self.roots(process)})
+
+    # ------------------------------------------------------------ checks
+
+    def after_step(self) -> None:
+        """Nothing that can be reached was freed."""
+        if not self.freed:
+            return
+        freed, self.freed = self.freed, []
+        self.frees += len(freed)
+        suspects = [o for o in freed if o not in self.excused and owner_of(o) not in self.world.dead]
+        if suspects:
+            early = self.reachable().intersection(suspects)
+            assert not early, f"freed while it can be reached: {[oid.hex() for oid in early]}"
+
+    def about_to_die(self, process: Process) -> None:
+        held = self.roots(process) | {oid for oid in process.table.entries if owner_of(oid) == process.id}
+        self.excused |= self.closure(held)
+        for task in process.tasks:
+            self.excused.add(task + FIRST_RETURN)
+
+    def at_rest(self) -> None:
+        """Nothing is under way: every table says exactly what is so."""
+        self.after_step()
+        reachable = self.reachable()
+        for process in self.world.living:
+            self.check_table(process, reachable)
+        self.check_stores()
+
+    def check_table(self, process: Process, reachable: set[bytes]) -> None:
+        table = process.table
+        for name in ("_acks", "_held", "_asked_of"):
+            assert not getattr(table, name), f"{name} at rest: {getattr(table, name)}"
+        assert table.unacked == 0
+        assert not table.pins.opening
+        lent = set()
+        for oid, entry in table.entries.items():
+            assert entry.local == process.live[oid], (oid.hex(), entry.local, process.live[oid])
+            if entry.borrowers:
+                lent.add(oid)
+            if owner_of(oid) == process.id:
+                self.check_owned(process, oid, entry, reachable)
+            else:
+                self.check_borrowed(process, oid, entry)
+        assert table._lent == lent
+        assert table._unregistered <= set(table.entries)
+        protected = {oid for frame in process.frames for oid in frame.protected or ()}
+        assert table._unregistered <= protected, "relies on a task that is done"
+        missing = {oid for oid, count in process.live.items() if count and oid not in table.entries}
+        assert not missing, f"{process.id.hex()} holds refs that its table does not know: {missing}"
+
+    def check_owned(self, process: Process, oid: bytes, entry: Entry, reachable: set[bytes]) -> None:
+        if entry.state == PENDING:
+            assert oid[:-3] in process.tasks, f"{oid.hex()} waits for a task that is over"
+            assert entry.task is process.tasks[oid[:-3]]
+        else:
+            assert oid in reachable, f"{oid.hex()} is kept, but nobody can reach it"
+            assert entry.local or entry.borrowers, f"{oid.hex()} is kept for nobody"
+        for borrower, count in (entry.borrowers or {}).items():
+            assert len(borrower) == PROC_BYTES, f"a pledge at rest: {borrower.hex()}"
+            other = self.world.processes[borrower]
+            assert other.alive, f"{oid.hex()} is kept for a dead process"
+            assert count == 1 and oid in other.table.entries, f"{oid.hex()} is counted {count} for {borrower.hex()}"
+            assert oid not in other.table._unregistered
+
+    def check_borrowed(self, process: Process, oid: bytes, entry: Entry) -> None:
+        assert entry.local > 0, f"{oid.hex()} is borrowed for nobody"
+        owner = self.world.processes[owner_of(oid)]
+        if owner.alive and oid not in self.excused and oid not in process.table._unregistered:
+            kept = owner.table.entries.get(oid)
+            assert kept is not None and process.id in (kept.borrowers or {}), f"{oid.hex()}: its owner does not know us"
+
+    def check_stores(self) -> None:
+        for process in self.world.living:
+            for view in [view for frame in process.frames for view in frame.views]:
+                self.world.check_readable(process, view.id)
+        for store in self.world.stores:
+            for oid, pins in store.pins.items():
+                for proc in pins:
+                    process = self.world.processes[proc]
+                    entry = process.table.entries.get(oid)
+                    mapped = (entry is not None and entry.mapping is not None) or oid in process.table.pins.lingering
+                    assert process.alive and mapped, f"{oid.hex()} is pinned by a process that does not read it"
+                owner = self.world.processes[owner_of(oid)]
+                if owner.alive and oid in owner.table.entries:
+                    entry = owner.table.entries[oid]
+                    known = [*(entry.nodes or ()), *(entry.left_at or ())]
+                    unheard = entry.state == PENDING or store.evictable(oid)
+                    assert unheard or store.node in known, f"{oid.hex()}: copy unknown"
+                else:
+                    assert pins or store.evictable(oid), f"{oid.hex()} stays in the store of node {store.node}"
+
+    def all_gone(self) -> None:
+        """No ref is left anywhere."""
+        for process in self.world.living:
+            assert not process.table.entries, [oid.hex() for oid in process.table.entries]
+            assert not process.table.pins.lingering
+            assert not process.table._lent
+            assert not process.table._unregistered
+        for store in self.world.stores:
+            left = [oid.hex() for oid in store.pins if not store.evictable(oid)]
+            assert not left, left

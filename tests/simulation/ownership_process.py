@@ -1,0 +1,349 @@
+"""A process of the ownership simulation: a real object table, and the least of a runtime around it.
+
+The runtime does what `hpcray/runtime` does, without bytes, threads and sockets: a value is the tuple of the refs inside
+it, a task is a frame with variables, and a ref that dies is noticed at the process's next turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.ids import FIRST_RETURN, OBJECT_BYTES, PUT_INDEX, node_of, raylet_of
+from hpcray.core.owner.table import INLINE, ObjectTable, Waiter
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from ownership_world import World
+
+LARGE = 1 << 20
+OK, ERROR = b"\0", b"\2"
+
+
+class Ref:
+    """An ObjectRef: one live one counts one in the table."""
+
+    __slots__ = ("id", "process")
+
+    def __init__(self, process: Process, oid: bytes) -> None:
+        self.process, self.id = process, oid
+        process.live[oid] += 1
+
+    def __del__(self) -> None:
+        self.process.live[self.id] -= 1
+        self.process.released.append(self.id)
+
+
+class View:
+    """A buffer in the arena that a reader holds."""
+
+    __slots__ = ("id", "process")
+
+    def __init__(self, process: Process, oid: bytes) -> None:
+        self.process, self.id = process, oid
+
+    def __del__(self) -> None:
+        self.process.released.append((self.id,))
+
+
+class Frame:
+    """A running task, or (task None) what outlives tasks: the driver's globals, the state of an actor, a thread."""
+
+    def __init__(self, task: bytes | None = None, submitter: bytes = b"") -> None:
+        self.task = task
+        self.submitter = submitter
+        self.protected: list[bytes] | None = None if task is None else []
+        self.vars: list[Ref] = []
+        self.views: list[View] = []
+        self.done = False
+
+
+class Submitted:
+    """A task on its way, as its submitter knows it."""
+
+    def __init__(self, ident: bytes, worker: bytes, args: list[Ref], slots: list[Ref]) -> None:
+        self.id, self.worker = ident, worker
+        self.args, self.slots = args, slots
+        self.sent = False
+
+    def let_go(self) -> None:
+        """It is over: its arguments need no protection any more."""
+        self.args, self.slots = [], []
+
+
+class Process:
+    """See the module."""
+
+    def __init__(self, world: World, proc: bytes) -> None:
+        self.world = world
+        self.id = proc
+        self.node = node_of(proc)
+        self.alive = True
+        self.live: Counter[bytes] = Counter()
+        self.released: deque[Any] = deque()
+        self.state = Frame()
+        self.frames: list[Frame] = [self.state]
+        self.pinned: list[Ref] = []
+        self.tasks: dict[bytes, Submitted] = {}
+        self.gets: list[tuple[Frame, Ref, Waiter]] = []
+        self.table = ObjectTable(proc, self.send, self.notify, self.lost)
+        self.table.entries = world.watched(self)
+        self.counter = 0
+        self.reads = 0
+
+    # ------------------------------------------------------------ plumbing
+
+    def send(self, dest: bytes, msg: m.Message) -> None:
+        self.world.send(self.id, dest, msg)
+
+    def notify(self, waiter: Waiter) -> None:
+        if waiter.callback is not None:
+            waiter.callback()
+
+    def lost(self, oid: bytes, reason: str, owner_died: bool) -> bytes:
+        return reason.encode() + ERROR
+
+    def drain(self) -> None:
+        while self.released:
+            item = self.released.popleft()
+            if type(item) is bytes:
+                self.table.release(item)
+            else:
+                self.table.view_died(item[0])
+
+    def turn(self) -> None:
+        """What happens between two events: deaths of refs are noticed, threads that wait in get go on."""
+        self.drain()
+        for get in [g for g in self.gets if g[2].count <= 0]:
+            self.gets.remove(get)
+            self.table.pins.gathering.remove([get[1].id])
+            self.read(get[0], get[1])
+        self.drain()
+
+    def new_id(self) -> bytes:
+        self.counter += 1
+        return self.id + self.counter.to_bytes(5, "big")
+
+    # ------------------------------------------------------------ what programs do
+
+    def put(self, frame: Frame, contained: list[Ref], large: bool) -> None:
+        oid = self.new_id() + PUT_INDEX
+        entry = self.table.create(oid)
+        entry.local = 1
+        frame.vars.append(Ref(self, oid))
+        self.world.values[oid] = tuple(ref.id for ref in contained)
+        if large:
+            self.world.stores[self.node].created(oid, self.id)
+            self.table.created_here(oid, 64, LARGE, self.node, contained or None)
+        else:
+            entry.state, entry.value, entry.contained = INLINE, blob_of(contained), contained or None
+
+    def submit(self, frame: Frame, worker: bytes, args: list[Ref], slots: list[Ref]) -> None:
+        task = Submitted(self.new_id(), worker, args, slots)
+        oid = task.id + FIRST_RETURN
+        self.tasks[task.id] = task
+        self.table.create(oid, task).local = 1
+        frame.vars.append(Ref(self, oid))
+        self.resolve(task)
+
+    def resolve(self, task: Submitted) -> None:
+        waiter = Waiter(len(task.slots), callback=lambda: self.push(task))
+        for slot in task.slots:
+            if self.table.want_ready(slot.id, waiter):
+                waiter.count -= 1
+        if waiter.count == 0:
+            self.push(task)
+
+    def push(self, task: Submitted) -> None:
+        if self.tasks.get(task.id) is not task or task.sent:
+            return
+        task.sent = True
+        refs: list[m.ArgRef] = []
+        inline: list[bytes] = []
+        for slot in task.slots:
+            entry = self.table.entries[slot.id]
+            if entry.state == INLINE and entry.value.endswith(ERROR):
+                self.fail(task)
+                return
+            if entry.state == INLINE:
+                inline.append(entry.value)
+            else:
+                inline.append(b"")
+                refs.append(m.ArgRef(slot.id, entry.size, list(entry.nodes or [])))
+        self.send(task.worker, m.PushTask(task.id, b"", blob_of(task.args), 1, refs, inline))
+
+    def fail(self, task: Submitted) -> None:
+        del self.tasks[task.id]
+        self.world.values.setdefault(task.id + FIRST_RETURN, ())
+        self.table.set_inline(task.id + FIRST_RETURN, b"the task failed" + ERROR)
+        task.let_go()
+
+    def cancel(self, task: Submitted) -> None:
+        if task.sent:
+            self.send(task.worker, m.CancelTask(task.id, False, False))
+        else:
+            self.fail(task)
+
+    def get(self, frame: Frame, ref: Ref) -> None:
+        waiter = Waiter(eager=True)
+        if self.table.want_local(ref.id, waiter):
+            self.read(frame, ref)
+        else:
+            self.gets.append((frame, ref, waiter))
+            self.table.pins.gathering.append([ref.id])
+
+    def give_up(self, get: tuple[Frame, Ref, Waiter]) -> None:
+        """The timeout of a get."""
+        self.gets.remove(get)
+        self.table.pins.gathering.remove([get[1].id])
+        self.table.forget([get[1].id], get[2])
+
+    def read(self, frame: Frame, ref: Ref) -> None:
+        entry = self.table.entries[ref.id]
+        assert entry.available
+        self.reads += 1
+        if entry.state != INLINE:
+            self.world.check_readable(self, ref.id)
+            assert entry.mapping is not None
+            entry.mapping.views += 1
+            frame.views.append(View(self, ref.id))
+            self.unpack(frame, self.world.values[ref.id])
+        elif entry.value.endswith(ERROR):
+            self.world.check_error(self, ref.id, entry.value)
+        else:
+            contained = refs_in(entry.value)
+            assert contained == self.world.values[ref.id]
+            self.unpack(frame, contained)
+
+    def unpack(self, frame: Frame, contained: tuple[bytes, ...]) -> None:
+        for oid in contained:
+            self.table.arrived(oid, None if frame.done else frame.protected)
+            (self.state if frame.done else frame).vars.append(Ref(self, oid))
+
+    # ------------------------------------------------------------ tasks that others submit
+
+    def on_push(self, src: bytes, msg: m.PushTask) -> None:
+        frame = Frame(msg.task, src)
+        self.frames.append(frame)
+        self.unpack(frame, refs_in(msg.args))
+        for blob in msg.inline or ():
+            self.unpack(frame, refs_in(blob)) if blob else None
+        for arg in msg.refs or ():
+            self.table.arrived(arg.id, frame.protected)
+            ref = Ref(self, arg.id)
+            frame.vars.append(ref)
+            self.table.located(arg.id, arg.size, arg.nodes)
+            self.get(frame, ref)
+
+    def finish(self, frame: Frame, returned: list[Ref], large: bool, late: bool, failed: bool = False) -> None:
+        """A task ends and returns these of its refs. late: its variables die only after the reply was made."""
+        assert frame.task is not None and frame.protected is not None
+        oid = frame.task + FIRST_RETURN
+        for get in [g for g in self.gets if g[0] is frame]:
+            self.give_up(get)
+        contained = tuple(ref.id for ref in returned)
+        for inner in contained:
+            self.table.give(inner, frame.submitter)
+        if failed:
+            item = m.Returned(b"cancelled" + ERROR)
+        elif large:
+            self.world.stores[self.node].created(oid, None)
+            item = m.Returned(b"", LARGE, list(contained) or None)
+        else:
+            item = m.Returned(b"".join(contained) + OK, 0, list(contained) or None)
+        self.world.returned(oid, contained)
+        held = frame.vars
+        frame.vars = []
+        frame.views.clear()
+        self.frames.remove(frame)
+        if not late:
+            held.clear()
+            returned.clear()
+        self.drain()
+        borrowed = self.table.keep(frame.protected, frame.submitter) or None
+        frame.done = True
+        self.table.hold(frame.submitter, m.TaskReply(frame.task, 2 if failed else 0, [item], 0, borrowed))
+
+    def on_cancel(self, msg: m.CancelTask) -> None:
+        for frame in self.frames:
+            if frame.task == msg.task:
+                self.finish(frame, [], False, True, failed=True)
+                return
+
+    def on_reply(self, src: bytes, msg: m.TaskReply) -> None:
+        table = self.table
+        if msg.borrowed:
+            table.borrowed_by(src, msg.borrowed)
+        task = self.tasks.pop(msg.task, None)
+        (item,) = msg.returns
+        if task is not None and task.worker != src:
+            self.tasks[msg.task] = task  # the answer of an attempt that was given up
+            task = None
+        for oid in item.contained or ():
+            table.adopt(oid, src)
+        contained = [Ref(self, oid) for oid in item.contained or ()]
+        if task is None:
+            return
+        if item.size:
+            table.set_stored(msg.task + FIRST_RETURN, item.size, node_of(src), contained)
+        else:
+            table.set_inline(msg.task + FIRST_RETURN, item.value, contained)
+        task.let_go()
+
+    # ------------------------------------------------------------ messages
+
+    def receive(self, src: bytes, msg: Any) -> None:
+        table = self.table
+        if type(msg) is m.PushTask:
+            self.on_push(src, msg)
+        elif type(msg) is m.TaskReply:
+            self.on_reply(src, msg)
+        elif type(msg) is m.CancelTask:
+            self.on_cancel(msg)
+        elif type(msg) is m.ObjectGet:
+            table.on_object_get(src, msg.id)
+        elif type(msg) in (m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
+            getattr(table, HANDLERS[type(msg)])(src, msg)
+        else:
+            getattr(table, HANDLERS[type(msg)])(msg)
+
+    def peer_died(self, proc: bytes, again: bytes | None) -> None:
+        """A process is gone. Its tasks fail, or run again on `again`."""
+        for task in [t for t in self.tasks.values() if t.worker == proc]:
+            if task.id not in self.tasks:
+                continue  # an argument of it failed a moment ago
+            self.world.values.pop(task.id + FIRST_RETURN, None)  # if there was a reply, it will not come any more
+            self.table.left_behind(task.id + FIRST_RETURN, node_of(proc))
+            if again is None:
+                self.fail(task)
+            else:
+                task.worker, was_sent, task.sent = again, task.sent, False
+                if was_sent:
+                    self.push(task)
+        self.table.process_died(proc, "it died")
+
+    @property
+    def raylet(self) -> bytes:
+        return raylet_of(self.node)
+
+
+HANDLERS = {
+    m.ObjectReady: "on_object_ready",
+    m.BorrowAdd: "on_borrow_add",
+    m.BorrowAck: "on_borrow_ack",
+    m.BorrowDrop: "on_borrow_drop",
+    m.BorrowTake: "on_borrow_take",
+    m.BorrowAsk: "on_borrow_ask",
+    m.BorrowEnd: "on_borrow_end",
+    m.AddLocation: "on_add_location",
+    m.Opened: "on_opened",
+    m.StoreError: "on_store_error",
+}
+
+
+def blob_of(refs: list[Ref]) -> bytes:
+    return b"".join(ref.id for ref in refs) + OK
+
+
+def refs_in(blob: bytes) -> tuple[bytes, ...]:
+    return tuple(blob[i : i + OBJECT_BYTES] for i in range(0, len(blob) - 1, OBJECT_BYTES))

@@ -1,0 +1,109 @@
+"""The node stores of the ownership simulation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ownership_process import LARGE
+
+from hpcray.base.ids import number_of, owner_of, raylet_of
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from ownership_world import World
+
+
+class Store:
+    """The raylet of a node as processes see it: never full, one pull per object, pins by process."""
+
+    def __init__(self, world: World, node: int) -> None:
+        self.world, self.node = world, node
+        self.pins: dict[bytes, set[bytes]] = {}
+        self.copies: set[bytes] = set()
+        self.announcers: dict[bytes, bytes | None] = {}
+        self.freed: set[bytes] = set()
+        self.known_dead: set[bytes] = set()
+        self.pulls: dict[bytes, tuple[list[int], dict[bytes, None]]] = {}
+
+    def created(self, oid: bytes, pin: bytes | None) -> None:
+        self.pins[oid] = set() if pin is None else {pin}
+        self.copies.discard(oid)
+        self.freed.discard(oid)
+        if owner_of(oid) in self.known_dead:
+            self.free(oid)
+
+    def receive(self, src: bytes, msg: Any) -> None:
+        if type(msg) is m.Open:
+            if src in self.known_dead:
+                return
+            if msg.id in self.pins:
+                self.pin(msg.id, src)
+            elif msg.id in self.pulls:
+                self.pulls[msg.id][1][src] = None
+            else:
+                self.pulls[msg.id] = ([node for node in msg.nodes if node != self.node], {src: None})
+        elif type(msg) is m.Release:
+            for oid in msg.ids:
+                assert src in self.pins.get(oid, ()), f"{src.hex()} releases {oid.hex()}, which it has not pinned"
+                self.pins[oid].discard(src)
+                self.settle(oid)
+        elif type(msg) is m.Free:
+            for oid in msg.ids:
+                self.free(oid)
+            if number_of(src):
+                for node in msg.nodes:
+                    if node != self.node:
+                        self.world.send(raylet_of(self.node), raylet_of(node), m.Free(msg.ids, []))
+
+    def pin(self, oid: bytes, proc: bytes) -> None:
+        assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
+        self.pins[oid].add(proc)
+        pulled = oid in self.copies and self.announcers.get(oid) is None
+        if pulled:
+            self.announcers[oid] = proc
+        self.world.send(raylet_of(self.node), proc, m.Opened(oid, 64, LARGE, pulled))
+
+    def pulled(self, oid: bytes) -> None:
+        """A pull ends: with a copy, where a source still has the object."""
+        sources, openers = self.pulls.pop(oid)
+        if any(oid in self.world.stores[node].pins for node in sources):
+            self.pins[oid] = set()
+            self.copies.add(oid)
+            if owner_of(oid) in self.known_dead:
+                self.freed.add(oid)
+            for proc in openers:
+                self.pin(oid, proc)
+            self.settle(oid)
+        else:
+            for proc in openers:
+                self.world.send(raylet_of(self.node), proc, m.StoreError(oid, "lost", "no node has it"))
+
+    def evictable(self, oid: bytes) -> bool:
+        """Whether it is a copy of which its owner never heard: who pulled it died. It goes when room is short."""
+        return oid in self.copies and not self.pins[oid] and self.announcers.get(oid) is None
+
+    def free(self, oid: bytes) -> None:
+        if oid in self.pins:
+            self.freed.add(oid)
+            self.settle(oid)
+
+    def settle(self, oid: bytes) -> None:
+        if not self.pins[oid] and oid in self.freed:
+            del self.pins[oid]
+            self.copies.discard(oid)
+            self.freed.discard(oid)
+            self.announcers.pop(oid, None)
+
+    def process_died(self, proc: bytes) -> None:
+        self.known_dead.add(proc)
+        for oid in list(self.pins):
+            if self.announcers.get(oid) == proc:
+                self.announcers[oid] = None
+            self.pins[oid].discard(proc)
+            if owner_of(oid) == proc:
+                self.freed.add(oid)
+            self.settle(oid)
+        for oid in list(self.pulls):
+            self.pulls[oid][1].pop(proc, None)
+            if not self.pulls[oid][1]:
+                del self.pulls[oid]

@@ -1,0 +1,320 @@
+"""Several processes that own and borrow, on nodes with stores, on a network where only a pair's own order is kept.
+
+Every step is drawn: which channel delivers next, what a program does next, who dies. After each, `Oracle` looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from ownership_oracle import Oracle, Watched
+from ownership_process import LARGE, Frame, Process, Ref
+from ownership_store import Store
+
+from hpcray.base.ids import FIRST_RETURN, make_proc, node_of, number_of, owner_of, raylet_of
+from hpcray.wire import messages as m
+
+Pick = Callable[[int], int]
+DIED = object()
+
+
+class World:
+    """All processes, all stores, the network. `pick(n)` draws a number below n."""
+
+    def __init__(self, pick: Pick, processes: int = 4, nodes: int = 2, deaths: int = 0) -> None:
+        self.pick = pick
+        self.deaths = deaths
+        self.dead: set[bytes] = set()
+        self.values: dict[bytes, tuple[bytes, ...]] = {}
+        self.channels: dict[tuple[bytes, bytes], deque[Any]] = {}
+        self.met: dict[bytes, set[bytes]] = {}
+        self.unanswered: set[tuple[bytes, bytes]] = set()
+        self.sent: Counter[str] = Counter()
+        self.outside: list[bytes] = []
+        self.oracle = Oracle(self)
+        self.stores = [Store(self, node) for node in range(nodes)]
+        self.processes: dict[bytes, Process] = {}
+        self.steps = 0
+        for number in range(processes):
+            self.born(number % nodes)
+
+    @property
+    def living(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.alive]
+
+    # ------------------------------------------------------------ what processes ask for
+
+    def watched(self, process: Process) -> Watched:
+        return Watched(self.oracle, process)
+
+    def send(self, src: bytes, dest: bytes, msg: Any) -> None:
+        if src in self.dead:
+            return
+        if number_of(src) and number_of(dest):
+            self.met.setdefault(src, set()).add(dest)
+            self.met.setdefault(dest, set()).add(src)
+        self.sent[type(msg).__name__] += 1
+        if type(msg) is m.Open:
+            assert (src, msg.id) not in self.unanswered, "a second Open while the first has no answer"
+            self.unanswered.add((src, msg.id))
+        elif type(msg) is m.Release:
+            assert not any((src, oid) in self.unanswered for oid in msg.ids), "a Release ahead of the Opened"
+        self.channels.setdefault((src, dest), deque()).append(m.encode([msg]))
+
+    def check_readable(self, process: Process, oid: bytes) -> None:
+        pins = self.stores[process.node].pins
+        assert process.id in pins.get(oid, ()), f"{process.id.hex()} reads {oid.hex()} without a pin"
+
+    def check_error(self, process: Process, oid: bytes, blob: bytes) -> None:
+        if b"freed" in blob or b"no node" in blob or b"owner is gone" in blob:
+            excused = owner_of(oid) in self.dead or oid in self.oracle.excused
+            assert excused, f"{process.id.hex()} cannot read {oid.hex()}, which it holds: {blob!r}"
+
+    def returned(self, oid: bytes, contained: tuple[bytes, ...]) -> None:
+        self.values[oid] = contained
+
+    # ------------------------------------------------------------ steps
+
+    def step(self) -> None:
+        self.steps += 1
+        choice = self.pick(100)
+        if choice < 60 or not ACTIONS[choice % len(ACTIONS)](self):
+            self.deliver()
+        if self.deaths and len(self.living) > 2 and self.pick(250) == 0:
+            self.deaths -= 1
+            self.kill(self.victim())
+            self.born(node_of(self.living[0].id))
+        self.oracle.after_step()
+
+    def deliver(self) -> bool:
+        """One message of one channel arrives, or one pull ends; False when nothing is under way."""
+        busy = [channel for channel, queue in self.channels.items() if queue]
+        pulls = [(store, oid) for store in self.stores for oid in store.pulls]
+        if not busy and not pulls:
+            return False
+        which = self.pick(len(busy) + len(pulls))
+        if which >= len(busy):
+            store, oid = pulls[which - len(busy)]
+            store.pulled(oid)
+            return True
+        src, dest = busy[which]
+        item = self.channels[src, dest].popleft()
+        if item is DIED:
+            self.told(src, dest)
+            return True
+        (msg,) = m.decode(item)
+        if not number_of(dest):
+            self.stores[node_of(dest)].receive(src, msg)
+        elif dest in self.dead:
+            self.undeliverable(src, dest)
+        else:
+            process = self.processes[dest]
+            if type(msg) in (m.Opened, m.StoreError):
+                self.unanswered.discard((dest, msg.id))
+            process.drain() if self.pick(2) else None
+            process.receive(src, msg)
+            process.turn()
+        return True
+
+    def undeliverable(self, src: bytes, dest: bytes) -> None:
+        if src in self.dead or not number_of(src):
+            return
+        if self.pick(2):
+            self.channels.setdefault((dest, src), deque()).append(DIED)
+        else:  # the raylet's word is faster than the connection, whose rest is thrown away
+            self.channels.pop((dest, src), None)
+            self.told(dest, src)
+
+    def told(self, proc: bytes, dest: bytes) -> None:
+        if not number_of(dest):
+            self.stores[node_of(dest)].process_died(proc)
+            return
+        process = self.processes[dest]
+        if not process.alive:
+            return
+        again = None
+        others = [other for other in self.living if other is not process]
+        if others and self.pick(2):
+            again = others[self.pick(len(others))].id
+        process.peer_died(proc, again)
+        process.turn()
+
+    def born(self, node: int) -> None:
+        proc = make_proc(node, 1 + len(self.processes))
+        self.processes[proc] = Process(self, proc)
+
+    def victim(self) -> Process:
+        """Often one that has just promised something to somebody."""
+        promising = [p for p in self.living if p.table._held]
+        return self.one(promising if promising and self.pick(2) else self.living)
+
+    def kill(self, process: Process) -> None:
+        self.oracle.about_to_die(process)
+        process.alive = False
+        self.dead.add(process.id)
+        self.unanswered = {pair for pair in self.unanswered if pair[0] != process.id}
+        for other in sorted(self.met.get(process.id, ())):
+            self.channels.setdefault((process.id, other), deque()).append(DIED)
+        for store in self.stores:
+            self.channels.setdefault((process.id, raylet_of(store.node)), deque()).append(DIED)
+
+    # ------------------------------------------------------------ what a program does
+
+    def one(self, items: list[Any]) -> Any:
+        return items[self.pick(len(items))] if items else None
+
+    def some(self, refs: list[Ref], most: int) -> list[Ref]:
+        return [refs[self.pick(len(refs))] for _ in range(self.pick(most + 1))] if refs else []
+
+    def anywhere(self) -> tuple[Process, Frame]:
+        process = self.one(self.living)
+        return process, self.one(process.frames)
+
+    def put(self) -> bool:
+        process, frame = self.anywhere()
+        process.put(frame, self.some(frame.vars, 2), self.pick(3) == 0)
+        return True
+
+    def submit(self) -> bool:
+        process, frame = self.anywhere()
+        worker = self.one([other for other in self.living if other is not process])
+        if sum(len(p.frames) + len(p.tasks) for p in self.living) > 40:
+            return self.finish()
+        process.submit(frame, worker.id, self.some(frame.vars, 3), self.some(frame.vars, 1))
+        return True
+
+    def finish(self) -> bool:
+        process = self.one(self.living)
+        frame = self.one([frame for frame in process.frames if frame.task is not None])
+        if frame is None:
+            return False
+        result = frame.task + FIRST_RETURN
+        returned = [ref for ref in self.some(frame.vars, 3) if not self.contains(ref.id, result)]
+        process.finish(frame, returned, self.pick(3) == 0, bool(self.pick(2)))
+        del returned, frame
+        process.turn()
+        return True
+
+    def contains(self, outer: bytes, inner: bytes) -> bool:
+        """Whether a value would hold itself: counting cannot free that."""
+        seen: set[bytes] = set()
+        stack = [outer]
+        while stack:
+            oid = stack.pop()
+            if oid not in seen:
+                seen.add(oid)
+                stack.extend(self.values.get(oid, ()))
+        return inner in seen
+
+    def drop(self) -> bool:
+        process, frame = self.anywhere()
+        if frame.vars:
+            frame.vars.pop(self.pick(len(frame.vars)))
+        elif frame.views:
+            frame.views.pop(self.pick(len(frame.views)))
+        if self.pick(2):
+            process.turn()
+        return True
+
+    def drop_many(self) -> bool:
+        process, frame = self.anywhere()
+        del frame.vars[self.pick(len(frame.vars) + 1) :]
+        del frame.views[self.pick(len(frame.views) + 1) :]
+        process.turn()
+        return True
+
+    def stash(self) -> bool:
+        """Keep a ref beyond the task, in the state of the actor."""
+        process, frame = self.anywhere()
+        ref = self.one(frame.vars)
+        if ref is not None:
+            process.state.vars.append(ref)
+        return True
+
+    def get(self) -> bool:
+        process, frame = self.anywhere()
+        ref = self.one(frame.vars)
+        if ref is not None:
+            process.get(frame, ref)
+        return True
+
+    def time_out(self) -> bool:
+        process = self.one(self.living)
+        if process.gets:
+            process.give_up(self.one(process.gets))
+        return True
+
+    def unpin(self) -> bool:
+        """Room is short in a store: it asks for what is pinned and not read."""
+        self.one(self.living).table.pins.give_up(LARGE * (1 + self.pick(3)))
+        return True
+
+    def cancel(self) -> bool:
+        process = self.one(self.living)
+        task = self.one(list(process.tasks.values()))
+        if task is not None:
+            process.cancel(task)
+            process.turn()
+        return True
+
+    def pickle_outside(self) -> bool:
+        """A copy that nobody counts: its process keeps the object for good."""
+        process, frame = self.anywhere()
+        ref = self.one(frame.vars)
+        if ref is not None and len(self.outside) < 20:
+            process.pinned.append(ref)
+            self.outside.append(ref.id)
+        return True
+
+    def unpickle_outside(self) -> bool:
+        process, frame = self.anywhere()
+        oid = self.one([o for o in self.outside if o not in self.oracle.excused and owner_of(o) not in self.dead])
+        if oid is not None:
+            process.unpack(frame, (oid,))
+        return True
+
+    # ------------------------------------------------------------ ends
+
+    def settle(self) -> None:
+        """Let everything that is under way arrive; programs do nothing meanwhile."""
+        for _ in range(200_000):
+            if not self.deliver():
+                for process in self.living:
+                    process.turn()
+                if not any(self.channels.values()) and not any(store.pulls for store in self.stores):
+                    return
+            self.oracle.after_step()
+        raise AssertionError("it does not come to rest")
+
+    def end(self) -> None:
+        """Every task ends, every ref is dropped: nothing is left anywhere."""
+        self.settle()
+        self.oracle.at_rest()
+        for _ in range(10_000):
+            frames = [(p, f) for p in self.living for f in p.frames if f.task is not None]
+            if not frames and not any(p.tasks for p in self.living):
+                break
+            for process, frame in frames:
+                process.finish(frame, [], False, False)
+                process.turn()
+            del frames
+            process = frame = None  # type: ignore[assignment]
+            self.settle()
+        for process in self.living:
+            for get in list(process.gets):
+                process.give_up(get)
+            process.state.vars.clear()
+            process.state.views.clear()
+            process.pinned.clear()
+        get = None
+        self.settle()
+        self.oracle.at_rest()
+        self.oracle.all_gone()
+
+
+ACTIONS: tuple[Callable[[World], bool], ...] = (
+    *[World.put] * 4, *[World.submit] * 6, *[World.finish] * 6, *[World.drop] * 8, World.drop_many, *[World.stash] * 2,
+    *[World.get] * 7, World.time_out, World.cancel, World.unpin, World.pickle_outside, World.unpickle_outside,
+)  # fmt: skip

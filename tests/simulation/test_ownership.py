@@ -1,0 +1,122 @@
+"""Reference counting under any order of events: nothing is freed while it can be reached, nothing stays behind.
+
+The world draws every step from a script: which message arrives next, what a program does, who dies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ownership_world import World
+
+REST = 500
+SIM = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+
+def run(pick: Callable[[int], int], steps: int, deaths: int = 0, processes: int = 4, nodes: int = 2) -> World:
+    world = World(pick, processes, nodes, deaths)
+    for done in range(1, steps + 1):
+        world.step()
+        if done % REST == 0:
+            world.settle()
+            world.oracle.at_rest()
+    world.end()
+    return world
+
+
+def picker(script: list[int], seed: int) -> Callable[[int], int]:
+    """Draw from the script, then from a generator: what comes to rest must not depend on the script's length."""
+    random = Random(seed)
+    numbers = iter(script)
+    return lambda n: next(numbers, random.randrange(1 << 20)) % n
+
+
+def random_script(seed: int, length: int) -> list[int]:
+    """A long script: hypothesis by itself hardly draws any."""
+    random = Random(seed)
+    return [random.randrange(1 << 20) for _ in range(length)]
+
+
+SCRIPT = st.one_of(
+    st.lists(st.integers(0, 10_000), max_size=200),
+    st.builds(random_script, st.integers(0, 1 << 30), st.integers(0, 1500)),
+)
+
+
+@SIM
+@given(SCRIPT, st.integers(0, 100), st.integers(2, 5), st.integers(1, 3))
+def test_nothing_is_freed_early_and_nothing_leaks(script: list[int], seed: int, processes: int, nodes: int) -> None:
+    run(picker(script, seed), 20 + len(script) // 3, 0, processes, nodes)
+
+
+@SIM
+@given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(1, 3))
+def test_nor_when_processes_die(script: list[int], seed: int, processes: int, nodes: int) -> None:
+    run(picker(script, seed), 20 + len(script) // 3, 4, processes, nodes)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_giver_that_dies_between_its_pledge_and_its_reply(seed: int) -> None:
+    """Whether the reply came or not, in whatever order its death is heard of: right for the taker, and no leak."""
+    random = Random(seed)
+    world = World(random.randrange, 3, 1)
+    owner, giver, taker = world.living
+    owner.put(owner.state, [], bool(seed % 2))
+    owner.submit(owner.state, giver.id, owner.state.vars[:1], [])
+    world.settle()
+    giver.state.vars.append(giver.frames[1].vars[0])
+    giver.finish(giver.frames[1], [], False, False)
+    owner.state.vars.clear()
+    world.settle()
+    taker.submit(taker.state, giver.id, [], [])
+    world.settle()
+    giver.finish(giver.frames[1], giver.state.vars[:1], False, False)
+    giver.state.vars.clear()
+    giver.turn()
+    for _ in range(random.randrange(5)):
+        world.deliver()
+        world.oracle.after_step()
+    world.kill(giver)
+    world.settle()
+    world.oracle.at_rest()
+    if taker.table.entries[taker.state.vars[0].id].contained:
+        taker.get(taker.state, taker.state.vars[0])
+        taker.get(taker.state, taker.state.vars[1])
+        world.settle()
+        assert taker.reads == 2
+    world.end()
+
+
+@pytest.mark.parametrize("deaths", [0, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_long_histories(seed: int, deaths: int) -> None:
+    run(Random(seed).randrange, 2500, deaths, 4 + seed % 3, 1 + seed % 3)
+
+
+def test_the_histories_reach_what_they_are_to_check() -> None:
+    """The tests above are worth something only where refs travel every way, in numbers."""
+    seen: Counter[str] = Counter()
+    for seed in range(20):
+        world = run(Random(seed).randrange, 1500, 5, 6)
+        seen.update(world.sent)
+        seen.update(frees=world.oracle.frees, reads=sum(p.reads for p in world.processes.values()))
+        seen.update(deaths=len(world.dead), excused=len(world.oracle.excused), objects=len(world.values))
+    wanted = "BorrowAdd BorrowAck BorrowDrop BorrowTake ObjectGet ObjectReady Open Opened Release Free AddLocation"
+    for name in (*wanted.split(), "PushTask", "TaskReply", "CancelTask", "frees", "reads", "deaths"):
+        assert seen[name] >= 20, (name, seen)
+    assert seen["BorrowAsk"] and seen["BorrowEnd"], "no giver died between its pledge and its reply"
+    assert seen["excused"] < seen["objects"] / 2, "most objects are excused: deaths hide what the test should see"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [0, 2, 5])
+def test_more_than_a_hundred_thousand_steps(deaths: int) -> None:
+    steps = 0
+    for seed in range(100, 110):
+        steps += run(Random(seed).randrange, 4000, deaths, 3 + seed % 6, 1 + seed % 4).steps
+    assert steps >= 40_000

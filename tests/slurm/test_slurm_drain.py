@@ -1,0 +1,128 @@
+"""The end of a job that Slurm announces: drained, checkpointed, requeued, resumed to the same result, nothing left."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from helpers.leaks import wait_until
+from helpers.slurm import Slurm
+
+pytest.importorskip("sklearn")
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+STEPS = 60
+# The cluster's KillWait is five seconds.
+BRISK = {"HPCRAY_DRAIN_TIMEOUT": "2"}
+AGAIN = {**BRISK, "HPCRAY_REQUEUE": "scontrol"}
+
+
+def submit(slurm: Slurm, *options: object, pause: float = 0.0, environ: dict[str, str] | None = None) -> str:
+    script = [slurm.source / "slurm" / "cpu.sbatch", slurm.source / "examples" / "train_preemptible.py"]
+    given = ["--requeue", "--open-mode=append", *options, *script, "--steps", STEPS, "--pause", pause]
+    return slurm.sbatch(*given, environ=environ or BRISK)
+
+
+def output(slurm: Slurm, job: str) -> str:
+    path = slurm.place / f"hpcray-{job}.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def weights(text: str) -> str:
+    found = re.search(r"^weights: (\w+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return found[1]
+
+
+def begun_at(text: str, run: int) -> int:
+    found = re.search(rf"^run {run} of the job begins at step (\d+)", text, re.MULTILINE)
+    assert found is not None, text
+    return int(found[1])
+
+
+def wait_for(slurm: Slurm, job: str, text: str) -> None:
+    wait_until(lambda: text in output(slurm, job), f"{text!r} of job {job}:\n{output(slurm, job)}", 90.0)
+
+
+def undisturbed(slurm: Slurm) -> str:
+    job = submit(slurm, "-N4")
+    assert slurm.finish(job)["JobState"] == "COMPLETED", output(slurm, job)
+    return weights(output(slurm, job))
+
+
+def checkpoints(slurm: Slurm, job: str) -> list[Path]:
+    return sorted((slurm.place / "hpcray-checkpoints" / job / "parameters").glob("[0-9]*"))
+
+
+def resumed(slurm: Slurm, job: str, least: int = 10) -> str:
+    """The output of a job that was interrupted after step `least`, once it has ended in its second run."""
+
+    def again() -> bool:
+        facts = slurm.job(job)
+        if facts["JobState"] == "PENDING":  # Slurm lets a requeued job wait for a while; here it need not
+            slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
+        return facts["JobState"] not in ("PENDING", "RUNNING", "SIGNALING", "COMPLETING")
+
+    wait_until(again, f"the end of job {job}", 240.0)
+    facts = slurm.job(job)
+    text = output(slurm, job)
+    assert facts["JobState"] == "COMPLETED", text
+    assert facts["Restarts"] == "1", facts
+    assert begun_at(text, 0) == 0
+    assert least <= begun_at(text, 1) < STEPS, text
+    return text
+
+
+@pytest.mark.parametrize("how", ["--signal=USR1", "--batch"])
+def test_a_signal_has_the_job_saved_and_requeued(slurm: Slurm, how: str) -> None:
+    """What `#SBATCH --signal=USR1@60` sends to the ranks, and `--signal=B:USR1@60` to the batch script."""
+    expected = undisturbed(slurm)
+    job = submit(slurm, "-N4", pause=0.2, environ=AGAIN)
+    wait_for(slurm, job, "step 10\n")
+    slurm.said("scancel", "--signal=USR1", *(["--batch"] if how == "--batch" else []), job)
+    text = resumed(slurm, job)
+    assert weights(text) == expected
+    assert "the job drains (SIGUSR1 on node" in text
+
+
+def test_preemption_requeues_a_job_that_goes_on_afterwards(slurm: Slurm) -> None:
+    expected = undisturbed(slurm)
+    job = submit(slurm, "-N4", "-p", "scavenge", pause=0.2)
+    wait_for(slurm, job, "step 10\n")
+    rival = slurm.sbatch("-N4", "--exclusive", "-o", "rival.out", "--wrap", "srun -N4 hostname")
+    assert slurm.finish(rival)["JobState"] == "COMPLETED"
+    text = resumed(slurm, job)
+    assert weights(text) == expected
+    assert "the job drains (SIGTERM on node" in text
+
+
+def test_scancel_saves_and_does_not_requeue(slurm: Slurm) -> None:
+    job = submit(slurm, "-N4", pause=0.2, environ=AGAIN)
+    wait_for(slurm, job, "step 10\n")
+    slurm.said("scancel", job)
+    assert slurm.finish(job)["JobState"] == "CANCELLED"
+    slurm.check()
+    (saved,) = checkpoints(slurm, job)
+    assert (saved / "numbers.json").exists()
+    assert "begins at step" not in output(slurm, job).split("step 10\n")[1]
+
+
+def test_without_scontrol_the_exit_code_says_that_work_is_left(slurm: Slurm) -> None:
+    job = submit(slurm, "-N2", pause=0.2)
+    wait_for(slurm, job, "step 10\n")
+    slurm.said("scancel", "--signal=USR1", job)
+    facts = slurm.finish(job)
+    assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "75:0"), output(slurm, job)
+    assert len(checkpoints(slurm, job)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("option", [["--signal=USR1@60"], ["--signal=B:USR1@60"], []])
+def test_near_the_time_limit_a_job_is_saved_and_requeued(slurm: Slurm, option: list[str]) -> None:
+    """By the signal that Slurm sends, or by hpcray's own clock."""
+    expected = undisturbed(slurm)
+    job = submit(slurm, "-N4", "-t", 2, *option, pause=1.8, environ=AGAIN)
+    text = resumed(slurm, job, least=5)
+    assert weights(text) == expected

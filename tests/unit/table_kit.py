@@ -1,0 +1,62 @@
+"""One object table, and what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
+from hpcray.core.owner.table import Entry, ObjectTable, Waiter
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import ERROR
+
+ME, PEER, THIRD = make_proc(1, 5), make_proc(1, 6), make_proc(2, 7)
+RAYLET = raylet_of(1)
+SIZE = 1 << 20
+
+
+def put_id(counter: int = 1, owner: bytes = ME) -> bytes:
+    return owner + counter.to_bytes(5, "big") + PUT_INDEX
+
+
+def return_id(counter: int = 1, owner: bytes = ME) -> bytes:
+    return owner + counter.to_bytes(5, "big") + FIRST_RETURN
+
+
+class Table(ObjectTable):
+    """An object table of process ME that keeps what it sends."""
+
+    def __init__(self) -> None:
+        self.out: list[tuple[bytes, m.Message]] = []
+        self.fired: list[Waiter] = []
+        super().__init__(
+            ME,
+            lambda dest, msg: self.out.append((dest, msg)),
+            self.fired.append,
+            lambda oid, reason, died: f"{'died' if died else 'lost'}: {reason}".encode() + bytes([ERROR]),
+        )
+
+    def said(self) -> list[tuple[bytes, m.Message]]:
+        """What was sent since the last look."""
+        out, self.out = self.out, []
+        return out
+
+    def owned(self, oid: bytes, value: bytes = b"v\0", local: int = 1, contained: list[Any] | None = None) -> Entry:
+        entry = self.create(oid)
+        entry.local = local
+        assert self.set_inline(oid, value, contained)
+        return entry
+
+    def stored(self, oid: bytes, node: int = 1, local: int = 1) -> Entry:
+        entry = self.create(oid)
+        entry.local = local
+        assert self.set_stored(oid, SIZE, node)
+        return entry
+
+    def borrow(self, oid: bytes, size: int = 0) -> Entry:
+        """Hold a ref of somebody else's, registered and acknowledged; with a size, known to be stored on node 2."""
+        self.arrived(oid, None)
+        self.on_borrow_ack(m.BorrowAck(self._seq))
+        if size:
+            self.located(oid, size, [2])
+        self.said()
+        return self.entries[oid]

@@ -1,0 +1,323 @@
+"""The submitter's lease client: how much it asks for, what it sends ahead, what it takes back and gives back."""
+
+from __future__ import annotations
+
+from hpcray.base.ids import make_proc, raylet_of
+from hpcray.core.owner.leases import PIPELINE_US, SHORT_US, STALL, LeaseClient
+from hpcray.core.owner.tasks import Function, LeaseClass, Task
+from hpcray.wire import messages as m
+
+ME = make_proc(1, 7)
+HERE, ELSEWHERE = make_proc(1, 20), make_proc(3, 20)
+CPU = m.Shape((("CPU", 10_000),))
+IDLE = 1.0
+
+
+class Client:
+    """A lease client, and what it did."""
+
+    def __init__(self, us: float = -1.0) -> None:
+        self.sent: list[tuple[bytes, m.Message]] = []
+        self.pushed: list[tuple[bytes, bytes]] = []
+        self.leases = LeaseClient(
+            ME, lambda dest, msg: self.sent.append((dest, msg)), lambda t, proc: self.pushed.append((t.id, proc)), IDLE
+        )
+        self.klass: LeaseClass = self.leases.klass(CPU)
+        self.function = Function(b"f" * 16, "f", b"")
+        self.function.us = us
+        self.count = 0
+
+    def task(self, retries: int = 3) -> Task:
+        self.count += 1
+        return Task(ME + self.count.to_bytes(5, "big"), self.function, "", b"", 1, None, None, retries)
+
+    def submit(self, count: int = 1, retries: int = 3) -> list[Task]:
+        tasks = [self.task(retries) for _ in range(count)]
+        for task in tasks:
+            self.leases.submit(task, self.klass)
+        return tasks
+
+    def grant(self, worker: bytes = HERE, now: float = 0.0) -> None:
+        self.leases.granted(m.LeaseGranted(self.klass.index, b"lease" + worker, worker), now)
+
+    def answer(self, task: Task, us: int = 100, now: float = 0.0) -> None:
+        assert task.worker is not None
+        assert self.leases.answered(task.worker, task.id, us, now) is task
+
+    def demands(self) -> list[int]:
+        """The totals of the demands sent since the last look."""
+        found = [msg.total for dest, msg in self.sent if isinstance(msg, m.Demand) and dest == raylet_of(1)]
+        self.sent = [item for item in self.sent if not isinstance(item[1], m.Demand)]
+        return found
+
+    def returned(self) -> list[tuple[bytes, bytes]]:
+        return [(dest, msg.lease) for dest, msg in self.sent if isinstance(msg, m.LeaseReturn)]
+
+    def asked_back(self) -> list[bytes]:
+        return [dest for dest, msg in self.sent if isinstance(msg, m.TakeBack)]
+
+
+class TestDemand:
+    def test_the_first_task_asks_for_one(self):
+        client = Client()
+        client.submit()
+        assert client.demands() == [1]
+        assert client.pushed == []
+
+    def test_a_burst_asks_a_logarithmic_number_of_times(self):
+        client = Client()
+        client.submit(1000)
+        demands = client.demands()
+        assert demands == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        assert len(client.klass.queue) < 2 * demands[-1], "never asks for less than half of what waits"
+
+    def test_what_was_granted_here_counts_in_the_total(self):
+        """The raylet's outstanding count is total minus its own grants: no double grant, none lost."""
+        client = Client()
+        client.submit(2)
+        client.demands()
+        client.grant()
+        assert client.klass.granted_local == 1
+        assert client.klass.sent_total - client.klass.granted_local == len(client.klass.queue) == 1
+        client.submit(3)
+        assert client.demands()[-1] - client.klass.granted_local >= 2
+
+    def test_a_grant_of_another_node_shrinks_the_demand(self):
+        """Our raylet does not count what others grant, so the total falls instead."""
+        client = Client()
+        client.submit(2)
+        client.demands()
+        client.grant(ELSEWHERE)
+        assert client.klass.granted_local == 0
+        assert client.demands() == [1]
+
+    def test_an_empty_queue_withdraws_what_is_outstanding(self):
+        client = Client()
+        tasks = client.submit(2)
+        client.grant()
+        client.demands()
+        client.answer(tasks[0])
+        assert client.pushed[-1] == (tasks[1].id, HERE)
+        assert client.demands() == [client.klass.granted_local]
+
+    def test_cancelled_tasks_are_no_longer_asked_for(self):
+        client = Client()
+        (task,) = client.submit()
+        client.demands()
+        assert client.leases.cancel_queued(task)
+        assert not client.leases.cancel_queued(task)
+        client.leases.give_up_all(client.klass)
+        assert client.demands() == [0]
+
+    def test_each_shape_has_its_own(self):
+        client = Client()
+        other = client.leases.klass(m.Shape((("CPU", 20_000),)))
+        client.submit()
+        client.leases.submit(client.task(), other)
+        assert [(msg.klass, msg.total) for _, msg in client.sent if isinstance(msg, m.Demand)] == [(0, 1), (1, 1)]
+        client.leases.granted(m.LeaseGranted(1, b"l", HERE), 0.0)
+        assert (len(client.klass.queue), len(other.queue)) == (1, 0)
+        assert client.leases.klass(CPU) is client.klass
+
+
+class TestPipelining:
+    def test_an_idle_worker_gets_the_task_at_once(self):
+        client = Client()
+        (first,) = client.submit()
+        client.grant()
+        client.answer(first)
+        client.demands()
+        task = client.task()
+        assert client.leases.submit(task, client.klass), "it went to an idle worker: to be flushed now"
+        assert client.pushed[-1] == (task.id, HERE)
+        assert client.demands() == []
+
+    def test_tasks_of_unknown_length_are_not_sent_ahead(self):
+        client = Client(us=-1.0)
+        client.submit(3)
+        client.grant()
+        assert len(client.pushed) == 1 and len(client.klass.queue) == 2
+
+    def test_long_tasks_are_not_sent_ahead(self):
+        client = Client(us=SHORT_US)
+        client.submit(3)
+        client.grant()
+        client.submit()
+        assert len(client.pushed) == 1
+
+    def test_short_tasks_are_sent_ahead_up_to_a_few_milliseconds(self):
+        client = Client(us=500.0)
+        client.submit(100)
+        client.grant()
+        worker = client.leases.workers[HERE]
+        assert worker.load < PIPELINE_US + 500.0 + 20.0
+        assert worker.load + 500.0 >= PIPELINE_US
+        assert 2 <= len(client.pushed) < 15
+        assert len(client.pushed) + len(client.klass.queue) == 100
+
+    def test_tasks_that_must_not_run_twice_are_not_sent_ahead(self):
+        """They would be lost with a worker that dies in the task before them."""
+        client = Client(us=10.0)
+        client.submit(3, retries=0)
+        client.grant()
+        assert len(client.pushed) == 1
+
+    def test_the_order_of_submission_is_kept(self):
+        client = Client(us=10.0)
+        tasks = client.submit(50)
+        client.grant()
+        while len(client.pushed) < 50:
+            client.answer(tasks[len(client.pushed) - len(client.leases.workers[HERE].inflight)])
+        assert [ident for ident, _ in client.pushed] == [task.id for task in tasks]
+
+    def test_a_function_that_turns_out_long_stops_it(self):
+        client = Client(us=10.0)
+        tasks = client.submit(2)
+        client.grant()
+        client.answer(tasks[0], us=1_000_000)
+        assert client.function.us > SHORT_US
+        client.submit()
+        assert len(client.pushed) == 2
+
+    def test_answers_make_room(self):
+        client = Client(us=900.0)
+        tasks = client.submit(20)
+        client.grant()
+        sent = len(client.pushed)
+        client.answer(tasks[0], us=900)
+        assert len(client.pushed) == sent + 1
+
+
+class TestTakeBack:
+    def stalled(self) -> tuple[Client, list[Task]]:
+        client = Client(us=10.0)
+        tasks = client.submit(5)
+        client.grant()
+        assert len(client.pushed) == 5
+        assert client.leases.tick(1.0)  # begins to look at the clock
+        assert client.asked_back() == []
+        client.leases.tick(1.0 + 2 * STALL)
+        return client, tasks
+
+    def test_a_worker_without_progress_is_asked_once(self):
+        client, _ = self.stalled()
+        assert client.asked_back() == [HERE]
+        client.leases.tick(2.0)
+        assert client.asked_back() == [HERE]
+
+    def test_a_worker_that_answers_is_not_asked(self):
+        client = Client(us=10.0)
+        tasks = client.submit(5)
+        client.grant()
+        client.leases.tick(1.0)
+        client.answer(tasks[0], now=1.0 + 2 * STALL)
+        client.leases.tick(1.0 + 2.5 * STALL)
+        assert client.asked_back() == []
+
+    def test_one_task_alone_is_nothing_to_take_back(self):
+        client = Client(us=10.0)
+        client.submit()
+        client.grant()
+        client.leases.tick(1.0)
+        client.leases.tick(100.0)
+        assert client.asked_back() == []
+
+    def test_what_comes_back_is_first_in_line_again(self):
+        client, tasks = self.stalled()
+        (late,) = client.submit()
+        client.demands()
+        client.leases.taken_back(HERE, [task.id for task in tasks[1:]])
+        assert [task.id for task in client.klass.queue] == [task.id for task in (*tasks[1:], late)]
+        assert list(client.leases.workers[HERE].inflight) == [tasks[0].id]
+        assert client.demands(), "it needs other workers now"
+
+    def test_another_worker_takes_them_and_the_stalled_one_gets_no_more(self):
+        client, tasks = self.stalled()
+        client.leases.taken_back(HERE, [task.id for task in tasks[1:]])
+        client.grant(ELSEWHERE)
+        assert client.pushed[5:] == [(task.id, ELSEWHERE) for task in tasks[1:]]
+        client.submit()
+        assert client.pushed[-1][1] == ELSEWHERE
+
+    def test_the_stalled_worker_is_trusted_again_once_it_answers(self):
+        client, tasks = self.stalled()
+        client.leases.taken_back(HERE, [task.id for task in tasks[1:]])
+        client.answer(tasks[0], us=10)
+        assert [proc for _, proc in client.pushed[5:]] == [HERE] * 4
+
+    def test_an_answer_that_crossed_the_question(self):
+        """A task that was answered meanwhile is not queued again."""
+        client, tasks = self.stalled()
+        client.answer(tasks[0])
+        client.leases.taken_back(HERE, [task.id for task in tasks])
+        assert [ident for ident, _ in client.pushed].count(tasks[0].id) == 1
+        assert all([ident for ident, _ in client.pushed].count(task.id) == 2 for task in tasks[1:])
+
+    def test_from_an_unknown_worker(self):
+        client = Client()
+        client.leases.taken_back(HERE, [b"x" * 13])
+        assert client.leases.answered(HERE, b"x" * 13, 1, 0.0) is None
+
+
+class TestReturn:
+    def test_an_idle_lease_goes_back_after_the_timeout(self):
+        client = Client()
+        (task,) = client.submit()
+        client.grant(ELSEWHERE)
+        client.answer(task, now=10.0)
+        assert client.leases.tick(10.0 + 0.9 * IDLE)
+        assert client.returned() == []
+        assert not client.leases.tick(10.0 + IDLE), "nothing is left to look after"
+        assert client.returned() == [(raylet_of(3), b"lease" + ELSEWHERE)]
+        assert not client.klass.idle and not client.klass.ring
+
+    def test_a_lease_that_came_too_late_goes_back_at_once(self):
+        client = Client()
+        (task,) = client.submit()
+        client.leases.cancel_queued(task)
+        client.grant()
+        assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
+        assert client.leases.workers == {}
+
+    def test_reclaimed_idle_ones_at_once_busy_ones_when_done(self):
+        client = Client(us=10.0)
+        tasks = client.submit(3)
+        client.grant()
+        queued = client.submit(500)
+        client.leases.reclaim(3)
+        assert not client.leases.workers[HERE].reclaimed, "another node"
+        client.leases.reclaim(1)
+        sent = len(client.pushed)
+        assert client.returned() == []
+        for task in [*tasks, *queued][:sent]:
+            client.answer(task)
+        assert len(client.pushed) == sent, "it gets nothing more, though more waits"
+        assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
+        assert len(client.klass.queue) == 503 - sent
+
+    def test_reclaimed_and_all_taken_back(self):
+        client = Client(us=10.0)
+        tasks = client.submit(2)
+        client.grant()
+        client.leases.reclaim(1)
+        client.leases.taken_back(HERE, [task.id for task in tasks])
+        assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
+        assert [task.id for task in client.klass.queue] == [task.id for task in tasks]
+
+
+class TestLoss:
+    def test_the_unanswered_come_back_in_the_order_sent(self):
+        client = Client(us=10.0)
+        tasks = client.submit(4)
+        client.grant()
+        client.answer(tasks[0])
+        assert client.leases.lost(HERE) == tasks[1:]
+        assert client.leases.workers == {} and not client.klass.ring
+        assert client.leases.lost(HERE) == []
+
+    def test_a_late_answer_of_the_dead_is_ignored(self):
+        client = Client()
+        (task,) = client.submit()
+        client.grant()
+        client.leases.lost(HERE)
+        assert client.leases.answered(HERE, task.id, 5, 0.0) is None

@@ -1,0 +1,104 @@
+"""Pins that a process keeps for later reads, and gives up when its node's store is short of room."""
+
+from __future__ import annotations
+
+import pytest
+from table_kit import RAYLET, SIZE, Table, put_id
+
+from hpcray.core.owner.table import STORED, Waiter
+from hpcray.wire import messages as m
+
+
+@pytest.fixture
+def table() -> Table:
+    table = Table()
+    for counter in (1, 2, 3):
+        table.create(put_id(counter)).local = 1
+        table.created_here(put_id(counter), counter * SIZE, SIZE, 1, None)
+    return table
+
+
+class TestGivingUp:
+    def test_the_oldest_goes_first_and_no_more_than_asked_for(self, table: Table) -> None:
+        table.pins.give_up(SIZE + 1)
+        assert table.said() == [(RAYLET, m.Release([put_id(1), put_id(2)]))]
+        assert table.entries[put_id(3)].mapping is not None
+
+    def test_what_a_view_needs_stays_until_the_view_is_dead(self, table: Table) -> None:
+        table.entries[put_id(1)].mapping.views += 1  # type: ignore[union-attr]
+        table.pins.give_up(SIZE)
+        assert table.said() == [(RAYLET, m.Release([put_id(2)]))]
+        table.view_died(put_id(1))
+        table.pins.give_up(SIZE)
+        assert table.said() == [(RAYLET, m.Release([put_id(1)]))]
+
+    def test_what_somebody_gathers_stays(self, table: Table) -> None:
+        gathered = [put_id(1), put_id(2)]
+        table.pins.gathering.append(gathered)
+        table.pins.give_up(10 * SIZE)
+        assert table.said() == [(RAYLET, m.Release([put_id(3)]))]
+
+    def test_it_is_opened_again_when_it_is_read_again(self, table: Table) -> None:
+        table.pins.give_up(SIZE)
+        table.said()
+        waiter = Waiter()
+        assert not table.want_local(put_id(1), waiter)
+        assert table.said() == [(RAYLET, m.Open(put_id(1), SIZE, [1]))]
+        table.on_opened(m.Opened(put_id(1), 7 * SIZE, SIZE, False))
+        assert table.fired == [waiter]
+        mapping = table.entries[put_id(1)].mapping
+        assert mapping is not None and mapping.offset == 7 * SIZE, "it may lie elsewhere now"
+
+    def test_the_one_read_last_goes_last(self, table: Table) -> None:
+        table.pins.give_up(SIZE)
+        table.want_local(put_id(1), Waiter())
+        table.on_opened(m.Opened(put_id(1), 0, SIZE, False))
+        table.said()
+        table.pins.give_up(2 * SIZE)
+        assert table.said() == [(RAYLET, m.Release([put_id(2), put_id(3)]))]
+
+    def test_with_nothing_to_give_it_says_nothing(self, table: Table) -> None:
+        table.pins.give_up(10 * SIZE)
+        table.said()
+        table.pins.give_up(10 * SIZE)
+        assert table.said() == []
+
+    def test_the_owner_still_frees_what_it_has_not_pinned(self, table: Table) -> None:
+        table.pins.give_up(SIZE)
+        table.said()
+        table.release(put_id(1))
+        assert table.said() == [(RAYLET, m.Free([put_id(1)], [1]))]
+
+    def test_a_dead_ref_is_not_given_up_again(self, table: Table) -> None:
+        table.release(put_id(1))
+        table.said()
+        table.pins.give_up(SIZE)
+        assert table.said() == [(RAYLET, m.Release([put_id(2)]))]
+
+
+class TestNoRoom:
+    def refuse(self, table: Table) -> Waiter:
+        table.pins.give_up(SIZE)
+        waiter = Waiter(count=2, eager=True)
+        table.want_local(put_id(1), waiter)
+        table.said()
+        table.on_store_error(m.StoreError(put_id(1), "full", "no room"))
+        return waiter
+
+    def test_who_reads_hears_of_it_and_the_object_is_not_lost(self, table: Table) -> None:
+        waiter = self.refuse(table)
+        assert table.fired == [waiter] and waiter.count == 0
+        assert table.entries[put_id(1)].state == STORED
+        assert table.pins.refused == {put_id(1): "no room"}
+
+    def test_the_next_read_asks_again(self, table: Table) -> None:
+        self.refuse(table)
+        assert not table.want_local(put_id(1), Waiter())
+        assert table.said() == [(RAYLET, m.Open(put_id(1), SIZE, [1]))]
+        assert table.pins.refused == {}
+
+    def test_nothing_is_kept_about_it_when_it_goes(self, table: Table) -> None:
+        self.refuse(table)
+        table.release(put_id(1))
+        assert table.said() == [(RAYLET, m.Free([put_id(1)], [1]))]
+        assert table.pins.refused == {} and put_id(1) not in table.pins.mapped

@@ -1,0 +1,124 @@
+"""Spilled bytes on a real disk."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcray.base.failures import StartupError
+from hpcray.host.allocation_tmp import Directory
+from hpcray.host.arena import Arena
+from hpcray.host.spill_files import Report, SpillFiles, describe, spill_directory
+
+SIZE = 4 << 20
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(SIZE)
+    yield arena
+    arena.close()
+
+
+class Disk:
+    def __init__(self, directory: Path, arena: Arena) -> None:
+        self.said: list[str] = []
+        self.files = SpillFiles(str(directory), arena, self.said.append)
+
+    def reports(self, count: int) -> list[Report]:
+        found: list[Report] = []
+        while len(found) < count:
+            readable, _, _ = select.select([self.files.fileno()], [], [], 30)
+            assert readable, f"{count - len(found)} reports are missing"
+            found += self.files.reports()
+        return found
+
+
+@pytest.fixture
+def disk(tmp_path: Path, arena: Arena) -> Iterator[Disk]:
+    disk = Disk(tmp_path, arena)
+    yield disk
+    disk.files.close()
+
+
+def test_what_is_written_is_read_back_elsewhere(disk: Disk, arena: Arena, tmp_path: Path) -> None:
+    data = os.urandom(1 << 20)
+    arena.write(4096, data)
+    disk.files.write(1, [(4096, 1 << 19, 0), (4096 + (1 << 19), 1 << 19, 1 << 19)])
+    assert disk.reports(1) == [(b"", None)]
+    assert list(tmp_path.iterdir()) == [], "its file has no name"
+    disk.files.read(b"x", 1, 2 << 20, 1 << 20, 0)
+    assert disk.reports(1) == [(b"x", None)]
+    assert bytes(arena.view(2 << 20, 1 << 20)) == data
+
+
+def test_nothing_is_opened_before_the_first_write_and_nothing_after_the_last_discard(disk: Disk) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert disk.said == []
+    disk.files.write(1, [(0, 4096, 0), (4096, 4096, 4096)])
+    disk.reports(1)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    assert len(disk.said) == 1 and "spilled to" in disk.said[0]
+    disk.files.discard(1, 0, 4096, False)
+    disk.files.discard(1, 4096, 4096, True)
+    disk.files.write(2, [(0, 4096, 0)])
+    disk.reports(1)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+def test_a_discard_gives_disk_space_back(disk: Disk, arena: Arena) -> None:
+    arena.write(0, os.urandom(2 << 20))
+    disk.files.write(1, [(0, 1 << 20, 0), (1 << 20, 1 << 20, 1 << 20)])
+    disk.reports(1)
+    (fd,) = disk.files._segments.values()
+    before = os.fstat(fd).st_blocks
+    disk.files.discard(1, 0, 1 << 20, False)
+    disk.files.write(1, [(0, 4096, 2 << 20)])
+    disk.reports(1)
+    if os.fstat(fd).st_blocks >= before:
+        pytest.skip("this file system cannot punch holes")
+    disk.files.read(b"y", 1, 0, 1 << 20, 1 << 20)
+    disk.reports(1)
+    assert bytes(arena.view(0, 1 << 20)) == bytes(arena.view(1 << 20, 1 << 20)), "the rest is as it was"
+
+
+def test_a_directory_that_is_gone_is_an_error_and_not_an_end(tmp_path: Path, arena: Arena) -> None:
+    disk = Disk(tmp_path / "gone", arena)
+    disk.files.write(1, [(0, 4096, 0)])
+    ((ident, error),) = disk.reports(1)
+    assert ident == b"" and error is not None and "No such file" in error and str(tmp_path) in error
+    disk.files.discard(1, 0, 4096, True)
+    (tmp_path / "gone").mkdir()
+    disk.files.write(2, [(0, 4096, 0)])
+    assert disk.reports(1) == [(b"", None)]
+    disk.files.close()
+
+
+def test_a_read_beyond_what_was_written_is_an_error(disk: Disk) -> None:
+    disk.files.write(1, [(0, 4096, 0)])
+    disk.reports(1)
+    disk.files.read(b"z", 1, 0, 8192, 0)
+    ((ident, error),) = disk.reports(1)
+    assert ident == b"z" and error is not None and "ended 4096 bytes early" in error
+
+
+class TestDirectory:
+    def test_the_chosen_one(self, tmp_path: Path) -> None:
+        assert spill_directory(str(tmp_path)) == str(tmp_path)
+
+    def test_one_that_does_not_exist_is_refused_at_the_start(self, tmp_path: Path) -> None:
+        with pytest.raises(StartupError, match=r"HPCRAY_SPILL_DIR=.*hint:"):
+            spill_directory(str(tmp_path / "no"))
+
+    def test_by_itself_it_is_one_that_exists(self) -> None:
+        assert os.path.isdir(spill_directory(""))
+
+    @pytest.mark.parametrize(("kind", "warning"), [("ext4", None), ("nfs4", "network"), ("tmpfs", "takes memory")])
+    def test_a_bad_place_is_warned_of(self, kind: str, warning: str | None) -> None:
+        text = describe(Directory("/scratch", "TMPDIR", kind, 5 * 10**9, True))
+        assert "/scratch" in text and "5.0 GB free" in text
+        assert ("hint:" in text and warning in text) if warning else "hint:" not in text
