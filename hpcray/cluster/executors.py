@@ -25,6 +25,8 @@ _NOT_CONFIGURED = "configuration source"
 _OF_THE_OUTER_JOB = ("SLURM_", "SRUN_", "SLURMD_", "SUBMITIT_", "HPCRAY_ADDRESS", "HPCRAY_CONSOLE")
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 _switching = threading.Lock()
+_controllers: list[subprocess.Popen[bytes]] = []
+"""Local jobs that this process has started and that run: they may outlive it, and nobody shall warn of that."""
 
 
 def import_submitit() -> Any:
@@ -159,6 +161,7 @@ def _local_class(submitit: Any) -> Any:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
+            _controllers[:] = [*(known for known in _controllers if known.poll() is None), process]
             return submitit.LocalJob(self.folder, str(process.pid), tasks=[0], process=process)
 
     return DetachedExecutor

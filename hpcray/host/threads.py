@@ -14,9 +14,9 @@ OMP = "OMP_NUM_THREADS"
 
 
 class _Set:
-    """What we have set: for how much CPU, the variable, and the threads of libraries that were loaded before."""
+    """For how many CPUs we were asked last; what we have set: the variable, and the threads of loaded libraries."""
 
-    units = -1
+    cpus = 0
     text: str | None = None
     loaded = 1
 
@@ -29,15 +29,20 @@ def one_each() -> None:
         threadpoolctl.threadpool_limits(limits=1)
 
 
+def changes(units: int) -> bool:
+    """Whether `use_cpus(units)` has to be called: what was asked for last is something else."""
+    before, _Set.cpus = _Set.cpus, max(1, units // UNIT)
+    return before != _Set.cpus
+
+
 def use_cpus(units: int) -> None:
-    """Let a task or actor with `units` of CPU have its threads."""
-    if units == _Set.units:
-        return
-    _Set.units = units
+    """Let a task or actor with `units` of CPU have its threads. Call it in the thread that will run it: libraries take
+    a number that another thread sets for that thread's alone.
+    """
+    count = _Set.cpus = max(1, units // UNIT)
     known = os.environ.get(OMP)
     if known is not None and known != _Set.text:
         return  # the user's
-    count = max(1, units // UNIT)
     if known != str(count):
         _Set.text = os.environ[OMP] = str(count)
     if count != _Set.loaded:

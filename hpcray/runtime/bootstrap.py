@@ -202,7 +202,7 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
         if not launch.kind and address is None and (nodes := environ.get("SLURM_JOB_NUM_NODES", "1")) != "1":
             print(
                 f"hpcray: this is one node of the {nodes} that Slurm job {environ.get('SLURM_JOB_ID', '')} has; "
-                f"hint: hpcray-launch uses them all, init(address='local') says that one is meant",
+                f"hint: hpcray-launch --srun uses them all, init(address='local') says that one is meant",
                 file=sys.stderr,
                 flush=True,
             )

@@ -77,10 +77,9 @@ def share(
             the session directory and goes with it.
     """
     sharing = _Sharing(control, session_dir, timeout)
-    try:
-        return sharing.run(path, command)
-    finally:
-        sharing.close()
+    moved = sharing.run(path, command)
+    sharing.close()  # not after a failure: a thread of ours may still write to it, until this process ends
+    return moved
 
 
 class _Sharing:

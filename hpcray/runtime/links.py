@@ -160,6 +160,8 @@ class Links:
             for frame in link.reader.feed(data):
                 src = bytes(frame[12:20])
                 if link.proc is None:
+                    if node_of(src) != self._my_node or number_of(src) == 0:
+                        raise FrameError("only processes of this node connect to us, and never a raylet")
                     link.proc = src
                     if src not in self._peers:
                         self._peers[src] = Peer(src, link)

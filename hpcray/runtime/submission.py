@@ -17,7 +17,7 @@ from hpcray.runtime.cancelling import Cancelling
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.links import MAX_BATCH, Peer
 from hpcray.runtime.own_options import Own, OwnTask
-from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.runtime.refs import new_ref
 from hpcray.runtime.streams import Streams
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import deserialize, is_error, serialize_error

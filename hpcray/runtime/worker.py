@@ -20,7 +20,7 @@ from hpcray.base.ids import raylet_of
 from hpcray.core.owner.table import Waiter
 from hpcray.host.accelerators import confine
 from hpcray.host.relocation import Relocation
-from hpcray.host.threads import use_cpus
+from hpcray.host.threads import changes, use_cpus
 from hpcray.runtime.actor_end import URGENT, ActorEnd
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
@@ -109,7 +109,8 @@ class Worker:
     def _on_leased(self, src: bytes, msg: m.Leased) -> None:
         self.lessee = src
         self.holds = dict(msg.resources)
-        use_cpus(self.holds.get("CPU", 0))
+        if changes(self.holds.get("CPU", 0)):
+            self._on_work(src, msg)
         if msg.env:
             self._take_env(msg.env)
 
@@ -218,6 +219,8 @@ class Worker:
                 elif type(msg) is m.ActorCall:
                     assert self.actor is not None
                     self.actor.call(src, msg)
+                elif type(msg) is m.Leased:
+                    use_cpus(dict(msg.resources).get("CPU", 0))
                 elif type(msg) in URGENT:
                     self.end.take(msg)
                 elif type(msg) is Retire:

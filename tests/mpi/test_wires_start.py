@@ -58,12 +58,29 @@ def test_a_missing_rank_is_named_and_nothing_waits_for_ever(leak_check: LeakChec
     assert "HPCRAY_START_TIMEOUT" in err
 
 
-def test_ranks_alone_in_their_own_worlds_are_told_which_flag(leak_check: LeakCheck) -> None:
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-    code, _, err = run([sys.executable, "-c", PROGRAM], OMPI_MCA_ess_singleton_isolated="1", **step)
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": "4"},
+            "srun gave its 4 tasks no start-up protocol: each of them would be alone; hint: srun --mpi=pmix",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "{rank}", "OMPI_COMM_WORLD_SIZE": "4"},
+            "each of the 4 ranks is alone in an MPI world of its own",
+        ),
+    ],
+    ids=["srun, before MPI_Init", "mpirun of another MPI, after it"],
+)
+def test_ranks_alone_in_their_own_worlds_are_told_what_to_do_by_rank_0(
+    leak_check: LeakCheck, told: dict[str, str], said: str, rank: int
+) -> None:
+    environ = {name: value.format(rank=rank) for name, value in told.items()}
+    code, _, err = run([sys.executable, "-c", PROGRAM], OMPI_MCA_ess_singleton_isolated="1", **environ)
     assert code == 1
-    assert "StartError: rank 1 of 4" in err and "alone in its MPI world" in err
-    assert "--mpi=pmix" in err and "--mpi=pmi2" in err
+    assert said in err and "hint: " in err
+    assert ("SaidByRank0: " in err) == (rank == 1), "which the raylets of the other ranks keep to themselves"
 
 
 def test_ucx_everywhere_is_chosen(leak_check: LeakCheck) -> None:

@@ -57,7 +57,7 @@ def test_one_after_the_other():
     assert max(calls.values()) <= 3
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 5))])
 def test_each_runs_exactly_once_however_many_are_sent_ahead(turn, tmp_path: Path):
     path = tmp_path / "calls"
     ray.get([thrice.remote() for _ in range(10)])  # known to be short from now on

@@ -113,6 +113,18 @@ class TestTaken:
         assert isinstance(caught.value, exceptions.ActorAlreadyExistsError)
         assert ray.get(ray.get_actor("taken").get.remote()) == 1
 
+    def test_before_the_arguments_are_there(self):
+        late = ray.remote(lambda: __import__("time").sleep(0.5)).remote()
+        first = Named.options(name="reserved").remote(late)
+        with pytest.raises(ValueError, match="reserved"):
+            Named.options(name="reserved").remote(late)
+        assert ray.get_actor("reserved") == first
+        assert ray.get(first.get.remote()) is None
+        second = Named.options(name="reserved again").remote(late)
+        del first, second
+        gc.collect()
+        eventually(lambda: missing("reserved") and missing("reserved again"))
+
     def test_get_if_exists(self):
         get = Named.options(name="shared", get_if_exists=True)
         first, second = get.remote("first"), get.remote("second")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import Job, as_module
-from helpers.leaks import LeakCheck
+from helpers.leaks import LeakCheck, wait_until
 from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 import hpcray as ray
@@ -90,6 +90,21 @@ def public(leak_check: LeakCheck) -> Path:
     return leak_check.tmp
 
 
+def sockets_of(session: str) -> list[str]:
+    """Paths of the sockets of a node's processes, once all of them listen: a worker may be coming up."""
+
+    def listens(path: str) -> bool:
+        with socket.socket(socket.AF_UNIX) as sock:
+            return sock.connect_ex(path) == 0
+
+    def found() -> list[str]:
+        return sorted(str(path) for path in Path(session).glob("*.s"))
+
+    wait_until(lambda: all(listens(path) for path in found()), "all sockets to listen")
+    assert len(found()) >= 3, "raylet, worker, driver"
+    return found()
+
+
 def still_works() -> None:
     assert ray.get(ray.remote(lambda: 42).remote(), timeout=60) == 42
 
@@ -127,8 +142,7 @@ def _target(link: str) -> str:
 def test_every_socket_turns_a_stranger_away_even_where_the_directory_is_open(
     stranger: None, session: str, public: Path
 ) -> None:
-    sockets = sorted(str(path) for path in Path(session).glob("*.s"))
-    assert len(sockets) >= 3, "raylet, worker, driver"
+    sockets = sockets_of(session)
     assert all(stat.S_IMODE(os.stat(path).st_mode) == 0o600 for path in sockets), "closed by themselves"
     for path in (os.path.dirname(session), session):
         os.chmod(path, 0o711)
@@ -257,11 +271,11 @@ class Bomb:
 def test_no_pickle_is_opened_before_a_process_has_joined(session: str, tmp_path: Path) -> None:
     bomb = pickle.dumps(Bomb(tmp_path / "boom"), 5)
     task = m.encode([m.ObjectReady(b"x" * 14, 0, bomb + b"\0", 0, [])])
-    for path in sorted(Path(session).glob("*.s")):
+    for path in sockets_of(session):
         for nonsense in (bomb, pack(HEAD, NIL_PROC, bomb), pack(HEAD, raylet_of(0), task), os.urandom(4096)):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(60)
-                sock.connect(str(path))
+                sock.connect(path)
                 sock.sendall(nonsense)
                 sock.shutdown(socket.SHUT_WR)
                 with contextlib.suppress(ConnectionError):

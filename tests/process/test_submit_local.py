@@ -106,6 +106,7 @@ def command(*argv: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=90, env=environ)
 
 
+@pytest.mark.slow
 def test_the_life_of_a_script_on_the_command_line(tmp_path: Path, leak_check: LeakCheck) -> None:
     script = tmp_path / "program.py"
     script.write_text(
@@ -189,6 +190,7 @@ def test_a_job_ends_at_its_time_limit(start: Start, tmp_path: Path) -> None:
     assert caught.value.state == job.state == "TIMEOUT"
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_controller_that_is_killed(start: Start, tmp_path: Path, leak_check: LeakCheck) -> None:
     job = start(stay, tmp_path / "mark", nodes=2)
     wait_until((tmp_path / "mark").exists, "the start")

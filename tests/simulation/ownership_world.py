@@ -153,6 +153,9 @@ class World:
     def kill(self, process: Process) -> None:
         self.oracle.about_to_die(process)
         process.alive = False
+        for _, _, msg in process.table._held:
+            if isinstance(msg, m.TaskReply):
+                self.values.pop(msg.task + FIRST_RETURN, None)  # its reply never left
         self.dead.add(process.id)
         self.unanswered = {pair for pair in self.unanswered if pair[0] != process.id}
         for other in sorted(self.met.get(process.id, ())):

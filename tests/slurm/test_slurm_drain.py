@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.jobs import ROOT, Job, embedded
 from helpers.leaks import wait_until
-from helpers.slurm import Slurm
+from helpers.slurm import SRUN, Slurm
 
 pytest.importorskip("sklearn")
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -45,18 +46,21 @@ def wait_for(slurm: Slurm, job: str, text: str) -> None:
     wait_until(lambda: text in output(slurm, job), f"{text!r} of job {job}:\n{output(slurm, job)}", 90.0)
 
 
-def undisturbed(slurm: Slurm) -> str:
-    job = submit(slurm, "-N4")
-    assert slurm.finish(job)["JobState"] == "COMPLETED", output(slurm, job)
-    return weights(output(slurm, job))
+@pytest.fixture(scope="module")
+def expected() -> str:
+    """The weights of a run that nobody disturbs, on one node."""
+    with Job(embedded(ROOT / "examples" / "train_preemptible.py", "--steps", str(STEPS))) as job:
+        ended = job.wait(120.0)
+    assert ended.code == 0, ended.err
+    return weights(ended.out)
 
 
 def checkpoints(slurm: Slurm, job: str) -> list[Path]:
     return sorted((slurm.place / "hpcray-checkpoints" / job / "parameters").glob("[0-9]*"))
 
 
-def resumed(slurm: Slurm, job: str, least: int = 10) -> str:
-    """The output of a job that was interrupted after step `least`, once it has ended in its second run."""
+def resumed(slurm: Slurm, job: str, least: int = 10, most: int = 1) -> str:
+    """The output of a job that was interrupted after step `least`, once it has ended, after `most` restarts at most."""
 
     def again() -> bool:
         facts = slurm.job(job)
@@ -68,16 +72,15 @@ def resumed(slurm: Slurm, job: str, least: int = 10) -> str:
     facts = slurm.job(job)
     text = output(slurm, job)
     assert facts["JobState"] == "COMPLETED", text
-    assert facts["Restarts"] == "1", facts
+    assert 1 <= int(facts["Restarts"]) <= most, facts
     assert begun_at(text, 0) == 0
     assert least <= begun_at(text, 1) < STEPS, text
     return text
 
 
 @pytest.mark.parametrize("how", ["--signal=USR1", "--batch"])
-def test_a_signal_has_the_job_saved_and_requeued(slurm: Slurm, how: str) -> None:
+def test_a_signal_has_the_job_saved_and_requeued(slurm: Slurm, how: str, expected: str) -> None:
     """What `#SBATCH --signal=USR1@60` sends to the ranks, and `--signal=B:USR1@60` to the batch script."""
-    expected = undisturbed(slurm)
     job = submit(slurm, "-N4", pause=0.2, environ=AGAIN)
     wait_for(slurm, job, "step 10\n")
     slurm.said("scancel", "--signal=USR1", *(["--batch"] if how == "--batch" else []), job)
@@ -86,8 +89,18 @@ def test_a_signal_has_the_job_saved_and_requeued(slurm: Slurm, how: str) -> None
     assert "the job drains (SIGUSR1 on node" in text
 
 
-def test_preemption_requeues_a_job_that_goes_on_afterwards(slurm: Slurm) -> None:
-    expected = undisturbed(slurm)
+def test_a_program_that_srun_starts_in_every_rank(slurm: Slurm, expected: str) -> None:
+    line = f"{' '.join(SRUN)} python {slurm.source}/examples/train_preemptible.py --steps {STEPS} --pause 0.2"
+    batch = slurm.write(
+        f"#!/bin/bash\n#SBATCH --requeue --open-mode=append -o hpcray-%j.out\nexec {line}\n", "every.sh"
+    )
+    job = slurm.sbatch("-N2", batch, environ=AGAIN)
+    wait_for(slurm, job, "step 10\n")
+    slurm.said("scancel", "--signal=USR1", job)
+    assert weights(resumed(slurm, job)) == expected
+
+
+def test_preemption_requeues_a_job_that_goes_on_afterwards(slurm: Slurm, expected: str) -> None:
     job = submit(slurm, "-N4", "-p", "scavenge", pause=0.2)
     wait_for(slurm, job, "step 10\n")
     rival = slurm.sbatch("-N4", "--exclusive", "-o", "rival.out", "--wrap", "srun -N4 hostname")
@@ -120,9 +133,8 @@ def test_without_scontrol_the_exit_code_says_that_work_is_left(slurm: Slurm) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("option", [["--signal=USR1@60"], ["--signal=B:USR1@60"], []])
-def test_near_the_time_limit_a_job_is_saved_and_requeued(slurm: Slurm, option: list[str]) -> None:
+def test_near_the_time_limit_a_job_is_saved_and_requeued(slurm: Slurm, option: list[str], expected: str) -> None:
     """By the signal that Slurm sends, or by hpcray's own clock."""
-    expected = undisturbed(slurm)
     job = submit(slurm, "-N4", "-t", 2, *option, pause=1.8, environ=AGAIN)
-    text = resumed(slurm, job, least=5)
+    text = resumed(slurm, job, least=5, most=4)
     assert weights(text) == expected

@@ -191,7 +191,7 @@ class TestThreads:
     @pytest.fixture(autouse=True)
     def unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(threads.OMP, raising=False)
-        monkeypatch.setattr(threads._Set, "units", -1)
+        monkeypatch.setattr(threads._Set, "cpus", 0)
         monkeypatch.setattr(threads._Set, "text", None)
         monkeypatch.setattr(threads._Set, "loaded", 1)
 
@@ -212,8 +212,10 @@ class TestThreads:
     def test_each_lease_anew_and_loaded_libraries_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limits = _Limits()
         monkeypatch.setitem(sys.modules, "threadpoolctl", limits)
-        for cpus, count in ((1, "1"), (3, "3"), (3, "3"), (2, "2"), (1, "1")):
+        for cpus, count in ((1, "1"), (3, "3"), (2, "2"), (1, "1")):
+            assert threads.changes(cpus * UNIT)
             threads.use_cpus(cpus * UNIT)
+            assert not threads.changes(cpus * UNIT)
             assert threads.os.environ[threads.OMP] == count
         assert limits.said == [3, 2, 1]
 

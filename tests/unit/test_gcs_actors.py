@@ -384,3 +384,47 @@ def test_every_message_it_names_is_handled_and_others_are_not() -> None:
     assert set(head.core._handlers) == set(head_module.HANDLES)
     with pytest.raises(KeyError):
         head.handle(OWNER, m.Stop(0))
+
+
+class TestArgumentsThatComeLater:
+    """A named actor is registered before the arguments of its constructor are ready."""
+
+    @staticmethod
+    def reserved(**more: Any) -> Head:
+        head = Head(1)
+        head.handle(OWNER, m.CreateActor(7, spec(name="n", args=b"", cls=b"", **more), False))
+        (reply,) = head.take(m.GcsReply, OWNER)
+        assert reply.ok
+        return head
+
+    def test_it_has_its_name_and_no_place(self) -> None:
+        head = self.reserved()
+        head.tick(5.0)
+        assert head.started_on() == []
+        assert not head.create(spec(2, name="n")).ok
+        head.handle(OTHER, m.WatchActor(spec().actor))
+        assert head.states(OTHER) == ["PENDING"]
+
+    def test_it_is_placed_with_what_came(self) -> None:
+        head = self.reserved()
+        head.handle(OWNER, m.CreateActor(0, spec(name="n")))
+        (start,) = head.take(m.StartActor)
+        assert (start.spec.args, start.spec.cls) == (b"args", b"class")
+        head.handle(OWNER, m.CreateActor(0, spec(name="n")))
+        assert head.take(m.StartActor) == []
+
+    @pytest.mark.parametrize("detached", [False, True])
+    def test_its_creator_dies_first(self, detached: bool) -> None:
+        head = self.reserved(detached=detached)
+        head.handle(OTHER, m.WatchActor(spec().actor))
+        head.states(OTHER)
+        head.do(head.core.process_died(0.0, OWNER, "gone"))
+        assert head.states(OTHER) == ["DEAD"]
+        assert head.create(spec(2, owner=OTHER, name="n"), OTHER).ok
+
+    def test_it_is_killed_first(self) -> None:
+        head = self.reserved()
+        head.handle(OTHER, m.KillActor(spec().actor, True, "enough"))
+        head.states()
+        head.handle(OWNER, m.CreateActor(0, spec(name="n")))
+        assert head.started_on() == []

@@ -109,6 +109,14 @@ class TestDemand:
         client.leases.give_up_all(client.klass)
         assert client.demands() == [0]
 
+    def test_a_grant_that_is_not_needed_withdraws_the_others(self):
+        client = Client()
+        for task in client.submit(4):
+            client.leases.cancel_queued(task)
+        assert client.demands() == [1, 2, 4]
+        client.grant()
+        assert client.demands() == [1], "granted here, and nothing more is wanted"
+
     def test_each_shape_has_its_own(self):
         client = Client()
         other = client.leases.klass(m.Shape((("CPU", 20_000),)))
@@ -294,6 +302,15 @@ class TestReturn:
         assert len(client.pushed) == sent, "it gets nothing more, though more waits"
         assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
         assert len(client.klass.queue) == 503 - sent
+
+    def test_a_reclaimed_worker_gets_no_new_task_though_it_has_room(self):
+        client = Client(us=10.0)
+        client.submit(1)
+        client.grant()
+        client.leases.reclaim(1)
+        (task,) = client.submit()
+        assert [ident for ident, _ in client.pushed].count(task.id) == 0
+        assert list(client.klass.queue) == [task]
 
     def test_reclaimed_and_all_taken_back(self):
         client = Client(us=10.0)
