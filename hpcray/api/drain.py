@@ -138,8 +138,8 @@ def new_checkpoint(name: str) -> AbstractContextManager[str]:
     """`with new_checkpoint("model") as directory:` gives an empty directory to write to.
 
     When the block ends well, it is on the disk and from then on the latest checkpoint of this name; the one before
-    it is kept, older ones are removed. When the block raises, or the process dies in it, nothing has changed. An actor's own
-    checkpoints (`__hpcray_checkpoint__`) are those of the actor's name.
+    it is kept, older ones are removed. When the block raises, or the process dies in it, nothing has changed. An
+    actor's own checkpoints (`__hpcray_checkpoint__`) are those of the actor's name.
 
     Raises:
         RuntimeError: as `checkpoint_dir`. OSError: the file system refuses.

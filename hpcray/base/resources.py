@@ -12,9 +12,9 @@ UNIT = 10_000
 Resources = dict[str, int]
 ASSIGNED_GPUS = "HPCRAY_ASSIGNED_GPUS"
 """The last variable of the environment in which a GPU worker is asked for: the ids of its devices, with commas. The
-template process turns it into the vendor's variable. A worker keeps its devices for life, since a library that has found
-its devices cannot be told of others: workers of different devices are of different environments, which the pool never
-mixes."""
+template process turns it into the vendor's variable. A worker keeps its devices for life, since a library that has
+found its devices cannot be told of others: workers of different devices are of different environments, which the pool
+never mixes."""
 
 
 def to_units(amounts: Mapping[str, float]) -> Resources:
