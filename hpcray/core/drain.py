@@ -116,7 +116,7 @@ class DrainCore:
         return [Announce(self.reason, seconds), *self._check_ended()]
 
     def driver_ready(self, now: float, interested: bool = False) -> list[Outcome]:
-        """The driver's callbacks have run, or there is no driver to wait for. interested: it takes part in the drain."""
+        """The driver's callbacks have run, or there is no driver to wait for. interested: it takes part."""
         self.interested = self.interested or interested
         if self.state != NOTICE:
             return []

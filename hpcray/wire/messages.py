@@ -676,8 +676,8 @@ class ObjectReady(Struct, array_like=True, tag=91):
 
 
 class BorrowAdd(Struct, array_like=True, tag=92):
-    """p→owner: I hold these; or, with another `borrower`: keep these for it until it takes them (a pledge). seq > 0 asks
-    for BorrowAck(seq)."""
+    """p→owner: I hold these; or, with another `borrower`: keep these for it until it takes them (a pledge). seq > 0:
+    answer with BorrowAck(seq)."""
 
     ids: list[bytes]
     borrower: bytes
