@@ -1,6 +1,6 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-from hpcray import actor, cluster, exceptions, mpi, util
+from hpcray import actor, cluster, exceptions, internal, mpi, util
 from hpcray.api.accelerators import get_gpu_ids
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
 from hpcray.api.context import available_resources, cluster_resources, get_runtime_context, nodes
@@ -18,6 +18,7 @@ from hpcray.api.drain import (
 )
 from hpcray.api.objects import cancel, get, put, wait
 from hpcray.api.session import init, is_initialized, shutdown
+from hpcray.executor import Executor
 from hpcray.runtime.refs import ObjectRef
 from hpcray.runtime.streams import DynamicObjectRefGenerator, ObjectRefGenerator
 
@@ -30,6 +31,7 @@ __all__ = [
     "ActorHandle",
     "ActorMethod",
     "DynamicObjectRefGenerator",
+    "Executor",
     "ObjectID",
     "ObjectRef",
     "ObjectRefGenerator",
@@ -48,6 +50,7 @@ __all__ = [
     "get_gpu_ids",
     "get_runtime_context",
     "init",
+    "internal",
     "is_initialized",
     "kill",
     "latest_checkpoint",

@@ -101,6 +101,37 @@ def status(address: str, as_json: bool) -> None:
         _show_nodes(nodes, total, free)
 
 
+@main.command()
+@click.option("--address", default="auto", help="Session directory of a node (default: the newest job of this user).")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(0), help="Most objects per node.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds that the nodes may take to answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
+    """Show what the object stores of a running job hold: largest objects first, who owns them and who has them pinned.
+
+    With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also where each ref was created.
+    """
+    from hpcray.api import session
+    from hpcray.runtime.refs import need_process
+    from hpcray.state.memory import show_stores, sum_stores
+
+    try:
+        session.init(address=address)
+    except (ConnectionError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    try:
+        rows = need_process().survey.look(limit, timeout)
+    finally:
+        session.shutdown()
+    if as_json:
+        click.echo(json.dumps({"nodes": rows, "total": sum_stores(rows)}, indent=1))
+    else:
+        for line in show_stores(rows):
+            click.echo(line)
+    if any(row["problem"] for row in rows):
+        sys.exit(1)
+
+
 def _show(rows: list[Row], nodes: int) -> None:
     topic = ""
     for row in rows:

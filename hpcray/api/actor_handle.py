@@ -158,7 +158,8 @@ class ActorHandle:
         self._plans: dict[str, _Plan] = {}
 
     def __getattr__(self, name: str) -> ActorMethod:
-        plan = self.__dict__.get("_plans", {}).get(name) or self._planned(name)
+        plans = self.__dict__.get("_plans")
+        plan = (plans and plans.get(name)) or self._planned(name)
         return plan.kind(self, name, plan)
 
     def _planned(self, name: str) -> _Plan:

@@ -85,7 +85,7 @@ def wait(
         raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
     if not refs:
         return [], []
-    if len(set(refs)) != len(refs):
+    if len({ref._id for ref in refs}) != len(refs):
         raise ValueError("Wait requires a list of unique object refs.")
     if num_returns <= 0:
         raise ValueError(f"Invalid number of objects to return {num_returns}.")

@@ -219,8 +219,14 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     _Session.entry = None
     if process is None or current.worker is not None:
         return
-    process.ending.settle()
-    interrupts.remove()
+    try:
+        process.ending.settle()  # a KeyboardInterrupt ends the wait
+    finally:
+        interrupts.remove()
+        _leave(process, entry)
+
+
+def _leave(process: Process, entry: Entry | None) -> None:
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))

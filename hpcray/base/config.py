@@ -29,6 +29,9 @@ class Config:
         object_store_memory: arena size; 0 means 30 % of the memory this node may use.
         spill_dir: where a node with a full store writes objects; "": a node-local directory for temporary files.
         spill_threshold: share of the store beyond which objects that nobody reads are written there; 0: never.
+        enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch knows no
+            read-only memory: who writes to one changes it for all who read it.
+        record_ref_creation_sites: whether it is noted for every ref where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         require_rdma: whether a job of several nodes without RDMA does not start.
         max_workers: most workers of one node; 0 means what `ulimit -u` and memory allow.
@@ -55,6 +58,8 @@ class Config:
     object_store_memory: int = 0
     spill_dir: str = ""
     spill_threshold: float = 0.8
+    enable_zero_copy_torch_tensors: bool = False
+    record_ref_creation_sites: bool = False
     data_plane: str = "auto"
     require_rdma: bool = False
     max_workers: int = 0

@@ -71,7 +71,11 @@ def compose(shares: Sequence[Share], site: MpiSite) -> list[str]:
     if site.srun:
         # Each rank where hpcray has reserved its CPUs, beside the step that hpcray itself is; one that fails ends all.
         line = ["srun", f"--mpi={site.srun}", "--overlap", "-N", str(len(hosts)), "-n", ranks, "--overcommit"]
-        return [*line, "--distribution=arbitrary", "--cpu-bind=none", "--kill-on-bad-exit=1", "--export=ALL", *command]
+        line += ["--distribution=arbitrary", "--kill-on-bad-exit=1", "--export=ALL"]
+        # The CPUs are hpcray's to share out. A Slurm that does not bind its tasks would complain each time.
+        if "SLURM_CPU_BIND" in site.environ or "SLURM_STEP_ID" not in site.environ:
+            line.append("--cpu-bind=none")
+        return [*line, *command]
     line = [site.mpirun, *(["--allow-run-as-root"] if site.root else [])]
     if hosts == [site.host]:
         line += ["--host", "localhost", "-n", ranks, "--map-by", "node:OVERSUBSCRIBE"]

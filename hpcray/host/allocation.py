@@ -101,6 +101,14 @@ class Allocation:
         """Whether srun started this process, directly or through a shell."""
         return bool(self.step)
 
+    @property
+    def cpus_meant(self) -> int | None:
+        """CPUs that were asked for a task; else those of the job on this host, which are for its one task."""
+        if self.cpus_per_task:
+            return self.cpus_per_task
+        job = self.cpus_per_node[self.node] if self.node is not None and self.node < len(self.cpus_per_node) else 0
+        return max(job, self.cpus_here or 0) or None
+
     def shares_node(self, machine_cpus: int) -> bool | None:
         """Whether other jobs may run on this host; None where it is not known how much of it is ours."""
         mine = self.cpus_here

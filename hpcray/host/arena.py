@@ -129,11 +129,14 @@ class Arena:
             ValueError: the range is not inside the arena.
         """
         self._check(offset, size)
-        # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
-        array = self._bytes[offset : offset + size]
-        ref = weakref.ref(array, _reap)
-        _pins[id(ref)] = (ref, on_dead)
-        return array.data.toreadonly()
+        return self._watched(offset, size, on_dead).data.toreadonly()
+
+    def filled_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
+        """Like `pinned_view`, but writable, and with memory under all of it: for who fills a block where it is."""
+        self._check(offset, size)
+        if size >= _GRANULE:
+            self._map_pages(offset, size)
+        return self._watched(offset, size, on_dead).data
 
     def write(self, offset: int, source: Any) -> None:
         """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.
@@ -177,6 +180,14 @@ class Arena:
             self._view.release()
             self._map.close()
         self._view = memoryview(b"")
+
+    def _watched(self, offset: int, size: int, on_dead: Callable[[], object]) -> NDArray[np.uint8]:
+        # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
+        # Were it a slice of another array, `numpy.ndarray(buffer=view)` would keep that one alive instead.
+        array = np.frombuffer(self._view[offset : offset + size], dtype=np.uint8)
+        ref = weakref.ref(array, _reap)
+        _pins[id(ref)] = (ref, on_dead)
+        return array
 
     def _map_pages(self, offset: int, size: int) -> None:
         """Map a range in one go where this process writes it for the first time: page faults cost twice as much."""

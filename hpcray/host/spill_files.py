@@ -11,6 +11,7 @@ import os
 import queue
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -19,6 +20,7 @@ from hpcray.host.allocation_tmp import Directory, directories, look_at
 from hpcray.host.arena import Arena
 
 _READERS = 2
+_CLOSING = 3.0  # seconds for the system calls that are under way at the end
 _CHUNK = 64 << 20  # bytes of one system call: the lock that guards the descriptors is not held for longer
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
@@ -83,10 +85,14 @@ class SpillFiles:
         self._closed = True
         for thread in self._threads:
             (self._writes if thread is self._threads[0] else self._reads).put(_nothing)
+        deadline = time.monotonic() + _CLOSING
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return  # in a call to a file system that does not answer; it uses the files until this process has ended
         for fd in self._segments.values():
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
         self._segments.clear()
         os.close(self._event)
 
@@ -97,8 +103,9 @@ class SpillFiles:
             return
         self._say(describe(look_at(self.directory)))
         for name, work in [("write", self._writes), *[("read", self._reads)] * _READERS]:
-            self._threads.append(threading.Thread(target=self._serve, args=(work,), name=f"hpcray-spill-{name}"))
-            self._threads[-1].start()
+            thread = threading.Thread(target=self._serve, args=(work,), name=f"hpcray-spill-{name}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _serve(self, work: queue.SimpleQueue[Callable[[], None]]) -> None:
         while not self._closed:
@@ -134,7 +141,8 @@ class SpillFiles:
             return  # it could not be made
         if last:
             del self._segments[segment]
-            os.close(fd)
+            with contextlib.suppress(OSError):  # some network file systems tell here what went wrong before
+                os.close(fd)
         else:
             _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))  # not every file system can
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -14,7 +15,7 @@ from hpcray.base.errors import (
     PendingCallsLimitExceeded,
     TaskCancelledError,
 )
-from hpcray.base.ids import HEAD, PUT_INDEX, owner_of
+from hpcray.base.ids import FIRST_RETURN, HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.arguments import pack
@@ -174,14 +175,18 @@ class ActorCalls:
             task_id = process.me + process._counter.to_bytes(5, "big")
             task = Task(task_id, None, method, blob, num_returns, keep, slots, retries)
             task.klass = client
-            result = self._submitter.returns(task)
+            if num_returns == 1:
+                object_id = task_id + FIRST_RETURN
+                self._table.create(object_id, task).local = 1
+                result: Any = new_ref(object_id)
+            else:
+                result = self._submitter.returns(task)
             if client.state == DEAD:
                 self._fail_dead(client, task)
                 return result
             client.hold = handle._keep
             if nested:
-                hold = handle._keep
-                engine.later(lambda: self._start(client, task, hold))
+                engine.later(partial(self._start, client, task, handle._keep))
             elif client.worker and not client.queue and slots is None:
                 first = not client.inflight
                 self._push(client, task)

@@ -88,6 +88,8 @@ class AsyncLane:
         self._open = 0
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._semaphore: asyncio.Semaphore
+        # Of our own: what blocks in the loop's default one, which is the user's, must not keep replies back.
+        self.threads = ThreadPoolExecutor(limit, thread_name_prefix=f"{name}:io")
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self._run_loop, name=name, daemon=True).start()
 
@@ -144,7 +146,7 @@ class AsyncLane:
                 if msg.refs:
                     # Some are in a store, and may have to be pulled: not on the loop.
                     loop = asyncio.get_running_loop()
-                    args, kwargs = await loop.run_in_executor(None, self._arguments, msg, protected)
+                    args, kwargs = await loop.run_in_executor(self.threads, self._arguments, msg, protected)
                 else:
                     args, kwargs = self._arguments(msg, protected)
                 value = host.method(msg.method)(*args, **kwargs)
@@ -152,7 +154,7 @@ class AsyncLane:
                     value = await value
                 del args, kwargs
                 if msg.num_returns < 0:
-                    await worker.yielding.run_async(src, msg, value)
+                    await worker.yielding.run_async(self.threads, src, msg, value)
                     value = None
         except (SystemExit, AsyncioActorExit) as exit_:
             error, leaving = host.left(exit_)
@@ -172,7 +174,7 @@ class AsyncLane:
         try:
             if large and error is None:
                 await asyncio.get_running_loop().run_in_executor(
-                    None, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
+                    self.threads, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
                 )  # a large value is written to the store: not on the loop
             else:
                 worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NO_ARGS = pickle.dumps(((), {}), 5) + b"\0"
 _SCALARS = frozenset({int, float, bool, type(None), complex})
+_SHORT = 1 << 12
 
 
 class Slot:
@@ -39,29 +40,28 @@ def pack(process: Process, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
     """
     if not args and not kwargs:
         return NO_ARGS, None, None
-    for value in args:
-        if type(value) not in _SCALARS:
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if type(value) not in _SCALARS and not (type(value) is str and len(value) < _SHORT):
             break
     else:
-        if not kwargs:
-            return pickle.dumps((args, kwargs), 5) + b"\0", None, None
+        blob = pickle.dumps((args, kwargs), 5) + b"\0"
+        if len(blob) < process.config.inline_limit:
+            return blob, None, None
     slots: list[Any] = []
     args = tuple(_slotted(value, slots) for value in args)
     kwargs = {name: _slotted(value, slots) for name, value in kwargs.items()}
     try:
-        blob, refs = serialize((args, kwargs))
+        data, refs = serialize((args, kwargs))
     except TypeError:
         _name_culprit(args, kwargs)
         raise
     limit = process.config.inline_limit
-    if (blob.size if isinstance(blob, Serialized) else len(blob)) > limit:
+    if (data.size if isinstance(data, Serialized) else len(data)) > limit:
         args = tuple(_stored(process, value, slots, limit) for value in args)
         kwargs = {name: _stored(process, value, slots, limit) for name, value in kwargs.items()}
-        blob, refs = serialize((args, kwargs))
-    if isinstance(blob, Serialized):
-        blob = blob.join()
+        data, refs = serialize((args, kwargs))
     keep = slots + refs
-    return blob, keep or None, [ref._id for ref in slots] or None
+    return data.join() if isinstance(data, Serialized) else data, keep or None, [ref._id for ref in slots] or None
 
 
 def fill(value: Any, values: Sequence[Any]) -> Any:

@@ -123,9 +123,14 @@ class Ending:
             process.engine.flush()
 
     def _wait(self, event: threading.Event) -> None:
-        while not event.wait(_LOOK):
-            if self._process.dead is not None or monotonic() > self.deadline + _AFTER_DEADLINE:
-                return
+        asleep, me = self._process.engine.asleep, threading.get_ident()
+        asleep.add(me)  # a KeyboardInterrupt is let through
+        try:
+            while not event.wait(_LOOK):
+                if self._process.dead is not None or monotonic() > self.deadline + _AFTER_DEADLINE:
+                    return
+        finally:
+            asleep.discard(me)
 
 
 def call(callback: Callback, seconds: float) -> None:

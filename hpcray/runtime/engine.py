@@ -299,6 +299,12 @@ class Engine(Links):
         quiet = 0
         lock = self.lock
         while True:
+            if self.activity != seen and not (self.dirty or self.after or self.closed):
+                # The foreground is at work and left nothing to be sent: its lock is not ours to fight for.
+                seen = self.activity
+                quiet = 0
+                time.sleep(TICK)
+                continue
             lock.acquire()
             if self.closed:
                 lock.release()

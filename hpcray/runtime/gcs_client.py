@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from hpcray.base.errors import LocalRayletDiedError
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
+from hpcray.runtime.engine import monotonic
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
@@ -50,6 +52,30 @@ class GcsClient:
     def node_ids(self) -> list[str]:
         """Ids of all nodes known."""
         return list(self._node_indices)
+
+    def ask_many(self, questions: Mapping[bytes, Callable[[int], m.Message]], timeout: float) -> dict[bytes, Any]:
+        """Ask raylets and processes, all at once; the values of those that answered within `timeout` seconds.
+
+        Args:
+            questions: for each process or raylet, what makes the message of a request number. Answers are GcsReplies.
+        """
+        deadline = monotonic() + timeout
+        found: dict[bytes, Any] = {}
+        with self._engine.lock:
+            asked = {proc: self.next_request() for proc in questions}
+            try:
+                for proc, request in asked.items():
+                    self._engine.send(proc, questions[proc](request))
+                for request in asked.values():
+                    waiter = self._replies[request]
+                    if isinstance(waiter, Waiter):
+                        self._process.block(waiter, deadline)
+            finally:
+                replies = {proc: self._replies.pop(request) for proc, request in asked.items()}
+        for proc, reply in replies.items():
+            if isinstance(reply, m.GcsReply) and reply.ok:
+                found[proc] = msgspec.msgpack.decode(reply.value)
+        return found
 
     def next_request(self) -> int:
         """A number for a request whose GcsReply `await_reply` takes (lock held)."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _AGAIN = 0.001
 _ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL))
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_JOBS = _OURS + "cluster" + os.sep
+"""What waits for other jobs there may be interrupted: it has no tables."""
 
 
 def install(engine: Engine) -> None:
@@ -83,6 +85,6 @@ def remove() -> None:
 def _inside(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
-            return True
+            return not frame.f_code.co_filename.startswith(_JOBS)
         frame = frame.f_back
     return False

@@ -19,6 +19,7 @@ from hpcray.core.raylet import RayletCore
 from hpcray.core.store.node_store import NodeStore
 from hpcray.host.accelerators import gpu_type, node_gpus
 from hpcray.host.address import node_ip_address
+from hpcray.host.allocation import read_allocation
 from hpcray.host.arena import Arena, default_arena_size
 from hpcray.host.console import silenced
 from hpcray.host.launcher import prepare_mpi
@@ -43,7 +44,7 @@ from hpcray.runtime.run_info import read_run, requeue_job
 from hpcray.runtime.spilling import Spilling
 from hpcray.runtime.watchdog import Watchdog
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
-from hpcray.transport.start_checks import several_tasks
+from hpcray.transport.start_checks import few_cores, several_tasks, threads_of_a_core
 from hpcray.transport.startup import Launch, SaidByRank0, read_launch
 from hpcray.wire.messages import NodeInfo, RunInfo
 
@@ -162,12 +163,20 @@ def _prepare(options: NodeOptions) -> _Node:
     return _Node(config, launch, session, arena, template, Listener(session.socket_path(0)), gpus, spill_dir, run)
 
 
+def _tell_odd_starts(launch: Launch) -> None:
+    """Rank 0 tells what works, but hardly as it was meant."""
+    if launch.rank != 0 or launch.kind != "srun":
+        return
+    cores = few_cores(launch, read_allocation().cpus_meant, os.sched_getaffinity(0), threads_of_a_core())
+    for text in filter(None, (several_tasks(launch), cores)):
+        print(f"hpcray: {text}", file=sys.stderr, flush=True)
+
+
 def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+    _tell_odd_starts(node.launch)
     if node.launch.size == 1:
         return None, None
     prepare_mpi(os.environ, node.launch.kind == "srun")
-    if node.launch.rank == 0 and (text := several_tasks(node.launch)):
-        print(f"hpcray: {text}", file=sys.stderr, flush=True)
     # Not imported before: an embedded node needs neither MPI nor UCX.
     from hpcray.transport.select import open_transports
 

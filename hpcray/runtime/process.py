@@ -31,8 +31,10 @@ from hpcray.runtime.reading import Reader
 from hpcray.runtime.refs import ObjectRef, current, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
+from hpcray.runtime.survey import RecordingTable, Survey
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, serialize, serialize_error
+from hpcray.wire.views import view_tensors
 
 _sessions = itertools.count()
 _LAST_WORDS = 0.3
@@ -44,7 +46,10 @@ class Process(Reader):
     def __init__(self, sock: socket.socket, welcome: m.Welcome, arena: Arena, kind: str, session_dir: str) -> None:
         me = welcome.proc
         engine = Engine(me, session_dir)
-        table = ObjectTable(me, engine.send, engine.notify, self._lost_blob)
+        config = Config(**welcome.config)
+        # Who wants to know where refs come from pays for it; nobody else does.
+        table_kind = RecordingTable if config.record_ref_creation_sites else ObjectTable
+        table = table_kind(me, engine.send, engine.notify, self._lost_blob)
         super().__init__(me, engine, table, arena)
         self.node = node_of(welcome.proc)
         self.node_id = welcome.node_id
@@ -53,9 +58,11 @@ class Process(Reader):
         self.job = welcome.job
         self.session_dir = session_dir
         self.cluster_size = welcome.cluster_size
-        self.config = Config(**welcome.config)
+        self.config = config
+        view_tensors(config.enable_zero_copy_torch_tensors)
         self.run = welcome.run
         self.on_exit: Callable[[int], None] = lambda code: None
+        self.on_death: Callable[[bytes], None] = lambda proc: None
         self._raylet = raylet_of(self.node)
         # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
         self._counter = (next(_sessions) & 0xFF) << 32
@@ -67,10 +74,12 @@ class Process(Reader):
         self.gcs = GcsClient(self)
         self.store = StoreClient(self)
         self.ending = Ending(self)
+        self.survey = Survey(self)
         self.handlers.update(self._message_handlers())
         self.handlers.update(self.store.handlers())
         self.handlers.update(self.ending.handlers())
         self.handlers.update(self.submitter.handlers())
+        self.handlers.update(self.survey.handlers())
         self._sock = sock
 
     def start(self, listener: socket.socket | None = None) -> None:
@@ -201,6 +210,7 @@ class Process(Reader):
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process of the job is gone (lock held)."""
         self.engine.drop_peer(proc)
+        self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
             self.left_behind(task, proc)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from hpcray.base.config import Config
 from hpcray.base.ids import make_proc, node_of, raylet_of, show_proc
 from hpcray.core import effects as fx
@@ -97,6 +99,7 @@ class Raylet:
         if head is not None:
             self.handlers |= dict.fromkeys(gcs.HANDLES, head.handle)
             self.handlers |= {m.KillActor: self._for_core_or_head, m.SetJob: self._for_core_or_head}
+        self.handlers[m.ListStore] = self._list_store
         self.carriers: dict[type, Callable[[Any], None]] = {
             fx.Send: lambda effect: router.send(effect.dest, effect.msg),
             fx.ForkWorker: lambda effect: self.processes.fork(effect.number, effect.env),
@@ -234,6 +237,13 @@ class Raylet:
         effects = self.store.handle(now, src, msg)
         self._prefault.allocated_to(self.store.high_water)
         return effects
+
+    def _list_store(self, now: float, src: bytes, msg: m.ListStore) -> Iterable[Any]:
+        """Somebody looks at the node's memory."""
+        processes = [[link.proc, link.pid, link.kind] for link in self.router.links.values()]
+        value = {**self.store.snapshot(), "list": self.store.listing(msg.limit), "processes": processes}
+        self.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(value)))
+        return _NOTHING
 
     def _start_receive(self, effect: fx.StartReceive) -> None:
         try:

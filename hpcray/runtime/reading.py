@@ -73,16 +73,13 @@ class Reader:
         with engine.lock:
             if released:
                 self.drain()
+            oids = [ref._id for ref in refs]
             try:
-                missing = [
-                    oid for oid in [ref._id for ref in refs]
-                    if (entry := entries[oid]).state != INLINE and entry.mapping is None
-                ]  # fmt: skip
+                missing = [oid for oid in oids if (entry := entries[oid]).state != INLINE and entry.mapping is None]
             except KeyError as unknown:
                 raise foreign(unknown.args[0]) from None
             if missing:
                 gathering = self.table.pins.gathering
-                oids = [ref._id for ref in refs]
                 gathering.append(oids)
                 try:
                     self._await_local(missing, timeout)
@@ -91,21 +88,24 @@ class Reader:
             elif engine.dirty:
                 engine.flush()
             found: list[Any] = []
-            for ref in refs:
-                entry = entries[ref._id]
+            for oid in oids:
+                entry = entries[oid]
                 if entry.state == INLINE:
                     found.append(entry.value)
                 elif entry.mapping is not None:
-                    entry.mapping.views += 1
-                    found.append(entry.mapping)
-                elif ref._id in self.table.pins.refused:
-                    found.append(serialize_error(ObjectStoreFullError(self.table.pins.refused[ref._id])))
+                    # Made for all of them first: what an error below does not let be read gives its view back too.
+                    mapping, gone = entry.mapping, partial(died, (oid,))
+                    found.append(self.arena.pinned_view(mapping.offset, mapping.size, gone))
+                    mapping.views += 1
+                elif oid in self.table.pins.refused:
+                    found.append(serialize_error(ObjectStoreFullError(self.table.pins.refused[oid])))
                 else:
                     found.append(None)  # another one failed first
-        self.engine.run_after()
+        if engine.after:
+            engine.run_after()
         values: list[Any] = []
         error: BaseException | None = None
-        for ref, item in zip(refs, found, strict=True):
+        for item in found:
             if type(item) is bytes:
                 value = deserialize(item)
                 if item[-1] == ERROR:
@@ -113,11 +113,11 @@ class Reader:
                 else:
                     values.append(value)
             elif item is not None:
-                view = self.arena.pinned_view(item.offset, item.size, partial(died, (ref._id,)))
-                values.append(deserialize(view))
-                del view
+                values.append(deserialize(item))
         if error is not None:
             raise raised_form(error)
+        if len(values) < len(found):
+            return self.get(refs, timeout)  # what was refused to us has been asked for again by another thread
         return values
 
     def _await_local(self, oids: list[bytes], timeout: float | None) -> None:

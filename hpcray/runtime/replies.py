@@ -52,7 +52,7 @@ class Replies:
         if error is None:
             try:
                 if num_returns == 1:
-                    blob, refs = serialize(value)
+                    blob, refs = (NONE_BLOB, []) if value is None else serialize(value)
                     if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
                         self._send(src, m.TaskDone(task, blob, us), us)
                         return
@@ -79,10 +79,11 @@ class Replies:
 
     def error_blob(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> bytes:
         """The blob of an exception, as its `get` will raise it."""
-        if isinstance(error, KeyboardInterrupt) and task in self._worker.cancelled:
+        kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
+        if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
             self._worker.cancelled.discard(task)
             return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
-        if isinstance(error, (ActorDiedError, TaskCancelledError)) and not isinstance(error, RayTaskError):
+        if issubclass(kind, (ActorDiedError, TaskCancelledError)) and not issubclass(kind, RayTaskError):
             return serialize_error(error)
         return serialize_error(task_error(error, name, actor))
 
@@ -159,5 +160,9 @@ class Replies:
 
 
 def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
-    """What user code raised, wrapped to travel."""
-    return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+    """What user code raised, wrapped to travel. Never fails: somebody waits for it."""
+    try:
+        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+    except BaseException as problem:  # user code runs when an exception is pickled, or asked for what it is
+        text = f"it raised {type(error).__name__}, of which nothing can be told: {type(problem).__name__} was raised"
+        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, cloudpickle.dumps)

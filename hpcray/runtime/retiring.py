@@ -1,6 +1,7 @@
 """`max_calls`: a worker leaves after so many calls of one function, and nothing is lost.
 
-The last call gives back what else was sent to this worker before it starts, and what comes later is given back too.
+The last call gives back what else was sent to this worker before it starts, and what comes later is given back too. Its
+lessee hears of it before the reply, and keeps the lease: a raylet would grant the worker to somebody else.
 After it the worker says that it leaves, and waits for what others may still want of it: its own unfinished tasks, and
 objects it owns that others refer to. Meanwhile its CPU is lent.
 """
@@ -50,6 +51,7 @@ def _begin(worker: Worker) -> None:
     """Take no more work (called by the task that is the last one)."""
     with worker.engine.lock:
         worker.give_back(None, False)
+        worker.engine.send(worker.lessee, m.TakenBack([], True, True))
         worker.process.handlers[m.PushTask] = lambda src, msg: worker.engine.send(src, m.TakenBack([msg.task], False))
         worker.queue.append((b"", Retire()))
         worker.engine.flush()

@@ -47,12 +47,7 @@ class StoreClient:
             ObjectStoreFullError: there is no room, and none came in time. RaySystemError: another process writes it.
         """
         size = blob.size if isinstance(blob, Serialized) else len(blob)
-        answer = self._ask(oid, m.Create(oid, size))
-        if isinstance(answer, m.StoreError) and answer.kind == "exists":
-            answer = self._replace(oid, size)
-        if isinstance(answer, m.StoreError):
-            raise ObjectStoreFullError(answer.reason) if answer.kind == "full" else RaySystemError(answer.reason)
-        base: int = answer.offset
+        base = self.create(oid, size)
         try:
             if isinstance(blob, Serialized):
                 blob.write(lambda at, piece: self._process.arena.write(base + at, piece))
@@ -66,6 +61,20 @@ class StoreClient:
         with self._engine.lock:
             self._engine.send(self._raylet, m.Seal(oid))
         return base, size
+
+    def create(self, oid: bytes, size: int) -> int:
+        """Offset of a block for an object that is to be filled and sealed, pinned for us. Lock not held.
+
+        Raises:
+            ObjectStoreFullError: there is no room, and none came in time. RaySystemError: another process writes it.
+        """
+        answer = self._ask(oid, m.Create(oid, size))
+        if isinstance(answer, m.StoreError) and answer.kind == "exists":
+            answer = self._replace(oid, size)
+        if isinstance(answer, m.StoreError):
+            raise ObjectStoreFullError(answer.reason) if answer.kind == "full" else RaySystemError(answer.reason)
+        offset: int = answer.offset
+        return offset
 
     def _replace(self, oid: bytes, size: int) -> Any:
         """Created or StoreError, after what an earlier attempt of the same task left is gone.

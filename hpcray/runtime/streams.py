@@ -66,6 +66,13 @@ class Streams:
         stream = self._open.get(task_id)
         return stream.received if stream is not None else 0
 
+    def tell_taken(self, task: OwnTask, worker: bytes) -> None:
+        """The task is being sent to a worker, which has heard nothing of what was taken so far."""
+        stream = self._open.get(task.id)
+        if stream is not None and task.own.window > 0 and (stream.taken or stream.dropped):
+            count = _EVERYTHING if stream.dropped else stream.taken
+            self._engine.send(worker, m.StreamTaken(task.id, count))
+
     def on_item(self, src: bytes, msg: m.StreamItem) -> None:
         """The task yielded a value."""
         stream = self._open.get(msg.task)
@@ -145,6 +152,7 @@ class ObjectRefGenerator:
         process = need_process()
         with process.engine.lock:
             if self._stream.refs:
+                process.check_alive()
                 waiter = Waiter()
                 oid = self._stream.refs[0]._id
                 if not process.table.want_ready(oid, waiter):

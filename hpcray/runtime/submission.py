@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RayTaskError, TaskCancelledError, UserCodeException, WorkerCrashedError
@@ -92,9 +93,10 @@ class Submitter:
                 result: Any = new_ref(object_id)
             else:
                 result = self.returns(task)
+            # No lambdas here: they would make cells of the variables of every call.
             if nested:
-                engine.later(lambda: self._start(task, klass))
-            elif slots is None or self.resolve(task, lambda: self._ready(task, klass)):
+                engine.later(partial(self._start, task, klass))
+            elif slots is None or self.resolve(task, partial(self._ready, task, klass)):
                 if self.leases.submit(task, klass):
                     engine.flush()
                 elif engine.dirty:
@@ -175,6 +177,7 @@ class Submitter:
             return None, None
         if isinstance(task, OwnTask) and task.worker is not None:
             self._engine.send(task.worker, task.announcement(self.streams.received(task.id)))
+            self.streams.tell_taken(task, task.worker)
         refs: list[m.ArgRef] = []
         inline: list[bytes] = []
         for object_id in task.slots:
@@ -226,13 +229,12 @@ class Submitter:
         task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
         if task is not None:
             task.keep = None
-            object_id = msg.task + FIRST_RETURN
-            if self._table.set_inline(object_id, msg.value):
-                entry = self._table.entries.get(object_id)
-                if entry is not None:
-                    entry.task = None
+            self._table.set_inline(msg.task + FIRST_RETURN, msg.value)
 
     def _on_taken_back(self, src: bytes, msg: m.TakenBack) -> None:
+        if msg.leaving and msg.asked:
+            self.leases.leaves(src)
+            return
         leased = self.leases.workers.get(src)
         for task_id in msg.tasks if leased is not None else ():
             task = leased.inflight.get(task_id)  # type: ignore[union-attr]

@@ -237,10 +237,10 @@ class Worker:
 
     def _run_task(self, src: bytes, msg: m.PushTask) -> None:
         started = perf_counter()
-        local = self.process.local
+        local = vars(self.process.local)  # several times faster than its attributes
         protected: list[bytes] = []
-        local.protected = protected
-        local.task = msg
+        local["protected"] = protected
+        local["task"] = msg
         error: BaseException | None = None
         value: Any = None
         name = ""
@@ -250,7 +250,7 @@ class Worker:
                 raise KeyboardInterrupt  # since it left the queue
             found = self._functions.get(msg.fn) or self._load(msg.fn)
             name, function = found
-            local.name = name
+            local["name"] = name
             if msg.args == NO_ARGS:
                 value = function()
             else:
@@ -271,8 +271,7 @@ class Worker:
         us = int((perf_counter() - started) * 1e6)
         self.reply(src, msg.task, msg.num_returns, value, error, name, us, protected)
         del value, error
-        local.protected = None
-        local.task = None
+        local["protected"] = local["task"] = None
         if self.options or self.cancelled:
             self.forget(msg.task)
 

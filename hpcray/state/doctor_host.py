@@ -56,7 +56,7 @@ def look_at_cpus(environ: Mapping[str, str]) -> list[Finding]:
     limits += [f"Slurm {given.cpus_here}"] if given.cpus_here else []
     usable = probe.usable_cpus()
     few = given.in_step and usable == 1 < machine
-    hint = "one core for a whole node: ask with --cpus-per-task or --exclusive" if few else ""
+    hint = "one core for a whole node: ask with srun --cpus-per-task, or start with hpcray-launch" if few else ""
     found = [
         Finding("host", "CPUs", f"{usable} of {machine} usable ({', '.join(limits)})", WARN if few else OK, hint),
     ]

@@ -13,9 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpcray.host.allocation import read_allocation
 from hpcray.host.launcher import open_mpi_wheel
 from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding
-from hpcray.transport.start_checks import check_fault_tolerance, check_protocol, pmi_offered, several_tasks
+from hpcray.transport.start_checks import (
+    check_fault_tolerance,
+    check_protocol,
+    few_cores,
+    pmi_offered,
+    several_tasks,
+    threads_of_a_core,
+)
 from hpcray.transport.startup import read_launch
 
 _PROBE_TIMEOUT = 60
@@ -101,7 +109,8 @@ def look_at_start(wires: Mapping[str, Any], environ: Mapping[str, str]) -> list[
         # hpcray sets it for the wheel, whose UCX it knows; a site's Open MPI may have been built without.
         hint = "OMPI_MCA_pml=ucx, if this Open MPI has it: only that layer lets the other ranks live when one dies"
         found.append(Finding("MPI", "loss of a rank", "as Open MPI's own choice of a layer has it", NOTE, hint))
-    for text, level in ((check_fault_tolerance(launch, environ), FAIL), (several_tasks(launch), WARN)):
+    cores = few_cores(launch, read_allocation(environ).cpus_meant, os.sched_getaffinity(0), threads_of_a_core())
+    for text, level in ((check_fault_tolerance(launch, environ), FAIL), (several_tasks(launch), WARN), (cores, WARN)):
         if text:
             found.append(_judged("start-up", text, "", level))
     return found

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from hpcray.transport.base import StartError
 from hpcray.transport.startup import Launch, SaidByRank0
@@ -20,6 +20,8 @@ _LITTLE_SHARED_MEMORY = 4 << 20
 _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 _YES = frozenset({"1", "t", "true", "y", "yes", "enabled", "on"})
 _OPEN_MPI = re.compile(r"Open MPI v(\d+)")
+_SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def pmi_offered(environ: Mapping[str, str]) -> str:
@@ -102,6 +104,36 @@ def several_tasks(launch: Launch) -> str:
         "CPUs; Slurm ends the step when one of them dies; hint: srun --ntasks-per-node=1, and --cpus-per-task for the "
         "cores"
     )
+
+
+def few_cores(launch: Launch, meant: int | None, mask: Collection[int], threads: int) -> str:
+    """What to know where Slurm has bound the only task of a host to a part of the CPUs that were meant for it; "" else.
+
+    `srun --exclusive` gives a task one core, and since Slurm 22.05 srun does not take `--cpus-per-task` from the job.
+
+    Args:
+        launch: what the launcher says.
+        meant: CPUs that were asked for the task, or else those of the job on this host; None if unknown.
+        mask: the CPUs that this process may use.
+        threads: CPUs of a core; `--hint=nomultithread` leaves out all but the first, and that is no mistake.
+    """
+    meant = min(meant or 0, os.cpu_count() or 1)  # a site may tell Slurm more CPUs than there are
+    if launch.kind != "srun" or launch.here != 1 or len(mask) * threads >= meant:
+        return ""
+    return (
+        f"the one task on {socket.gethostname()} may use {len(mask)} of the {meant} CPUs that the job has for it; "
+        f"hint: srun --cpus-per-task={meant} (srun does not take it from the job), or hpcray-launch"
+    )
+
+
+def threads_of_a_core() -> int:
+    """CPUs that one core of this machine counts as; 1 where the system does not tell."""
+    try:
+        with open(_SIBLINGS, encoding="ascii") as file:
+            text = file.read()
+    except OSError:
+        return 1
+    return sum(int(last or first) - int(first) + 1 for first, last in _RANGE.findall(text)) or 1
 
 
 def require(problem: str, launch: Launch, everywhere: bool) -> None:

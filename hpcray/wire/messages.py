@@ -511,6 +511,13 @@ class Unpin(Struct, array_like=True, tag=70):
     size: int
 
 
+class ListStore(Struct, array_like=True, tag=71):
+    """p→any r: what is in your store? The `limit` largest objects. Answer: GcsReply(req)."""
+
+    req: int
+    limit: int
+
+
 class Pull(Struct, array_like=True, tag=68):
     """destination r→source r: send object `id` over the data plane with this tag."""
 
@@ -599,7 +606,8 @@ class TakeBack(Struct, array_like=True, tag=85):
 
 class TakenBack(Struct, array_like=True, tag=86):
     """worker→submitter: these tasks will not run here. asked: False when the worker gave them back by itself because
-    it blocks in get. leaving: nor will any other that was sent; the worker has had its `max_calls`."""
+    it blocks in get. leaving: nor will any other that was sent; the worker has had its `max_calls`, or (asked) runs its
+    last call now."""
 
     tasks: list[bytes]
     asked: bool
@@ -723,6 +731,19 @@ class BorrowEnd(Struct, array_like=True, tag=98):
     giver: bytes
 
 
+class FreeAsked(Struct, array_like=True, tag=99):
+    """p→owner: its user wants these gone, whoever refers to them."""
+
+    ids: list[bytes]
+
+
+class ListRefs(Struct, array_like=True, tag=100):
+    """p→owner: what do you know of these? Answer: GcsReply(req)."""
+
+    req: int
+    ids: list[bytes]
+
+
 Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
@@ -731,10 +752,11 @@ Message = Union[
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
-    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused, Unpin,
+    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused, Unpin, ListStore,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
     CancelRef, CallOptions, StreamItem, StreamTaken,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, BorrowAsk, BorrowEnd,
+    FreeAsked, ListRefs,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

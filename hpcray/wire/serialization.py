@@ -8,7 +8,7 @@ A *blob* ends in a one-byte kind, so that the common case needs no slicing (`pic
     ERROR  pickle of an exception | 2
 
 Buffers start at multiples of 64 from the start of the blob, and blobs in the arena start at multiples of 64. Values
-read from a blob are read-only views of it, as in Ray.
+read from a blob are read-only views of it, as in Ray; what goes out of band beside what the libraries do: `wire.views`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import io
 import pickle
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
+
+from hpcray.wire.views import COPIED, Pickler
 
 PLAIN, MULTI, ERROR = 0, 1, 2
 ALIGN = 64
@@ -43,11 +45,15 @@ _local = _Local()
 
 
 class Serialized:
-    """A value that has buffers: size known, bytes not yet laid out. `write` puts them where they belong, once."""
+    """A value that has buffers: size known, bytes not yet laid out. `write` puts them where they belong, once.
+
+    Args:
+        stream: the pickle. buffers: what it left out; of those that are filled in place only `nbytes` is looked at.
+    """
 
     __slots__ = ("_buffers", "_offsets", "_pickle", "_pickle_at", "size")
 
-    def __init__(self, stream: bytes, buffers: list[memoryview]) -> None:
+    def __init__(self, stream: bytes, buffers: Sequence[Any]) -> None:
         at = 0
         offsets = []
         for buffer in buffers:
@@ -60,6 +66,10 @@ class Serialized:
         """Call `put(offset, buffer)` for every piece; offsets are relative to the start of the blob."""
         for offset, buffer in zip(self._offsets, self._buffers, strict=True):
             put(offset, buffer)
+        self.write_end(put)
+
+    def write_end(self, put: Callable[[int, Any], object]) -> None:
+        """Like `write`, without the buffers: somebody has filled them where they are."""
         put(self._pickle_at, self._pickle + self._table())
 
     def join(self) -> bytes:
@@ -89,13 +99,15 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     kind = type(value)
     if kind in _SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
         return pickle.dumps(value, 5) + b"\0", []
+    if kind in COPIED and len(value) >= SMALL:
+        return Serialized(COPIED[kind], [memoryview(value)]), []
     outer = _local.refs
     refs: list[Any] = []
     _local.refs = refs
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     try:
-        cloudpickle.Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         text = repr(value)
         raise TypeError(
@@ -114,7 +126,7 @@ def serialize_error(error: BaseException) -> bytes:
     blob, _ = serialize(error)
     joined = blob.join() if isinstance(blob, Serialized) else blob
     # An ERROR blob is re-pickled in band: it is small, and its reader need not know the MULTI layout.
-    return (joined[:-1] if joined[-1] == PLAIN else pickle.dumps(deserialize(joined), 5)) + b"\2"
+    return (joined[:-1] if joined[-1] == PLAIN else cloudpickle.dumps(deserialize(joined), 5)) + b"\2"
 
 
 def deserialize(blob: bytes | memoryview) -> Any:

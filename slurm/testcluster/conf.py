@@ -23,8 +23,8 @@ ClusterName={name}
 SlurmctldHost={login}({address})
 SlurmUser=root
 AuthType=auth/munge
-# A requeued job waits as long as a credential is valid: 120 s elsewhere.
-AuthInfo=cred_expire=10
+# A requeued job waits as long as a credential is valid: 120 s elsewhere. Started earlier, by hand, it may fail at once.
+AuthInfo=cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool.%n
 SlurmctldPidFile={directory}/slurmctld.pid

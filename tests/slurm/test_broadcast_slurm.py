@@ -8,18 +8,21 @@ from helpers.slurm import Slurm
 pytestmark = pytest.mark.slurm
 
 PROGRAM = """\
+import socket
 import hpcray as ray
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 ray.init()
 
 
-@ray.remote(scheduling_strategy="SPREAD")
+@ray.remote
 def where():
     import package_of_the_user
-    return ray.get_runtime_context().get_node_id(), package_of_the_user.__file__
+    return socket.gethostname(), package_of_the_user.__file__
 
 
-found = set(ray.get([where.remote() for _ in range(16)]))
-print("nodes", len({node for node, _ in found}), *sorted(path for _, path in found))
+nodes = [On(node["NodeID"], soft=False) for node in ray.nodes()]
+found = ray.get([where.options(scheduling_strategy=on).remote() for on in nodes])
+print("nodes", len({host for host, _ in found}), *sorted(path for _, path in found))
 """
 
 

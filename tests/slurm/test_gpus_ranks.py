@@ -23,8 +23,11 @@ print("seen", sorted(ray.get([model.look.remote() for model in models])))
 
 @pytest.mark.parametrize(
     "given",
-    [["--gpus-per-task=1"], ["--gpus-per-node=2"], ["--gpus-per-node=2", "--gpu-bind=single:1"]],
-    ids=["per task", "per node", "bound"],
+    [
+        pytest.param(["--gpus-per-task=1"], id="per task"),
+        pytest.param(["--gpus-per-node=2"], id="per node", marks=pytest.mark.slow),
+        pytest.param(["--gpus-per-node=2", "--gpu-bind=single:1"], id="bound", marks=pytest.mark.slow),
+    ],
 )
 def test_two_ranks_on_a_host_never_share_a_device(slurm: Slurm, given: list[str]) -> None:
     script = slurm.write(PROGRAM)

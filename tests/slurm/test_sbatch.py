@@ -23,6 +23,7 @@ def test_cpu_trains_digits_on_four_nodes(slurm: Slurm) -> None:
     assert re.findall(r"node (\d) +pid \d+ +[\d,]+ gradients", shown) == ["0", "1", "2", "3"], shown
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_the_code_of_its_program(slurm: Slurm) -> None:
     script = slurm.write(programs.ENDING)
     job = slurm.sbatch("-N2", slurm.source / "slurm" / "cpu.sbatch", script, "7")
@@ -42,6 +43,7 @@ def test_every_task_of_an_array_is_a_job_of_its_own(slurm: Slurm) -> None:
         assert re.search(r"^hosts n\d n\d$", shown, re.MULTILINE), shown
 
 
+@pytest.mark.slow
 def test_scancel_of_a_batch_job_leaves_nothing(slurm: Slurm) -> None:
     script = slurm.write(programs.BUSY)
     job = slurm.sbatch("-N4", slurm.source / "slurm" / "cpu.sbatch", script)

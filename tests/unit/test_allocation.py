@@ -109,6 +109,7 @@ def test_step() -> None:
     assert (found.in_step, found.rank, found.ranks, found.ranks_here, found.node) == (True, 1, 2, 1, 1)
     assert found.shares_node(2) is False
     assert found.shares_node(64) is True
+    assert found.cpus_meant == 2
 
 
 def test_a_step_on_some_nodes_of_the_job() -> None:

@@ -60,6 +60,19 @@ def test_ranks_under_slurm_lie_where_their_cpus_are() -> None:
     assert hostfile(SHARES) == "n1\nn1\nn2\n"
 
 
+@pytest.mark.parametrize(
+    ("environ", "unbound"),
+    [
+        ({}, True),  # mpirun inside an allocation: nobody knows
+        ({"SLURM_STEP_ID": "0"}, False),  # srun would say "cluster configuration lacks support for cpu binding"
+        ({"SLURM_STEP_ID": "0", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}, True),
+    ],
+)
+def test_ranks_are_not_bound_where_slurm_would_bind_them(environ: dict[str, str], unbound: bool) -> None:
+    line = compose(SHARES, site(mpirun="", srun="pmix", environ=environ))
+    assert ("--cpu-bind=none" in line) is unbound
+
+
 def test_the_environment_forgets_the_outer_job() -> None:
     outer = {
         "PMIX_RANK": "0",

@@ -205,7 +205,7 @@ UNSUPPORTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", UNSUPPORTED, ids=str)
+@pytest.mark.parametrize("options", UNSUPPORTED, ids=lambda options: next(iter(options)))
 def test_unsupported_options_are_refused_when_used_not_before(options: dict[str, Any]) -> None:
     task, actor = TaskOptions(options), ActorOptions(options)
     for holder, shape in ((task, "shape"), (actor, "place"), (actor, "hold"), (task.merged(num_cpus=2), "shape")):

@@ -19,8 +19,10 @@ from hpcray.transport.start_checks import (
     check_import_order,
     check_protocol,
     check_shared_memory,
+    few_cores,
     require,
     several_tasks,
+    threads_of_a_core,
 )
 from hpcray.transport.startup import Launch, SaidByRank0
 
@@ -89,6 +91,39 @@ def test_mpi_that_was_imported_before_ucx(monkeypatch: pytest.MonkeyPatch) -> No
 def test_several_tasks_on_a_host_are_said() -> None:
     assert "--ntasks-per-node=1" in several_tasks(Launch("srun", 0, 8, "", 4))
     assert several_tasks(SRUN) == several_tasks(Launch("mpirun", 0, 8, "", 8)) == ""
+
+
+@pytest.mark.parametrize(
+    ("launch", "cpus", "mask", "threads", "told"),
+    [
+        (SRUN, 8, 1, 1, True),
+        (SRUN, 8, 1, 2, True),
+        (SRUN, 8, 8, 1, False),
+        (SRUN, 8, 4, 2, False),  # --hint=nomultithread
+        (SRUN, None, 1, 1, False),
+        (Launch("srun", 0, 2, "", 2), 8, 4, 1, False),  # each of two tasks has its half
+        (Launch("mpirun", 0, 2, "", 1), 8, 1, 1, False),
+    ],
+)
+def test_a_task_that_is_bound_to_a_part_of_its_node(
+    launch: Launch, cpus: int | None, mask: int, threads: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    said = few_cores(launch, cpus, range(mask), threads)
+    assert bool(said) is told
+    if told:
+        assert f"may use {mask} of the {cpus} CPUs" in said and f"--cpus-per-task={cpus}" in said
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert few_cores(launch, cpus, range(mask), threads) == "", "there are no more, whatever Slurm was told"
+
+
+def test_threads_of_a_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    siblings = tmp_path / "thread_siblings_list"
+    monkeypatch.setattr("hpcray.transport.start_checks._SIBLINGS", str(siblings))
+    assert threads_of_a_core() == 1
+    for text, count in (("0\n", 1), ("0,64\n", 2), ("0-3\n", 4)):
+        siblings.write_text(text)
+        assert threads_of_a_core() == count
 
 
 def test_what_all_ranks_have_is_told_by_rank_0() -> None:

@@ -175,6 +175,9 @@ class TestRestoring:
         (refused,) = sent_to(effects, raylet_of(4))
         assert isinstance(error, m.StoreError) and error.kind == "full" and "restoring object" in error.reason
         assert isinstance(refused, m.PullRefused) and refused.full
+        held = len(store._holdings)
+        store.handle(15.0, B, m.Release([oid(1)]))
+        assert len(store._holdings) == held, "nothing is kept about a request that has failed"
         store.handle(15.0, B, m.Release([oid(4, B)]))
         (write,) = answers(store.handle(15.0, B, m.Open(oid(1), THIRD, [2])))
         assert isinstance(write, WriteSpill)

@@ -129,6 +129,8 @@ class LeaseClient:
                 self._give_up(worker)
             elif not worker.inflight:
                 worker.klass.idle[proc] = worker
+            if len(worker.inflight) > 1:  # some crossed this answer; behind a task that blocks they would wait for it
+                self._send(proc, TakeBack())
             self.pump(worker.klass)
             self._ask(worker.klass)
 
@@ -142,6 +144,12 @@ class LeaseClient:
         worker.inflight.clear()
         self._ask(worker.klass, force=True)
         return tasks
+
+    def leaves(self, proc: bytes) -> None:
+        """A worker's last call is about to run; from here on its lease is not returned: its raylet would grant it."""
+        worker = self.workers.get(proc)
+        if worker is not None:
+            worker.leaving = worker.reclaimed = True
 
     def reclaim(self, node: int) -> None:
         """Others wait on that node: return what is idle there now, the rest when it has done what it was sent."""
@@ -232,4 +240,5 @@ class LeaseClient:
         self._forget(worker)
         if not klass.queue:
             self._ask(klass, force=True)
-        self._send(raylet_of(node_of(worker.proc)), LeaseReturn(worker.lease))
+        if not worker.leaving:
+            self._send(raylet_of(node_of(worker.proc)), LeaseReturn(worker.lease))

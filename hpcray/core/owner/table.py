@@ -132,6 +132,26 @@ class ObjectTable(Borrowing):
         if entry.mapping is not None or self.pins.refused:
             self.pins.entry_gone(oid, entry.mapping)
 
+    def discard(self, oid: bytes, error: bytes) -> None:
+        """The user wants the object gone, whoever refers to it: here it is this error from now on."""
+        entry = self.entries.get(oid)
+        if entry is None:
+            return
+        if oid[:8] == self.me and (entry.nodes or entry.left_at):
+            self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
+        self.unmap(oid)
+        entry.nodes = entry.left_at = entry.contained = entry.task = None
+        entry.state = INLINE
+        entry.value = error
+        self._ready(oid, entry)
+
+    def unmap(self, oid: bytes) -> None:
+        """Give up our pin, now or when the last view dies."""
+        entry = self.entries.get(oid)
+        if entry is not None:
+            mapping, entry.mapping = entry.mapping, None
+            self.pins.entry_gone(oid, mapping)
+
     # ------------------------------------------------------------ values
 
     def set_inline(self, oid: bytes, value: bytes, contained: list[Any] | None = None) -> bool:
@@ -142,6 +162,7 @@ class ObjectTable(Borrowing):
         entry.state = INLINE
         entry.value = value
         entry.contained = contained
+        entry.task = None  # nobody will have to make it again
         self._ready(oid, entry)
         return True
 

@@ -75,11 +75,12 @@ class LeasedWorker:
     """A worker that we hold a lease on.
 
     inflight: tasks sent and not answered, in order. load: their expected time in microseconds. reclaimed: others wait
-    for its node, so it goes back once what it has is done. progress: time of its last answer, -1 where not known.
+    for its node, so it goes back once what it has is done. leaving: it ends after the call that runs; nobody else can
+    use it, so its lease ends with it. progress: time of its last answer, -1 where not known.
     """
 
     __slots__ = (
-        "asked_back", "idle_since", "inflight", "klass", "lease", "load", "proc", "progress", "reclaimed",
+        "asked_back", "idle_since", "inflight", "klass", "lease", "leaving", "load", "proc", "progress", "reclaimed",
     )  # fmt: skip
 
     def __init__(self, proc: bytes, lease: bytes, klass: LeaseClass, now: float) -> None:
@@ -89,7 +90,7 @@ class LeasedWorker:
         self.idle_since = now
         self.progress = now
         self.asked_back = False
-        self.reclaimed = False
+        self.reclaimed = self.leaving = False
 
 
 class LeaseClass:

@@ -20,7 +20,7 @@ from hpcray.core.effects import Effect, Piece, ReadSpill, Send
 from hpcray.core.store.holdings import Holdings
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.receives import Receives
-from hpcray.core.store.report import absent_reason, full_reason, show_objects, show_space
+from hpcray.core.store.report import absent_reason, full_reason, list_objects, show_objects, show_space, show_transfers
 from hpcray.core.store.room import RoomMaker
 from hpcray.core.store.sends import Sends
 from hpcray.core.store.space import Space
@@ -152,13 +152,14 @@ class NodeStore:
             "node": self._node,
             **show_space(self._space),
             **show_objects(self._objects.values()),
-            "receiving": len(self._receives),
-            "pulled": self._receives.ok,
-            "sending": len(self._sends),
-            "sent": self._sends.ok,
+            **show_transfers(self._receives, self._sends),
             **self._spiller.snapshot(),
             **self._counts,
         }
+
+    def listing(self, limit: int) -> list[dict[str, Any]]:
+        """The largest objects, at most so many (see `list_objects`)."""
+        return list_objects(self._objects.values(), limit)
 
     @property
     def high_water(self) -> int:
@@ -370,23 +371,22 @@ class NodeStore:
     def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
         """An object will not come to be here: everybody who waits for it hears why."""
         self._counts["failed"] += 1
-        waiters = dict(obj.openers)
-        if obj.creator is not None and obj.disk is None and kind == "full":
+        full, waiters = kind == "full", dict(obj.openers)
+        if obj.creator is not None and obj.disk is None and full:
             waiters[obj.creator] = None
         out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
-        out.extend(
-            Send(raylet_of(node), m.PullRefused(obj.id, tag, reason, kind == "full")) for node, tag in obj.asking
-        )
+        out.extend(Send(raylet_of(node), m.PullRefused(obj.id, tag, reason, full)) for node, tag in obj.asking)
         if obj.disk is None:
             self._forget(obj, out)
         else:
             obj.openers.clear()
             obj.asking.clear()
+            for proc in waiters:
+                self._holdings.let_go(proc, obj)
             self._back_to_disk(obj, out)
 
     def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
-        self._room.make(now, out)
-        return out
+        return self._room.make(now, out)
 
     def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int]) -> None:
         """A process wants an object that is not here yet; `nodes`: where it could be pulled from."""

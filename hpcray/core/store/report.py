@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from heapq import nlargest
+from typing import Any
 
 from hpcray.base.ids import owner_of, show_proc
 from hpcray.core.store.allocator import Allocator
 from hpcray.core.store.objects import State, StoredObject
+from hpcray.core.store.receives import Receives
+from hpcray.core.store.sends import Sends
 from hpcray.core.store.space import Space
 
 _TOP_OBJECTS = 5
@@ -71,6 +75,33 @@ def show_objects(objects: Collection[StoredObject]) -> dict[str, int]:
     for obj in objects:
         numbers[obj.state.value] += 1
     return {"objects": len(objects), "pinned": sum(1 for obj in objects if obj.pins), **numbers}
+
+
+def show_transfers(receives: Receives, sends: Sends) -> dict[str, int]:
+    """How many transfers are under way, and how many ended well."""
+    return {"receiving": len(receives), "pulled": receives.ok, "sending": len(sends), "sent": sends.ok}
+
+
+def list_objects(objects: Iterable[StoredObject], limit: int) -> list[dict[str, Any]]:
+    """The largest objects, at most so many: id, bytes, where ("memory", "spilled", "both", or what is being done),
+    whether it is a copy of another node's, the processes that have it pinned, and the transfers that read it."""
+    return [
+        {
+            "id": obj.id,
+            "size": obj.size,
+            "state": _where(obj),
+            "copy": obj.creator is None and obj.disk is None,
+            "pins": sorted(obj.pins),
+            "reads": obj.reads,
+        }
+        for obj in nlargest(limit, objects, key=lambda obj: (obj.size, obj.id))
+    ]
+
+
+def _where(obj: StoredObject) -> str:
+    if obj.state is State.SEALED:
+        return "memory" if obj.disk is None else "both"
+    return str(obj.state.value)
 
 
 def show_size(size: int) -> str:

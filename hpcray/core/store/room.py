@@ -48,7 +48,7 @@ class RoomMaker:
         self._space.keep(obj)
         self.spiller.keep(obj)
 
-    def make(self, now: float, out: list[Effect]) -> None:
+    def make(self, now: float, out: list[Effect]) -> list[Effect]:
         """Serve those that wait if there is room now; start what makes room if it is short."""
         space, spiller = self._space, self.spiller
         while space.changed:
@@ -58,11 +58,12 @@ class RoomMaker:
         if waiting:
             short = max(short, next(iter(waiting.values())).size)
         if short <= 0:
-            return
+            return out
         if self._on and spiller.may_try(now):
             spiller.write(short, out)
         if not spiller.busy and (waiting or not spiller.idle):
             self._ask(now, max(short, self._share), out)
+        return out
 
     def _ask(self, now: float, size: int, out: list[Effect]) -> None:
         """Ask for pins: again only when room came of the last time, or after a while."""

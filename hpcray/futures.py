@@ -1,0 +1,234 @@
+"""`mpi4py.futures` on actors: `from hpcray.futures import MPIPoolExecutor` instead of `from mpi4py.futures import …`.
+
+The workers of an `MPIPoolExecutor` are actors on the nodes of the job, so that no rank has to be set aside for them and
+one that dies is replaced. They are no MPI ranks: functions that talk to each other over MPI are for `hpcray.mpi.run`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    BrokenExecutor,
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    TimeoutError,
+    as_completed,
+    wait,
+)
+from time import monotonic
+from typing import Any
+
+from hpcray.api.context import cluster_resources
+from hpcray.api.objects import put
+from hpcray.api.objects import wait as wait_for_refs
+from hpcray.executor import Executor, chained, chunks_of
+from hpcray.util.crew import CALL, STARMAP, Crew, checked, only
+from hpcray.util.dispatch import DispatchFuture, Job
+
+__all__ = [
+    "ALL_COMPLETED",
+    "FIRST_COMPLETED",
+    "FIRST_EXCEPTION",
+    "ActorPoolExecutor",
+    "BrokenExecutor",
+    "CancelledError",
+    "Executor",
+    "Future",
+    "MPICommExecutor",
+    "MPIPoolExecutor",
+    "ProcessPoolExecutor",
+    "ThreadPoolExecutor",
+    "TimeoutError",
+    "as_completed",
+    "wait",
+]
+
+_OF_SPAWNING = {"backoff", "main", "mpi_info", "python_args", "python_exe", "use_pkl5"}
+_PATIENCE = 5.0
+
+
+class ActorPoolExecutor(concurrent.futures.Executor):
+    """A `concurrent.futures.Executor` whose workers are actors: they stay, and keep what the initializer made.
+
+    Args:
+        max_workers: how many; None: one per CPU of the cluster.
+        initializer, initargs: called first in each worker.
+        env, wdir, path, globals: variables, working directory, entries of `sys.path` and names of `__main__` in each
+            worker.
+        options: of the actors, as for `@remote`. By default they hold no CPU.
+        of_mpi: the other keywords of mpi4py's class, which say how ranks are spawned, have no effect.
+
+    Raises:
+        ValueError: max_workers is not positive. TypeError: a keyword is unknown, or the initializer cannot be called.
+    """
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Sequence[Any] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        wdir: str | None = None,
+        path: Sequence[str] = (),
+        globals: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
+        **of_mpi: Any,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError("max_workers must be greater than 0")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        unknown = sorted(of_mpi.keys() - _OF_SPAWNING)
+        if unknown:
+            raise TypeError(f"unknown keywords {unknown}; hint: options of the actors go into options={{...}}")
+        given = dict(options or {})
+        if env:
+            runtime_env = given.get("runtime_env") or {}
+            given["runtime_env"] = {**runtime_env, "env_vars": {**(runtime_env.get("env_vars") or {}), **env}}
+        setup = _Setup(wdir, tuple(path), dict(globals or {}), initializer)
+        plain = not (wdir or path or globals)
+        self._crew = Crew(
+            max_workers or max(1, int(cluster_resources().get("CPU", 1))),
+            initializer if plain else setup,
+            tuple(initargs),
+            options=given,
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are at most."""
+        return self._crew.width
+
+    def bootup(self, wait: bool = True) -> ActorPoolExecutor:
+        """Start all workers now instead of with the first calls.
+
+        Args:
+            wait: until they are up.
+        """
+        ready = [actor.__ray_ready__.remote() for actor in self._crew.boot()]
+        if wait and ready:
+            wait_for_refs(ready, num_returns=len(ready))
+        return self
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DispatchFuture:
+        """Call `fn(*args, **kwargs)` in a worker.
+
+        Raises:
+            RuntimeError: after `shutdown`.
+        """
+        return self._crew.submit(Job((fn, [(args, kwargs)], CALL), only))
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        unordered: bool = False,
+        **_: Any,
+    ) -> Iterator[Any]:
+        """`map(fn, *iterables)`, with all calls submitted now.
+
+        Args:
+            timeout: seconds from now for each result to be there, else TimeoutError.
+            chunksize: calls at a time per worker.
+            unordered: results as they are ready.
+
+        Raises:
+            ValueError: chunksize is below 1.
+        """
+        return self.starmap(fn, zip(*iterables, strict=False), timeout, chunksize, unordered)
+
+    def starmap(
+        self,
+        fn: Callable[..., Any],
+        iterable: Iterable[Iterable[Any]],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        unordered: bool = False,
+        **_: Any,
+    ) -> Iterator[Any]:
+        """`itertools.starmap(fn, iterable)`, as `map`."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        shared = put(fn)
+        chunks = ([tuple(args) for args in chunk] for chunk in chunks_of(iterable, chunksize))
+        futures = [self._crew.submit(Job((shared, chunk, STARMAP), checked)) for chunk in chunks]
+        deadline = None if timeout is None else monotonic() + timeout
+        return chained(_results(futures, deadline, unordered))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. The workers end when all calls have.
+
+        Args:
+            wait: until then.
+            cancel_futures: cancel those that have not started.
+        """
+        self._crew.close()
+        if cancel_futures:
+            self._crew.withdraw()
+        if wait:
+            self._crew.join()
+            self._crew.end(_PATIENCE)
+
+
+MPIPoolExecutor = ActorPoolExecutor
+
+
+class MPICommExecutor:
+    """A context manager that gives an `MPIPoolExecutor`, as mpi4py's does on the root of a communicator.
+
+    The driver of an hpcray job is alone, so it is the root always; `comm` and `root` have no effect.
+
+    Args:
+        options: those of `MPIPoolExecutor`.
+    """
+
+    def __init__(self, comm: Any = None, root: int = 0, **options: Any) -> None:
+        self._executor = MPIPoolExecutor(**options)
+
+    def __enter__(self) -> ActorPoolExecutor:
+        return self._executor.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._executor.__exit__(*error)
+
+
+class _Setup:
+    """What a worker does before its initializer."""
+
+    def __init__(
+        self, wdir: str | None, path: tuple[str, ...], names: dict[str, Any], initializer: Callable[..., Any] | None
+    ) -> None:
+        self._wdir, self._path, self._names, self._initializer = wdir, path, names, initializer
+
+    def __call__(self, *args: Any) -> None:
+        if self._wdir:
+            os.chdir(self._wdir)
+        sys.path[:0] = self._path
+        vars(sys.modules["__main__"]).update(self._names)
+        if self._initializer is not None:
+            self._initializer(*args)
+
+
+def _results(futures: list[DispatchFuture], deadline: float | None, unordered: bool) -> Iterator[Any]:
+    left = None if deadline is None else deadline - monotonic()
+    try:
+        if unordered:
+            yield from (future.result() for future in as_completed(futures, left))
+            return
+        while futures:
+            left = None if deadline is None else deadline - monotonic()
+            yield futures.pop(0).result(left)
+    finally:
+        for future in futures:
+            future.cancel()

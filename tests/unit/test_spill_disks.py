@@ -1,0 +1,65 @@
+"""Disks that misbehave while objects are spilled to them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_spill_files import SIZE, Disk
+
+from hpcray.host import spill_files
+from hpcray.host.arena import Arena
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(SIZE)
+    yield arena
+    arena.close()
+
+
+def test_an_error_at_close_does_not_end_the_writing(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, arena)
+    disk.files.write(1, [(0, 4096, 0)])
+    assert disk.reports(1) == [(b"", None)]
+    close = os.close
+
+    def over_quota(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(spill_files.os, "close", over_quota)
+    disk.files.discard(1, 0, 4096, True)
+    disk.files.write(2, [(0, 4096, 0)])
+    assert disk.reports(1) == [(b"", None)]
+    monkeypatch.undo()
+    disk.files.close()
+
+
+def test_close_does_not_wait_for_a_file_system_that_does_not_answer(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), threading.Event()
+
+    def silent(fd: int, view: memoryview, position: int) -> int:
+        asked.set()
+        answers.wait()
+        return len(view)
+
+    monkeypatch.setattr(spill_files.os, "pwrite", silent)
+    monkeypatch.setattr(spill_files, "_CLOSING", 0.1)
+    disk = Disk(tmp_path, arena)
+    disk.files.write(1, [(0, 4096, 0)])
+    assert asked.wait(30)
+    closing = threading.Thread(target=disk.files.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    late = closing.is_alive()
+    answers.set()
+    assert not late
