@@ -78,7 +78,7 @@ class Churner:
         return sum(not np.array_equal(ray.get(ref), content(seed, size)) for ref, seed, size in self._live)
 
     def fill(self) -> tuple[float, int, str]:
-        """Put until an object does not fit: the share of the arena that is in use then, the object's size, the error."""
+        """Put until an object does not fit: the share of the arena that is in use then, its size, and the error."""
         while True:
             size = self._size()
             try:
@@ -251,7 +251,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=200_000, help="how many objects, on all nodes together")
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--store", type=int, default=192, help="MB of each node's store")
+    parser.add_argument("--store", type=int, default=512, help="MB of each node's store")
     parser.add_argument("--json", default="", help="write the figures there")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

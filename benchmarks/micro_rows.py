@@ -23,6 +23,7 @@ LATENCY = "us"  # median of single calls, less is better
 RATE = "/s"  # operations a second
 BANDWIDTH = "GB/s"
 BATCH = 1000
+GROUPS = 100
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,17 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
     def _() -> Iterator[Timed]:
         with actors(AsyncActor, clients) as servers, actors(Client, clients, servers) as callers:
             yield lambda: ray.get([client.batch.remote(BATCH) for client in callers]) and None
+
+    @row("placement group create/removal", RATE, GROUPS)
+    def _() -> Iterator[Timed]:
+        def call() -> None:
+            groups = [ray.util.placement_group([{"CPU": 0.01}]) for _ in range(GROUPS)]
+            for group in groups:
+                group.wait(timeout_seconds=30)
+            for group in groups:
+                ray.util.remove_placement_group(group)
+
+        yield call
 
     @row("actors created", RATE, 10)
     def _() -> Iterator[Timed]:

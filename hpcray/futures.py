@@ -29,9 +29,10 @@ from typing import Any
 from hpcray.api.context import cluster_resources
 from hpcray.api.objects import put
 from hpcray.api.objects import wait as wait_for_refs
-from hpcray.executor import Executor, chained, chunks_of
+from hpcray.executor import Executor
 from hpcray.util.crew import CALL, STARMAP, Crew, checked, only
 from hpcray.util.dispatch import DispatchFuture, Job
+from hpcray.util.task_dispatch import chained, chunks_of
 
 __all__ = [
     "ALL_COMPLETED",

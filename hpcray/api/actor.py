@@ -8,8 +8,8 @@ import types
 from typing import Any, NoReturn
 
 from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
+from hpcray.api.grouping import placed
 from hpcray.api.options import ActorOptions
-from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.base.ids import HEAD
@@ -125,9 +125,10 @@ class ActorClass:
         concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if is_async else 1)
         out_of_order = _out_of_order(options, is_async, concurrency)
         _check_groups(cls, options, export.methods)
+        hold, place = placed(process, options.given, options.hold, options.place, cls.__name__)
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
-            place=resolved(process, options.place), hold=resolved(process, options.hold),
+            place=place, hold=hold,
             name=options.name, namespace=namespace, detached=options.detached, max_restarts=options.max_restarts,
             max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=export.methods,
             max_pending_calls=options.max_pending_calls, concurrency_groups=options.concurrency_groups,

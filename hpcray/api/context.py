@@ -8,6 +8,7 @@ from typing import Any
 from hpcray.api.actor import ActorHandle
 from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
 from hpcray.api.session import ensure
+from hpcray.base.bundle_names import plain
 from hpcray.base.resources import Resources
 from hpcray.host.accelerators import assigned_gpus
 from hpcray.runtime.actor_lanes import async_task
@@ -70,7 +71,10 @@ class _Source:
         worker = current.worker
         if worker is None:
             return {}
-        return dict(worker.actor.spec.hold.resources) if worker.actor is not None else dict(worker.holds)
+        return plain(dict(worker.actor.spec.hold.resources)) if worker.actor is not None else dict(worker.holds)
+
+    def placement_group(self) -> tuple[str, bool]:
+        return self._process.groups.running_in, self._process.groups.captures
 
     def worker_env(self) -> Mapping[str, str]:
         env = dict(self._process.job.env) if self._process.job else {}

@@ -14,7 +14,6 @@ from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
 from hpcray.api.scheduling import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
-    PlacementGroupSchedulingStrategy,
 )
 from hpcray.base.resources import UNIT, Resources, to_units
 from hpcray.wire.messages import Shape
@@ -85,10 +84,6 @@ class _OptionsBase:
 
     def _find_unsupported(self) -> str:
         strategy = self.given.get("scheduling_strategy")
-        if isinstance(strategy, PlacementGroupSchedulingStrategy) and strategy.placement_group is not None:
-            return "placement groups are not supported yet; hint: use 'SPREAD' or NodeAffinitySchedulingStrategy"
-        if self.given.get("placement_group") not in (None, "default"):
-            return "placement groups are not supported yet; hint: use scheduling_strategy='SPREAD'"
         if isinstance(strategy, NodeLabelSchedulingStrategy):
             return "scheduling by node labels is not supported yet; hint: use NodeAffinitySchedulingStrategy"
         if isinstance(strategy, NodeAffinitySchedulingStrategy) and (
@@ -120,7 +115,7 @@ class _OptionsBase:
     def _shape(self, amounts: Mapping[str, float]) -> Shape:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
         return Shape(
-            resources=tuple(sorted(_units(amounts).items())),
+            resources=tuple(sorted(exact_units(amounts).items())),
             strategy=strategy_text(self.given.get("scheduling_strategy")),
             env=tuple(sorted(env_vars.items())),
         )
@@ -242,6 +237,6 @@ def strategy_text(strategy: Any) -> str:
     return "SPREAD" if strategy == "SPREAD" else ""
 
 
-def _units(amounts: Mapping[str, float]) -> Resources:
+def exact_units(amounts: Mapping[str, float]) -> Resources:
     """Exact units, rounded down: k tasks that ask for 1/k each must fit in one."""
     return to_units({name: math.floor(amount * UNIT + 1e-6) / UNIT for name, amount in amounts.items()})

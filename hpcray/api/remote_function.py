@@ -8,9 +8,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.api.grouping import placed
 from hpcray.api.option_rules import STREAMS
 from hpcray.api.options import TaskOptions
-from hpcray.api.placing import resolved
 from hpcray.api.session import ensure
 from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.owner.tasks import Function
@@ -93,12 +93,20 @@ class RemoteFunction:
 
     def _bind(self) -> Process:
         process = ensure()
-        shape = timed(process, resolved(process, self._options.shape), self._options.given.get("max_runtime"))
+        given, shape = self._options.given, self._options.shape
+        shape, _ = placed(process, given, shape, shape, getattr(self._function, "__name__", "the task"))
+        shape = timed(process, shape, given.get("max_runtime"))
+        if process.kind == "worker":
+            process.groups.bound.add(self)
         if self._export.process is not process:
             self._export.to(process)
         self._shape = shape
         self._process = process
         return process
+
+    def unbind(self) -> None:
+        """Find out again what its tasks ask for: this process runs in another placement group now."""
+        self._process = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._function, dict(self._options.given))

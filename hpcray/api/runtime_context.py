@@ -75,6 +75,9 @@ class ContextSource(Protocol):
     def held_resources(self) -> Resources:
         """Units that the current task or actor holds."""
 
+    def placement_group(self) -> tuple[str, bool]:
+        """Id (in hex) of the placement group that it runs in, "" for none; whether children run in it too."""
+
     def worker_env(self) -> Mapping[str, str]:
         """Environment variables that its runtime_env asked for."""
 
@@ -252,13 +255,12 @@ class RuntimeContext:
 
     def get_placement_group_id(self) -> str | None:
         """Id of the placement group that the task or actor runs in, in hex; None for none."""
-        self._source("Placement group ID")
-        return None
+        return self._source("Placement group ID").placement_group()[0] or None
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
         """Whether tasks started from here use the same placement group."""
-        return False
+        return self._source("Placement group").placement_group()[1]
 
     # ------------------------------------------------------------ deprecated
 

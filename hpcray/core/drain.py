@@ -21,7 +21,9 @@ from hpcray.wire import messages as m
 RUNNING, NOTICE, SAVING, SAVED, OVER = "running", "notice", "saving", "saved", "over"
 CALLBACKS_SHARE = 0.5
 """The driver's callbacks get this part of the time; the actors' checkpoints must find some too."""
-SIGTERM_CODE = 128 + 15
+SIGNALLED = 128
+"""Exit code of who was ended by signal 0; that of signal n is n more."""
+SIGTERM_CODE = SIGNALLED + 15
 SHORTER = 0.5
 """A new deadline is told to everybody when it is earlier by so many seconds."""
 
@@ -76,9 +78,12 @@ class DrainCore:
 
     Args:
         exit_code: of a job that has work left to do.
+        signals: those that announce the end of the job. A driver that one of them has ended had not come to
+            `hpcray.init()` yet, and so has work left to do.
     """
 
     exit_code: int
+    signals: tuple[int, ...] = ()
     state: str = RUNNING
     reason: str = ""
     deadline: float = 0.0
@@ -143,7 +148,7 @@ class DrainCore:
 
     def driver_ended(self, now: float, code: int) -> list[Outcome]:
         """The driver is gone; the job ends when what is being saved is saved."""
-        self._ended = code
+        self._ended = self.exit_code if self._unprepared(code) and code != SIGTERM_CODE else code
         if self.state == NOTICE:
             return self.driver_ready(now)
         return self._check_ended()
@@ -180,7 +185,14 @@ class DrainCore:
             self.state = OVER
             return [EndJob(SIGTERM_CODE, True, False)]
         self.state = OVER
-        return [EndJob(self._ended, self._ended == self.exit_code, False)]
+        return [EndJob(self._ended, self._is_left(self._ended), False)]
+
+    def _unprepared(self, code: int) -> bool:
+        return code - SIGNALLED in self.signals
+
+    def _is_left(self, code: int) -> bool:
+        """Whether a driver that ended with this code has work left to do."""
+        return code == self.exit_code or self._unprepared(code)
 
     def _time_is_up(self) -> list[Outcome]:
         for title in self._waiting.values():
@@ -192,5 +204,5 @@ class DrainCore:
         self.state = OVER
         late = self._ended is None
         code = self.exit_code if self._ended is None else self._ended
-        out.append(EndJob(code, code == self.exit_code, late))
+        out.append(EndJob(code, self._is_left(code), late))
         return out

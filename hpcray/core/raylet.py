@@ -18,6 +18,7 @@ from hpcray.base.resources import UNIT, Resources
 from hpcray.core.effects import Effect, Send
 from hpcray.core.pool import STARTING, Worker, WorkerPool
 from hpcray.core.scheduler.claims import ClaimBook
+from hpcray.core.scheduler.keeping import BundleKeeper
 from hpcray.core.scheduler.ledger import Claim, Ledger
 from hpcray.core.scheduler.queue import Env, Kind, WaitingRoom, Want
 from hpcray.core.scheduler.reports import Reports
@@ -31,7 +32,7 @@ RECLAIM_PERIOD = 1.0
 
 HANDLES: tuple[type, ...] = (
     m.Demand, m.LeaseReturn, m.Blocked, m.Unblocked, m.GrantFor, m.StartActor, m.KillActor, m.ActorLeaving,
-    m.SetJob, m.ProcDied, m.Undeliverable,
+    m.SetJob, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles,
 )  # fmt: skip
 """Message types for `RayletCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
 raylet core when their source is the head, else for the head core."""
@@ -59,6 +60,7 @@ class RayletCore:
         self._wants = WantTable(node, cluster_size <= 1, self._ledger.feasible)
         self._claims = ClaimBook(node, self._ledger, self.pool)
         self._reports = Reports(self._ledger, self.pool, self._room, self._wants, self._claims)
+        self._keeper = BundleKeeper(self._ledger, self._room, self._wants, self._claims)
         self._procs: dict[bytes, str] = {}
         self._dirty = False
         self._fresh: set[Kind] = set()
@@ -77,6 +79,7 @@ class RayletCore:
             m.KillActor: self._kill_actor,
             m.ActorLeaving: self._actor_leaving,
             m.SetJob: self._set_job,
+            **self._keeper.handlers(self._anything, self._changed, self._unbind, self._sent_back),
             m.ProcDied: lambda now, src, msg: self._holder_gone(now, msg.proc),
             m.Undeliverable: lambda now, src, msg: self._holder_gone(now, msg.proc),
         }
@@ -189,15 +192,11 @@ class RayletCore:
         return out
 
     def _blocked(self, now: float, src: bytes, msg: m.Blocked) -> list[Effect]:
-        worker = self.pool.workers.get(src)
-        if worker is not None and worker.claim is not None and self._ledger.lend(worker.claim):
-            self._dirty = True
+        self._dirty = self._claims.lend(src) or self._dirty
         return []
 
     def _unblocked(self, now: float, src: bytes, msg: m.Unblocked) -> list[Effect]:
-        worker = self.pool.workers.get(src)
-        if worker is not None and worker.claim is not None:
-            self._ledger.resume(worker.claim)
+        self._claims.resume(src)
         return []
 
     def _grant_for(self, now: float, src: bytes, msg: m.GrantFor) -> list[Effect]:
@@ -306,8 +305,12 @@ class RayletCore:
         if claim is None:
             return
         self._claims.undo(claim)
+        self._sent_back(now, claim, self._reports.no_worker(claim.want.shape.env))
+
+    def _sent_back(self, now: float, claim: Claim, reason: str) -> None:
+        """A claim was undone before it had a worker."""
         if claim.spec is not None:
-            self._refuse_actor(claim.spec.actor, self._reports.no_worker(claim.want.shape.env))
+            self._refuse_actor(claim.spec.actor, reason)
         elif claim.want.local:
             self._changed(now, claim.want)
         else:
@@ -323,6 +326,11 @@ class RayletCore:
         return out
 
     # ------------------------------------------------------------ inside
+
+    def _anything(self) -> bool:
+        """Whatever is free may have changed; whether anything new is started."""
+        self._dirty = True
+        return not self._draining
 
     def _fits(self, want: Want) -> bool:
         return self._room.fits(want.request, self._ledger.available, want)

@@ -29,6 +29,7 @@ __all__ = [
     "ask_end_time",
     "directories",
     "end_time",
+    "job_to_ask",
     "read_allocation",
     "visibility_variable",
     "worker_variables",
@@ -153,7 +154,7 @@ def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0
     """
     environ = os.environ if environ is None else environ
     known = end_time(environ)
-    job = environ.get("SLURM_JOB_ID")
+    job = job_to_ask(environ)
     if known is not None or not job or "SLURM_JOB_END_TIME" in environ:
         return known
     try:
@@ -168,8 +169,15 @@ def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    left = parse_time_left(done.stdout)
+    left = parse_time_left(done.stdout.partition("\n")[0])  # parts of a heterogeneous job have the same
     return None if left is None else time.time() + left
+
+
+def job_to_ask(environ: Mapping[str, str]) -> str:
+    """This job's id in questions and orders to Slurm; "" outside of Slurm. One task of every array has the id of the
+    whole array, and what is done to that is done to all tasks."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def parse_time_left(text: str) -> float | None:

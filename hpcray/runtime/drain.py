@@ -58,7 +58,7 @@ class Drain:
     def lead(self, run: m.RunInfo, head: HeadCore) -> None:
         """This is the head: it decides."""
         self._raylet.run = run
-        self._core = core.DrainCore(run.exit_code)
+        self._core = core.DrainCore(run.exit_code, run.signals)
         self._head = head
         head.actors.refuse = self._refuse_actor
         raylet = self._raylet
@@ -145,8 +145,14 @@ class Drain:
 
     def driver_ended(self, code: int) -> bool:
         """The driver is gone, or says goodbye. Whether the drain ends the job now, or holds its end back."""
-        if self._core is None or not self._core.begun or self._core.state == core.OVER:
+        if self._core is None or self._core.state == core.OVER:
             return False
+        if not self._core.begun:
+            # Slurm signals all processes of a step: it may be the first to have felt it.
+            if code != core.SIGNALLED + signal.SIGUSR1 or signal.SIGUSR1 not in self.run.signals:
+                return False
+            request = m.DrainRequest("SIGUSR1 to the program", 0.0, signal.SIGUSR1)
+            self._raylet.apply(self._core.begin(self._raylet.loop.now, request.reason, self._time_for(request)))
         self._raylet.apply(self._core.driver_ended(self._raylet.loop.now, code))
         return True
 

@@ -25,6 +25,7 @@ from hpcray.host.peers import is_ours
 from hpcray.runtime.ending import Ending
 from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
+from hpcray.runtime.groups import Groups
 from hpcray.runtime.links import greet
 from hpcray.runtime.progress import unavailable
 from hpcray.runtime.reading import Reader
@@ -72,6 +73,7 @@ class Process(Reader):
         self.handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self.submitter = Submitter(self)
         self.gcs = GcsClient(self)
+        self.groups = Groups(self)
         self.store = StoreClient(self)
         self.ending = Ending(self)
         self.survey = Survey(self)
@@ -99,6 +101,7 @@ class Process(Reader):
             m.BorrowEnd: table.on_borrow_end,
             m.AddLocation: lambda _, msg: table.on_add_location(msg),
             m.GcsReply: lambda _, msg: self.gcs.on_reply(msg),
+            m.GroupState: lambda _, msg: self.groups.on_state(msg),
             m.SetJob: lambda _, msg: self._on_set_job(msg),
             m.Exit: lambda _, msg: self.on_exit(msg.code),
             m.ProcDied: lambda _, msg: self.process_died(msg.proc, msg.reason),
@@ -195,6 +198,7 @@ class Process(Reader):
             self.on_exit(1)
             self.table.fail_all(self.dead)
             self.gcs.fail()
+            self.groups.fail()
             self.store.fail()
             return
         leased = self.submitter.leases.workers.get(proc)
@@ -241,6 +245,7 @@ class Process(Reader):
                 if entry.local_waiters or entry.ready_waiters:
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
             self.gcs.fail()
+            self.groups.fail()
             self.store.fail()
         self.engine.run_after()
         self._callbacks.put(None)

@@ -78,6 +78,11 @@ class Refusals:
         else:
             self._process.engine.add_timer(last, close)
 
+    def close(self, klass: LeaseClass, refusal: Refusal) -> None:
+        """No task of this class is started any more."""
+        self._closed[klass] = refusal
+        self._close(klass)
+
     def _close(self, klass: LeaseClass) -> None:
         """Fail what waits, and take back what was sent ahead."""
         if not self._replaced:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from hpcray.base.config import Config
-from hpcray.host.allocation import ask_end_time, end_time
+from hpcray.host.allocation import ask_end_time, end_time, job_to_ask
 from hpcray.transport.startup import Launch
 from hpcray.wire.messages import RunInfo
 
@@ -100,7 +100,7 @@ def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str
         What went wrong; "" when nothing did.
     """
     environ = os.environ if environ is None else environ
-    job = environ.get("SLURM_JOB_ID")
+    job = job_to_ask(environ)
     if config.requeue == "exit" or (not job and config.requeue == "auto"):
         return ""
     if not job:

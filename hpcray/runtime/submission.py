@@ -214,7 +214,7 @@ class Submitter:
     def _on_granted(self, src: bytes, msg: m.LeaseGranted) -> None:
         now = monotonic()
         shape = self.leases.by_index[msg.klass].shape
-        self._engine.send(msg.worker, m.Leased(shape.resources, shape.env))
+        self._engine.send(msg.worker, m.Leased(shape.resources, shape.env, shape.strategy))
         self.leases.granted(msg, now)
         if not self._ticking:
             self._ticking = True

@@ -108,7 +108,7 @@ class Worker:
 
     def _on_leased(self, src: bytes, msg: m.Leased) -> None:
         self.lessee = src
-        self.holds = dict(msg.resources)
+        self.holds = self.process.groups.enter(msg.resources, msg.strategy)
         if changes(self.holds.get("CPU", 0)):
             self._on_work(src, msg)
         if msg.env:
@@ -220,13 +220,14 @@ class Worker:
                     assert self.actor is not None
                     self.actor.call(src, msg)
                 elif type(msg) is m.Leased:
-                    use_cpus(dict(msg.resources).get("CPU", 0))
+                    use_cpus(self.holds.get("CPU", 0))
                 elif type(msg) in URGENT:
                     self.end.take(msg)
                 elif type(msg) is Retire:
                     finish(self)
                 elif type(msg) is m.BecomeActor:
-                    use_cpus(dict(msg.spec.hold.resources).get("CPU", 0))
+                    hold = msg.spec.hold
+                    use_cpus(self.process.groups.enter(hold.resources, hold.strategy).get("CPU", 0))
                     self._take_env(msg.spec.hold.env)
                     self.actor = ActorHost(self, msg)
                     self.actor.construct()

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.api.named import list_named_actors
 from hpcray.host.address import node_ip_address
+from hpcray.util.placement_group import (
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 if TYPE_CHECKING:
     from hpcray.util.actor_group import ActorGroup
@@ -18,10 +25,15 @@ __all__ = [
     "ActorGroup",
     "ActorPool",
     "as_completed",
+    "get_current_placement_group",
     "get_node_ip_address",
+    "get_placement_group",
     "inspect_serializability",
     "list_named_actors",
     "map_unordered",
+    "placement_group",
+    "placement_group_table",
+    "remove_placement_group",
 ]
 
 _WHERE = {

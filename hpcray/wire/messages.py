@@ -17,8 +17,8 @@ Resources = dict[str, int]
 class Shape(Struct, array_like=True, frozen=True):
     """What a lease or an actor asks of a node. Equal shapes share leases.
 
-    resources: units; strategy: "" (hybrid), "SPREAD", or "node:<index>[:soft]"; env: environment variables that the
-    worker must have (a worker serves one env for life).
+    resources: units; strategy: "" (hybrid), "SPREAD", "node:<index>[:soft]", or "group[:capture]" for a request in a
+    placement group; env: environment variables that the worker must have (a worker serves one env for life).
     """
 
     resources: tuple[tuple[str, int], ...]
@@ -191,11 +191,13 @@ class GrantRefused(Struct, array_like=True, tag=22):
 
 
 class NodeView(Struct, array_like=True, tag=23):
-    """r→g: available resources of a node (absolute, versioned; sent when they changed, coalesced per loop turn)."""
+    """r→g: available resources of a node (absolute, versioned; sent when they changed, coalesced per loop turn).
+    bundles: what is free in bundles of placement groups, as far as that changed."""
 
     node: int
     version: int
     available: Resources
+    bundles: Resources = {}
 
 
 # ---------------------------------------------------------------- nodes
@@ -443,6 +445,79 @@ class ActorLeaving(Struct, array_like=True, tag=53):
     reason: str
 
 
+# ---------------------------------------------------------------- placement groups
+
+
+class GroupSpec(Struct, array_like=True):
+    """All that a placement group is. bundles: units. owner: the process whose end removes it, b"" for the job."""
+
+    group: bytes
+    bundles: list[Resources]
+    strategy: str
+    name: str = ""
+    namespace: str = ""
+    owner: bytes = b""
+
+
+class CreateGroup(Struct, array_like=True, tag=130):
+    """p→g. Answered by GcsReply(req) when req is not 0; the creator gets a GroupState at each change."""
+
+    req: int
+    spec: GroupSpec
+
+
+class WatchGroup(Struct, array_like=True, tag=131):
+    """p→g: tell me this group's state, now and at each change."""
+
+    group: bytes
+
+
+class GroupState(Struct, array_like=True, tag=132):
+    """g→watchers, and whoever has tasks for a removed group. state: PENDING, CREATED, RESCHEDULING, REMOVED."""
+
+    group: bytes
+    state: str
+    reason: str = ""
+
+
+class RemoveGroup(Struct, array_like=True, tag=133):
+    """p→g: end what runs in it, and give its resources back."""
+
+    group: bytes
+
+
+class PrepareBundles(Struct, array_like=True, tag=134):
+    """g→r: hold these bundles (by index), all or none. Answer: BundlesPrepared. commit: no other node is asked, so they
+    may be used at once."""
+
+    group: bytes
+    attempt: int
+    bundles: dict[int, Resources]
+    commit: bool
+
+
+class BundlesPrepared(Struct, array_like=True, tag=135):
+    """r→g. ok False: there is no room, nothing is held."""
+
+    group: bytes
+    attempt: int
+    ok: bool
+
+
+class CommitBundles(Struct, array_like=True, tag=136):
+    """g→r: the group has all its bundles; what you prepared may be used."""
+
+    group: bytes
+
+
+class ReturnBundles(Struct, array_like=True, tag=137):
+    """g→r: give these back, prepared or committed, and kill what runs in them."""
+
+    group: bytes
+    indices: list[int]
+    reason: str
+
+
 # ---------------------------------------------------------------- node store
 
 
@@ -623,10 +698,12 @@ class CancelTask(Struct, array_like=True, tag=87):
 
 
 class Leased(Struct, array_like=True, tag=88):
-    """submitter→worker, ahead of its first task under a lease: what the lease holds, and its environment."""
+    """submitter→worker, ahead of its first task under a lease: what the lease holds, its environment, how it was
+    placed."""
 
     resources: tuple[tuple[str, int], ...]
     env: tuple[tuple[str, str], ...] = ()
+    strategy: str = ""
 
 
 class CancelRef(Struct, array_like=True, tag=120):
@@ -752,6 +829,7 @@ Message = Union[
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
+    CreateGroup, WatchGroup, GroupState, RemoveGroup, PrepareBundles, BundlesPrepared, CommitBundles, ReturnBundles,
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused, Unpin, ListStore,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
     CancelRef, CallOptions, StreamItem, StreamTaken,

@@ -61,7 +61,8 @@ try:
     mute = memory("--timeout", "2")
 finally:
     os.kill(stopped, signal.SIGCONT)
-print(json.dumps({"sums": sums, "total": total, "shown": json.loads(shown.stdout), "plain": plain, "left": left, "mute": [mute.returncode, mute.stdout],
+print(json.dumps({"sums": sums, "total": total, "shown": json.loads(shown.stdout), "plain": plain, "left": left,
+                  "mute": [mute.returncode, mute.stdout],
                   "ref": ref.hex(), "built": built.hex()}))
 """
 

@@ -200,8 +200,9 @@ def test_missing_rank_is_named(leak_check: LeakCheck, tmp_path: Path) -> None:
         "    time.sleep(600)\n"
         "ray.init()\n",
     )
-    with Job(under_mpirun(3, script), {"HPCRAY_START_TIMEOUT": "3"}) as job:
-        ended = job.wait(30)
+    # Long enough for the other two to come up on a busy machine: else they end before they know who is missing.
+    with Job(under_mpirun(3, script), {"HPCRAY_START_TIMEOUT": "8"}) as job:
+        ended = job.wait(60)
     assert ended.code != 0
     assert "missing on" in ended.err and "rank 1" in ended.err
 

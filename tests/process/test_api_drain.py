@@ -423,6 +423,7 @@ def test_wrong_use_is_refused() -> None:
 # ---------------------------------------------------------------- the example
 
 
+@pytest.mark.slow
 def test_training_that_was_interrupted_ends_with_the_same_weights(leak_check: LeakCheck, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     example = ROOT / "examples" / "train_preemptible.py"

@@ -6,12 +6,13 @@ import os
 
 import programs
 import pytest
-from helpers.slurm import Slurm, boot, leak_checked
+from helpers.slurm import SRUN, Slurm, boot, leak_checked
 from testcluster.cluster import why_not
 
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.slow
 def test_it_uses_every_node_of_the_allocation(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     ended = slurm.run("salloc", "-Q", "-N3", "hpcray-launch", "--srun", script, "an argument")
@@ -49,5 +50,8 @@ def test_the_ranks_are_not_bound_to_one_core() -> None:
             assert ended.out.split() == [f"{os.cpu_count():.1f}", str(os.cpu_count())], ended.err
             ended = slurm.run("salloc", "-Q", "-N1", "-n1", "-c1", "hpcray-launch", script)
             assert ended.out.split() == ["1.0", "1"], ended.err
+            ended = slurm.run(*SRUN, "-N1", "--exclusive", "python", "-m", "hpcray", script)
+            assert ended.out.split() == ["1.0", "1"], "srun gives a task one core of a whole node"
+            assert f"may use 1 of the {os.cpu_count()} CPUs" in ended.err
     finally:
         cluster.down()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcray.host import allocation
-from hpcray.host.allocation import Allocation, HetGroup, ask_end_time, end_time, read_allocation
+from hpcray.host.allocation import Allocation, HetGroup, ask_end_time, end_time, job_to_ask, read_allocation
 from hpcray.host.allocation_nodes import compress_nodes, expand_counts, expand_nodes, parse_hostfile
 from hpcray.host.allocation_tmp import Directory, directories, file_system
 
@@ -203,6 +203,17 @@ def test_the_controller_is_asked_where_the_environment_is_silent(
     assert ask_end_time(environ) == 1000 + 86430
     assert ask_end_time({**environ, "SLURM_JOB_END_TIME": "5000"}) == 5000, "what is told is not asked"
     assert ask_end_time({}) is None
+
+
+def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SLURM_JOB_ID may be that of the whole array, of which squeue shows every task, and scontrol requeues all."""
+    environ = squeue(tmp_path, 'case "$*" in *--jobs\\ 7_2*) echo 30;; *) echo 10; echo 20; echo 30;; esac')
+    monkeypatch.setenv("PATH", environ["PATH"])
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    task = {**environ, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    assert ask_end_time(task) == 1030
+    assert (job_to_ask(task), job_to_ask(environ), job_to_ask({})) == ("7_2", "7", "")
+    assert ask_end_time(environ) == 1010, "of a heterogeneous job all parts are shown, with the same time"
 
 
 @pytest.mark.parametrize("says", ["echo UNLIMITED", "echo INVALID", "exit 1", "sleep 30"])

@@ -58,6 +58,19 @@ def test_a_driver_that_is_done_needs_no_other_run() -> None:
     assert core.driver_ended(105.0, 0) == [EndJob(0, False, False)]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, CODE), (signal.SIGTERM, 143)])
+def test_a_driver_that_the_signal_itself_has_ended_has_work_left(number: int, code: int) -> None:
+    """It was still starting, and had no handler yet."""
+    core = DrainCore(CODE, (signal.SIGUSR1, signal.SIGTERM))
+    core.begin(100.0, "a signal", 20.0)
+    assert core.driver_ended(101.0, 128 + number) == [StartSaving()]
+    assert core.save(101.0, {}) == [AllSaved((), ()), EndJob(code, True, False)]
+    other = begun()
+    other.driver_ready(101.0)
+    other.save(101.0, {})
+    assert other.driver_ended(102.0, 128 + number) == [EndJob(128 + number, False, False)], "it announces nothing here"
+
+
 def test_a_driver_that_ends_early_waits_for_the_checkpoints() -> None:
     core = begun()
     assert core.driver_ended(101.0, CODE) == [StartSaving()]

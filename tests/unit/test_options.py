@@ -195,10 +195,8 @@ def test_strategies(strategy: Any, text: str) -> None:
 
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"scheduling_strategy": PlacementGroupSchedulingStrategy(object())},
     {"scheduling_strategy": NodeLabelSchedulingStrategy({"region": In("eu")})},
     {"scheduling_strategy": NodeAffinitySchedulingStrategy(NODE, True, _spill_on_unavailable=True)},
-    {"placement_group": object()},
     {"label_selector": {"a": "b"}},
     {"runtime_env": {"pip": ["numpy"], "env_vars": {"A": "1"}}},
     {"runtime_env": {"working_dir": "."}},

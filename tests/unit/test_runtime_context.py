@@ -27,6 +27,7 @@ class Source:
     held: Resources = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     devices: dict[str, list[str]] = field(default_factory=dict)
+    group: tuple[str, bool] = ("", False)
 
     def head_address(self) -> str:
         return "head:0123abcd"
@@ -49,6 +50,9 @@ class Source:
     def node_labels(self) -> Mapping[str, str]:
         return {"zone": "a"}
 
+    def placement_group(self) -> tuple[str, bool]:
+        return self.group
+
 
 def context(source: ContextSource | None) -> RuntimeContext:
     return RuntimeContext(lambda: source)
@@ -56,6 +60,12 @@ def context(source: ContextSource | None) -> RuntimeContext:
 
 TASK = RunningTask(b"\x07" * 13, "my name", "module.f")
 ACTOR = RunningActor(b"\x08" * 13, "", 0, False, lambda: "handle")
+
+
+def test_the_placement_group_is_that_of_the_process() -> None:
+    asked = RuntimeContext(lambda: Source(group=("ab" * 13, True)))
+    assert asked.get_placement_group_id() == "ab" * 13
+    assert asked.should_capture_child_tasks_in_placement_group is True
 
 
 def test_driver(caplog: pytest.LogCaptureFixture) -> None:

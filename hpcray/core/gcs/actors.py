@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from hpcray.base.bundle_names import bundle_of
 from hpcray.base.ids import node_of, owner_of, raylet_of, show_proc
 from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
@@ -293,7 +294,7 @@ class ActorTable:
         affinity = node_affinity(spec.place.strategy)
         if not feasible:
             self._wait(actor)
-            if self._view.nodes:
+            if self._view.nodes and bundle_of(spec.place.resources) is None:
                 self._warn(actor, self._view.why_infeasible(spec.place, actor.title()), out)
             return False
         if affinity is not None and feasible == [affinity[0]]:

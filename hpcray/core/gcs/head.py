@@ -8,6 +8,7 @@ from typing import Any
 from hpcray.base.config import Config
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.placement_groups import PlacementGroups
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
 from hpcray.core.gcs.waiting import WaitingActors
@@ -18,6 +19,7 @@ from hpcray.wire import messages as m
 HANDLES: tuple[type, ...] = (
     m.CreateActor, m.WatchActor, m.KillActor, m.ActorReady, m.ActorGone, m.ActorOutOfScope, m.StartActorRefused,
     m.GcsCall, m.Unmet, m.GrantRefused, m.NodeView, m.SetJob,
+    m.CreateGroup, m.WatchGroup, m.RemoveGroup, m.BundlesPrepared,
 )  # fmt: skip
 """Message types for `HeadCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
 head core unless their source is the head itself."""
@@ -34,7 +36,11 @@ class HeadCore:
         self._scheduler = ClusterScheduler(self._view)
         self._actors = self.actors = RefusingActors(self._view)
         self._waiting = WaitingActors(self._view, self._actors)
-        self._queries = Queries(self._view, self._scheduler, self._actors)
+        self._groups = PlacementGroups(self._view)
+        self._groups.on_removed = self._group_removed
+        self._scheduler.group_removed = self._groups.removed
+        self._actors.group_gone = self._groups.gone
+        self._queries = Queries(self._view, self._scheduler, self._actors, self._groups)
         self._early_views: dict[int, m.NodeView] = {}
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.CreateActor: self._actors.create,
@@ -49,6 +55,10 @@ class HeadCore:
             m.GrantRefused: lambda now, src, msg: self._scheduler.refused(now, node_of(src), msg),
             m.NodeView: self._node_view,
             m.SetJob: self._set_job,
+            m.CreateGroup: self._groups.create,
+            m.WatchGroup: lambda now, src, msg: self._groups.watch(src, msg),
+            m.RemoveGroup: lambda now, src, msg: self._groups.remove(now, msg),
+            m.BundlesPrepared: self._bundles_prepared,
         }
 
     def cluster_up(self, now: float, session: str, nodes: list[m.NodeInfo]) -> list[Effect]:
@@ -62,6 +72,7 @@ class HeadCore:
         self._early_views.clear()
         out = self._scheduler.cluster_changed(now)
         self._actors.retry(now, out)
+        self._groups.retry(now, out, everything=True)
         return out
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
@@ -75,15 +86,18 @@ class HeadCore:
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
         """A node is gone, with everything on it."""
         self._view.lost(node, reason)
-        return self._scheduler.node_died(now, node) + self._actors.node_died(now, node, reason)
+        groups = self._groups.node_died(now, node)
+        return groups + self._scheduler.node_died(now, node) + self._actors.node_died(now, node, reason)
 
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """Any process of the cluster is gone (the raylet of its node says so)."""
-        return self._scheduler.holder_died(proc, reason) + self._actors.process_died(proc, reason)
+        groups = self._groups.process_died(now, proc)
+        return groups + self._scheduler.holder_died(proc, reason) + self._actors.process_died(proc, reason)
 
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""
-        out = self._scheduler.tick(now)
+        out = self._groups.tick(now)
+        out += self._scheduler.tick(now)
         self._waiting.tick(now, out)  # first: the table sends who waits to queue at a busy node
         self._actors.tick(now, out)
         return out
@@ -96,7 +110,18 @@ class HeadCore:
             return []
         out = self._scheduler.node_grew(now, msg.node)
         self._actors.retry(now, out)
+        self._groups.retry(now, out)
         return out
+
+    def _bundles_prepared(self, now: float, src: bytes, msg: m.BundlesPrepared) -> list[Effect]:
+        out, nodes = self._groups.prepared(now, node_of(src), msg)
+        for node in nodes:
+            out += self._scheduler.node_grew(now, node)
+        return out
+
+    def _group_removed(self, now: float, group: str, out: list[Effect]) -> None:
+        self._scheduler.tell_removed(group, out)
+        self._actors.end_in_group(now, group, out)
 
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         self.job = msg.job

@@ -10,6 +10,8 @@ named_actor           [name, namespace]                              what a hand
 list_named_actors     [all_namespaces, namespace]                    [{"name", "namespace"}]
 actors                []                                             one row per actor
 status                []                                             {"nodes", "unmet", "waiting_actors", "actors"}
+placement_groups      []                                             one row per group
+placement_group       [id, name, namespace]                          the row of one; not ok: "no placement group ..."
 kv_put                [key, value, overwrite, namespace]             whether the key was new
 kv_get                [key, namespace]                               value or nil
 kv_del, kv_exists     [key, namespace]                               whether it was there
@@ -24,9 +26,11 @@ from typing import Any
 
 import msgspec
 
+from hpcray.base.bundle_names import plain
 from hpcray.base.resources import Resources, add, to_amounts
 from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.gcs.kv import KeyValue
+from hpcray.core.gcs.placement_groups import Group, PlacementGroups
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.placement import ClusterView, NodeState
 from hpcray.wire.messages import GcsCall, GcsReply, NodeInfo
@@ -41,10 +45,13 @@ class QueryError(Exception):
 class Queries:
     """Reads the head's tables. Nothing here is on the path of a task."""
 
-    def __init__(self, view: ClusterView, scheduler: ClusterScheduler, actors: ActorTable) -> None:
+    def __init__(
+        self, view: ClusterView, scheduler: ClusterScheduler, actors: ActorTable, groups: PlacementGroups
+    ) -> None:
         self._view = view
         self._scheduler = scheduler
         self._actors = actors
+        self._groups = groups
         self._kv = KeyValue()
         self.infos: list[NodeInfo] = []
         self._methods: dict[str, Callable[..., Any]] = {
@@ -55,6 +62,8 @@ class Queries:
             "list_named_actors": self._list_named_actors,
             "actors": self._actors.rows,
             "status": self._status,
+            "placement_groups": lambda: [self._group_row(group) for group in self._groups.all()],
+            "placement_group": self._placement_group,
             "kv_put": self._kv.put,
             "kv_get": self._kv.get,
             "kv_del": self._kv.delete,
@@ -137,6 +146,24 @@ class Queries:
             if all_namespaces or space == namespace
         ]
 
+    def _placement_group(self, group: bytes, name: str, namespace: str) -> dict[str, Any]:
+        found = self._groups.find(group) if group else self._groups.named(name, namespace)
+        if found is None:
+            raise QueryError(f"no placement group {name or group.hex()!r}")
+        return self._group_row(found)
+
+    def _group_row(self, group: Group) -> dict[str, Any]:
+        infos = {info.index: info for info in self.infos}
+        return {
+            "group": group.spec.group,
+            "name": group.spec.name,
+            "strategy": group.spec.strategy,
+            "state": group.state,
+            "bundles": [to_amounts(amounts) for amounts in group.spec.bundles],
+            "node_ids": [infos[node].node_id if node in infos else "" for node in group.nodes],
+            "attempts": group.attempt,
+        }
+
     def _status(self) -> dict[str, Any]:
         counts: dict[str, int] = {}
         for actor in self._actors.actors.values():
@@ -157,7 +184,7 @@ class Queries:
                 {
                     "actor": actor.spec.actor,
                     "class_name": actor.spec.class_name,
-                    "resources": to_amounts(dict(actor.spec.place.resources)),
+                    "resources": to_amounts(plain(dict(actor.spec.place.resources))),
                     "feasible": bool(self._view.feasible(actor.spec.place)),
                 }
                 for actor in self._actors.waiting()

@@ -86,6 +86,17 @@ class ClaimBook:
         if successor is not None:
             self.activate(successor, out)
 
+    def lend(self, proc: bytes) -> bool:
+        """A worker blocks; whether somebody may have its CPU now."""
+        worker = self._pool.workers.get(proc)
+        return worker is not None and worker.claim is not None and self._ledger.lend(worker.claim)
+
+    def resume(self, proc: bytes) -> None:
+        """A worker that blocked goes on."""
+        worker = self._pool.workers.get(proc)
+        if worker is not None and worker.claim is not None:
+            self._ledger.resume(worker.claim)
+
     def holder_gone(self, holder: bytes, out: list[Effect]) -> None:
         """End all leases of a dead process, with the workers that run its tasks."""
         for claim in self._pool.waiting():
@@ -109,12 +120,18 @@ class ClaimBook:
             claim.leaving = claim.kill_reason
         self._kill(self._pool.workers[claim.worker], out)
 
+    def kill(self, claim: Claim, reason: str, out: list[Effect]) -> None:
+        """SIGKILL the claim's worker; an actor of it ends for good."""
+        claim.kill_reason = claim.leaving = reason
+        self._kill(self._pool.workers[claim.worker], out)
+
     def worker_gone(self, worker: Worker, reason: str, out: list[Effect]) -> None:
         """A worker that had joined is dead: free what it held, and tell whom it concerns."""
         claim = worker.claim
         if claim is None:
             return
         self._ledger.give(claim)
+        reason = claim.kill_reason if claim.spec is None and claim.kill_reason else reason
         text = f"worker process {worker.number} (pid {worker.pid}) on node {self._node} died: {reason}"
         if claim.spec is not None:
             del self.actors[claim.spec.actor]

@@ -8,16 +8,17 @@ arrive; so no lost or crossing message can hide demand for good, and surplus is 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcray.base.bundle_names import bundle_of, plain
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.base.resources import to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
 from hpcray.core.scheduler.wants import node_affinity
-from hpcray.wire.messages import GrantFor, GrantRefused, Infeasible, ProcDied, Shape, Unmet
+from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, ProcDied, Shape, Unmet
 
 SETTLE = 1.0
 """A GrantFor that was not refused has reached its holder, and the holder's report the head, within this time."""
@@ -66,7 +67,11 @@ class _Ask:
 
 
 class ClusterScheduler:
-    """Sends unmet demand to nodes that can serve it."""
+    """Sends unmet demand to nodes that can serve it.
+
+    Attributes:
+        group_removed: whether the placement group with this id (in hex) is removed.
+    """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -74,6 +79,7 @@ class ClusterScheduler:
         self._open: dict[Shape, OrderedDict[Key, _Ask]] = {}
         self._sent_to: dict[bytes, set[int]] = {}
         self._parked_last = -1
+        self.group_removed: Callable[[str], bool] = lambda group: False
 
     def unmet(self, now: float, msg: Unmet) -> list[Effect]:
         """A raylet reports what one of its processes lacks."""
@@ -168,7 +174,7 @@ class ClusterScheduler:
             row = rows.get(ask.shape)
             if row is None:
                 row = rows[ask.shape] = {
-                    "resources": to_amounts(dict(ask.shape.resources)),
+                    "resources": to_amounts(plain(dict(ask.shape.resources))),
                     "strategy": ask.shape.strategy,
                     "count": 0,
                     "holders": 0,
@@ -276,7 +282,20 @@ class ClusterScheduler:
         nodes = sorted({flight.node for flight in ask.flights if flight.bound})
         out.extend(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)) for node in nodes)
 
+    def tell_removed(self, group: str, out: list[Effect]) -> None:
+        """A placement group is removed: whoever asks for something in it should stop to wait."""
+        for shape in list(self._open):
+            bundle = bundle_of(shape.resources)
+            if bundle is not None and bundle[0] == group:
+                self._warn(shape, out)
+
     def _warn(self, shape: Shape, out: list[Effect]) -> None:
+        bundle = bundle_of(shape.resources)
+        if bundle is not None:
+            if self.group_removed(bundle[0]):
+                state = GroupState(bytes.fromhex(bundle[0]), "REMOVED", "it was removed")
+                out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
+            return
         for ask in self._open.get(shape, {}).values():
             if not ask.warned and self._view.nodes:
                 ask.warned = True

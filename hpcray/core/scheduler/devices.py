@@ -22,14 +22,16 @@ class DeviceBook:
 
     Args:
         ids: opaque, as the vendor's variable takes them.
+        share: units of one device that there are, where they are less than all of it.
 
     Attributes:
         free: units left on each device.
     """
 
-    def __init__(self, ids: Sequence[str]) -> None:
+    def __init__(self, ids: Sequence[str], share: int = UNIT) -> None:
         self.ids = tuple(ids)
-        self.free = [UNIT] * len(self.ids)
+        self._each = min(share, UNIT)
+        self.free = [self._each] * len(self.ids)
         self._lasting = [0] * len(self.ids)
 
     def left(self) -> Resources:
@@ -38,11 +40,11 @@ class DeviceBook:
 
     def possible(self, units: int) -> bool:
         """Whether a node that is empty could serve `units`: at most one device, or whole ones."""
-        return _room([UNIT] * len(self.ids), units)
+        return _room([self._each] * len(self.ids), units)
 
     def reachable(self, units: int) -> bool:
         """Whether there would be room if all but actors ended."""
-        return _room([UNIT - held for held in self._lasting], units)
+        return _room([self._each - held for held in self._lasting], units)
 
     def fits(self, units: int, aside: int = 0) -> bool:
         """Whether there is room now.

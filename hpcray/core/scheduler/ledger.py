@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hpcray.base.ids import node_of
 from hpcray.base.resources import UNIT, Resources, add, fits, subtract
 from hpcray.core.scheduler.devices import GPU, DeviceBook
 from hpcray.core.scheduler.queue import Want
 from hpcray.wire.messages import ActorSpec, NodeView
+
+if TYPE_CHECKING:
+    from hpcray.core.scheduler.bundles import Bundle, BundleBook
 
 LENDABLE = "CPU"
 """The one resource a worker lends while it waits in `get`; a GPU's memory stays occupied, so it is never lent."""
@@ -27,6 +31,7 @@ class Claim:
         devices: indices of its GPUs.
         lent: its CPU is given back because the worker blocks.
         leaving: why the actor ends on purpose; "" while it does not.
+        bundle: what it is part of; then `request` is by the names inside.
     """
 
     ident: bytes
@@ -42,6 +47,7 @@ class Claim:
     lent: bool = False
     leaving: str = ""
     kill_reason: str = ""
+    bundle: Bundle | None = None
 
 
 @dataclass(slots=True)
@@ -51,6 +57,7 @@ class Ledger:
     Attributes:
         gpu_ids: of its GPUs; by default they are numbered.
         devices: the GPUs one by one; None where there is none.
+        bundles: what is set aside for placement groups; None in the books of a bundle.
     """
 
     node: int
@@ -60,6 +67,7 @@ class Ledger:
     available: Resources = field(init=False)
     actors: Resources = field(default_factory=dict)
     version: int = 0
+    bundles: BundleBook | None = None
     _published: Resources | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +93,9 @@ class Ledger:
 
     def take(self, claim: Claim) -> None:
         """Hold the claim's resources; one that asks for GPUs learns which."""
+        if self.bundles is not None and claim.want.bundle is not None:
+            self.bundles.take(claim)
+            return
         subtract(self.available, claim.request)
         if self.devices is not None and GPU in claim.request:
             claim.devices = self.devices.take(claim.request[GPU], claim.spec is not None)
@@ -94,6 +105,9 @@ class Ledger:
 
     def give(self, claim: Claim) -> None:
         """Free what the claim still holds."""
+        if self.bundles is not None and claim.bundle is not None:
+            self.bundles.give(claim, claim.bundle)
+            return
         add(self.available, claim.request)
         if claim.devices and self.devices is not None:
             self.devices.give(claim.devices, claim.request[GPU], claim.spec is not None)
@@ -106,6 +120,8 @@ class Ledger:
 
     def lend(self, claim: Claim) -> bool:
         """Give back the CPU of a worker that blocks; whether anything changed."""
+        if self.bundles is not None and claim.bundle is not None:
+            return self.bundles.lend(claim, claim.bundle)
         if claim.lent or LENDABLE not in claim.request:
             return False
         claim.lent = True
@@ -114,17 +130,20 @@ class Ledger:
 
     def resume(self, claim: Claim) -> None:
         """Take the lent CPU back at once, even if somebody else got it meanwhile."""
-        if claim.lent:
+        if self.bundles is not None and claim.bundle is not None:
+            self.bundles.resume(claim, claim.bundle)
+        elif claim.lent:
             claim.lent = False
             subtract(self.available, {LENDABLE: claim.request[LENDABLE]})
 
     def view(self, force: bool = False) -> NodeView | None:
         """The message that tells the head what is free, or None when nothing changed since the last one."""
-        if not force and self._published == self.available:
+        news = self.bundles.news() if self.bundles is not None else {}
+        if not force and not news and self._published == self.available:
             return None
         self.version += 1
         self._published = dict(self.available)
-        return NodeView(self.node, self.version, dict(self.available))
+        return NodeView(self.node, self.version, dict(self.available), news)
 
 
 def lease_id(node: int, count: int) -> bytes:

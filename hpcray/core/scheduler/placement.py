@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hpcray.base.bundle_names import ALL_SLOTS, ANY, CAPTURING, GROUP, SLOTS, bundle_of, name_in, plain
 from hpcray.base.resources import Resources, add, fits, subtract, to_amounts
 from hpcray.core.scheduler.wants import node_affinity
 from hpcray.wire.messages import NodeInfo, NodeView, Shape
@@ -23,7 +24,8 @@ class NodeState:
 
     `soft` counts actors that were placed by a request they do not hold (a default actor is placed by one CPU and holds
     none); it ranks nodes for actors, and blocks nothing. `shunned`: requests it refused, until its views (`said`) show
-    more than before, or the next tick.
+    more than before, or the next tick. `total` includes what bundles of placement groups have here; `in_bundles`: what
+    is free in them.
     """
 
     info: NodeInfo
@@ -32,6 +34,11 @@ class NodeState:
     said: Resources = field(default_factory=dict)
     soft: Resources = field(default_factory=dict)
     shunned: set[Request] = field(default_factory=set)
+    total: Resources = field(init=False)
+    in_bundles: Resources = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.total = dict(self.info.total)
 
     @property
     def index(self) -> int:
@@ -41,20 +48,27 @@ class NodeState:
         """Whether the node seems to have room for one more."""
         if shape.resources in self.shunned:
             return False
-        return all(self.available.get(name, 0) >= units for name, units in shape.resources)
+        free = self.free(shape)
+        return all(free.get(name, 0) >= units for name, units in shape.resources)
+
+    def free(self, shape: Shape) -> Resources:
+        """The books that a shape is about: the node's, or those of its placement groups."""
+        return self.in_bundles if shape.strategy in (GROUP, CAPTURING) else self.available
 
     def capacity(self, shape: Shape) -> int:
         """How many would run at once if the node were empty (at least 1 for an empty request)."""
-        total = self.info.total
+        total = self.total
         return min((total.get(name, 0) // units for name, units in shape.resources if units), default=1)
 
     def utilisation(self, shape: Shape, soft: bool = False) -> float:
         """The largest used share among the requested resources and CPU; `soft` counts soft actors too."""
         worst = 0.0
-        for name in {"CPU", *(name for name, _ in shape.resources)}:
-            total = self.info.total.get(name, 0)
+        books = self.free(shape)
+        names = {name for name, _ in shape.resources}
+        for name in names if books is self.in_bundles else {"CPU", *names}:
+            total = self.total.get(name, 0)
             if total:
-                free = self.available.get(name, 0) - (self.soft.get(name, 0) if soft else 0)
+                free = books.get(name, 0) - (self.soft.get(name, 0) if soft else 0)
                 worst = max(worst, 1.0 - free / total)
         return worst
 
@@ -66,6 +80,8 @@ class ClusterView:
         self.nodes: dict[int, NodeState] = {}
         self.dead: dict[int, str] = {}
         self._feasible: dict[Shape, list[int]] = {}
+        self._of_group: dict[str, list[Shape]] = {}
+        self._names: dict[tuple[int, str], set[str]] = {}
         self._cursor = 0
 
     def up(self, nodes: Iterable[NodeInfo]) -> None:
@@ -77,6 +93,7 @@ class ClusterView:
     def lost(self, node: int, reason: str) -> None:
         """A node died."""
         self.nodes.pop(node, None)
+        self._names = {key: names for key, names in self._names.items() if key[0] != node}
         self.dead[node] = reason
         self._feasible.clear()
 
@@ -87,19 +104,22 @@ class ClusterView:
             return False
         state.version = view.version
         thought, state.available = state.available, dict(view.available)
+        room = {name: units for name, units in view.bundles.items() if name in state.total}  # not of removed groups
+        more = _more(room, state.in_bundles)
+        state.in_bundles.update(room)
         said, state.said = state.said, view.available
         # A node that refuses for want of workers keeps saying that it has room: only news make it worth asking again.
-        if state.shunned and _more(view.available, said):
+        if state.shunned and (more or _more(view.available, said)):
             state.shunned.clear()
             return True
-        return _more(view.available, thought)
+        return more or _more(view.available, thought)
 
     def feasible(self, shape: Shape) -> list[int]:
         """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order."""
         found = self._feasible.get(shape)
         if found is None:
             request = dict(shape.resources)
-            found = [index for index, state in sorted(self.nodes.items()) if fits(request, state.info.total)]
+            found = [index for index, state in sorted(self.nodes.items()) if fits(request, state.total)]
             affinity = node_affinity(shape.strategy)
             if affinity is not None:
                 wanted, soft = affinity
@@ -108,7 +128,32 @@ class ClusterView:
                 elif not soft:
                     found = []
             self._feasible[shape] = found
+            bundle = bundle_of(shape.resources)
+            if bundle is not None:
+                self._of_group.setdefault(bundle[0], []).append(shape)
         return found
+
+    def bundle_came(self, node: int, group: str, index: int, amounts: Resources) -> None:
+        """A node has a bundle (that may be used). What is free in it is for the node's views to say."""
+        total, names = self.nodes[node].total, self._names.setdefault((node, group), set())
+        for name, units in {**amounts, SLOTS: ALL_SLOTS}.items():
+            for shown in (name_in(group, index, name), name_in(group, ANY, name)):
+                total[shown] = total.get(shown, 0) + units
+                names.add(shown)
+        self._group_changed(group)
+
+    def bundles_left(self, node: int, group: str) -> None:
+        """A node has no bundle of the group any more."""
+        state = self.nodes.get(node)
+        names = self._names.pop((node, group), ())
+        for figures in (state.total, state.in_bundles) if state is not None else ():
+            for name in names:
+                figures.pop(name, None)
+        self._group_changed(group)
+
+    def _group_changed(self, group: str) -> None:
+        for shape in self._of_group.pop(group, ()):
+            self._feasible.pop(shape, None)
 
     def take(self, node: int, request: Request) -> None:
         """Promise resources of a node; its next view corrects."""
@@ -164,7 +209,7 @@ class ClusterView:
 
         best = min(states, key=rank)
         self._cursor = best.index + 1
-        self.take(best.index, hold.resources)
+        subtract(best.free(hold), dict(hold.resources))
         return best.index
 
     def describe(self, about: Resources | None = None) -> str:
@@ -175,8 +220,11 @@ class ClusterView:
         """
         groups: dict[str, list[int]] = {}
         for index, state in sorted(self.nodes.items()):
-            total = state.info.total
-            text = show(total) if about is None else free_of(about, state.available, total)
+            text = (
+                show(state.info.total)
+                if about is None
+                else free_of(about, {**state.available, **state.in_bundles}, state.total)
+            )
             groups.setdefault(text, []).append(index)
         parts = []
         for text, nodes in groups.items():
@@ -202,7 +250,7 @@ class ClusterView:
         return waiting_text(what, request, self.describe(request))
 
     def _give(self, state: NodeState, shape: Shape, given: dict[int, int]) -> int:
-        subtract(state.available, dict(shape.resources))
+        subtract(state.free(shape), dict(shape.resources))
         given[state.index] = given.get(state.index, 0) + 1
         return 1
 
@@ -222,6 +270,8 @@ def free_of(about: Resources, available: Resources, total: Resources) -> str:
 
 def waiting_text(what: str, request: Resources, there: str) -> str:
     """The sentence for a request that waits for others; `there` says what is free."""
+    if bundle_of(request.items()) is not None:
+        what += " in a placement group"
     hint = "hint: wait, hold less (actors keep theirs for life), or start more nodes; `hpcray status` shows more"
     if "GPU" in request:
         hint += ". A GPU that is shared by fractions serves no whole request"
@@ -234,7 +284,7 @@ def waiting_text(what: str, request: Resources, there: str) -> str:
 def show(request: Resources) -> str:
     """`{CPU: 4, GPU: 0.5}`, bytes of memory in GiB."""
     parts = []
-    for name, amount in sorted(to_amounts(request).items()):
+    for name, amount in sorted(to_amounts(plain(request)).items()):
         if name in ("memory", "object_store_memory"):
             parts.append(f"{name}: {amount / 2**30:.1f} GiB")
         elif not name.startswith("node:"):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from hpcray.base.bundle_names import bundle_of, in_bundle
 from hpcray.base.resources import Resources
 from hpcray.core.scheduler.devices import GPU, DeviceBook
 from hpcray.wire.messages import ActorSpec, Shape
@@ -40,6 +41,7 @@ class Want:
         since: when it last was served, or began to wait.
         left: when it was last sent away unserved; who comes back soon keeps `since`.
         told: when its holder was last told that it waits.
+        bundle: the placement group and bundle that it is for, None for none; inside: its request by the names there.
     """
 
     holder: bytes
@@ -63,10 +65,14 @@ class Want:
     told: float = 0.0
     request: Resources = field(init=False)
     kind: Kind = field(init=False)
+    bundle: tuple[str, int] | None = field(init=False)
+    inside: Resources = field(init=False)
 
     def __post_init__(self) -> None:
         self.request = dict(self.shape.resources)
         self.kind = (self.shape.resources, self.shape.env)
+        self.bundle = bundle_of(self.shape.resources)
+        self.inside = self.request if self.bundle is None else in_bundle(self.request)
 
     def missing(self) -> int:
         """How many the holder still lacks, as far as this raylet knows."""
@@ -95,10 +101,14 @@ class WaitingRoom:
 
     Args:
         devices: the node's GPUs, where it has any: room in sum may be none on any one of them.
+
+    Attributes:
+        in_bundles: what is free in bundles of placement groups, and whether one of them has room for a want.
     """
 
     def __init__(self, devices: DeviceBook | None = None) -> None:
         self._devices = devices
+        self.in_bundles: tuple[Resources, Callable[[Want], bool]] = ({}, lambda want: False)
         self._lines: dict[Kind, _Line] = {}
         self._turns = 0
         self.waiting = 0
@@ -135,6 +145,10 @@ class WaitingRoom:
     def fits(self, request: Resources, available: Resources, want: Want | None = None) -> bool:
         """Whether `request` can be served from `available` and leaves what is set aside for another want."""
         reserved = self.reserved
+        if want is not None and want.bundle is not None:
+            available, has_room = self.in_bundles
+            if not has_room(want):
+                return False
         if reserved is None or reserved is want:
             if not all(available.get(name, 0) >= units for name, units in request.items()):
                 return False

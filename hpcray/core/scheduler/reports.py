@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcray.base.bundle_names import bundle_of, outside, plain
 from hpcray.base.resources import Resources, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.pool import WorkerPool
@@ -56,11 +57,11 @@ class Reports:
         devices = self._ledger.devices
         return {
             "node": self._node,
-            "total": to_amounts(self._ledger.total),
+            "total": to_amounts(outside(self._ledger.total)),
             "available": to_amounts(self._ledger.available),
             "gpus": to_amounts(devices.left()) if devices else {},
             "leases": [
-                {"holder": c.holder, "worker": c.worker, "resources": to_amounts(c.request), "blocked": c.lent}
+                {"holder": c.holder, "worker": c.worker, "resources": to_amounts(plain(c.request)), "blocked": c.lent}
                 for c in self._claims.leases.values()
             ],
             "pending": self._wants.pending(),
@@ -78,7 +79,10 @@ class Reports:
 
     def _why(self, request: Resources) -> str:
         ledger = self._ledger
-        there = f"node {self._node}: {free_of(request, ledger.available, ledger.total)}"
+        available = ledger.available
+        if ledger.bundles is not None and bundle_of(request.items()) is not None:
+            available = ledger.bundles.shown
+        there = f"node {self._node}: {free_of(request, available, ledger.total)}"
         if GPU in request and ledger.devices is not None:
             there += f", of its GPUs {show(ledger.devices.left())}"
         return waiting_text("a task", request, there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hpcray.base.bundle_names import CAPTURING, GROUP, plain
 from hpcray.base.ids import HEAD, node_of
 from hpcray.base.resources import Resources, to_amounts
 from hpcray.core.scheduler.queue import Want
@@ -21,12 +22,12 @@ def node_affinity(strategy: str) -> tuple[int, bool] | None:
     Raises:
         ValueError: the strategy is neither of the known ones.
     """
-    if strategy in ("", "SPREAD"):
+    if strategy in ("", "SPREAD", GROUP, CAPTURING):
         return None
     word, _, rest = strategy.partition(":")
     index, _, soft = rest.partition(":")
     if word != "node" or not index.isdigit() or soft not in ("", "soft"):
-        raise ValueError(f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>', 'node:<index>:soft'")
+        raise ValueError(f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>[:soft]', 'group[:capture]'")
     return int(index), bool(soft)
 
 
@@ -52,6 +53,7 @@ class WantTable:
         self._alone = alone
         self._feasible = feasible
         self._wants: dict[bytes, dict[int, Want]] = {}
+        self._grouped: dict[str, list[Want]] = {}
         self.actors: dict[bytes, Want] = {}
 
     def holders(self) -> list[bytes]:
@@ -63,7 +65,7 @@ class WantTable:
         mine = self._wants.setdefault(holder, {})
         want = mine.get(klass)
         if want is None:
-            want = mine[klass] = Want(holder, klass, shape, local=True, own=self._serves(shape))
+            want = mine[klass] = self._note(Want(holder, klass, shape, local=True, own=self._serves(shape)))
         return want
 
     def asked_by_head(self, msg: GrantFor) -> Want | None:
@@ -71,7 +73,7 @@ class WantTable:
         mine = self._wants.get(msg.holder, {})
         want = mine.get(msg.klass)
         if want is None and node_of(msg.holder) != self._node:
-            want = Want(msg.holder, msg.klass, msg.shape, local=False, own=False)
+            want = self._note(Want(msg.holder, msg.klass, msg.shape, local=False, own=False))
             self._wants.setdefault(msg.holder, {})[msg.klass] = want
         return want
 
@@ -80,9 +82,25 @@ class WantTable:
         want = self.actors.get(spec.actor)
         if want is None:
             shape = Shape(spec.hold.resources, spec.place.strategy, spec.hold.env or spec.place.env)
-            want = self.actors[spec.actor] = Want(HEAD, ACTOR_KLASS, shape, local=False, own=False)
+            want = self.actors[spec.actor] = self._note(Want(HEAD, ACTOR_KLASS, shape, local=False, own=False))
         want.spec = spec
         want.restarts = restarts
+        return want
+
+    def in_group(self, group: str) -> list[Want]:
+        """The wants for a placement group; those of this node by what the node has of it now."""
+        found = self._grouped.get(group, [])
+        for want in found:
+            want.own = want.local and self._serves(want.shape)
+        return found
+
+    def forget_group(self, group: str) -> None:
+        """The node will have no bundle of it any more."""
+        self._grouped.pop(group, None)
+
+    def _note(self, want: Want) -> Want:
+        if want.bundle is not None:
+            self._grouped.setdefault(want.bundle[0], []).append(want)
         return want
 
     def drop(self, holder: bytes) -> list[Want]:
@@ -120,7 +138,7 @@ class WantTable:
     def pending(self) -> list[dict[str, Any]]:
         """One row per want that lacks something."""
         return [
-            {"holder": w.holder, "klass": w.klass, "resources": to_amounts(w.request), "missing": w.missing(),
+            {"holder": w.holder, "klass": w.klass, "resources": to_amounts(plain(w.request)), "missing": w.missing(),
              "strategy": w.shape.strategy, "starting": w.starting, "actor": w.spec.class_name if w.spec else ""}
             for w in self._all() if w.missing() or w.starting
         ]  # fmt: skip
@@ -136,7 +154,7 @@ class WantTable:
             return False
         if shape.strategy == "SPREAD":
             return self._alone
-        return shape.strategy == "" or bound_to(shape, self._node)
+        return shape.strategy in ("", GROUP, CAPTURING) or bound_to(shape, self._node)
 
 
 def _over(want: Want, now: float) -> bool:

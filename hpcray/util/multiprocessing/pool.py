@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 from hpcray.api.context import cluster_resources
 from hpcray.api.objects import put
 from hpcray.api.session import init, is_initialized
-from hpcray.executor import chunks_of
 from hpcray.transport.startup import read_launch
 from hpcray.util.crew import CALL, MAP, STARMAP, Crew
 from hpcray.util.dispatch import DispatchFuture, Job
 from hpcray.util.multiprocessing.results import AsyncResult, Callback, IMapIterator, UnorderedIMapIterator
+from hpcray.util.task_dispatch import chunks_of
 
 _CHUNKS = 4
 _AHEAD = 2
@@ -62,9 +62,16 @@ class Pool:
         self._crew = Crew(self._processes, initializer, initargs or (), maxtasksperchild, ray_remote_args)
         self._crew.boot()
 
-    def apply(self, func: Callable[..., Any], args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """`func(*args, **kwargs)` in one of the processes."""
-        return self.apply_async(func, args, kwargs).get()
+    def apply(
+        self,
+        func: Callable[..., Any],
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        kwds: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`func(*args, **kwargs)` in one of the processes. `kwds` is the standard library's word for `kwargs`."""
+        return self.apply_async(func, args, kwargs, kwds=kwds).get()
 
     def apply_async(
         self,

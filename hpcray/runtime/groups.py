@@ -1,0 +1,176 @@
+"""A process's view of placement groups: which are ready, which are removed, and in which it runs itself."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.bundle_names import CAPTURING, bundle_of, plain
+from hpcray.base.errors import TaskPlacementGroupRemoved
+from hpcray.base.ids import HEAD, PUT_INDEX
+from hpcray.base.resources import Resources
+from hpcray.core.owner.table import Waiter
+from hpcray.core.owner.tasks import Task
+from hpcray.runtime.engine import monotonic
+from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import Serialized, serialize, serialize_error
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+
+CREATED, REMOVED = "CREATED", "REMOVED"
+
+
+class Groups:
+    """Of one process.
+
+    Attributes:
+        running_in: id (in hex) of the group that this process's task or actor runs in, "" for none.
+        captures: whether what is started from here runs in that group too.
+        bound: remote functions whose shape depends on that; they find it out again when it changes.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._engine = process.engine
+        self._states: dict[bytes, str] = {}
+        self._watched: set[bytes] = set()
+        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._promised: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        self.running_in = ""
+        self.captures = False
+        self.bound: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    # ------------------------------------------------------------ what runs here (worker)
+
+    def enter(self, resources: tuple[tuple[str, int], ...], strategy: str) -> Resources:
+        """A lease or an actor begins in this process, placed so. Returns what it holds, by plain names."""
+        bundle = bundle_of(resources)
+        before = self.running_in if self.captures else ""
+        self.running_in = bundle[0] if bundle is not None else ""
+        self.captures = strategy == CAPTURING
+        if (self.running_in if self.captures else "") != before:
+            for function in list(self.bound):
+                function.unbind()
+        return dict(resources) if bundle is None else plain(dict(resources))
+
+    # ------------------------------------------------------------ groups by id
+
+    def create(self, spec: m.GroupSpec) -> None:
+        """Have the head register a group. One with a name is registered when this returns.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        with self._engine.lock:
+            self._process.check_alive()
+            self._watched.add(spec.group)
+            if not spec.name:
+                self._engine.send(HEAD, m.CreateGroup(0, spec))
+                self._engine.flush()
+                return
+            request = self._process.gcs.next_request()
+            self._engine.send(HEAD, m.CreateGroup(request, spec))
+            reply = self._process.gcs.await_reply(request)
+        if not reply.ok:
+            raise ValueError(reply.value.decode())
+
+    def remove(self, group: bytes) -> None:
+        """Have the head remove a group."""
+        with self._engine.lock:
+            self._process.check_alive()
+            self._engine.send(HEAD, m.RemoveGroup(group))
+            self._engine.flush()
+
+    def wait(self, group: bytes, timeout: float) -> bool:
+        """Whether the group has its bundles, within `timeout` seconds.
+
+        Raises:
+            ValueError: it is removed.
+        """
+        deadline = monotonic() + timeout
+        with self._engine.lock:
+            self._watch(group)
+            while self._states.get(group) not in (CREATED, REMOVED):
+                self._process.check_alive()
+                waiter = Waiter()
+                self._waiters.setdefault(group, []).append(waiter)
+                if not self._process.block(waiter, deadline):
+                    self._waiters[group].remove(waiter)
+                    return False
+            if self._states[group] == REMOVED:
+                raise ValueError(f"Placement group {group.hex()} does not exist.")
+        return True
+
+    def ready(self, group: bytes, value: Any) -> ObjectRef[Any]:
+        """A ref that is ready when the group is; its value is `value`."""
+        blob, _ = serialize(value)
+        data = blob.join() if isinstance(blob, Serialized) else blob
+        with self._engine.lock:
+            self._process.check_alive()
+            oid = self._process.next_task_id() + PUT_INDEX
+            self._process.table.create(oid).local = 1
+            self._promised.setdefault(group, []).append((oid, data))
+            self._watch(group)
+            self._settle(group)
+        return new_ref(oid)
+
+    def on_state(self, msg: m.GroupState) -> None:
+        """The head says how a group is (lock held)."""
+        if msg.state == REMOVED:
+            self._watched.discard(msg.group)
+            self._states.pop(msg.group, None)
+            self._removed(msg.group.hex())
+        self._states[msg.group] = msg.state
+        self._settle(msg.group)
+        for waiter in self._waiters.pop(msg.group, ()):
+            waiter.count = 0
+            self._engine.notify(waiter)
+        if msg.state == REMOVED and len(self._states) > _REMEMBERED:
+            self._forget()
+
+    def fail(self) -> None:
+        """Our raylet is gone: whoever waits wakes (lock held)."""
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.count = 0
+                self._engine.notify(waiter)
+
+    # ------------------------------------------------------------ inside
+
+    def _watch(self, group: bytes) -> None:
+        if group not in self._watched and self._states.get(group) != REMOVED:
+            self._watched.add(group)
+            self._engine.send(HEAD, m.WatchGroup(group))
+            self._engine.flush()
+
+    def _settle(self, group: bytes) -> None:
+        state = self._states.get(group)
+        if state not in (CREATED, REMOVED):
+            return
+        for oid, data in self._promised.pop(group, ()):
+            text = f"The placement group {group.hex()} was removed before it was ready."
+            self._process.table.set_inline(
+                oid, data if state == CREATED else serialize_error(TaskPlacementGroupRemoved(text))
+            )
+
+    def _removed(self, group: str) -> None:
+        """Tasks that wait for a place in it fail, and those that come."""
+
+        def refusal(task: Task) -> BaseException:
+            return TaskPlacementGroupRemoved(
+                f"The placement group {group} corresponding to task {task.name!r} has been removed."
+            )
+
+        for klass in self._process.submitter.leases.by_index:
+            bundle = bundle_of(klass.shape.resources)
+            if bundle is not None and bundle[0] == group:
+                self._process.ending.refusals.close(klass, refusal)
+
+    def _forget(self) -> None:
+        for group in [group for group, state in self._states.items() if state == REMOVED][: _REMEMBERED // 2]:
+            del self._states[group]
+
+
+_REMEMBERED = 10_000
