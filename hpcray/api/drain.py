@@ -93,8 +93,8 @@ def drain(reason: str = "the program asked for it", seconds: float | None = None
 def exit_unfinished() -> NoReturn:
     """End the program because the job ends, with work left to do.
 
-    The exit code says so (75, setting `drain_exit_code`). Actors write their checkpoints first. Where the job drains and
-    the setting is `requeue=scontrol`, Slurm is asked to run it again.
+    The exit code says so (75, setting `drain_exit_code`). Actors write their checkpoints first. Where the job drains
+    and the setting is `requeue=scontrol`, Slurm is asked to run it again.
     """
     process = current.process
     if process is None:
