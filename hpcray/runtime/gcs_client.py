@@ -25,6 +25,7 @@ class GcsClient:
         self._engine = process.engine
         self._last = 0
         self._replies: dict[int, Any] = {}
+        self._asked: list[dict[bytes, int]] = []
         self._node_indices: dict[str, int] = {}
 
     def call(self, method: str, *args: Any) -> Any:
@@ -54,7 +55,7 @@ class GcsClient:
         return list(self._node_indices)
 
     def ask_many(self, questions: Mapping[bytes, Callable[[int], m.Message]], timeout: float) -> dict[bytes, Any]:
-        """Ask raylets and processes, all at once; the values of those that answered within `timeout` seconds.
+        """Ask raylets and processes, all at once; the values of those that answered, and lived to, within `timeout` s.
 
         Args:
             questions: for each process or raylet, what makes the message of a request number. Answers are GcsReplies.
@@ -63,6 +64,7 @@ class GcsClient:
         found: dict[bytes, Any] = {}
         with self._engine.lock:
             asked = {proc: self.next_request() for proc in questions}
+            self._asked.append(asked)
             try:
                 for proc, request in asked.items():
                     self._engine.send(proc, questions[proc](request))
@@ -71,6 +73,7 @@ class GcsClient:
                     if isinstance(waiter, Waiter):
                         self._process.block(waiter, deadline)
             finally:
+                self._asked.remove(asked)
                 replies = {proc: self._replies.pop(request) for proc, request in asked.items()}
         for proc, reply in replies.items():
             if isinstance(reply, m.GcsReply) and reply.ok:
@@ -101,6 +104,14 @@ class GcsClient:
             self._replies[msg.req] = msg
             waiter.count = 0
             self._engine.notify(waiter)
+
+    def process_died(self, proc: bytes) -> None:
+        """It will not answer (lock held)."""
+        for asked in self._asked:
+            waiter = self._replies.get(asked.get(proc, -1))
+            if isinstance(waiter, Waiter):
+                waiter.count = 0
+                self._engine.notify(waiter)
 
     def fail(self) -> None:
         """Our raylet is gone: whoever waits for an answer wakes (lock held)."""

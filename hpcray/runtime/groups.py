@@ -82,6 +82,8 @@ class Groups:
             self._process.check_alive()
             self._engine.send(HEAD, m.RemoveGroup(group))
             self._engine.flush()
+            if group in self._watched or group in self._states:
+                self._states[group] = REMOVED  # it is so for us before the head has said it
 
     def wait(self, group: bytes, timeout: float) -> bool:
         """Whether the group has its bundles, within `timeout` seconds.
@@ -117,7 +119,9 @@ class Groups:
         return new_ref(oid)
 
     def on_state(self, msg: m.GroupState) -> None:
-        """The head says how a group is (lock held)."""
+        """The head says how a group is (lock held). What it said before it heard of a removal comes too late."""
+        if msg.state != REMOVED and self._states.get(msg.group) == REMOVED:
+            return
         if msg.state == REMOVED:
             self._watched.discard(msg.group)
             self._states.pop(msg.group, None)

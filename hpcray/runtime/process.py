@@ -214,6 +214,7 @@ class Process(Reader):
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process of the job is gone (lock held)."""
         self.engine.drop_peer(proc)
+        self.gcs.process_died(proc)
         self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
