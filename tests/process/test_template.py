@@ -302,7 +302,8 @@ def test_janitor(leak_check: LeakCheck, driver: str, slow: bool) -> None:
     assert raylet.stdout is not None and raylet.stdin is not None
     path, pid = raylet.stdout.readline().split()
     assert os.path.isdir(path)
-    assert len(leak_check.processes("hpcray-worker")) == 2
+    # A worker takes its name a moment after the fork.
+    wait_until(lambda: len(leak_check.processes("hpcray-worker")) == 2, "two workers")
     if not slow:
         raylet.kill()
     raylet.stdin.close()
