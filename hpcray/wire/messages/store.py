@@ -1,0 +1,94 @@
+"""Messages of the node store. See `wire.messages`."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Create(Struct, array_like=True, tag=60):
+    """p→own r: allocate `size` bytes for this object. Answer: Created or StoreError."""
+
+    id: bytes
+    size: int
+
+
+class Created(Struct, array_like=True, tag=61):
+    """r→p. The object is unsealed and pinned by its creator."""
+
+    id: bytes
+    offset: int
+    size: int
+
+
+class StoreError(Struct, array_like=True, tag=62):
+    """r→p: Create or Open failed. kind: "full", "lost", "exists"."""
+
+    id: bytes
+    kind: str
+    reason: str
+
+
+class Seal(Struct, array_like=True, tag=63):
+    """p→own r: the bytes are written; they never change again. The creator's pin stays until Release."""
+
+    id: bytes
+
+
+class Open(Struct, array_like=True, tag=64):
+    """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError."""
+
+    id: bytes
+    size: int
+    nodes: list[int]
+
+
+class Opened(Struct, array_like=True, tag=65):
+    """r→p. pulled: a copy was made on this node for it (the opener tells the owner with AddLocation)."""
+
+    id: bytes
+    offset: int
+    size: int
+    pulled: bool
+
+
+class Release(Struct, array_like=True, tag=66):
+    """p→own r: my pins on these objects are gone (one pin per process and object, however many views)."""
+
+    ids: list[bytes]
+
+
+class Free(Struct, array_like=True, tag=67):
+    """owner→own r→the rs of `nodes`: no reference is left; drop the object when its last pin goes."""
+
+    ids: list[bytes]
+    nodes: list[int]
+
+
+class Unpin(Struct, array_like=True, tag=70):
+    """r→its p: room is short; Release what you have pinned and nobody reads, up to about `size` bytes."""
+
+    size: int
+
+
+class ListStore(Struct, array_like=True, tag=71):
+    """p→any r: what is in your store? The `limit` largest objects. Answer: GcsReply(req)."""
+
+    req: int
+    limit: int
+
+
+class Pull(Struct, array_like=True, tag=68):
+    """destination r→source r: send object `id` over the data plane with this tag."""
+
+    id: bytes
+    tag: int
+    size: int
+
+
+class PullRefused(Struct, array_like=True, tag=69):
+    """source r→destination r: it is not (or no longer) here; full: it is, on disk, but there is no room to read it."""
+
+    id: bytes
+    tag: int
+    reason: str
+    full: bool = False
