@@ -10,33 +10,14 @@ from typing import Union
 
 import msgspec
 
-from hpcray.wire.messages.gcs import (
-    ActorGone, ActorLeaving, ActorOutOfScope, ActorReady, ActorSpec, ActorState, ArgRef, BecomeActor,
-    BundlesPrepared, CommitBundles, CreateActor, CreateGroup, GcsCall, GcsReply, GroupSpec, GroupState, KillActor,
-    PrepareBundles, RemoveGroup, ReturnBundles, StartActor, StartActorRefused, TerminateActor, WatchActor,
-    WatchGroup,
-)  # fmt: skip
-from hpcray.wire.messages.nodes import (
-    ActorSaved, Drain, DrainOver, DrainReady, DrainRequest, Heartbeat, NodeDied, NodeHello, NodeInfo, NodeReady,
-    NodeStopped, NodeTable, SaveActor, Stop,
-)  # fmt: skip
-from hpcray.wire.messages.ownership import (
-    AddLocation, BorrowAck, BorrowAdd, BorrowAsk, BorrowDrop, BorrowEnd, BorrowTake, FreeAsked, ListRefs, ObjectGet,
-    ObjectReady,
-)  # fmt: skip
-from hpcray.wire.messages.processes import Exit, Hello, JobInfo, ProcDied, RunInfo, SetJob, Undeliverable, Welcome
-from hpcray.wire.messages.scheduling import (
-    Blocked, Demand, GrantFor, GrantRefused, Infeasible, LeaseGranted, LeaseReturn, LeaseRevoked, NodeView,
-    ReclaimIdle, Unblocked, Unmet,
-)  # fmt: skip
-from hpcray.wire.messages.shapes import Resources, Shape
-from hpcray.wire.messages.store import (
-    Create, Created, Free, ListStore, Open, Opened, Pull, PullRefused, Release, Seal, StoreError, Unpin,
-)  # fmt: skip
-from hpcray.wire.messages.tasks import (
-    ActorCall, CallOptions, CancelRef, CancelTask, FunctionDef, Leased, PushTask, Returned, StreamItem, StreamTaken,
-    TakeBack, TakenBack, TaskDone, TaskReply,
-)  # fmt: skip
+from hpcray.wire.messages.gcs import *
+from hpcray.wire.messages.nodes import *
+from hpcray.wire.messages.ownership import *
+from hpcray.wire.messages.processes import *
+from hpcray.wire.messages.scheduling import *
+from hpcray.wire.messages.shapes import *
+from hpcray.wire.messages.store import *
+from hpcray.wire.messages.tasks import *
 
 Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
@@ -59,19 +40,3 @@ _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[
 
 encode = _encoder.encode
 decode = _decoder.decode
-
-__all__ = [
-    "ActorCall", "ActorGone", "ActorLeaving", "ActorOutOfScope", "ActorReady", "ActorSaved", "ActorSpec",
-    "ActorState", "AddLocation", "ArgRef", "BecomeActor", "Blocked", "BorrowAck", "BorrowAdd", "BorrowAsk",
-    "BorrowDrop", "BorrowEnd", "BorrowTake", "BundlesPrepared", "CallOptions", "CancelRef", "CancelTask",
-    "CommitBundles", "Create", "CreateActor", "CreateGroup", "Created", "Demand", "Drain", "DrainOver",
-    "DrainReady", "DrainRequest", "Exit", "Free", "FreeAsked", "FunctionDef", "GcsCall", "GcsReply", "GrantFor",
-    "GrantRefused", "GroupSpec", "GroupState", "Heartbeat", "Hello", "Infeasible", "JobInfo", "KillActor",
-    "LeaseGranted", "LeaseReturn", "LeaseRevoked", "Leased", "ListRefs", "ListStore", "NodeDied", "NodeHello",
-    "NodeInfo", "NodeReady", "NodeStopped", "NodeTable", "NodeView", "ObjectGet", "ObjectReady", "Open", "Opened",
-    "PrepareBundles", "ProcDied", "Pull", "PullRefused", "PushTask", "ReclaimIdle", "Release", "RemoveGroup",
-    "Resources", "ReturnBundles", "Returned", "RunInfo", "SaveActor", "Seal", "SetJob", "Shape", "StartActor",
-    "StartActorRefused", "Stop", "StoreError", "StreamItem", "StreamTaken", "TakeBack", "TakenBack", "TaskDone",
-    "TaskReply", "TerminateActor", "Unblocked", "Undeliverable", "Unmet", "Unpin", "WatchActor", "WatchGroup",
-    "Welcome", "Message", "decode", "encode",
-]  # fmt: skip
