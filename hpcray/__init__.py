@@ -1,6 +1,8 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-from hpcray import actor, cluster, exceptions, internal, mpi, util
+import cloudpickle
+
+from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util
 from hpcray.api.accelerators import get_gpu_ids
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
 from hpcray.api.context import available_resources, cluster_resources, get_runtime_context, nodes
@@ -16,11 +18,13 @@ from hpcray.api.drain import (
     restart_count,
     time_left,
 )
+from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.objects import cancel, get, put, wait
 from hpcray.api.session import init, is_initialized, shutdown
 from hpcray.executor import Executor
 from hpcray.runtime.refs import ObjectRef
 from hpcray.runtime.streams import DynamicObjectRefGenerator, ObjectRefGenerator
+from hpcray.state.timeline import timeline
 
 __version__ = "0.1.0"
 
@@ -32,6 +36,7 @@ __all__ = [
     "ActorMethod",
     "DynamicObjectRefGenerator",
     "Executor",
+    "LoggingConfig",
     "ObjectID",
     "ObjectRef",
     "ObjectRefGenerator",
@@ -39,12 +44,14 @@ __all__ = [
     "available_resources",
     "cancel",
     "checkpoint_dir",
+    "cloudpickle",
     "cluster",
     "cluster_resources",
     "drain",
     "draining",
     "exceptions",
     "exit_unfinished",
+    "experimental",
     "get",
     "get_actor",
     "get_gpu_ids",
@@ -62,8 +69,10 @@ __all__ = [
     "put",
     "remote",
     "restart_count",
+    "runtime_env",
     "shutdown",
     "time_left",
+    "timeline",
     "util",
     "wait",
 ]

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hpcray.base.failures import StartupError
+from hpcray.compat.finder import STANDIN
 from hpcray.host.console import adopt
 from hpcray.host.processes import set_process_name
-from hpcray.runtime.node import SaidElsewhere, run_node
+from hpcray.runtime.node import AlreadyTold, SaidElsewhere, run_node
 from hpcray.runtime.options import NodeOptions
 from hpcray.transport.startup import read_launch
 
@@ -34,6 +35,7 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     add("--object-store-memory", type=int, metavar="BYTES", help="size of the object store (default: 30 %% of memory)")
     add("--resources", type=_resources, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
     add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
+    add("--as-ray", action="store_true", help="the program's `import ray` is hpcray")
     add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
@@ -47,6 +49,9 @@ def parse(argv: Sequence[str]) -> NodeOptions:
         driver = given.script[1:] if given.script[:1] == ["--"] else given.script
     if len(driver) < 1 or driver in (["-m"], ["-c"]):
         parser.error("no script given; hint: python -m hpcray script.py")
+    if given.as_ray:
+        path = [STANDIN, *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)  # of the driver, which tells its path to the workers
     config: dict[str, Any] = {}
     if given.object_store_memory is not None:
         config["object_store_memory"] = given.object_store_memory
@@ -84,6 +89,8 @@ def main() -> NoReturn:
         code = run_node(options, lambda session_dir: None)
     except SaidElsewhere:
         code = 0  # mpirun ends all ranks at the first other code, before rank 0 has spoken
+    except AlreadyTold:
+        pass
     except (StartupError, ValueError) as error:
         print(f"hpcray: {error}", file=sys.stderr)
     except BaseException:

@@ -14,6 +14,7 @@ from hpcray.cluster import commands
 from hpcray.cluster.srun import Slurm, compose_step, has_mpich, protocol, try_srun
 from hpcray.host.allocation import read_allocation
 from hpcray.host.allocation_nodes import compress_nodes
+from hpcray.state import commands as looks
 from hpcray.state.doctor import examine, examine_job, judge_clocks
 from hpcray.state.doctor_host import package_version
 from hpcray.state.doctor_nodes import ask_nodes
@@ -30,7 +31,7 @@ def main() -> None:
     """
 
 
-for _command in (commands.submit, commands.jobs, commands.logs, commands.cancel):
+for _command in (commands.submit, commands.jobs, commands.logs, commands.cancel, *looks.COMMANDS):
     main.add_command(_command)
 
 
@@ -130,6 +131,25 @@ def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
             click.echo(line)
     if any(row["problem"] for row in rows):
         sys.exit(1)
+
+
+@main.command()
+@click.option("--address", default="auto", help="Session directory of a node (default: the newest job of this user).")
+def metrics(address: str) -> None:
+    """Print what the programs on this node measure with ray.util.metrics, in the text format of Prometheus.
+
+    The same text can be had by HTTP: curl --unix-socket <session directory>/metrics.s http://node/metrics
+    """
+    from hpcray.host.metrics import ask
+    from hpcray.host.session import live_sessions, read_session
+
+    sessions = live_sessions() if address == "auto" else [read_session(address)]
+    if not sessions:
+        raise click.ClickException("no running hpcray node of this user on this machine; hint: start the job first")
+    try:
+        click.echo(ask(sessions[0].path), nl=False)
+    except OSError as error:
+        raise click.ClickException(f"the metrics of {sessions[0].path} cannot be read: {error}") from None
 
 
 def _show(rows: list[Row], nodes: int) -> None:

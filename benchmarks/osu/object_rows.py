@@ -1,7 +1,8 @@
-"""Objects across nodes, through the API: put on node 0, `get` by an actor that is pinned to node 1.
+"""Objects across nodes, through the API: put on one node, `get` by an actor that is pinned to another.
 
-Run by run.py on two nodes. It is written against Ray's API, so it runs on a Ray cluster of two nodes just as well:
-`python object_rows.py FILE LARGEST ray`.
+Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well:
+`python object_rows.py FILE LARGEST ray`. On two nodes it measures latency, bandwidth one way and both ways; on more,
+pairs at once, one object to all, and each node's object to all.
 """
 
 from __future__ import annotations
@@ -11,51 +12,130 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 SIZES = tuple(1 << power for power in range(3, 29))
 BUDGET = 2 << 30
+IN_FLIGHT = 64 << 20
+WINDOW = 16
 WARM_UP = 3
+REPEATS = 5
+
+Column = dict[int, float]
 
 
-def measure(engine: Any, reader: Any, size: int) -> float:
+class Nodes:
+    """An actor on each node: it puts objects, and times how long it takes to get others."""
+
+    def __init__(self, engine: Any, strategies: Any) -> None:
+        class Actor:
+            def __init__(self) -> None:
+                self.refs: list[Any] = []
+
+            def put(self, size: int, count: int, number: int) -> list[Any]:
+                self.refs = [engine.put(np.full(size, number % 251, dtype=np.uint8)) for _ in range(count)]
+                return self.refs
+
+            def read(self, refs: list[Any], number: int) -> float:
+                started = time.perf_counter()
+                values = engine.get(refs)
+                seconds = time.perf_counter() - started
+                assert all(int(value[0]) == int(value[-1]) == number % 251 for value in values)
+                return seconds
+
+        self._engine = engine
+        self._number = 0
+        here = engine.get_runtime_context().get_node_id()
+        names = sorted((node["NodeID"] for node in engine.nodes() if node["Alive"]), key=lambda name: name != here)
+        self.actors = [
+            engine.remote(Actor)
+            .options(num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=name, soft=False))
+            .remote()
+            for name in names
+        ]
+
+    def timed(self, size: int, count: int, flows: list[tuple[int, list[int]]]) -> float:
+        """The longest time, in seconds, in which a node got what the others put, all at once.
+
+        Args:
+            size: bytes of an object.
+            count: objects that each source puts.
+            flows: (node that gets, nodes whose objects it gets).
+        """
+        self._number += 1
+        sources = sorted({source for _, froms in flows for source in froms})
+        puts = [self.actors[source].put.remote(size, count, self._number) for source in sources]
+        refs = dict(zip(sources, self._engine.get(puts), strict=True))
+        gets = [
+            self.actors[node].read.remote([ref for source in froms for ref in refs[source]], self._number)
+            for node, froms in flows
+        ]
+        return float(max(self._engine.get(gets)))
+
+
+def latency(engine: Any, nodes: Nodes, size: int) -> float:
     """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` of it would be local."""
     times: list[float] = []
     for number in range(WARM_UP + max(5, min(100, BUDGET // size))):
         ref = engine.put(np.full(size, number % 251, dtype=np.uint8))
-        seconds, first, last = engine.get(reader.read.remote([ref]))
-        assert first == last == number % 251
+        seconds = engine.get(nodes.actors[1].read.remote([ref], number))
         if number >= WARM_UP:
             times.append(seconds)
         del ref
     return statistics.median(times) * 1e6
 
 
+def bandwidth(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]]) -> float:
+    """MB/s of all flows together: a window of objects each; the best of some, as for the wires."""
+    window = max(1, min(WINDOW, IN_FLIGHT // size))
+    best = min(nodes.timed(size, window, flows) for _ in range(REPEATS))
+    return len(flows) * window * size / best / 1e6
+
+
+def collective(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]]) -> float:
+    """Median time until all have it, microseconds."""
+    return statistics.median(nodes.timed(size, 1, flows) for _ in range(REPEATS)) * 1e6
+
+
 def main() -> None:
-    """Measure; write {size: microseconds} as JSON to the file named on the command line."""
+    """Measure; write {row: {size: figure}} as JSON to the file named on the command line."""
     path, largest, name = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["hpcray"])[0]
     engine = importlib.import_module(name)
     strategies = importlib.import_module(name + ".util.scheduling_strategies")
     engine.init(**({"address": "auto"} if name == "ray" else {}))
-
-    class Reader:
-        def read(self, refs: list[Any]) -> tuple[float, int, int]:
-            started = time.perf_counter()
-            value = engine.get(refs[0])
-            return time.perf_counter() - started, int(value[0]), int(value[-1])
-
-    here = engine.get_runtime_context().get_node_id()
-    others = [node["NodeID"] for node in engine.nodes() if node["NodeID"] != here]
-    if not others:
+    nodes = Nodes(engine, strategies)
+    count = len(nodes.actors)
+    if count < 2:
         sys.exit("object_rows.py needs two nodes")
-    pinned = strategies.NodeAffinitySchedulingStrategy(node_id=others[0], soft=False)
-    reader = engine.remote(Reader).options(num_cpus=0, scheduling_strategy=pinned).remote()
-    figures = {size: measure(engine, reader, size) for size in SIZES if size <= largest}
+    half = count // 2
+    others = list(range(1, count))
+    rows: dict[str, Callable[[int], float]]
+    if count == 2:
+        rows = {
+            "latency": lambda size: latency(engine, nodes, size),
+            "bw": lambda size: bandwidth(nodes, size, [(1, [0])]),
+            "bibw": lambda size: bandwidth(nodes, size, [(1, [0]), (0, [1])]),
+        }
+    else:
+        rows = {
+            "mbw_mr": lambda size: bandwidth(nodes, size, [(node + half, [node]) for node in range(half)]),
+            "bcast": lambda size: collective(nodes, size, [(node, [0]) for node in others]),
+            "allgather": lambda size: collective(
+                nodes, size, [(node, [other for other in range(count) if other != node]) for node in range(count)]
+            ),
+        }
+    sizes = [size for size in SIZES if size <= largest]
+    figures: dict[str, Column] = {}
+    for row, measure in rows.items():
+        chosen = sizes if row == "latency" else [size for size in sizes if size * count <= 1 << 29][::2]
+        figures[row] = {size: measure(size) for size in chosen}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(figures, file)
     engine.shutdown()
 
 
-main()
+if __name__ == "__main__":
+    main()

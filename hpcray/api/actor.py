@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import types
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
+from hpcray.api.environments import dressed
 from hpcray.api.grouping import placed
 from hpcray.api.options import ActorOptions
-from hpcray.api.session import ensure
+from hpcray.api.session import check_namespace, ensure
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.base.ids import HEAD
 from hpcray.runtime.actor_host import ExitActor, has_async_method
@@ -51,8 +53,35 @@ class _Export:
             self.blob = blob.join() if isinstance(blob, Serialized) else blob
 
 
-class ActorClass:
-    """What `@remote` makes of a class. `.remote(...)` creates an actor."""
+T = TypeVar("T")
+
+
+class ClassMetadata:
+    """A class behind an actor class, by Ray's names.
+
+    Attributes:
+        modified_class: the class. class_name: its qualified name. class_id: a digest of that.
+        is_cross_language, language: other languages there are none.
+        method_meta: its `methods`, by name.
+    """
+
+    is_cross_language = False
+    language = "PYTHON"
+
+    def __init__(self, cls: type) -> None:
+        self.modified_class = cls
+        self.class_name = f"{cls.__module__}.{cls.__qualname__}"
+        self.class_id = hashlib.blake2b(self.class_name.encode(), digest_size=14).hexdigest()
+        methods = {name: getattr(cls, name) for name in _methods_of(cls)}
+        self.method_meta = types.SimpleNamespace(methods=methods)
+
+
+class ActorClass(Generic[T]):
+    """What `@remote` makes of a class. `.remote(...)` creates an actor.
+
+    For type checkers T is the class. What `.remote` returns they take for anything: annotate it as an `ActorHandle`, or
+    as `ActorProxy[T]`, which knows the methods that `@method` marks.
+    """
 
     def __init__(self, cls: type, options: ActorOptions, export: _Export | None = None) -> None:
         if not isinstance(cls, type):
@@ -97,14 +126,29 @@ class ActorClass:
             return types.MethodType(value, self)
         return value
 
+    def __getitem__(self, parameters: Any) -> ActorClass[T]:
+        """`Class[int]` of a generic class: the same actor class."""
+        self.__ray_actor_class__[parameters]  # type: ignore[index]
+        return self
+
+    @property
+    def _default_options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return dict(self._options.given)
+
+    @property
+    def __ray_metadata__(self) -> ClassMetadata:
+        """What tools that look into Ray programs read of the class."""
+        return ClassMetadata(self.__ray_actor_class__)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__ray_actor_class__)})
 
-    def options(self, **overrides: Any) -> ActorClass:
+    def options(self, **overrides: Any) -> ActorClass[T]:
         """The same class with some options replaced."""
         return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._export)
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Create an actor. Returns its handle at once; calls wait until it is up.
 
         Raises:
@@ -118,6 +162,7 @@ class ActorClass:
                 return get_actor(options.name, namespace)
             except ValueError:
                 pass
+        check_namespace(options.given.get("namespace"))
         arity(_constructor(cls)).check(cls.__name__, args, kwargs)
         export = self._export
         export.of(cls)
@@ -126,6 +171,8 @@ class ActorClass:
         out_of_order = _out_of_order(options, is_async, concurrency)
         _check_groups(cls, options, export.methods)
         hold, place = placed(process, options.given, options.hold, options.place, cls.__name__)
+        env = options.given.get("runtime_env")
+        hold, place = dressed(process, env, hold), dressed(process, env, place)
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
             place=place, hold=hold,
@@ -149,14 +196,14 @@ class ActorClass:
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
 
 
-def make_actor_class(cls: type, options: ActorOptions, export: _Export | None = None) -> ActorClass:
+def make_actor_class(cls: type[T], options: ActorOptions, export: _Export | None = None) -> ActorClass[T]:
     """An `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
     kind = type(f"ActorClass({cls.__name__})", (ActorClass,), {"__doc__": cls.__doc__}, _made_by_hpcray=True)
-    made: ActorClass = kind(cls, options, export)
+    made: ActorClass[T] = kind(cls, options, export)
     return made
 
 
-def _rebuild(cls: type, given: dict[str, Any]) -> ActorClass:
+def _rebuild(cls: type, given: dict[str, Any]) -> ActorClass[Any]:
     return make_actor_class(cls, ActorOptions(given))
 
 
@@ -212,6 +259,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     if not name:
         raise ValueError("Please supply a non-empty value to get_actor")
     process = ensure()
+    check_namespace(namespace)
     space = namespace or (process.job.namespace if process.job else "")
     try:
         found = process.gcs.call("named_actor", name, space)
@@ -232,9 +280,9 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     Raises:
         ValueError: not an actor handle.
     """
+    process = ensure()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    process = ensure()
     with process.engine.lock:
         process.submitter.actors.client(actor)
         process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by kill()"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 
 import cloudpickle
 
 from hpcray.api.option_rules import METHOD_RULES, check_num_returns, unsupported_by_methods
 from hpcray.api.session import ensure
 from hpcray.api.signature import ANYTHING, Arity, arity
+from hpcray.base.ids import ActorID
 from hpcray.runtime.own_options import Own
 from hpcray.runtime.refs import ObjectRef, current
 
@@ -17,6 +18,26 @@ _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 METHOD = "__hpcray_method__"
 SIGNATURE = "signature"
 RETRY = "retry_exceptions"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+if TYPE_CHECKING:
+    from hpcray.api.typed import AsyncMethod, DecorateMethod, Method
+
+
+@overload
+def method(function: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /) -> AsyncMethod[P, R]: ...
+
+
+@overload
+def method(function: Callable[Concatenate[S, P], R], /) -> Method[P, R]: ...
+
+
+@overload
+def method(**options: Any) -> DecorateMethod: ...
 
 
 def method(*args: Any, **options: Any) -> Any:
@@ -167,7 +188,8 @@ class ActorHandle:
         if options is None:
             if name not in _BUILT_IN or "_methods" not in self.__dict__:
                 raise AttributeError(
-                    f"the actor class {self.__dict__.get('_class_name', '?')!r} has no method {name!r}"
+                    f"'ActorHandle' object has no attribute {name!r}: the actor class "
+                    f"{self.__dict__.get('_class_name', '?')!r} has no method of this name"
                 )
             options = {}
         plan = self._plans[name] = _Plan(options, self._retries)
@@ -203,13 +225,3 @@ class ActorHandle:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ActorHandle:
         return self
-
-
-class ActorID(bytes):
-    """An actor's id, with Ray's accessors."""
-
-    __slots__ = ()
-
-    def binary(self) -> bytes:
-        """The id as bytes."""
-        return bytes(self)

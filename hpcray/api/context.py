@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcray.api.actor import ActorHandle
+from hpcray.api.environments import environments_of, shown
 from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
 from hpcray.api.session import ensure
 from hpcray.base.bundle_names import plain
@@ -79,6 +80,9 @@ class _Source:
     def worker_env(self) -> Mapping[str, str]:
         env = dict(self._process.job.env) if self._process.job else {}
         return env if current.worker is None else {**env, **current.worker.env}
+
+    def environment(self) -> Mapping[str, Any]:
+        return shown(environments_of(self._process).job, self.worker_env())
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
         return {"GPU": assigned_gpus()}

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import types
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, Generic, get_origin, overload
 
-from hpcray.api.actor import make_actor_class
+from hpcray.api.actor import ActorClass, make_actor_class
+from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
 from hpcray.api.options import ActorOptions, TaskOptions
-from hpcray.api.remote_function import make_remote_function
+from hpcray.api.remote_function import RemoteFunction, make_remote_function
+from hpcray.api.typed import C, Decorate, DecorateMany, P, R, StreamingFunction
+
+_ALIASES = (types.GenericAlias, type(Generic[C]))  # type: ignore[index]
+_ALL_OPTIONS = list({**TASK_RULES, **ACTOR_RULES})
+
+
+@overload
+def remote(target: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def remote(target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def remote(target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def remote(target: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+
+
+@overload
+def remote(*, num_returns: int | str, **options: Any) -> DecorateMany: ...
+
+
+@overload
+def remote(**options: Any) -> Decorate: ...
 
 
 def remote(*args: Any, **options: Any) -> Any:
@@ -23,13 +54,14 @@ def remote(*args: Any, **options: Any) -> Any:
     if args or not options:
         raise TypeError(
             "The @ray.remote decorator must be applied either with no arguments and no parentheses, for example "
-            "'@ray.remote', or it must be applied using some of the arguments of Ray's table of options, for example "
+            f"'@ray.remote', or it must be applied using some of the arguments in the list {_ALL_OPTIONS}, for example "
             "'@ray.remote(num_returns=2, resources={\"CustomResource\": 1})'."
         )
     return lambda target: _make(target, options)
 
 
 def _make(target: Any, options: dict[str, Any]) -> Any:
+    target = _plain_class(target)
     if inspect.isclass(target):
         return make_actor_class(target, ActorOptions(options))
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
@@ -40,3 +72,9 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
     if callable(target):
         return make_remote_function(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")
+
+
+def _plain_class(target: Any) -> Any:
+    """The class behind `Class[int]`; anything else as it is."""
+    origin = get_origin(target)
+    return origin if isinstance(origin, type) and isinstance(target, _ALIASES) else target

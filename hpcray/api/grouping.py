@@ -11,6 +11,7 @@ from hpcray.api.placement_group import PlacementGroup, check_index, get_current_
 from hpcray.api.placing import resolved
 from hpcray.api.scheduling import PlacementGroupSchedulingStrategy
 from hpcray.base.bundle_names import ANY, CAPTURING, GROUP, names_in
+from hpcray.base.labels import PREFIX as LABELS
 from hpcray.base.resources import fits, to_amounts, to_units
 from hpcray.runtime.process import Process
 from hpcray.wire.messages import Shape
@@ -37,6 +38,11 @@ def placed(process: Process, given: Mapping[str, Any], hold: Shape, place: Shape
 
 
 def _inside(group: PlacementGroup, index: int, strategy: str, shape: Shape) -> Shape:
+    if shape.strategy.startswith(LABELS):
+        raise NotImplementedError(
+            "label_selector inside a placement group is not supported; hint: leave it out, or give the group's bundles "
+            "conditions by placement_group(bundle_label_selector=...)"
+        )
     names = names_in(group.id.hex(), index, dict(shape.resources))
     return msgspec.structs.replace(shape, resources=tuple(sorted(names.items())), strategy=strategy)
 

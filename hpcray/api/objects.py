@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from hpcray.api.session import ensure
 from hpcray.runtime.refs import ObjectRef, current
 from hpcray.runtime.streams import ObjectRefGenerator
+
+T = TypeVar("T")
+
+
+@overload
+def get(object_refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
+
+
+@overload
+def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
 
 
 def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: float | None = None) -> Any:
@@ -38,13 +48,20 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
     return process.get(refs, timeout) if refs else []
 
 
-def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef[Any]:
+def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef[T]:
     """Store a value as an object.
 
+    Args:
+        replicas: on so many nodes a copy is kept, this one included, so that the loss of a node does not lose the
+            object; there when this returns. Where fewer nodes can take one a warning says so, once. Values up to the
+            inline limit live in this process and need none.
+
     Raises:
-        TypeError: it is itself a ref, or cannot be pickled. ObjectStoreFullError: no room, and none came within ten
-            seconds; at once if it is larger than the store.
+        TypeError: it is itself a ref, or cannot be pickled. ValueError: replicas. ObjectStoreFullError: no room, and
+            none came within ten seconds; at once if it is larger than the store.
     """
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
+        raise ValueError(f"replicas={replicas!r} is not a number of nodes; hint: 2 keeps a second copy on another node")
     process = current.process or ensure()
     if isinstance(value, ObjectRef):
         raise TypeError(
@@ -52,11 +69,34 @@ def put(value: Any, *, _owner: Any = None, _tensor_transport: str | None = None)
         )
     if _owner is not None or _tensor_transport not in (None, "object_store"):
         raise NotImplementedError("put(_owner=…) and put(_tensor_transport=…) are not supported yet")
-    return process.put(value)
+    ref = process.put(value)
+    if replicas > 1:
+        process.losses.replicate(ref, replicas)
+    return ref
+
+
+@overload
+def wait(
+    ray_waitables: Sequence[ObjectRef[T]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]: ...
+
+
+@overload
+def wait(
+    ray_waitables: Sequence[ObjectRef[Any] | ObjectRefGenerator[Any]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> tuple[list[Any], list[Any]]: ...
 
 
 def wait(
-    ray_waitables: Sequence[ObjectRef[Any] | ObjectRefGenerator],
+    ray_waitables: Sequence[ObjectRef[Any] | ObjectRefGenerator[Any]],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
@@ -110,14 +150,15 @@ def _wait_for_next(
     return [item for item, ref in pairs if ref in done], [item for item, ref in pairs if ref not in done]
 
 
-def cancel(ref: ObjectRef[Any] | ObjectRefGenerator, *, force: bool = False, recursive: bool = True) -> None:
+def cancel(ref: ObjectRef[Any] | ObjectRefGenerator[Any], *, force: bool = False, recursive: bool = True) -> None:
     """Cancel a task: one that has not started never runs; a running one gets KeyboardInterrupt.
 
     Raises:
         TypeError: not a ref. ValueError: `force` with a call of an actor.
     """
+    process = current.process or ensure()
     if isinstance(ref, ObjectRefGenerator):
         ref = ref.completed()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ref)}.")
-    (current.process or ensure()).submitter.cancelling.cancel(ref, force, recursive)
+    process.submitter.cancelling.cancel(ref, force, recursive)

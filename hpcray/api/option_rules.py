@@ -12,7 +12,9 @@ from hpcray.api.scheduling import (
     NodeLabelSchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+from hpcray.base import labels
 from hpcray.base.resources import UNIT
+from hpcray.host.runtime_env import checked
 
 _NONE = type(None)
 STREAMS = -1
@@ -121,16 +123,7 @@ def _retry_problem(value: Any) -> str | None:
 class _RuntimeEnvRule(Rule):
     def check(self, keyword: str, value: Any) -> None:
         super().check(keyword, value)
-        env_vars = (value or {}).get("env_vars") or {}
-        if not isinstance(env_vars, Mapping):
-            raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but is {type(env_vars)}")
-        for name, text in env_vars.items():
-            for what in (name, text):
-                if not isinstance(what, str):
-                    raise TypeError(
-                        f"runtime_env['env_vars'] must be of type Dict[str, str], "
-                        f"but {what!r} in {name!r}: {text!r} is of type {type(what)}"
-                    )
+        checked(value)
 
 
 def _groups_problem(value: Any) -> str | None:
@@ -168,8 +161,8 @@ def _runtime_problem(value: Any) -> str | None:
 
 
 _COMMON: dict[str, Rule] = {
-    "label_selector": Rule((dict, _NONE)),
-    "fallback_strategy": Rule((list, _NONE)),
+    "label_selector": Rule((dict, _NONE), labels.selector_problem),
+    "fallback_strategy": Rule((list, _NONE), labels.fallback_problem),
     "accelerator_type": Rule((str, _NONE)),
     "memory": _amount("memory"),
     "name": Rule((str, _NONE)),

@@ -14,8 +14,12 @@ from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
 from hpcray.api.scheduling import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+    with_labels,
 )
+from hpcray.base.labels import conditions, to_strategy
 from hpcray.base.resources import UNIT, Resources, to_units
+from hpcray.host.runtime_env import refusal
 from hpcray.wire.messages import Shape
 
 if TYPE_CHECKING:
@@ -84,22 +88,21 @@ class _OptionsBase:
 
     def _find_unsupported(self) -> str:
         strategy = self.given.get("scheduling_strategy")
-        if isinstance(strategy, NodeLabelSchedulingStrategy):
-            return "scheduling by node labels is not supported yet; hint: use NodeAffinitySchedulingStrategy"
+        if self.given.get("label_selector") and isinstance(
+            strategy, (NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy)
+        ):
+            return (
+                f"label_selector together with a {type(strategy).__name__} is not supported; hint: leave one of them "
+                "out; bundles take conditions by placement_group(bundle_label_selector=...)"
+            )
         if isinstance(strategy, NodeAffinitySchedulingStrategy) and (
             strategy._spill_on_unavailable or strategy._fail_on_unavailable
         ):
             return "_spill_on_unavailable and _fail_on_unavailable are not supported yet; hint: leave them out"
-        for keyword in ("label_selector", "fallback_strategy", "enable_tensor_transport", _ALL_STREAMS):
+        for keyword in ("enable_tensor_transport", _ALL_STREAMS):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
-        runtime_env = self.given.get("runtime_env") or {}
-        left = [key for key, value in runtime_env.items() if value and key not in ("env_vars", "config")]
-        if left:
-            return (
-                f"runtime_env {left} is not supported yet, only env_vars is; hint: prepare the environment beforehand"
-            )
-        return ""
+        return refusal(self.given.get("runtime_env"))
 
     def _asked(self) -> dict[str, float]:
         """Amounts that the user gave, zeros included."""
@@ -116,7 +119,11 @@ class _OptionsBase:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
         return Shape(
             resources=tuple(sorted(exact_units(amounts).items())),
-            strategy=strategy_text(self.given.get("scheduling_strategy")),
+            strategy=strategy_text(
+                self.given.get("scheduling_strategy"),
+                self.given.get("label_selector"),
+                self.given.get("fallback_strategy"),
+            ),
             env=tuple(sorted(env_vars.items())),
         )
 
@@ -230,8 +237,16 @@ class ActorOptions(_OptionsBase):
             self._set("place", self._shape({"CPU": 1, **asked}))
 
 
-def strategy_text(strategy: Any) -> str:
+def strategy_text(
+    strategy: Any, selector: Mapping[str, str] | None = None, fallbacks: list[dict[str, Any]] | None = None
+) -> str:
     """A scheduling strategy as `Shape.strategy` has it; of a node the id, which the runtime maps to its index."""
+    wanted = [conditions(selector)]
+    wanted += [conditions(fallback.get("label_selector")) for fallback in fallbacks or ()]
+    if isinstance(strategy, NodeLabelSchedulingStrategy):
+        return to_strategy(with_labels(strategy, wanted))
+    if selector:
+        return to_strategy(wanted, spread=strategy == "SPREAD")
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         return f"node_id:{strategy.node_id}" + (":soft" if strategy.soft else "")
     return "SPREAD" if strategy == "SPREAD" else ""

@@ -7,6 +7,7 @@ from typing import Any
 from hpcray.api.options import exact_units
 from hpcray.api.session import ensure
 from hpcray.base.bundle_names import ANY
+from hpcray.base.labels import conditions, selector_problem, to_strategy
 from hpcray.base.resources import to_amounts
 from hpcray.core.scheduler.planning import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
 from hpcray.runtime.process import Process
@@ -121,6 +122,7 @@ def placement_group(
         strategy: "PACK": on as few nodes as possible; "SPREAD": on as many; "STRICT_PACK": on one; "STRICT_SPREAD": on
             a node each.
         name: for `get_placement_group`, in the namespace of the job.
+        bundle_label_selector: for each bundle conditions on the labels of its node, as `label_selector` has them.
         lifetime: None: the group ends with its creator (driver or actor; that of a task with the job); "detached": with
             the job.
 
@@ -129,13 +131,13 @@ def placement_group(
         NotImplementedError: for the arguments that are not named here.
     """
     units = _checked(bundles)
+    selectors = _selectors(bundle_label_selector, len(units))
     if strategy not in STRATEGIES:
         raise ValueError(f"Invalid placement group strategy {strategy}. Supported strategies are: {set(STRATEGIES)}.")
     if lifetime not in (None, "detached"):
         raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
     others = {
         "_soft_target_node_id": _soft_target_node_id,
-        "bundle_label_selector": bundle_label_selector,
         "topology_strategy": topology_strategy,
     }
     for keyword, value in others.items():
@@ -145,7 +147,7 @@ def placement_group(
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
     namespace = process.job.namespace if process.job else ""
-    spec = m.GroupSpec(bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime))
+    spec = m.GroupSpec(bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors)
     process.groups.create(spec)
     return PlacementGroup(ident, [to_amounts(amounts) for amounts in units])
 
@@ -212,6 +214,23 @@ def _owner(process: Process, lifetime: str | None) -> bytes:
     """Whose end removes the group: a worker that runs tasks may end at any time, so theirs last as long as the job."""
     in_task = current.worker is not None and current.worker.actor is None
     return b"" if lifetime == "detached" or in_task else process.me
+
+
+def _selectors(given: Any, bundles: int) -> list[str]:
+    if not given:
+        return []
+    if not isinstance(given, list):
+        raise ValueError(f"Placement group bundle label selectors must be a list, got {type(given)}.")
+    if len(given) != bundles:
+        raise ValueError(
+            f"Invalid bundle label selector {given}. The length of `bundle_label_selector` should equal the length of "
+            f"`bundles`, which is {bundles}."
+        )
+    for selector in given:
+        problem = selector_problem(selector)
+        if problem:
+            raise ValueError(f"Bundle label selector {selector}: {problem}")
+    return [to_strategy([conditions(selector)]) if selector else "" for selector in given]
 
 
 def _checked(bundles: Any) -> list[dict[str, int]]:

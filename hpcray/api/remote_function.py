@@ -6,8 +6,9 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+from hpcray.api.environments import dressed
 from hpcray.api.grouping import placed
 from hpcray.api.option_rules import STREAMS
 from hpcray.api.options import TaskOptions
@@ -16,9 +17,12 @@ from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.owner.tasks import Function
 from hpcray.runtime.own_options import Own
 from hpcray.runtime.process import Process
-from hpcray.runtime.refs import current
+from hpcray.runtime.refs import ObjectRef, current
 from hpcray.runtime.refusals import timed
 from hpcray.wire.serialization import Serialized, serialize
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_FUNCTION = 95 << 20
 
@@ -52,8 +56,12 @@ class _Export:
         self.process = process
 
 
-class RemoteFunction:
-    """What `@remote` makes of a function. Call it with `.remote(...)`."""
+class RemoteFunction(Generic[P, R]):
+    """What `@remote` makes of a function. Call it with `.remote(...)`.
+
+    For type checkers P are the function's parameters and R what it returns. Where one of the first four positional
+    arguments is a ref, they take all arguments as they are.
+    """
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions, export: _Export | None = None) -> None:
         self._function = function
@@ -68,6 +76,21 @@ class RemoteFunction:
         raise TypeError(
             f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
         )
+
+    @overload
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]: ...
+
+    @overload
+    def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+
+    @overload
+    def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit the function as a task. Returns an `ObjectRef`, or as many as `num_returns` says.
@@ -87,15 +110,31 @@ class RemoteFunction:
             args, kwargs,
         )  # fmt: skip
 
-    def options(self, **overrides: Any) -> RemoteFunction:
+    @overload
+    def options(self, *, num_returns: int | str, **overrides: Any) -> RemoteFunction[..., Any]: ...
+
+    @overload
+    def options(self, **overrides: Any) -> RemoteFunction[P, R]: ...
+
+    def options(self, **overrides: Any) -> RemoteFunction[..., Any]:
         """The same function with some options replaced."""
         return make_remote_function(self._function, self._options.merged(**overrides), self._export)
+
+    @property
+    def _default_options(self) -> dict[str, Any]:
+        """The options that were given."""
+        return dict(self._options.given)
+
+    @property
+    def _function_name(self) -> str:
+        """Module and name of the function."""
+        return f"{self._function.__module__}.{getattr(self._function, '__qualname__', '')}"
 
     def _bind(self) -> Process:
         process = ensure()
         given, shape = self._options.given, self._options.shape
         shape, _ = placed(process, given, shape, shape, getattr(self._function, "__name__", "the task"))
-        shape = timed(process, shape, given.get("max_runtime"))
+        shape = timed(process, dressed(process, given.get("runtime_env"), shape), given.get("max_runtime"))
         if process.kind == "worker":
             process.groups.bound.add(self)
         if self._export.process is not process:
@@ -112,7 +151,7 @@ class RemoteFunction:
         return _rebuild, (self._function, dict(self._options.given))
 
 
-class _WithOwnOptions(RemoteFunction):
+class _WithOwnOptions(RemoteFunction[P, R]):
     """A remote function with options that few have: its calls leave the fast path."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions, export: _Export | None = None) -> None:
@@ -139,7 +178,7 @@ class _WithOwnOptions(RemoteFunction):
 
 def make_remote_function(
     function: Callable[..., Any], options: TaskOptions, export: _Export | None = None
-) -> RemoteFunction:
+) -> RemoteFunction[..., Any]:
     """The remote function for these options."""
     kind = _WithOwnOptions if options.name or streams(function, options) else RemoteFunction
     return kind(function, options, export)
@@ -152,5 +191,5 @@ def streams(function: Callable[..., Any], options: TaskOptions) -> bool:
     )
 
 
-def _rebuild(function: Callable[..., Any], given: dict[str, Any]) -> RemoteFunction:
+def _rebuild(function: Callable[..., Any], given: dict[str, Any]) -> RemoteFunction[..., Any]:
     return make_remote_function(function, TaskOptions(given))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hpcray.base.resources import Resources, to_amounts
+from hpcray.host.runtime_env import RuntimeEnv
 from hpcray.wire.messages import JobInfo
 
 logger = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class ContextSource(Protocol):
     def placement_group(self) -> tuple[str, bool]:
         """Id (in hex) of the placement group that it runs in, "" for none; whether children run in it too."""
 
-    def worker_env(self) -> Mapping[str, str]:
-        """Environment variables that its runtime_env asked for."""
+    def environment(self) -> Mapping[str, Any]:
+        """Its runtime_env; empty for none."""
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
         """Ids of the devices it may use, by resource name; absent means none."""
@@ -244,10 +245,9 @@ class RuntimeContext:
         return {name: list(found.get(name, ())) for name in dict.fromkeys((*ACCELERATORS, *found))}
 
     @property
-    def runtime_env(self) -> dict[str, Any]:
+    def runtime_env(self) -> RuntimeEnv:
         """The runtime environment of the task, actor or driver that asks."""
-        env = dict(self._source("Runtime environment").worker_env())
-        return {"env_vars": env} if env else {}
+        return RuntimeEnv(_validate=False, **self._source("Runtime environment").environment())
 
     def get_runtime_env_string(self) -> str:
         """`runtime_env` as JSON."""

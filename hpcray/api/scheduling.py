@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hpcray.base.labels import DOES_NOT_EXIST, EXISTS, IN, NOT_IN, Condition, Conditions
 
 
 @dataclass
@@ -133,6 +135,22 @@ def _expressions(given: LabelMatchExpressionsT | None, what: str) -> list[LabelM
                 f"but is {operator!r} of type {type(operator)}"
             )
     return [LabelMatchExpression(key, operator) for key, operator in given.items()]
+
+
+def with_labels(strategy: NodeLabelSchedulingStrategy, alternatives: Sequence[Conditions]) -> list[Conditions]:
+    """What each alternative asks for besides, the best first: with the soft conditions, then without."""
+    hard, soft = _conditions(strategy.hard), _conditions(strategy.soft)
+    return [tuple(sorted({*alternative, *more})) for alternative in alternatives for more in ((*hard, *soft), hard)]
+
+
+def _conditions(expressions: Sequence[LabelMatchExpression]) -> Conditions:
+    return tuple(_condition(expression.key, expression.operator) for expression in expressions)
+
+
+def _condition(key: str, operator: LabelOperator) -> Condition:
+    if isinstance(operator, _ValuesOperator):
+        return key, IN if isinstance(operator, In) else NOT_IN, tuple(sorted(set(operator.values)))
+    return key, EXISTS if isinstance(operator, Exists) else DOES_NOT_EXIST, ()
 
 
 SchedulingStrategyT = (

@@ -9,14 +9,18 @@ import sys
 import uuid
 from typing import Any, NoReturn
 
+from hpcray.api.client_context import ClientContext
+from hpcray.api.environments import environments_of
+from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.option_rules import ACTOR_RULES
 from hpcray.base.config import Config
 from hpcray.base.drain_errors import JobDrainingError
 from hpcray.base.ids import raylet_of
-from hpcray.host.address import node_ip_address
 from hpcray.host.relocation import Relocation
+from hpcray.host.runtime_env import checked, refusal
 from hpcray.runtime import interrupts
 from hpcray.runtime.bootstrap import Entry, enter
+from hpcray.runtime.environment import log_as
 from hpcray.runtime.options import NodeOptions
 from hpcray.runtime.process import Process, connect
 from hpcray.runtime.refs import current
@@ -31,42 +35,6 @@ class _Session:
     entry: Entry | None = None
     exit_code = 0
     hooked = False
-
-
-class ClientContext:
-    """What `init` returns: where the session is. Usable as a context manager that shuts down at its end."""
-
-    def __init__(self, process: Process) -> None:
-        self.dashboard_url = ""
-        self.python_version = "{}.{}.{}".format(*sys.version_info[:3])
-        self.ray_version = ""
-        self.ray_commit = ""
-        self.address_info: dict[str, Any] = {
-            "node_ip_address": node_ip_address(),
-            "node_id": process.node_id,
-            "session_dir": process.session_dir,
-            "address": process.session_dir,
-            "gcs_address": process.session_dir,
-            "raylet_socket_name": os.path.join(process.session_dir, "r.s"),
-            "object_store_address": None,
-            "webui_url": None,
-        }
-
-    def __getitem__(self, key: str) -> Any:
-        return self.address_info[key]
-
-    def __enter__(self) -> ClientContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutdown()
-
-    def disconnect(self) -> None:
-        """Shut down."""
-        shutdown()
-
-    def __repr__(self) -> str:
-        return f"ClientContext(session={self.address_info['session_dir']!r})"
 
 
 def init(
@@ -86,7 +54,7 @@ def init(
     configure_logging: bool = True,
     logging_level: int | str = "info",
     logging_format: str | None = None,
-    logging_config: Any = None,
+    logging_config: LoggingConfig | None = None,
     log_to_driver: bool | None = None,
     namespace: str | None = None,
     runtime_env: dict[str, Any] | None = None,
@@ -104,12 +72,16 @@ def init(
         num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
             Under mpirun or srun: of every rank's node. Without effect, and said so, when a running job is joined.
         namespace: of named actors; a fresh one when not given.
-        runtime_env: `env_vars` for every task and actor.
+        runtime_env: for every task and actor that does not say otherwise.
+        job_config: its `runtime_env` and `ray_namespace` are used where the arguments of these names are not given.
+        configure_logging, logging_level, logging_format: how hpcray's own messages are logged in this process.
+        logging_config: how the root loggers of this process and of its workers write, a `LoggingConfig`.
+        labels, include_dashboard, dashboard_host, dashboard_port: accepted, without effect.
         settings: any field of `hpcray.base.config.Config`. Names with a leading underscore, which Ray takes for its
             internals, are accepted and have no effect.
 
     Raises:
-        RuntimeError: already initialized (unless `ignore_reinit_error`).
+        RuntimeError: already initialized (unless `ignore_reinit_error`), or an argument is unknown.
         ConnectionError: nothing to attach to. StartupError: a node did not come up. ValueError: an option is not valid.
     """
     if current.process is not None and current.process.dead is None:
@@ -126,13 +98,24 @@ def init(
         raise NotImplementedError("local_mode is not supported; hint: init(num_cpus=1) starts in a quarter of a second")
     unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
     if unknown:
-        raise TypeError(f"init() got unexpected arguments {unknown}; hint: settings are {sorted(_SETTINGS)}")
+        raise RuntimeError(
+            f"Unknown keyword argument(s): {', '.join(unknown)}; hint: besides Ray's, the settings are "
+            f"{sorted(_SETTINGS)}"
+        )
+    if job_config is not None:
+        runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
+        namespace = namespace or getattr(job_config, "ray_namespace", None)
+    check_namespace(namespace)
+    if logging_config is not None and not isinstance(logging_config, LoggingConfig):
+        raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")
+    if configure_logging:
+        _configure_logging(logging_level, logging_format)
     given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
     for name, value in {**given, "object_store_memory": object_store_memory}.items():
         ACTOR_RULES[name].check(name, value)
-    env_only = {key for key, value in (runtime_env or {}).items() if value} - {"env_vars", "config"}
-    if env_only:
-        raise NotImplementedError(f"runtime_env {sorted(env_only)} is not supported yet, only env_vars is")
+    environment = checked(runtime_env)
+    if refusal(environment):
+        raise NotImplementedError(refusal(environment))
     config: dict[str, Any] = {name: value for name, value in settings.items() if name in _SETTINGS}
     if object_store_memory is not None:
         config["object_store_memory"] = int(object_store_memory)
@@ -157,12 +140,31 @@ def init(
     _Session.entry = entry
     if entry.node is None:
         _say_ignored({"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **config})
-    _announce(process, entry, namespace, (runtime_env or {}).get("env_vars") or {})
+    _announce(process, entry, namespace, environment.env_vars())
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
+    try:
+        environments = environments_of(process)
+        environments.job = environments.fields(environment)
+        if logging_config is not None:
+            environments.job["logging_config"] = logging_config.to_dict()
+            log_as(process, environments.job["logging_config"])
+    except BaseException:
+        shutdown()
+        raise
     return ClientContext(process)
+
+
+def _configure_logging(level: int | str, line_format: str | None) -> None:
+    """hpcray's own messages: from this level on, in this form."""
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    if line_format and not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(line_format))
+        logger.addHandler(handler)
+        logger.propagate = False
 
 
 def _say_ignored(wanted: dict[str, Any]) -> None:
@@ -241,6 +243,16 @@ def leave_unfinished(process: Process) -> NoReturn:
     process.ending.settle()
     _Session.exit_code = process.run.exit_code
     raise SystemExit(process.run.exit_code)
+
+
+def check_namespace(namespace: Any) -> None:
+    """Raise TypeError or ValueError if it is neither None nor a name."""
+    if namespace is None:
+        return
+    if not isinstance(namespace, str):
+        raise TypeError(f"namespace must be None or a string, got {type(namespace)}.")
+    if not namespace:
+        raise ValueError('"" is not a valid namespace. Pass None to not specify a namespace.')
 
 
 def is_initialized() -> bool:

@@ -12,6 +12,12 @@ _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no 
 # The variables that are read elsewhere: the session to join, the launcher's socket, where session directories go.
 _OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "TMPDIR")
 _NEAR = 0.7
+# Settings that users of Ray know by these names, and how many of its units are one of ours.
+_RAYS = {
+    "memory_usage_threshold": ("RAY_memory_usage_threshold", 1),
+    "memory_monitor_period": ("RAY_memory_monitor_refresh_ms", 1000),
+    "task_oom_retries": ("RAY_task_oom_retries", 1),
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +30,12 @@ class Config:
         inline_limit: values up to this size travel inside messages; larger ones live in node stores.
         idle_lease_timeout: a lease with nothing to do is given back after this time.
         idle_worker_timeout: a worker above the node's CPU count is ended after this idle time.
-        tick: period of a raylet's housekeeping (parent alive, heartbeats).
-        heartbeat_timeout: a raylet not heard of for this long is dead.
+        tick: period of a raylet's housekeeping (parent alive, idle workers, requests that wait).
+        heartbeat_interval: every node and the head say that often that they live.
+        node_timeout: a node that the head has not heard of for this long is dead (`docs/explain/faults.md`).
+        head_timeout: a node that has not heard of the head for this long ends itself.
+        lineage_limit: bytes that a process keeps of finished tasks, to run them again when what they returned is lost;
+            beyond it the oldest are forgotten. 0: nothing is ever rebuilt.
         object_store_memory: arena size; 0 means 30 % of the memory this node may use.
         spill_dir: where a node with a full store writes objects; "": a node-local directory for temporary files.
         spill_threshold: share of the store beyond which objects that nobody reads are written there; 0: never.
@@ -33,11 +43,27 @@ class Config:
             read-only memory: who writes to one changes it for all who read it.
         record_ref_creation_sites: whether it is noted for every ref where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
+        transfer_chunk: larger objects travel between nodes in pieces of this size.
+        bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
+            the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
         require_rdma: whether a job of several nodes without RDMA does not start.
+        locality_wait: so long do tasks wait for the node where most bytes of their arguments are, if it is busy; after
+            that others with room take what it will not begin soon.
+        labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: most workers of one node; 0 means what `ulimit -u` and memory allow.
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
         prestart: workers forked before they are asked for; -1 means one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
+        get_report_after: a driver's `get` that has waited this long tells for what, on stderr; 0: never.
+        task_events: how many ended tasks and calls each worker remembers, for `timeline` and `list_tasks`; 0: none.
+        worker_start_timeout: a worker that is not up this long after its fork is killed.
+        memory_usage_threshold: share of the node's memory beyond which a worker is ended, before the kernel ends any
+            process; 0: never. RAY_memory_usage_threshold is read too.
+        memory_monitor_period: how often that is looked at; 0: never. (RAY_memory_monitor_refresh_ms)
+        memory_limit: bytes that this node's processes may use together; 0: what the machine, cgroup or Slurm allow.
+        task_oom_retries: how often a task that may run again does so after its worker was ended for lack of memory;
+            -1: always. (RAY_task_oom_retries)
+        record: whether the cores write down what they are told, for `hpcray dump` and `hpcray replay`.
         end_time: Unix time at which the job's time limit ends it; 0: what Slurm says.
         drain_margin: a job begins to drain this long before its end, not before three quarters of its time; 0: never.
         drain_timeout: how long a drain may take that a SIGTERM began; well below the site's KillWait.
@@ -54,18 +80,33 @@ class Config:
     idle_lease_timeout: float = 0.1
     idle_worker_timeout: float = 10.0
     tick: float = 0.5
-    heartbeat_timeout: float = 30.0
+    heartbeat_interval: float = 0.5
+    node_timeout: float = 4.0
+    head_timeout: float = 10.0
+    lineage_limit: int = 1 << 30
     object_store_memory: int = 0
     spill_dir: str = ""
     spill_threshold: float = 0.8
     enable_zero_copy_torch_tensors: bool = False
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
+    transfer_chunk: int = 4 << 20
+    bind: bool = True
     require_rdma: bool = False
+    locality_wait: float = 1.0
+    labels: str = ""
     max_workers: int = 0
     preload: str = ""
     prestart: int = -1
     log_to_driver: bool = True
+    get_report_after: float = 60.0
+    task_events: int = 5_000
+    worker_start_timeout: float = 60.0
+    memory_usage_threshold: float = 0.95
+    memory_monitor_period: float = 0.25
+    memory_limit: int = 0
+    task_oom_retries: int = -1
+    record: bool = False
     end_time: float = 0.0
     drain_margin: float = 60.0
     drain_timeout: float = 20.0
@@ -88,9 +129,11 @@ class Config:
             if text is not None:
                 value = _parse(field.name, text, type(field.default))
                 values[field.name] = _check(f"HPCRAY_{field.name.upper()}", value, field.default)
+            elif field.name in _RAYS and (text := environ.get(_RAYS[field.name][0])) is not None:
+                values[field.name] = _parse_rays(*_RAYS[field.name], text, field.default)
         defaults = asdict(cls())
         values.update({n: _check(n, value, defaults.get(n)) for n, value in given.items() if value is not None})
-        return cls(**values)
+        return _check_beats(cls(**values))
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
@@ -108,6 +151,17 @@ class Config:
         return asdict(self)
 
 
+def _check_beats(config: Config) -> Config:
+    """Heartbeats must come often enough for one or two to be late."""
+    beat, least = config.heartbeat_interval, min(config.node_timeout, config.head_timeout)
+    if not 0.0 < 3.0 * beat <= least:
+        raise ValueError(
+            f"heartbeat_interval={beat:g} s must be more than 0 and go three times into node_timeout="
+            f"{config.node_timeout:g} s and head_timeout={config.head_timeout:g} s; hint: HPCRAY_HEARTBEAT_INTERVAL"
+        )
+    return config
+
+
 def _parse(name: str, text: str, kind: type) -> Any:
     try:
         if kind is bool:
@@ -115,6 +169,15 @@ def _parse(name: str, text: str, kind: type) -> Any:
         return kind(text)
     except (KeyError, ValueError):
         raise ValueError(f"HPCRAY_{name.upper()}={text!r} is not a valid {kind.__name__}; {_HINT}") from None
+
+
+def _parse_rays(variable: str, units: int, text: str, default: Any) -> Any:
+    kind = type(default)
+    try:
+        value = kind(text) if units == 1 else kind(float(text) / units)
+    except ValueError:
+        raise ValueError(f"{variable}={text!r} is not a valid {kind.__name__}") from None
+    return _check(variable, value, default)
 
 
 def _check(name: str, value: Any, default: Any) -> Any:

@@ -26,6 +26,43 @@ FIRST_RETURN = b"\0\0\1"
 NIL_PROC = b"\xff" * PROC_BYTES
 
 
+class Ident(bytes):
+    """An id as programs see it: bytes, with the accessors of Ray's ids."""
+
+    __slots__ = ()
+
+    def binary(self) -> bytes:
+        """The id as bytes."""
+        return bytes(self)
+
+    def is_nil(self) -> bool:
+        """Whether it names nothing."""
+        return not self or self == b"\xff" * len(self)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.hex()})"
+
+    __str__ = __repr__
+
+
+class TaskID(Ident):
+    """A task's id."""
+
+    __slots__ = ()
+
+
+class ActorID(Ident):
+    """An actor's id."""
+
+    __slots__ = ()
+
+
+class JobID(Ident):
+    """A job's id."""
+
+    __slots__ = ()
+
+
 def make_proc(node: int, number: int, incarnation: int = 0) -> bytes:
     """Id of process `number` on node `node`."""
     return _PROC.pack(node, number, incarnation)

@@ -12,14 +12,19 @@ from dataclasses import dataclass, field
 
 from hpcray.cluster.options import LaunchOptions, parse_options
 from hpcray.cluster.runner import run_launcher
-from hpcray.cluster.srun import LaunchError, Slurm, compose_srun, has_mpich, protocol, try_srun
+from hpcray.cluster.srun import EPILOG, LaunchError, Slurm, compose_srun, has_mpich, protocol, try_srun
 from hpcray.host.allocation import Allocation, read_allocation
 from hpcray.host.allocation_nodes import parse_hostfile
+from hpcray.host.launcher import open_mpi_wheel
 
 # Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
 _FORWARD_PREFIXES = ("HPCRAY_", "UCX_", "RAPIDS_")
 _FORWARD_NAMES = frozenset({"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"})
 _LOOPBACK = "localhost"
+_UCX_LAYER = (
+    *("--mca", "pml", "ucx", "--mca", "osc", "^ucx", "--mca", "opal_common_ucx_tls", "any"),
+    *("--mca", "opal_common_ucx_devices", "any", "-x", "UCX_WARN_UNUSED_ENV_VARS=n"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Site:
         no_input: whether our stdin has nothing to give.
         slurm: the allocation, and how srun starts MPI programs in it.
         first_host: the first host of the hostfile, "" without one.
+        recovers: whether mpirun is Open MPI's from PyPI, which can be told to let the other ranks live when one dies.
     """
 
     python: str
@@ -45,6 +51,7 @@ class Site:
     no_input: bool = False
     slurm: Slurm = field(default_factory=lambda: Slurm(Allocation(), {}))
     first_host: str = ""
+    recovers: bool = False
 
 
 def compose(options: LaunchOptions, site: Site) -> list[str]:
@@ -58,6 +65,7 @@ def compose(options: LaunchOptions, site: Site) -> list[str]:
     line = [site.mpirun]
     if site.root:
         line.append("--allow-run-as-root")
+    line += _recovery(options, site)
     if uses_allocation(options, site):
         line += ["-n", str(options.nodes)] if options.nodes else []
         return [
@@ -103,6 +111,14 @@ def uses_allocation(options: LaunchOptions, site: Site) -> bool:
 def uses_srun(options: LaunchOptions, site: Site) -> bool:
     """Whether srun starts the ranks: where it was asked for, and in an allocation wherever it can."""
     return options.srun or (uses_allocation(options, site) and not site.slurm.problem)
+
+
+def _recovery(options: LaunchOptions, site: Site) -> list[str]:
+    """What lets the other ranks live when one dies. Between hosts Open MPI's own TCP layer would end them all."""
+    if not site.recovers:
+        return []
+    several = bool(options.hostfile) or len(options.hosts) > 1 or uses_allocation(options, site)
+    return ["--enable-recovery", *(_UCX_LAYER if several and "OMPI_MCA_pml" not in site.environ else ())]
 
 
 def _rank_command(options: LaunchOptions, python: str) -> list[str]:
@@ -184,19 +200,23 @@ def _look_around(options: LaunchOptions) -> Site:
     slurm = Slurm(read_allocation(), os.environ)
     if options.srun or (slurm.allocation.kind == "slurm" and not (options.hosts or options.hostfile or options.mpirun)):
         mpi = protocol(os.environ, has_mpich())
-        slurm = Slurm(slurm.allocation, os.environ, mpi, try_srun(mpi, os.environ) if slurm.allocation.kind else "")
+        problem = try_srun(mpi, os.environ) if slurm.allocation.kind else ""
+        epilog = EPILOG if os.access(EPILOG, os.X_OK) else ""
+        slurm = Slurm(slurm.allocation, os.environ, mpi, problem, epilog)
         needs_mpirun = bool(slurm.problem) and not options.srun
     else:
         needs_mpirun = True
+    mpirun = find_mpirun(options.mpirun, os.path.dirname(sys.executable)) if needs_mpirun else ""
     return Site(
         python=sys.executable,
-        mpirun=find_mpirun(options.mpirun, os.path.dirname(sys.executable)) if needs_mpirun else "",
+        mpirun=mpirun,
         root=os.geteuid() == 0,
         environ=os.environ,
         names=_own_names(),
         no_input=_stdin_is_empty(),
         slurm=slurm,
         first_host=_first_host(options.hostfile),
+        recovers=bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel(), "bin"),
     )
 
 

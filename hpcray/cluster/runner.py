@@ -29,6 +29,9 @@ _FORWARDED = {
 _NEWS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 """These ask for nothing to end: `sbatch --signal=B:USR1@60` sends one to the batch script, which we may be."""
 _ORPHAN_GRACE = 8.0
+_LEAVING = 30.0
+"""When rank 0 has left, the others have this long. srun would wait minutes for one that was on a lost node."""
+_AT_LAST = 5.0
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -62,6 +65,7 @@ class _Run:
     def __init__(self, offer: ConsoleOffer | None) -> None:
         self._offer = offer
         self._asked: list[int] = []
+        self._hurried = False
 
     def start(self, line: Sequence[str]) -> None:
         """Start the launcher, so that it ends when this process is killed.
@@ -97,29 +101,40 @@ class _Run:
     def wait(self, descriptors: tuple[int, int, int]) -> int:
         """The exit code, when all is over."""
         offer = self._offer
-        deadline = float("inf")
+        deadline = late = float("inf")
         with selectors.DefaultSelector() as selector:
             ended = os.pidfd_open(self._launcher.pid)
             selector.register(ended, selectors.EVENT_READ)
             if offer is not None:
                 selector.register(offer, selectors.EVENT_READ)
             while True:
-                events = selector.select(None if deadline == float("inf") else max(0.0, deadline - time.monotonic()))
+                soonest = min(deadline, late)
+                events = selector.select(None if soonest == float("inf") else max(0.0, soonest - time.monotonic()))
                 for key, _ in events:
                     if key.fileobj is offer and offer is not None:
                         selector.unregister(offer)
                         offer.serve(descriptors)
                         if offer.open:
                             selector.register(offer, selectors.EVENT_READ)
+                        else:
+                            late = time.monotonic() + _LEAVING
                     else:
                         selector.unregister(ended)
-                        deadline = time.monotonic() + _ORPHAN_GRACE
+                        deadline, late = time.monotonic() + _ORPHAN_GRACE, float("inf")
+                if time.monotonic() >= late:
+                    late = self._hurry()
                 over = deadline != float("inf")
                 rank0_is_here = offer is not None and offer.open and offer.pid is not None
                 if over and (not rank0_is_here or time.monotonic() >= deadline):
                     break
             os.close(ended)
         return self._code(self._launcher.wait())
+
+    def _hurry(self) -> float:
+        """End a launcher that waits for ranks long after rank 0 has left; when to do more."""
+        self._launcher.send_signal(signal.SIGKILL if self._hurried else signal.SIGTERM)
+        self._hurried = True
+        return time.monotonic() + _AT_LAST
 
     def _code(self, status: int) -> int:
         if status < 0:

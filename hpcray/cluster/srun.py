@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ _NO_PMI = re.compile(
     r"Invalid MPI type|cannot find mpi plugin|can not load PMIx|Unable to load any plugin", re.IGNORECASE
 )
 _TRIAL_TIME = 30.0
+_USER_EPILOG = "SLURM_TASK_EPILOG"
+EPILOG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "epilog.sh")
 
 
 class LaunchError(Exception):
@@ -37,12 +40,14 @@ class Slurm:
         environ: the environment.
         mpi: srun's start-up protocol that fits our MPI library: "pmix" or "pmi2", or what the site has chosen.
         problem: why srun cannot use it here; "" where it can.
+        epilog: the program that tidies up after a rank that was killed with everything around it, "" for none.
     """
 
     allocation: Allocation
     environ: Mapping[str, str]
     mpi: str = "pmix"
     problem: str = ""
+    epilog: str = ""
 
 
 def compose_srun(options: LaunchOptions, slurm: Slurm, command: list[str]) -> list[str]:
@@ -65,6 +70,10 @@ def compose_srun(options: LaunchOptions, slurm: Slurm, command: list[str]) -> li
         line.append("--overlap")  # a step that we are in holds what the new one needs
     if slurm.environ.get("SLURM_EXPORT_ENV") == "NONE":
         line.append("--export=ALL")  # of sbatch --export=NONE, and not meant for the tasks
+    # Not with pmix: slurmstepd then lives on for a second after its rank has died, hears from its PMIx server that the
+    # rank is gone, and kills the whole step; without an epilog (even an empty one) it is gone itself by then.
+    if slurm.epilog and _USER_EPILOG not in slurm.environ and not slurm.mpi.startswith("pmix"):
+        line.append(f"--task-epilog={slurm.epilog}")
     unset = [word for name in _PER_TASK if name in slurm.environ for word in ("-u", name)]
     return [*(["env", *unset] if unset else []), *line, *_ALWAYS, *command]
 
@@ -72,7 +81,7 @@ def compose_srun(options: LaunchOptions, slurm: Slurm, command: list[str]) -> li
 def compose_step(slurm: Slurm, command: list[str]) -> list[str]:
     """A line that runs something on every node of the allocation as a job's rank would be run, beside what runs there;
     without MPI where srun cannot start that. Pure."""
-    able = replace(slurm, problem="", mpi="none" if slurm.problem else slurm.mpi)
+    able = replace(slurm, problem="", epilog="", mpi="none" if slurm.problem else slurm.mpi)
     return compose_srun(LaunchOptions(command=(), overlap=True), able, command)
 
 

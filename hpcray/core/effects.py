@@ -26,9 +26,10 @@ class ForkWorker:
 
 @dataclass(slots=True, frozen=True)
 class KillWorker:
-    """SIGKILL this worker of our node."""
+    """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
 
     worker: bytes
+    reason: str = ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from hpcray.base.config import Config
 from hpcray.base.ids import make_proc
 from hpcray.base.resources import UNIT
-from hpcray.core.effects import Effect, ForkWorker, Send
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.scheduler.devices import GPU, assigned, undressed
 from hpcray.core.scheduler.ledger import Claim
 from hpcray.core.scheduler.queue import Env
@@ -22,12 +22,14 @@ FORKS_PER_CPU = 2
 LEAST_FORKS = 8
 """At most this many forks (or twice the CPUs) are under way at once: a burst must not swamp the node."""
 
+NEVER = float("inf")
+
 STARTING, IDLE, BUSY, LEAVING = "starting", "idle", "busy", "leaving"
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One worker process. `claim` is what it works for; `since` when it became idle."""
+    """One worker process. `claim` is what it works for; `since` when it became idle, or was first seen starting."""
 
     proc: bytes
     number: int
@@ -49,8 +51,10 @@ class WorkerPool:
         self._node = node
         self._cpus = cpus
         self._idle_timeout = config.idle_worker_timeout
+        self._start_timeout = config.worker_start_timeout
         self._prestart = cpus if config.prestart < 0 else config.prestart
         self.limit = config.max_workers or DEFAULT_MAX_WORKERS
+        self.limited_by = "; hint: raise max_workers"
         self._forks = max(LEAST_FORKS, FORKS_PER_CPU * cpus)
         self._numbers = 0
         self.workers: dict[bytes, Worker] = {}
@@ -201,7 +205,28 @@ class WorkerPool:
 
     def reap(self, now: float) -> list[Effect]:
         """Tell idle workers to leave when their time is up: those with GPUs, and of the others as many as are more than
-        the CPUs, the longest idle first."""
+        the CPUs, the longest idle first. Kill those that were forked long ago and have not come up."""
+        if self._counts[STARTING]:
+            return [*self._kill_late(now), *self._reap_idle(now)]
+        return self._reap_idle(now)
+
+    def _kill_late(self, now: float) -> list[Effect]:
+        out: list[Effect] = []
+        for worker in self.workers.values():
+            if worker.state != STARTING:
+                continue
+            if not worker.since:
+                worker.since = now
+            elif now - worker.since >= self._start_timeout:
+                worker.since = NEVER  # once is enough
+                reason = (
+                    f"it was forked, and was not up within {self._start_timeout:g} s; hint: what does preload run? "
+                    "HPCRAY_WORKER_START_TIMEOUT"
+                )
+                out.append(KillWorker(worker.proc, reason))
+        return out
+
+    def _reap_idle(self, now: float) -> list[Effect]:
         if not self._counts[IDLE]:
             return []
         surplus = self._counts[IDLE] + self._tasks_running() - self._cpus

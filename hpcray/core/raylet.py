@@ -14,21 +14,15 @@ from typing import Any
 
 from hpcray.base.config import Config
 from hpcray.base.ids import HEAD, make_proc, node_of
-from hpcray.base.resources import UNIT, Resources
+from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
-from hpcray.core.pool import STARTING, Worker, WorkerPool
-from hpcray.core.scheduler.claims import ClaimBook
-from hpcray.core.scheduler.keeping import BundleKeeper
-from hpcray.core.scheduler.ledger import Claim, Ledger
-from hpcray.core.scheduler.queue import Env, Kind, WaitingRoom, Want
-from hpcray.core.scheduler.reports import Reports
-from hpcray.core.scheduler.wants import WantTable, bound_to
+from hpcray.core.pool import STARTING, Worker
+from hpcray.core.scheduler.books import RECLAIM_PERIOD, Books
+from hpcray.core.scheduler.wants import bound_to
 from hpcray.wire import messages as m
 
 PATIENCE = 2.0
 """A request bound to this node that is not served within this time goes back to the head, which may know better."""
-RECLAIM_PAUSE = 0.05
-RECLAIM_PERIOD = 1.0
 
 HANDLES: tuple[type, ...] = (
     m.Demand, m.LeaseReturn, m.Blocked, m.Unblocked, m.GrantFor, m.StartActor, m.KillActor, m.ActorLeaving,
@@ -38,7 +32,7 @@ HANDLES: tuple[type, ...] = (
 raylet core when their source is the head, else for the head core."""
 
 
-class RayletCore:
+class RayletCore(Books):
     """Leases, worker pool and actors of one node. Not the object store, not membership.
 
     Args:
@@ -52,23 +46,9 @@ class RayletCore:
     def __init__(
         self, node: int, total: Resources, cluster_size: int, config: Config, gpu_ids: Sequence[str] = ()
     ) -> None:
-        self.node = node
+        super().__init__(node, total, cluster_size, config, gpu_ids)
         self.job: m.JobInfo | None = None
-        self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
-        self._ledger = Ledger(node, dict(total), gpu_ids)
-        self._room = WaitingRoom(self._ledger.devices)
-        self._wants = WantTable(node, cluster_size <= 1, self._ledger.feasible)
-        self._claims = ClaimBook(node, self._ledger, self.pool)
-        self._reports = Reports(self._ledger, self.pool, self._room, self._wants, self._claims)
-        self._keeper = BundleKeeper(self._ledger, self._room, self._wants, self._claims)
         self._procs: dict[bytes, str] = {}
-        self._dirty = False
-        self._fresh: set[Kind] = set()
-        self._touched: dict[int, Want] = {}
-        self._refusals: list[Effect] = []
-        self._reclaim_due = False
-        self._reclaimed_at = -RECLAIM_PERIOD
-        self._draining = False
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.Demand: self._demand,
             m.LeaseReturn: self._lease_return,
@@ -79,7 +59,9 @@ class RayletCore:
             m.KillActor: self._kill_actor,
             m.ActorLeaving: self._actor_leaving,
             m.SetJob: self._set_job,
-            **self._keeper.handlers(self._anything, self._changed, self._unbind, self._sent_back),
+            **self._keeper.handlers(
+                self._anything, self._owe, self._answer_last, self._changed, self._unbind, self._sent_back
+            ),
             m.ProcDied: lambda now, src, msg: self._holder_gone(now, msg.proc),
             m.Undeliverable: lambda now, src, msg: self._holder_gone(now, msg.proc),
         }
@@ -151,7 +133,7 @@ class RayletCore:
         out = self.pool.reap(now)
         self._dirty = True
         self._room.tick(now, self._ledger.reachable)
-        for want in [want for want in self._room if want.bound]:
+        for want in [want for want in self._room if want.bound and want is not self._room.reserved]:
             if now >= want.patience and not self._fits(want):
                 self._unbind(now, want)
         self._wants.forget_foreign(now)
@@ -200,6 +182,7 @@ class RayletCore:
         return []
 
     def _grant_for(self, now: float, src: bytes, msg: m.GrantFor) -> list[Effect]:
+        self._owed = True
         want = self._wants.asked_by_head(msg)
         out: list[Effect] = []
         if want is None or (self._draining and msg.count):
@@ -209,6 +192,8 @@ class RayletCore:
             self._unbind(now, want)
             return out
         needed = max(0, min(msg.count, want.missing() - want.bound)) if want.local else msg.count
+        if msg.parked:
+            want.bound = 0  # the same request again: it queues here still
         left = needed
         queue = bound_to(msg.shape, self.node)
         while left and self._fits(want):
@@ -218,29 +203,18 @@ class RayletCore:
             self._claims.decide(want, out)
             left -= 1
         if queue and left:
-            want.bound += left
+            want.bound = left if msg.parked else want.bound + left
             want.patience = now + PATIENCE
             left = 0
         self._changed(now, want)
         self._refuse(want.holder, want.klass, msg.count - needed + left)
         return out
 
-    def _unbind(self, now: float, want: Want) -> None:
-        """Send what the head bound to this node, and was not served, back to the head."""
-        count, want.bound = want.bound, 0
-        if not count:
-            return
-        want.left = now
-        self._changed(now, want)
-        if want.spec is None:
-            self._refuse(want.holder, want.klass, count)
-        else:
-            self._refuse_actor(want.spec.actor, "")
-
     # ------------------------------------------------------------ actors
 
     def _start_actor(self, now: float, src: bytes, msg: m.StartActor) -> list[Effect]:
         spec = msg.spec
+        self._owed = True
         out: list[Effect] = []
         if spec.actor in self._claims.actors:
             return out
@@ -280,7 +254,7 @@ class RayletCore:
             want.bound = 0
             self._changed(now, want)
         self._claims.kill_actor(msg.actor, msg.no_restart, msg.reason, out)
-        self._dirty = True
+        self._dirty = self._owed = True
         return out
 
     def _actor_leaving(self, now: float, src: bytes, msg: m.ActorLeaving) -> list[Effect]:
@@ -307,15 +281,6 @@ class RayletCore:
         self._claims.undo(claim)
         self._sent_back(now, claim, self._reports.no_worker(claim.want.shape.env))
 
-    def _sent_back(self, now: float, claim: Claim, reason: str) -> None:
-        """A claim was undone before it had a worker."""
-        if claim.spec is not None:
-            self._refuse_actor(claim.spec.actor, reason)
-        elif claim.want.local:
-            self._changed(now, claim.want)
-        else:
-            self._refuse(claim.holder, claim.klass, 1)
-
     def _holder_gone(self, now: float, holder: bytes) -> list[Effect]:
         """Nobody will use this process's leases, nor wants its results."""
         out: list[Effect] = []
@@ -324,77 +289,3 @@ class RayletCore:
         self._claims.holder_gone(holder, out)
         self._dirty = True
         return out
-
-    # ------------------------------------------------------------ inside
-
-    def _anything(self) -> bool:
-        """Whatever is free may have changed; whether anything new is started."""
-        self._dirty = True
-        return not self._draining
-
-    def _fits(self, want: Want) -> bool:
-        return self._room.fits(want.request, self._ledger.available, want)
-
-    def _refuse(self, holder: bytes, klass: int, count: int) -> None:
-        if count > 0:
-            self._refusals.append(Send(HEAD, m.GrantRefused(holder, klass, count)))
-
-    def _refuse_actor(self, actor: bytes, reason: str) -> None:
-        self._refusals.append(Send(HEAD, m.StartActorRefused(actor, reason)))
-
-    def _activate(self, claim: Claim, out: list[Effect]) -> None:
-        self._claims.activate(claim, out)
-        self._reclaim_due = True
-
-    def _changed(self, now: float, want: Want) -> None:
-        """Note that a want's numbers changed."""
-        self._touched[id(want)] = want
-        if self._room.update(now, want):
-            self._fresh.add(want.kind)
-            self._reclaim_due = True
-
-    def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
-        """Grant what fits, fork, and tell the head, each at most once per event."""
-        if self._dirty or self._fresh:
-            self._serve(now, None if self._dirty else self._fresh, out)
-        out += self.pool.pump(now)
-        if self._reclaim_due and self._room.waiting and now - self._reclaimed_at >= RECLAIM_PAUSE:
-            self._reclaim(now, out)
-        # The head must know what is free before it hears of a refusal, or it would send the same again.
-        view = self._ledger.view(force=bool(self._refusals))
-        if view is not None:
-            out.append(Send(HEAD, view))
-        for want in self._touched.values():
-            unmet = self._wants.unmet(want)
-            if unmet is not None:
-                out.append(Send(HEAD, unmet))
-        self._touched.clear()
-        out += self._refusals
-        self._refusals = []
-        return out
-
-    def _serve(self, now: float, kinds: set[Kind] | None, out: list[Effect]) -> None:
-        def supplied(env: Env) -> bool:
-            return self.pool.can_supply(now, env)
-
-        if self._draining:
-            return
-        for want in self._room.serve(now, self._ledger.available, supplied, kinds):
-            if want.bound:
-                want.bound -= 1
-            if want.spec is not None:
-                self._wants.actors.pop(want.spec.actor, None)
-            self._claims.decide(want, out)
-            self._touched[id(want)] = want
-            self._reclaim_due = True
-        self._dirty = False
-        self._fresh = set()
-
-    def _reclaim(self, now: float, out: list[Effect]) -> None:
-        """Ask holders for leases they do not use; not one that would only be asked to make room for itself."""
-        self._reclaim_due = False
-        self._reclaimed_at = now
-        only = self._room.only()
-        for holder, mine in self._claims.held.items():
-            if only is None or holder != only.holder or any(claim.klass != only.klass for claim in mine.values()):
-                out.append(Send(holder, m.ReclaimIdle()))

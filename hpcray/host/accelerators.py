@@ -79,6 +79,11 @@ def node_gpus(wanted: float | None, local_size: int, environ: Mapping[str, str] 
     return tuple(str(index) for index in range(count))
 
 
+def local_rank(environ: Mapping[str, str]) -> int:
+    """Number of this rank among those of its host; -1 where no launcher tells it."""
+    return next((int(environ[name]) for name in _LOCAL_RANK if environ.get(name, "").isdecimal()), -1)
+
+
 def gpu_type(environ: Mapping[str, str] | None = None) -> str:
     """Ray's name for the type of this node's GPUs ("H100"), "" where it is not told. Ask only where there are GPUs."""
     environ = os.environ if environ is None else environ
@@ -116,11 +121,10 @@ def _own_part(ids: tuple[str, ...], local_size: int, environ: Mapping[str, str])
     """The share of this rank in a list that all ranks of the host see; the first ranks get what is left over."""
     if local_size <= 1 or _has_gpus_of_its_own(ids, environ):
         return ids
-    ranks = [int(environ[name]) for name in _LOCAL_RANK if environ.get(name, "").isdecimal()]
-    if not ranks:
+    rank = local_rank(environ)
+    if rank < 0:
         return ids
     each, more = divmod(len(ids), local_size)
-    rank = ranks[0]
     first = rank * each + min(rank, more)
     return ids[first : first + each + (rank < more)]
 

@@ -33,7 +33,7 @@ def accelerators(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     Inside a Slurm allocation the machine is never asked; outside, it is asked only where no variable limits us.
     """
     environ = os.environ if environ is None else environ
-    if _is_amd(environ):
+    if is_amd(environ):
         return _amd(environ)
     if CUDA in environ:
         return _listed(environ[CUDA])
@@ -51,7 +51,7 @@ def worker_variables(ids: Sequence[str], environ: Mapping[str, str] | None = Non
     """
     environ = os.environ if environ is None else environ
     wanted = ",".join(ids)
-    if not _is_amd(environ):
+    if not is_amd(environ):
         return {CUDA: wanted}
     if ROCR not in environ:
         # HIP reads CUDA's variable too, when its own is not there, and both together confuse it.
@@ -66,7 +66,7 @@ def visibility_variable(environ: Mapping[str, str] | None = None) -> str:
     return next(iter(worker_variables((), environ)))
 
 
-def _is_amd(environ: Mapping[str, str]) -> bool:
+def is_amd(environ: Mapping[str, str]) -> bool:
     """Slurm may set the variables of every vendor: the driver that is loaded decides."""
     if _NVIDIA.is_dir():
         return False

@@ -42,13 +42,14 @@ class Arena:
 
     Attributes:
         fd: the memfd. Inherited by fork, closed by exec; pass it on with SCM_RIGHTS.
-        size: bytes.
+        size: bytes for objects.
+        whole: bytes of this mapping: the raylet's own has a reserve behind the objects.
         address: where the mapping starts in this process.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, reserve: int = 0) -> None:
         try:
-            self._map = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+            self._map = mmap.mmap(fd, size + reserve, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as error:
             raise ArenaError(
                 f"mapping {size} bytes of shared memory failed: {error}. "
@@ -58,14 +59,19 @@ class Arena:
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.fd = fd
         self.size = size
+        self.whole = size + reserve
         self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self._view = memoryview(self._map)
         self.address = int(self._bytes.ctypes.data)
         self._mapped = bytearray(-(-size // _GRANULE))
 
     @classmethod
-    def create(cls, size: int) -> Arena:
+    def create(cls, size: int, reserve: int = 0) -> Arena:
         """Make shared memory of `size` bytes. No page of it is used until it is written.
+
+        Args:
+            size: bytes for objects.
+            reserve: bytes behind them for the raylet itself.
 
         Raises:
             ArenaError: it is smaller than 1 MiB, larger than what this machine can give now, or refused by the system.
@@ -82,8 +88,8 @@ class Arena:
         fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC)
         try:
             os.fchmod(fd, 0o600)  # 0777 otherwise; nobody else gets at it through /proc anyway
-            os.ftruncate(fd, size)
-            return cls(fd, size)
+            os.ftruncate(fd, size + reserve)
+            return cls(fd, size, reserve)
         except OSError as error:
             os.close(fd)
             raise ArenaError(
@@ -197,7 +203,7 @@ class Arena:
             self._mapped[first:last] = b"\1" * (last - first)
 
     def _check(self, offset: int, size: int) -> None:
-        if offset < 0 or size < 0 or offset + size > self.size or self.fd < 0:
+        if offset < 0 or size < 0 or offset + size > self.whole or self.fd < 0:
             state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
             raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
 

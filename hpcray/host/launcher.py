@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from hpcray.host.binding import ADAPTERS
 from hpcray.host.processes import Family
 
 _FOREIGN = ("PMIX_", "OMPI_", "PMI_", "PRTE_")
@@ -52,6 +53,12 @@ def prepare_mpi(environ: MutableMapping[str, str], under_srun: bool) -> None:
         _add(environ, {"HOME": _home()})  # without it Open MPI does not start
     if under_srun and (prefix := open_mpi_wheel()):
         _add(environ, srun_settings(prefix, environ))
+
+
+def prefer_adapters(environ: MutableMapping[str, str], devices: str) -> None:
+    """Have MPI and UCX use these network devices, if nobody has named others. User processes do not see it."""
+    if ADAPTERS not in environ:
+        _add(environ, {ADAPTERS: devices})
 
 
 def srun_settings(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -129,8 +129,11 @@ class SpillFiles:
         error = None
         try:
             view = self._arena.view(offset, size)
+            fd = self._segments.get(segment)
+            if fd is None:
+                raise OSError("it was given up meanwhile")
             for at in range(0, size, _CHUNK):
-                self._all(_preadv, self._segments[segment], view[at : at + _CHUNK], position + at)
+                self._all(_preadv, fd, view[at : at + _CHUNK], position + at)
         except OSError as problem:
             error = f"{problem.strerror or problem} ({self.directory})"
         self._tell(ident, error)

@@ -27,7 +27,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.host.accelerators import confine, remember
+from hpcray.host.accelerators import assigned_gpus, confine, remember
+from hpcray.host.binding import bind_worker
 from hpcray.host.launcher import LauncherDirectory, strip_launcher
 from hpcray.host.relocation import Relocation
 from hpcray.host.session import remove_directory
@@ -160,7 +161,7 @@ class _Template:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell("failed", number, f"fork: {error}")
+            self._tell("failed", number, f"fork: {error}; hint: ulimit -u, or the cgroup's pids.max")
             return
         if pid == 0:
             self._be_worker(self._main, parent, number, env)
@@ -183,6 +184,7 @@ class _Template:
             self._processes.set_process_name("hpcray-worker")
             os.environ.update(env)
             confine(os.environ)
+            bind_worker(assigned_gpus(), os.environ)
             if "numpy.random" in sys.modules:
                 sys.modules["numpy.random"].seed()  # or all workers would draw the same numbers
             main(self._session_dir, number, self._arena_fd)

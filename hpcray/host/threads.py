@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from hpcray.base.resources import UNIT
+from hpcray.host.binding import fit_cores
 
 OMP = "OMP_NUM_THREADS"
 
@@ -36,10 +37,11 @@ def changes(units: int) -> bool:
 
 
 def use_cpus(units: int) -> None:
-    """Let a task or actor with `units` of CPU have its threads. Call it in the thread that will run it: libraries take
-    a number that another thread sets for that thread's alone.
+    """Let a task or actor with `units` of CPU have its threads, and cores for them. Call it in the thread that will run
+    it: libraries take a number that another thread sets for that thread's alone.
     """
     count = _Set.cpus = max(1, units // UNIT)
+    fit_cores(count)
     known = os.environ.get(OMP)
     if known is not None and known != _Set.text:
         return  # the user's

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hpcray.base.errors import (
     ActorAlreadyExistsError,
-    ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitExceeded,
     TaskCancelledError,
@@ -18,7 +17,9 @@ from hpcray.base.errors import (
 from hpcray.base.ids import FIRST_RETURN, HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
+from hpcray.runtime.actor_client import ALIVE, DEAD, ActorClient, Handle
 from hpcray.runtime.arguments import pack
+from hpcray.runtime.crashes import actor_error
 from hpcray.runtime.own_options import Own, OwnTask
 from hpcray.runtime.refs import ObjectRef, new_ref
 from hpcray.wire import messages as m
@@ -28,45 +29,9 @@ if TYPE_CHECKING:
     from hpcray.runtime.process import Process
     from hpcray.runtime.submission import Submitter
 
-PENDING, ALIVE, RESTARTING, DEAD = "PENDING", "ALIVE", "RESTARTING", "DEAD"
+__all__ = ["ActorCalls", "ActorClient"]
 
-
-class ActorClient:
-    """One actor as this process sees it.
-
-    queue: calls not sent yet, in order; the head may wait for its arguments. inflight: sent, not answered.
-    out_of_order: calls may overtake those that wait for their arguments; these are in `late` until they are ready.
-    hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
-    """
-
-    __slots__ = (
-        "actor", "class_name", "creation_keep", "error", "hold", "inflight", "late", "out_of_order", "queue", "reason",
-        "state", "worker",
-    )  # fmt: skip
-
-    def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
-        self.actor = actor
-        self.class_name = class_name
-        self.out_of_order = out_of_order
-        self.late: dict[bytes, Task] = {}
-        self.hold: Any = None
-        self.state = PENDING
-        self.worker = b""
-        self.reason = ""
-        self.error = b""
-        self.queue: deque[Task] = deque()
-        self.inflight: dict[bytes, Task] = {}
-        self.creation_keep: Any = None
-
-
-class Handle(Protocol):
-    """What a call needs of an `api.actor.ActorHandle`."""
-
-    _actor: bytes
-    _class_name: str
-    _limit: int
-    _keep: ObjectRef[Any] | None
-    _out_of_order: bool
+_DEAD_KEPT = 1000
 
 
 class ActorCalls:
@@ -79,6 +44,7 @@ class ActorCalls:
         self._submitter = submitter
         self._clients: dict[bytes, ActorClient] = {}
         self._by_worker: dict[bytes, ActorClient] = {}
+        self._dead: deque[bytes] = deque()
 
     # ------------------------------------------------------------ creation
 
@@ -98,13 +64,14 @@ class ActorCalls:
             spec.actor = process.next_task_id()
             client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name, spec.out_of_order)
             client.creation_keep = keep
+            client.restartable, client.detached = spec.max_restarts != 0, spec.detached
             task = Task(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
             handle: ObjectRef[Any] | None = None
             if not spec.detached:
                 object_id = spec.actor + PUT_INDEX
                 entry = table.create(object_id)
                 entry.state, entry.value, entry.local = INLINE, NONE_BLOB, 1
-                table.on_free[object_id] = lambda: engine.send(HEAD, m.ActorOutOfScope(spec.actor))
+                table.on_free[object_id] = lambda: self._out_of_scope(spec.actor)
                 handle = new_ref(object_id)
 
             named, registered = bool(spec.name), not spec.name
@@ -137,6 +104,13 @@ class ActorCalls:
                 complete()
                 engine.flush()
         return handle
+
+    def _out_of_scope(self, actor: bytes) -> None:
+        """No handle of an actor of ours is left."""
+        self._engine.send(HEAD, m.ActorOutOfScope(actor))
+        client = self._clients.get(actor)
+        if client is not None and client.state == DEAD:
+            del self._clients[actor]
 
     def _reserve(self, spec: m.ActorSpec, task: Task, ready: bool) -> m.GcsReply:
         """Register a named actor, and its name alone as long as its arguments are not `ready` (lock held)."""
@@ -261,8 +235,8 @@ class ActorCalls:
         if found is None:
             found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name, handle._out_of_order)
             if owner_of(handle._actor) == self._process.me:
-                # Ours, and yet unknown: its session has ended, and nobody would ever answer.
-                found.state, found.reason = DEAD, "it belongs to an earlier session of this program"
+                # Ours, and yet unknown: nobody would ever answer.
+                found.state, found.reason = DEAD, "it died long ago, or belongs to an earlier session of this program"
             else:
                 self._engine.send(HEAD, m.WatchActor(handle._actor))
         return found
@@ -291,6 +265,8 @@ class ActorCalls:
         task.worker = client.worker
         client.inflight[task.id] = task
         refs, inline = (None, None) if task.slots is None else self._submitter.slot_values(task)
+        if task.attempt and task.num_returns > 1:
+            self._submitter.tell_wanted(task, client.worker)
         call = m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline)
         self._submitter.queue(self._engine.peer(client.worker), call)
 
@@ -315,10 +291,12 @@ class ActorCalls:
         return True
 
     def again(self, task: Task) -> None:
-        """Send a call once more (its retry)."""
+        """Send a call once more: its retry, or to make again what is lost."""
         client: ActorClient = task.klass
-        client.queue.append(task)
-        self._pump(client)
+        if client.state == DEAD:
+            self._fail_dead(client, task)
+        else:
+            self._enqueue(client, task)
 
     # ------------------------------------------------------------ states
 
@@ -331,7 +309,8 @@ class ActorCalls:
         if msg.state == ALIVE:
             client.worker = msg.worker
             self._by_worker[msg.worker] = client
-            client.creation_keep = None
+            if not client.restartable:
+                client.creation_keep = None
             self._pump(client)
             return
         self._unbind(client)
@@ -343,10 +322,14 @@ class ActorCalls:
             client.late.clear()
             for task in calls:
                 self._fail_dead(client, task)
+            self._forget_dead(client)
         else:
-            again = [task for task in inflight.values() if task.retries]
+            again = [task for task in inflight.values() if task.retries and not task.cancelled]
             for task in inflight.values():
-                if task.retries > 0:
+                task.attempt += 1
+                if task.cancelled:
+                    self._submitter.fail_cancelled(task)
+                elif task.retries > 0:
                     task.retries -= 1
                 elif task.retries == 0:
                     text = f"The actor died and is being restarted; this call may have run. {msg.reason}"
@@ -361,6 +344,18 @@ class ActorCalls:
                 self._process.left_behind(task, proc)
             self._unbind(client)
 
+    def _forget_dead(self, client: ActorClient) -> None:
+        """Keep what calls of a dead actor raise, for those who still have a handle; not for ever."""
+        mine = owner_of(client.actor) == self._process.me and not client.detached
+        if mine and client.actor + PUT_INDEX not in self._table.entries:
+            self._clients.pop(client.actor, None)
+            return
+        self._dead.append(client.actor)
+        if len(self._dead) > _DEAD_KEPT:
+            oldest = self._clients.get(self._dead.popleft())
+            if oldest is not None and oldest.state == DEAD:
+                del self._clients[oldest.actor]
+
     def _unbind(self, client: ActorClient) -> None:
         if client.worker:
             self._by_worker.pop(client.worker, None)
@@ -370,6 +365,5 @@ class ActorCalls:
         if task.cancelled:
             error = serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled"))
         else:
-            died = ActorDiedError(client.reason, actor_id=client.actor.hex(), class_name=client.class_name)
-            error = client.error or serialize_error(died)
+            error = client.error or serialize_error(actor_error(client.actor, client.class_name, client.reason))
         self._submitter.fail(task, error)

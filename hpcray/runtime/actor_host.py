@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.errors import ActorDiedError
+from hpcray.base.errors import ActorDiedError, RuntimeEnvSetupError
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.actor_lanes import AsyncLane, Lane, ThreadLane
@@ -54,7 +54,7 @@ class ActorHost:
         worker, spec = self.worker, self.spec
         process = worker.process
         local = process.local
-        local.task, local.name = m.ActorCall(spec.actor, "__init__", b""), spec.class_name
+        local.task, local.name, local.since = m.ActorCall(spec.actor, "__init__", b""), spec.class_name, perf_counter()
         error = b""
         try:
             self.cls = deserialize(spec.cls)
@@ -68,6 +68,8 @@ class ActorHost:
             label = (spec.class_name, spec.actor.hex())
             cause = task_error(raised, f"{spec.class_name}.__init__", label)
             error = serialize_error(ActorDiedError(cause, actor_id=spec.actor.hex()))
+            if worker.environment.problem and isinstance(raised, RuntimeEnvSetupError):
+                error = serialize_error(raised)
         local.task = None
         engine = process.engine
         with engine.lock:
@@ -101,6 +103,10 @@ class ActorHost:
     def idle(self) -> bool:
         """Whether every call that was accepted has run (but for one on the calling thread)."""
         return all(lane.idle() for lane in self._lanes.values())
+
+    def loops(self) -> list[asyncio.AbstractEventLoop]:
+        """The event loops of an async actor, one per concurrency group."""
+        return [lane.loop for lane in list(self._lanes.values()) if isinstance(lane, AsyncLane)]
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -144,6 +150,7 @@ class ActorHost:
         local = vars(worker.process.local)  # several times faster than its attributes
         protected: list[bytes] = []
         local["protected"] = protected
+        local["since"] = started
         local["task"] = msg
         local["name"] = self.spec.class_name
         value: Any = None

@@ -42,7 +42,7 @@ class ThreadLane:
 
     def __init__(self, host: ActorHost, name: str, limit: int) -> None:
         self._host = host
-        self._pool = ThreadPoolExecutor(limit, thread_name_prefix=name)
+        self._pool = ThreadPoolExecutor(limit, name, host.worker.enter_thread)
         self._lock = threading.Lock()
         self._open: set[bytes] = set()
 

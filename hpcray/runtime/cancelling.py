@@ -68,6 +68,7 @@ class Cancelling:
         submitter = self._submitter
         queued = submitter.actors.withdraw(task) if task.fn is None else submitter.leases.cancel_queued(task)
         if queued or task.worker is None:
+            submitter.retrying.withdraw(task)
             submitter.fail_cancelled(task)
         else:
             self._engine.send(task.worker, m.CancelTask(task.id, force, recursive))

@@ -23,6 +23,8 @@ _DRIVER_GRACE = 2.0
 _HEAD_GRACE = 3.0
 """A rank that was told to end by its launcher waits this long for the head's word."""
 _SOON = 0.05
+_ALL_TOLD = 2.0
+"""Who finds the head dead stays so long: mpirun ends all ranks, in silence, when the first leaves with an error."""
 _START_MARGIN = 2.0
 _NOTHING: tuple[()] = ()
 
@@ -74,10 +76,12 @@ class Cluster:
         self._data = data
         self._on_up = on_up
         self._name = ""
+        self._head_host = ""
         self._driver: DriverChild | None = None
         self._signal = 0
         self._elders = elders
         self._here_gone = False
+        self._stay_until = 0.0
         self.drain = Drain(raylet, self.end_job)
         raylet.on_driver_died = self._driver_died
         raylet.on_template_gone = self._template_gone
@@ -89,7 +93,7 @@ class Cluster:
             m.NodeDied: self._node_died,
             m.Stop: self._stop,
             m.Exit: self._exit,
-            m.Heartbeat: self._heartbeat,
+            m.Heartbeat: lambda now, src, msg: _NOTHING,  # that it came is what it says: the loop has noted that
         }
         if membership is not None:
             raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
@@ -97,7 +101,7 @@ class Cluster:
             member.AllIn: lambda event: None,
             member.ClusterUp: self._cluster_up,
             member.StartFailed: lambda event: self._start_failed(event.reason),
-            member.NodeLost: lambda event: self._node_lost(event.node, event.reason),
+            member.NodeLost: self._declared_dead,
             member.AllStopped: self._all_stopped,
         }
 
@@ -105,6 +109,7 @@ class Cluster:
         """Say hello to the head; `on_up` follows, or a failure."""
         self._router.send(HEAD, m.NodeHello(self._raylet.seat.info))
         self._tick()
+        self._beat()
         if self._membership is None:
             limit = self._raylet.seat.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_table)
@@ -179,7 +184,9 @@ class Cluster:
         """Nothing of this node is left but this process."""
         self._here_gone = True
         self._router.send(HEAD, m.NodeStopped(self._raylet.node))
-        if self._membership is None or self._membership.state in (member.STOPPED, member.FAILED):
+        if self._membership is None:
+            self._loop.call_at(max(self._loop.now, self._stay_until), self._loop.stop)
+        elif self._membership.state in (member.STOPPED, member.FAILED):
             self._loop.stop()
 
     # ------------------------------------------------------------ coming in
@@ -195,6 +202,9 @@ class Cluster:
                     self.give_up(f"no connection to node {info.index} on {info.host}: {error}")
                     return _NOTHING
         self._name = msg.session
+        self._head_host = next((info.host for info in msg.nodes if info.index == 0), "")
+        if self._watch is not None:
+            self._watch.begin(now)
         raylet.run = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
@@ -232,16 +242,27 @@ class Cluster:
         elif node == 0:
             self._head_died(reason)
         else:
-            self._router.lose_node(node, reason)  # the head will say so to all
+            self._router.send(HEAD, m.PeerFailed(node, reason))
+            self._router.lose_node(node, reason)  # the head will say so to all, or end this node
 
     def _node_died(self, now: float, src: bytes, msg: m.NodeDied) -> Iterable[Any]:
         if msg.node == self._raylet.node:
-            self._head_died(f"the head has declared this node dead: {msg.reason}")
-        else:
-            self._node_lost(msg.node, msg.reason)
+            self._fenced(msg.reason)
+        elif not self._leaving.begun:
+            self._node_lost(msg)
         return _NOTHING
 
-    def _node_lost(self, node: int, reason: str) -> None:
+    def _declared_dead(self, event: member.NodeLost) -> None:
+        """The head's own decision. The node may live, behind a cut link or stopped: then this is what ends it."""
+        died = m.NodeDied(event.node, event.reason, event.epoch)
+        self._router.last_word(event.node, died)
+        if not self._leaving.begun:
+            living = self._raylet.seat.cluster_size - event.epoch
+            self._raylet.say(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
+        self._node_lost(died)
+
+    def _node_lost(self, died: m.NodeDied) -> None:
+        node, reason = died.node, died.reason
         raylet, now = self._raylet, self._loop.now
         self.broken = True
         self._router.lose_node(node, reason)
@@ -254,18 +275,24 @@ class Cluster:
         if self._data is not None:
             self._data.forget(node, reason)
         for proc in self._router.links:
-            self._router.send(proc, m.NodeDied(node, reason))
+            self._router.send(proc, died)
+
+    def _fenced(self, reason: str) -> None:
+        """All others believe that this node is dead, and go on without it. It is no failure of the job."""
+        if not self._leaving.begun:
+            self._raylet.say(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
+        self._leave_alone(0)
 
     def _head_died(self, reason: str) -> None:
         if not self._leaving.begun:
-            self.failure = reason
-            self._raylet.say(reason)
+            self.failure = (
+                f"the head (node 0{f', host {self._head_host}' if self._head_host else ''}) died: {reason}. The job "
+                "cannot go on without it; hint: what its actors and its program checkpointed is there for the next run "
+                "(docs/explain/faults.md)"
+            )
+            self._raylet.say(self.failure)
+            self._stay_until = self._loop.now + _ALL_TOLD
         self._leave_alone(1)
-
-    def _heartbeat(self, now: float, src: bytes, msg: m.Heartbeat) -> Iterable[Any]:
-        assert self._watch is not None
-        self._watch.heard(now)
-        return _NOTHING
 
     # ------------------------------------------------------------ the end
 
@@ -326,9 +353,17 @@ class Cluster:
         if raylet.head is not None:
             raylet.apply(raylet.head.tick(now))
         self.drain.tick()
+
+    def _beat(self) -> None:
+        """Say that this node lives, and look who does not."""
+        raylet, now, heard = self._raylet, self._loop.now, self._loop.heard
+        self._loop.call_at(now + raylet.seat.config.heartbeat_interval, self._beat)
         if self._membership is not None:
+            for node, when in heard.items():
+                self._membership.heard(when, node)
             raylet.apply(self._membership.tick(now))
         elif self._watch is not None:
+            self._watch.heard(heard.get(0, 0.0))
             effects, dead = self._watch.tick(now)
             raylet.apply(effects)
             if dead:

@@ -25,10 +25,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hpcray.base.errors import RaySystemError
 from hpcray.core.owner.table import Waiter
+from hpcray.runtime.early_thread import EarlyThread
 from hpcray.runtime.links import Links
 
 TICK = 0.002
@@ -36,6 +38,7 @@ QUIET_TICKS = 25
 LONGEST_SLEEP = 3600.0
 GRACE = 0.01
 """For so long after its deadline a wait still takes in what streams in: `get(timeout=0)` sees what is there."""
+_LISTEN_AGAIN = 0.1
 IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
 AWAKE = 0.0
 
@@ -67,6 +70,10 @@ class Engine(Links):
         self._kicked = False
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._kick, select.EPOLLIN)
+        self._early: EarlyThread | None = None
+        self._look: Callable[[], None] = lambda: None
+        self._look_period = LONGEST_SLEEP
+        self._look_at = monotonic() + LONGEST_SLEEP
         self._thread = threading.Thread(target=self._background, name="hpcray-io", daemon=True)
 
     def start(
@@ -88,7 +95,11 @@ class Engine(Links):
         """
         self._handlers, self._peer_lost, self._drain = handlers, peer_lost, drain
         self._open(raylet, listener)
-        self._thread.start()
+        (self._thread.start if self._early is None else partial(self._early.begin, self._background))()
+
+    def adopt(self, early: EarlyThread) -> None:
+        """Use this thread instead of a new one, in `start`."""
+        self._early, self._thread = early, early.thread
 
     def buffered(self) -> None:
         """Something was queued without a flush: make sure that the background thread looks soon."""
@@ -118,6 +129,10 @@ class Engine(Links):
         elif self._gated and self.driver == IDLE:
             self._gated = False
             self._gate.release()
+
+    def look_every(self, period: float, look: Callable[[], None]) -> None:
+        """Have the background thread call `look`, without the lock, every `period` seconds while somebody waits."""
+        self._look, self._look_period, self._look_at = look, period, monotonic() + period
 
     def wake(self) -> None:
         """Make whoever sleeps in epoll take a turn (safe anywhere, also in destructors: takes no lock)."""
@@ -299,6 +314,8 @@ class Engine(Links):
         quiet = 0
         lock = self.lock
         while True:
+            if monotonic() >= self._look_at:
+                self._look_now()
             if self.activity != seen and not (self.dirty or self.after or self.closed):
                 # The foreground is at work and left nothing to be sent: its lock is not ours to fight for.
                 seen = self.activity
@@ -318,7 +335,8 @@ class Engine(Links):
                 if self.driver != IDLE and quiet > QUIET_TICKS:
                     self._gated = True
                     lock.release()
-                    self._gate.acquire()
+                    while not self._gate.acquire(timeout=max(0.0, self._look_at - monotonic())):
+                        self._look_now()
                     quiet = 0
                     continue
                 if self.after:
@@ -336,6 +354,23 @@ class Engine(Links):
             finally:
                 self._leave()
                 lock.release()
+
+    def _pause_listening(self) -> None:
+        fd = self._listener.fileno()
+        self._epoll.unregister(fd)
+
+        def again(now: float) -> None:
+            if not self.closed:
+                self._epoll.register(fd, select.EPOLLIN)
+
+        self.add_timer(monotonic() + _LISTEN_AGAIN, again)
+
+    def _look_now(self) -> None:
+        self._look_at = monotonic() + self._look_period
+        try:
+            self._look()
+        except Exception:
+            traceback.print_exc()
 
     def _kick_background(self) -> None:
         if not self._kicked:

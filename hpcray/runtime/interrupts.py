@@ -4,6 +4,7 @@ A KeyboardInterrupt that lands between two bytecodes of ours could leave counts 
 code is on the main thread's stack and not asleep, the signal is sent again a moment later.
 
 What announces the end of the job is passed to the raylet, which has it drain: it would end this process by itself.
+SIGUSR2 brings a report of what the program waits for.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
 _AGAIN = 0.001
-_ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL))
+_ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL), (signal.SIGUSR2, signal.SIG_DFL))
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _JOBS = _OURS + "cluster" + os.sep
 """What waits for other jobs there may be interrupted: it has no tables."""
@@ -49,10 +50,23 @@ def install(engine: Engine) -> None:
 
 
 def pass_on(process: Process) -> None:
-    """Pass the signals that begin a drain to the raylet, if the program has left them at their default."""
+    """Pass the signals that begin a drain to the raylet, and report at SIGUSR2, if the program has left them at their
+    default."""
+    _report_on_signal(process)
     if not process.run.signals or threading.current_thread() is not threading.main_thread():
         return
     pass_to(read_session(process.session_dir).pid, process.run.signals)
+
+
+def _report_on_signal(process: Process) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def report(signum: int, frame: FrameType | None) -> None:
+        process.survey.waits.report_soon()
+
+    if signal.SIGUSR2 not in process.run.signals and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR2, report)
 
 
 def obey(process: Process) -> None:

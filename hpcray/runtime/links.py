@@ -6,6 +6,7 @@ Outgoing messages are buffered per peer and encoded as one frame by `flush`. All
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -24,6 +25,8 @@ from hpcray.wire.messages import Hello, Message, decode, encode
 RECV = 1 << 18
 SOCKET_BUFFER = 4 << 20
 MAX_BATCH = 64
+_SPARES = 8
+"""Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
 
 class Link:
@@ -80,11 +83,14 @@ class Links:
         self._writing = False
         self._peers: dict[bytes, Peer] = {}
         self._listener: socket.socket
+        self._spare: list[int] = []
         self._raylet: Link
 
     def _open(self, raylet: socket.socket, listener: socket.socket | None) -> None:
         self._raylet = self._add_link(raylet, raylet_of(self._my_node))
         self._listener = listener or listen(self._dir, number_of(self.me))
+        with contextlib.suppress(OSError):
+            self._spare += [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(_SPARES)]
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
 
     # ------------------------------------------------------------ sending
@@ -229,12 +235,20 @@ class Links:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    if self._spare:
+                        os.close(self._spare.pop())  # the user's code has all descriptors but these
+                        continue
+                    self._pause_listening()
                 return
             if not is_ours(sock):
                 sock.close()
                 continue
             self._add_link(sock, None)
+
+    def _pause_listening(self) -> None:
+        """No descriptor is left at all: whoever connects has to wait."""
 
     def _unlink(self, link: Link, reason: str) -> None:
         if self._links.pop(link.fd, None) is None:
@@ -264,6 +278,9 @@ class Links:
             link.sock.close()
         self._links.clear()
         self._listener.close()
+        for fd in self._spare:
+            os.close(fd)
+        self._spare.clear()
         with contextlib.suppress(OSError):
             os.unlink(f"{self._dir}/{number_of(self.me)}.s")
         self._epoll.close()

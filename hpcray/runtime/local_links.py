@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+from collections.abc import Callable
 from typing import Union
 
 from hpcray.host.peers import bind_private, peer_of
@@ -72,9 +74,15 @@ class Link:
 
 
 class Listener:
-    """The raylet's listening socket."""
+    """The raylet's listening socket.
+
+    Attributes:
+        on_full: called when a process was turned away because no descriptor is left.
+    """
 
     def __init__(self, path: str) -> None:
+        self.on_full: Callable[[], None] = lambda: None
+        self._spare = os.eventfd(0, os.EFD_CLOEXEC)
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         bind_private(self._sock, path)
         self._sock.listen(_BACKLOG)
@@ -89,7 +97,9 @@ class Listener:
         while True:
             try:
                 sock, _ = self._sock.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away()
                 return None
             pid, uid = peer_of(sock)
             if uid == os.getuid():
@@ -97,6 +107,18 @@ class Listener:
                 return sock, pid
             sock.close()
 
+    def _turn_away(self) -> None:
+        """One who would wait for ever hears that there is no room."""
+        os.close(self._spare)
+        try:
+            self._sock.accept()[0].close()
+        except OSError:
+            pass  # it has gone
+        finally:
+            self._spare = os.eventfd(0, os.EFD_CLOEXEC)
+        self.on_full()
+
     def close(self) -> None:
         """Stop listening."""
         self._sock.close()
+        os.close(self._spare)

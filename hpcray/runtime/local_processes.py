@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
@@ -10,6 +11,7 @@ from typing import Protocol
 from hpcray.base.ids import NIL_PROC, make_proc, number_of
 from hpcray.host.processes import describe_exit
 from hpcray.host.template_link import TemplateLink
+from hpcray.runtime.early_thread import NO_THREAD
 from hpcray.runtime.local_links import ATTACHED, DRIVER, WORKER, Link
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
@@ -88,9 +90,12 @@ class LocalProcesses:
         self._watch_template()
         self._take_reports()  # a request that cannot be sent fails at once
 
-    def kill(self, proc: bytes) -> None:
-        """SIGKILL a worker."""
-        self._template.kill(number_of(proc))
+    def kill(self, proc: bytes, reason: str = "") -> None:
+        """SIGKILL a worker. reason: what its death is put down to; "": the signal."""
+        number = number_of(proc)
+        if reason and number in self._workers:
+            self._killed.setdefault(number, reason)
+        self._template.kill(number)
         self._watch_template()
 
     def ask_to_leave(self, code: int) -> None:
@@ -194,6 +199,8 @@ class LocalProcesses:
             self._loop.drain(link)
         mute = self._killed.pop(number, None)
         reason = mute if mute is not None and status == signal.SIGKILL else describe_exit(status)
+        if link is None and os.waitstatus_to_exitcode(status) == NO_THREAD:
+            reason = "it could not start a thread; hint: ulimit -u, or the cgroup's pids.max"
         self._declare(proc, WORKER, reason, link.peers if link is not None else set())
 
     def _kill_mute(self, number: int, reason: str) -> None:

@@ -11,18 +11,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import msgspec
+
 from hpcray.base.config import Config
 from hpcray.base.failures import StartupError
+from hpcray.base.labels import parse_labels
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.membership import HeadWatch, Membership
 from hpcray.core.raylet import RayletCore
 from hpcray.core.store.node_store import NodeStore
-from hpcray.host.accelerators import gpu_type, node_gpus
+from hpcray.host import probe
+from hpcray.host.accelerators import gpu_type, local_rank, node_gpus
 from hpcray.host.address import node_ip_address
 from hpcray.host.allocation import read_allocation
 from hpcray.host.arena import Arena, default_arena_size
+from hpcray.host.binding import RankPlan, as_started, bind_rank, plan_rank
 from hpcray.host.console import silenced
-from hpcray.host.launcher import prepare_mpi
+from hpcray.host.launcher import prefer_adapters, prepare_mpi
 from hpcray.host.prefault import Prefaulter
 from hpcray.host.processes import Family, adopt_orphans
 from hpcray.host.relocation import Relocation
@@ -33,22 +38,27 @@ from hpcray.host.threads import one_each
 from hpcray.runtime.broadcast import ToldToOthers, share
 from hpcray.runtime.cluster import Cluster
 from hpcray.runtime.driver_child import DriverChild
+from hpcray.runtime.early_end import ended_by_sigterm
 from hpcray.runtime.leaving import Leaving
+from hpcray.runtime.limits import need_open_files
 from hpcray.runtime.local_links import Listener
 from hpcray.runtime.local_processes import LocalProcesses
+from hpcray.runtime.node_answers import attend
 from hpcray.runtime.options import NodeOptions, total_resources
 from hpcray.runtime.raylet import Raylet, Seat
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
-from hpcray.runtime.run_info import read_run, requeue_job
+from hpcray.runtime.run_info import end_step, read_run, requeue_job
 from hpcray.runtime.spilling import Spilling
 from hpcray.runtime.watchdog import Watchdog
-from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.start_checks import few_cores, several_tasks, threads_of_a_core
-from hpcray.transport.startup import Launch, SaidByRank0, read_launch
+from hpcray.transport.startup import Launch, OnlyHere, SaidByRank0, read_launch
 from hpcray.wire.messages import NodeInfo, RunInfo
 
 _FINALIZE_TIME = 3.0
+_LEAST_CHUNK = 64 << 10
+_SLOTS = 4
 _REMOVAL_TIME = 120.0
 _ID_BYTES = 28
 _USER_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
@@ -59,10 +69,15 @@ class SaidElsewhere(StartupError):
     """This node did not come up for a reason that all have, and rank 0 tells it."""
 
 
+class AlreadyTold(StartupError):
+    """This node did not come up; why has been written to standard error."""
+
+
 @dataclass
 class _Node:
     """What was made before any library that starts threads was loaded."""
 
+    options: NodeOptions
     config: Config
     launch: Launch
     session: Session
@@ -72,6 +87,7 @@ class _Node:
     gpus: tuple[str, ...]
     spill_dir: str
     run: RunInfo
+    bound: RankPlan
     moved: Relocation = field(default_factory=Relocation)
 
     @property
@@ -105,14 +121,24 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
 
     Raises:
         SaidElsewhere: likewise, and rank 0 tells why.
+        AlreadyTold: likewise, and the user has been told.
         StartupError: this node did not come up; nothing of it is left.
         ValueError: an option is not valid.
     """
     _outlive_user_signals()
-    node = _prepare(options)
+    launch = read_launch(os.environ) if options.distributed else Launch()
     try:
-        control, data = _open_wires(node)
-        _prepare_workers(options, node, control)
+        node = _prepare(options, launch)
+    except StartupError as error:
+        if end_step(launch, error):
+            raise AlreadyTold(str(error)) from error
+        raise
+    options = node.options
+    try:
+        with ended_by_sigterm(node.session.remove):
+            control, data = _open_wires(node)
+            _prepare_workers(options, node, control)
+        need_open_files()
     except BaseException:
         _abandon(node)
         raise
@@ -136,31 +162,41 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
     import cloudpickle  # noqa: F401
     import numpy  # noqa: F401
 
-    from hpcray.runtime.worker import worker_main
+    from hpcray.runtime.worker_main import worker_main
 
     one_each()
 
     return worker_main
 
 
-def _prepare(options: NodeOptions) -> _Node:
+def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     config = options.settings()
-    launch = read_launch(os.environ) if options.distributed else Launch()
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
+    options, bound = _bind(options, config, launch, gpus)
     session = Session.create()
     try:
-        arena = Arena.create(default_arena_size(config, max(1, launch.here)))
+        arena = Arena.create(default_arena_size(config, max(1, launch.here)), _SLOTS * _chunk(config))
         template = start_template(load_worker, session.path, arena.fd, session.lock_fd)
     except BaseException:
         session.remove()
         raise
     adopt_orphans()
-    return _Node(config, launch, session, arena, template, Listener(session.socket_path(0)), gpus, spill_dir, run)
+    listener = Listener(session.socket_path(0))
+    return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound)
+
+
+def _bind(options: NodeOptions, config: Config, launch: Launch, gpus: tuple[str, ...]) -> tuple[NodeOptions, RankPlan]:
+    """Before the template process is forked, which inherits it. The CPUs are counted before."""
+    here = max(1, launch.here)
+    cpus = options.num_cpus if options.num_cpus is not None else probe.cpus_per_rank(here)
+    plan = plan_rank(gpus, local_rank(os.environ), here, cpus, os.environ, config.bind)
+    bind_rank(plan)
+    return msgspec.structs.replace(options, num_cpus=cpus), plan
 
 
 def _tell_odd_starts(launch: Launch) -> None:
@@ -178,13 +214,19 @@ def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
         return None, None
     prepare_mpi(os.environ, node.launch.kind == "srun")
     # Not imported before: an embedded node needs neither MPI nor UCX.
-    from hpcray.transport.select import open_transports
+    from hpcray.transport.select import offers, open_transports
 
+    if node.bound.adapters and offers(node.bound.adapters):
+        prefer_adapters(os.environ, node.bound.adapters)
     try:
         control, data = open_transports(node.config)
-        data.register(node.arena.view(0, node.arena.size))
+        data.register(node.arena.view(0, node.arena.whole))
     except SaidByRank0:
         raise SaidElsewhere("rank 0 tells why") from None
+    except StartError as error:
+        if (node.launch.rank or isinstance(error, OnlyHere)) and end_step(node.launch, error):
+            raise AlreadyTold(str(error)) from error
+        raise StartupError(str(error)) from error
     except TransportError as error:
         raise StartupError(str(error)) from error
     return control, data
@@ -231,6 +273,7 @@ def _serve(
         data_address=data.address() if data is not None else b"",
         data_plane=data.name if data is not None else "",
         arena_size=node.arena.size,
+        labels=parse_labels(config.labels),
     )
     seat = Seat(info, size, node.session.path, config)
     router = Router(rank, size, control)
@@ -238,11 +281,13 @@ def _serve(
     core = RayletCore(rank, info.total, size, config, node.gpus)
     prefault = Prefaulter(node.arena)
     head = HeadCore(config) if rank == 0 else None
-    store = NodeStore(rank, node.arena.size, spill_threshold=config.spill_threshold)
+    spill, chunk = config.spill_threshold, _chunk(config)
+    store = NodeStore(rank, node.arena.size, spill_threshold=spill, chunk=chunk, slots=_SLOTS)
     raylet = Raylet(seat, loop, router, core, store, head, prefault, data)
     spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))
     processes = LocalProcesses(rank, node.template, loop, router, node.arena.fd, raylet)
     raylet.processes = processes
+    attend(raylet, node.listener, node.template.pid)
     leaving = Leaving(
         loop,
         processes,
@@ -255,7 +300,8 @@ def _serve(
 
     def up() -> None:
         if options.driver and rank == 0:
-            driver = DriverChild(options.driver, node.session.path, node.moved)
+            with as_started(node.bound.mask):
+                driver = DriverChild(options.driver, node.session.path, node.moved)
             node.template.watch_driver(driver.pid)
             processes.expect_driver(driver.pid)
             cluster.own_driver(driver)
@@ -268,7 +314,7 @@ def _serve(
         node.template.watch_driver(os.getppid())
     family = [found for pid in elders if (found := Family.of(pid)) is not None]
     membership = Membership(size, os.urandom(8).hex(), config, loop.now) if rank == 0 else None
-    watch = HeadWatch(rank, config, loop.now) if rank else None
+    watch = HeadWatch(rank, config) if rank else None
     cluster = Cluster(raylet, leaving, node.session, node.template.pid, family, membership, watch, control, data, up)
     loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster))
     if life >= 0:
@@ -292,6 +338,10 @@ def _serve(
         return _Outcome(1, cluster.broken, failure)
     code = leaving.code if rank == 0 else 0
     return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again)
+
+
+def _chunk(config: Config) -> int:
+    return max(_LEAST_CHUNK, config.transfer_chunk)
 
 
 def _abandon(node: _Node) -> None:

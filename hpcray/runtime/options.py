@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.config import Config
+from hpcray.base.labels import parse_labels
 from hpcray.base.resources import Resources, to_units
 from hpcray.host import probe
 
@@ -42,7 +43,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: a setting or a variable is not valid.
         """
-        return Config.from_env(**self.config)
+        config = Config.from_env(**self.config)
+        parse_labels(config.labels)
+        return config
 
 
 def total_resources(

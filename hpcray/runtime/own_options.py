@@ -36,6 +36,7 @@ class OwnTask(Task):
     __slots__ = ("own",)
     own: Own
 
-    def announcement(self, skip: int) -> m.CallOptions:
-        """What the worker must know before the task comes. skip: values of a stream that came already."""
-        return m.CallOptions(self.id, self.own.name, self.own.group, skip, self.own.window)
+    def announcement(self, skip: int, want: list[int] | None) -> m.CallOptions:
+        """What the worker must know before the task comes. skip: values of a stream that came already; want: the
+        returns that are wanted, None for all."""
+        return m.CallOptions(self.id, self.own.name, self.own.group, skip, self.own.window, want)

@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.config import Config
-from hpcray.base.errors import (
-    LocalRayletDiedError,
-    ObjectLostError,
-    OwnerDiedError,
-    RaySystemError,
-)
+from hpcray.base.errors import RaySystemError
 from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.table import INLINE, ObjectTable
 from hpcray.core.owner.tasks import Task
@@ -27,6 +22,7 @@ from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
 from hpcray.runtime.groups import Groups
 from hpcray.runtime.links import greet
+from hpcray.runtime.losses import Losses, lost_blob
 from hpcray.runtime.progress import unavailable
 from hpcray.runtime.reading import Reader
 from hpcray.runtime.refs import ObjectRef, current, new_ref, released
@@ -34,7 +30,7 @@ from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.runtime.survey import RecordingTable, Survey
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import Serialized, serialize, serialize_error
+from hpcray.wire.serialization import Serialized, serialize
 from hpcray.wire.views import view_tensors
 
 _sessions = itertools.count()
@@ -50,7 +46,7 @@ class Process(Reader):
         config = Config(**welcome.config)
         # Who wants to know where refs come from pays for it; nobody else does.
         table_kind = RecordingTable if config.record_ref_creation_sites else ObjectTable
-        table = table_kind(me, engine.send, engine.notify, self._lost_blob)
+        table = table_kind(me, engine.send, engine.notify, self._lost_blob, config.lineage_limit)
         super().__init__(me, engine, table, arena)
         self.node = node_of(welcome.proc)
         self.node_id = welcome.node_id
@@ -75,6 +71,7 @@ class Process(Reader):
         self.gcs = GcsClient(self)
         self.groups = Groups(self)
         self.store = StoreClient(self)
+        self.losses = Losses(self)
         self.ending = Ending(self)
         self.survey = Survey(self)
         self.handlers.update(self._message_handlers())
@@ -106,7 +103,8 @@ class Process(Reader):
             m.Exit: lambda _, msg: self.on_exit(msg.code),
             m.ProcDied: lambda _, msg: self.process_died(msg.proc, msg.reason),
             m.Undeliverable: lambda _, msg: self.process_died(msg.proc, msg.reason),
-            m.NodeDied: lambda _, msg: self._node_died(msg),
+            m.ObjectLost: table.on_object_lost,
+            m.NodeDied: lambda _, msg: self.losses.node_died(msg),
         }
 
     # ------------------------------------------------------------ references
@@ -227,15 +225,8 @@ class Process(Reader):
         for index in range(task.num_returns):
             self.table.left_behind(task.id + return_index(index), node_of(proc))
 
-    def _node_died(self, msg: m.NodeDied) -> None:
-        for proc in self.engine.peers_of(msg.node):
-            self.process_died(proc, msg.reason)
-
-    def _lost_blob(self, oid: bytes, reason: str, owner_died: bool) -> bytes:
-        if self.dead is not None:
-            return serialize_error(LocalRayletDiedError(self.dead))
-        kind = OwnerDiedError if owner_died else ObjectLostError
-        return serialize_error(kind(oid.hex(), show_proc(oid), reason))
+    def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
+        return lost_blob(oid, reason, why, self.dead)
 
     def close(self) -> None:
         """Leave the job: close every socket. The caller has told the raylet what it wants of it."""

@@ -1,10 +1,12 @@
-"""What is known of objects that are not there: for the error of a `get` that timed out."""
+"""What a process knows of objects that are not there: for the error of a `get` that timed out, and for `hpcray why`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from hpcray.base.bundle_names import plain
 from hpcray.base.ids import PUT_INDEX, TASK_BYTES, owner_of, show_proc
 from hpcray.base.resources import to_amounts
 from hpcray.core.owner.table import INLINE, STORED, Entry
@@ -15,6 +17,33 @@ if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
 _SHOWN = 3
+
+READY, FETCHED, FOREIGN, WRITING = "ready", "fetched", "foreign", "writing"
+ARGUMENTS, QUEUED, SENT, ACTOR = "arguments", "queued", "sent", "actor"
+
+
+@dataclass
+class Known:
+    """What one process knows of one object.
+
+    Attributes:
+        what: "put", "object", "task f", "call C.m".
+        text: what it waits for, in words.
+        state: READY (its value is here), FETCHED (in a store), FOREIGN (only its owner knows), WRITING (a put),
+            ARGUMENTS, QUEUED (for a worker), SENT (to a worker), ACTOR (for its actor).
+        task: the id of what makes it. worker: where that was sent. actor: whose call it is.
+        open: arguments that are not ready. nodes: where copies are. resources: what it needs of a node.
+    """
+
+    what: str
+    text: str
+    state: str
+    task: bytes = b""
+    worker: bytes = b""
+    actor: bytes = b""
+    open: list[bytes] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    resources: dict[str, float] = field(default_factory=dict)
 
 
 def unavailable(process: Process, missing: Sequence[bytes], timeout: float | None) -> str:
@@ -31,52 +60,63 @@ def unavailable(process: Process, missing: Sequence[bytes], timeout: float | Non
     return "\n".join(lines)
 
 
-def _line(process: Process, oid: bytes) -> str:
-    entry = process.table.entries[oid]
-    known = _of_others(process, oid, entry) if entry.state == STORED or owner_of(oid) != process.me else ""
-    what = "object" if known else "put"
-    if not known and isinstance(entry.task, Task):
-        what, known = _of_task(process, entry.task)
-    return f"{oid.hex()} (owner {show_proc(oid)}): {what} {known or 'is being written'}".rstrip()
-
-
-def _of_others(process: Process, oid: bytes, entry: Entry) -> str:
+def known_of(process: Process, oid: bytes, entry: Entry) -> Known:
+    """What this process knows of one object (lock held)."""
+    if entry.state == INLINE or entry.mapping is not None:
+        return Known("object", "is ready", READY)
     if entry.state == STORED:
         nodes = ", ".join(map(str, entry.nodes or ())) or "none"
-        return f"is ready; its {entry.size} bytes are being fetched from the store of node {nodes}"
-    what = "a put" if oid[TASK_BYTES:] == PUT_INDEX else "the return of a task"
-    return f"is {what} of its owner, which has not said that it is ready"
+        text = f"is ready; its {entry.size} bytes are being fetched from the store of node {nodes}"
+        return Known("object", text, FETCHED, nodes=list(entry.nodes or ()))
+    if owner_of(oid) != process.me:
+        what = "a put" if oid[TASK_BYTES:] == PUT_INDEX else "the return of a task"
+        return Known("object", f"is {what} of its owner, which has not said that it is ready", FOREIGN)
+    if isinstance(entry.task, Task):
+        return known_of_task(process, entry.task)
+    return Known("put", "is being written", WRITING)
 
 
-def _of_task(process: Process, task: Task) -> tuple[str, str]:
-    """What makes the object, and how far that is."""
+def known_of_task(process: Process, task: Task) -> Known:
+    """How far a task or call is that this process has submitted and that has not returned (lock held)."""
     client = task.klass if isinstance(task.klass, ActorClient) else None
     what = f"call {client.class_name}.{task.method}" if client is not None else f"task {task.name}"
     if task.waiting > 0 or (client is None and task.klass is None):
-        return what, _arguments(process, task)
+        return _arguments(process, task, what)
     if client is not None:
-        return what, _of_call(client, task)
+        return _of_call(client, task, what)
+    wanted = to_amounts(plain(dict(task.klass.shape.resources)))
     if task in task.klass.queue:
-        wanted = to_amounts(dict(task.klass.shape.resources))
         behind = f"behind {task.klass.queue.index(task)} others"
         reason = process.submitter.waits.get(task.klass.index, "")
-        return what, f"waits for a worker with {wanted}, {behind}. {reason}".rstrip()
+        text = f"waits for a worker with {wanted}, {behind}. {reason}".rstrip()
+        return Known(what, text, QUEUED, task.id, resources=wanted)
     if task.worker is None:
-        return what, _arguments(process, task)
-    return what, f"was sent to {show_proc(task.worker)} and has not returned"
+        return _arguments(process, task, what)
+    text = f"was sent to {show_proc(task.worker)} and has not returned"
+    return Known(what, text, SENT, task.id, task.worker, resources=wanted)
 
 
-def _of_call(client: ActorClient, task: Task) -> str:
+def _line(process: Process, oid: bytes) -> str:
+    known = known_of(process, oid, process.table.entries[oid])
+    return f"{oid.hex()} (owner {show_proc(oid)}): {known.what} {known.text}".rstrip()
+
+
+def _of_call(client: ActorClient, task: Task, what: str) -> Known:
     actor = f"its actor {client.actor.hex()}"
     if task.id in client.inflight:
-        return f"was sent to {actor} in {show_proc(client.worker)} and has not returned"
+        text = f"was sent to {actor} in {show_proc(client.worker)} and has not returned"
+        return Known(what, text, SENT, task.id, client.worker, client.actor)
     if client.worker:
-        return f"waits until the calls before it were sent to {actor}"
-    return f"waits for {actor}, which is {client.state}. {client.reason}".rstrip()
+        text = f"waits until the calls before it were sent to {actor}"
+        late = [first for first in client.queue if first is not task and first.waiting > 0]
+        open_ids = [oid for first in late for oid in first.slots or ()]
+        return Known(what, text, ARGUMENTS, task.id, actor=client.actor, open=open_ids[:1])
+    text = f"waits for {actor}, which is {client.state}. {client.reason}".rstrip()
+    return Known(what, text, ACTOR, task.id, actor=client.actor)
 
 
-def _arguments(process: Process, task: Task) -> str:
-    entries = process.table.entries
-    open_ones = [oid for oid in task.slots or () if oid in entries and entries[oid].state not in (INLINE, STORED)]
-    first = f": {open_ones[0].hex()} (owner {show_proc(open_ones[0])}) is not ready" if open_ones else ""
-    return f"waits for its arguments{first}"
+def _arguments(process: Process, task: Task, what: str) -> Known:
+    entries: dict[bytes, Any] = process.table.entries
+    open_ids = [oid for oid in task.slots or () if oid in entries and entries[oid].state not in (INLINE, STORED)]
+    first = f": {open_ids[0].hex()} (owner {show_proc(open_ids[0])}) is not ready" if open_ids else ""
+    return Known(what, f"waits for its arguments{first}", ARGUMENTS, task.id, open=open_ids)

@@ -26,7 +26,7 @@ from hpcray.wire import messages as m
 
 Handler = Callable[[float, bytes, Any], Iterable[Any]]
 
-_STORE = (m.Create, m.Seal, m.Open, m.Release, m.Free, m.Pull, m.PullRefused)
+_STORE = (m.Create, m.Seal, m.Open, m.Release, m.Free, m.Pull, m.PullElsewhere, m.PullRefused)
 _NOTHING: tuple[()] = ()
 
 
@@ -103,7 +103,7 @@ class Raylet:
         self.carriers: dict[type, Callable[[Any], None]] = {
             fx.Send: lambda effect: router.send(effect.dest, effect.msg),
             fx.ForkWorker: lambda effect: self.processes.fork(effect.number, effect.env),
-            fx.KillWorker: lambda effect: self.processes.kill(effect.worker),
+            fx.KillWorker: lambda effect: self.processes.kill(effect.worker, effect.reason),
             fx.StartReceive: self._start_receive,
             fx.StartSend: self._start_send,
             fx.CancelReceive: self._cancel_receive,

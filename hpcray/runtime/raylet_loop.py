@@ -51,12 +51,14 @@ class RayletLoop:
 
     Attributes:
         now: monotonic time of the current turn.
+        heard: when anything of another node arrived last.
     """
 
     def __init__(
         self, router: Router, listener: Listener, control: ControlTransport | None, data: DataPlane | None
     ) -> None:
         self.now = monotonic()
+        self.heard: dict[int, float] = {}
         self._router = router
         self._listener = listener
         self._control = control
@@ -168,6 +170,7 @@ class RayletLoop:
     def _poll_wires(self, control: ControlTransport) -> None:
         for node, batch in control.poll():
             if node not in self._router.lost_nodes:  # who was declared dead stays dead
+                self.heard[node] = self.now
                 self._read_batch(batch)
         if self._data is not None:
             for what, _, tag, error in self._data.progress():

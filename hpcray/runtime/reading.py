@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from hpcray.base.errors import GetTimeoutError, LocalRayletDiedError, ObjectStoreFullError, RaySystemError, RayTaskError
+from hpcray.base.errors import GetTimeoutError, LocalRayletDiedError, RaySystemError, RayTaskError
+from hpcray.base.fullness import store_full
 from hpcray.core.owner.table import INLINE, PENDING, ObjectTable, Waiter
 from hpcray.host.arena import Arena
 from hpcray.runtime.engine import Engine, monotonic
@@ -19,11 +20,13 @@ from hpcray.wire.serialization import ERROR, deserialize, serialize_error
 
 
 class ThreadState(threading.local):
-    """What this thread executes: the message. protected: refs that came in its arguments (None outside of tasks)."""
+    """What this thread executes: the message. protected: refs that came in its arguments (None outside of tasks).
+    since: when that began."""
 
     protected: list[bytes] | None = None
     task: m.PushTask | m.ActorCall | None = None
     name: str = ""
+    since: float = 0.0
 
 
 class Reader:
@@ -98,7 +101,7 @@ class Reader:
                     found.append(self.arena.pinned_view(mapping.offset, mapping.size, gone))
                     mapping.views += 1
                 elif oid in self.table.pins.refused:
-                    found.append(serialize_error(ObjectStoreFullError(self.table.pins.refused[oid])))
+                    found.append(serialize_error(store_full(self.table.pins.refused[oid])))
                 else:
                     found.append(None)  # another one failed first
         if engine.after:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hpcray.base.ids import OBJECT_BYTES, owner_of, task_of
+from hpcray.base.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
 from hpcray.wire.serialization import note_ref
 
 if TYPE_CHECKING:
@@ -89,9 +89,14 @@ class ObjectRef(Generic[T]):
         """Bytes of an object id."""
         return OBJECT_BYTES
 
-    def task_id(self) -> bytes:
+    def task_id(self) -> TaskID:
         """Id of the task that makes the object."""
-        return task_of(self._id)
+        return TaskID(task_of(self._id))
+
+    def job_id(self) -> JobID:
+        """Id of the job that it belongs to."""
+        job = current.process.job if current.process is not None else None
+        return JobID(bytes.fromhex(job.job_id) if job is not None else b"")
 
     def owner_address(self) -> bytes:
         """Proc id of the owner."""

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from hpcray.base.errors import ActorDiedError, RayTaskError, TaskCancelledError, make_task_error
+from hpcray.base.errors import (
+    ActorDiedError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    TaskCancelledError,
+    make_task_error,
+)
 from hpcray.base.ids import raylet_of, return_index
 from hpcray.host.address import node_ip_address
+from hpcray.runtime.record import Record
+from hpcray.runtime.store_client import Occupied
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import NONE_BLOB, Serialized, serialize, serialize_error
 
@@ -18,13 +27,14 @@ if TYPE_CHECKING:
     from hpcray.runtime.worker import Worker
 
 _FLUSH_US = 1_000
+_AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
 
 
 class Replies:
     """Sends the replies of one worker.
 
     Attributes:
-        since_flush: microseconds of work whose replies may still be buffered.
+        since_flush: microseconds of work whose replies may still be buffered. record: what has run here, if kept.
     """
 
     def __init__(self, worker: Worker, process: Process) -> None:
@@ -34,6 +44,9 @@ class Replies:
         self._raylet = raylet_of(process.node)
         self._inline_limit = process.config.inline_limit
         self.since_flush = 0
+        size = process.config.task_events
+        self.record = Record(size) if size else None
+        self._ended = self.record.add if self.record is not None else None
 
     def reply(
         self,
@@ -48,6 +61,10 @@ class Replies:
         actor: tuple[str, str] | None = None,
     ) -> None:
         """Send a result (or an exception) to the submitter; large values go into the node's store first."""
+        if self._ended is not None:
+            own = self._worker.options.get(task) if self._worker.options else None
+            called = own.name if own is not None and own.name else name
+            self._ended((task, called, perf_counter(), us, error is not None))
         returns: list[m.Returned] | None = None
         if error is None:
             try:
@@ -83,7 +100,7 @@ class Replies:
         if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
             self._worker.cancelled.discard(task)
             return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
-        if issubclass(kind, (ActorDiedError, TaskCancelledError)) and not issubclass(kind, RayTaskError):
+        if issubclass(kind, _AS_THEY_ARE) and not issubclass(kind, RayTaskError):
             return serialize_error(error)
         return serialize_error(task_error(error, name, actor))
 
@@ -97,7 +114,10 @@ class Replies:
             value = blob.join() if isinstance(blob, Serialized) else blob
             size = 0
         else:
-            self._process.store.write(object_id, blob)
+            try:
+                self._process.store.write(object_id, blob)
+            except Occupied:  # it is made again, and somebody here still reads what it was: this one travels
+                value, size = blob.join() if isinstance(blob, Serialized) else blob, 0
         if refs or size:
             with self._engine.lock:
                 for ref in refs:
@@ -125,9 +145,14 @@ class Replies:
         if len(values) != num_returns:
             raise ValueError(f"Task returned {len(values)} objects, but num_returns={num_returns}.")
         returns: list[m.Returned] = []
+        own = self._worker.options.get(task)
+        want = own.want if own is not None else None
         try:
             for index, item in enumerate(values):
-                returns.append(self.returned(src, task, index, *serialize(item)))
+                if want is not None and index not in want:
+                    returns.append(m.Returned(b""))  # its owner still has that of an earlier run
+                else:
+                    returns.append(self.returned(src, task, index, *serialize(item)))
         except BaseException:
             self._withdraw(src, task, returns)
             raise

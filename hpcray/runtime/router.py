@@ -6,6 +6,8 @@ destination into one frame. Order is kept per destination: what we said goes out
 
 from __future__ import annotations
 
+import contextlib
+
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.runtime.local_links import Link, Piece
 from hpcray.transport.base import ControlTransport, PeerLost
@@ -71,6 +73,12 @@ class Router:
         """From now on frames for this node are undeliverable."""
         self.lost_nodes[node] = reason
         self._batches.pop(node, None)
+
+    def last_word(self, node: int, msg: Message) -> None:
+        """Say something to the raylet of a node that is about to be lost, past all that waits; it may arrive or not."""
+        if self._control is not None and node not in self.lost_nodes:
+            with contextlib.suppress(PeerLost):
+                self._control.send(node, pack(raylet_of(node), self.me, encode([msg])))
 
     def flush(self) -> list[tuple[int, str]]:
         """Hand the batches to the transport; the nodes that could not be reached, and why. Links are the caller's."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 
@@ -20,6 +24,7 @@ _SHARE = 0.25
 _SIGNALS = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM}
 _REQUEUE = ("auto", "scontrol", "exit")
 _SCONTROL_TIME = 10.0
+_DAMPING, _LONGEST_DAMPING = 0.01, 3.0
 _ALIVE = ("RUNNING", "SIGNALING")
 """States of a job that Slurm has not ended: it is SIGNALING for a while after `--signal` did."""
 
@@ -113,6 +118,28 @@ def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str
         said = str(getattr(error, "stderr", "") or error).strip()
         return f"{said}; hint: `scontrol requeue {job}` by hand; the job needs `#SBATCH --requeue`"
     return ""
+
+
+def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None = None) -> bool:
+    """This rank cannot start, and the others would wait for it inside of `MPI_Init`: tell why and have Slurm end the
+    step. (mpirun ends all ranks by itself when one fails.)
+
+    Returns:
+        Whether it was told; a Slurm that does not obey leaves the others to their own patience.
+    """
+    environ = os.environ if environ is None else environ
+    if launch.kind != "srun" or launch.size == 1:
+        return False
+    where = f"rank {launch.rank} on {socket.gethostname()}"
+    print(f"hpcray: {where} does not start, and so the job does not: {error}", file=sys.stderr, flush=True)
+    # Many ranks may have the same trouble: the first that asks ends the others before they do.
+    time.sleep(random.uniform(0, min(_DAMPING * launch.rank, _LONGEST_DAMPING)))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+        # SIGTERM lets them tidy up. Without --signal, scancel kills the tasks of a step at once.
+        line = ["scancel", "--signal=TERM", step]
+        subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCONTROL_TIME)
+    return True
 
 
 def wants_requeue(setting: str, shown: str) -> bool:

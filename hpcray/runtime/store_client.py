@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.errors import LocalRayletDiedError, ObjectStoreFullError, RaySystemError
-from hpcray.base.ids import raylet_of
+from hpcray.base.errors import LocalRayletDiedError, RaySystemError
+from hpcray.base.fullness import store_full
+from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.engine import monotonic
 from hpcray.wire import messages as m
@@ -15,8 +16,12 @@ from hpcray.wire.serialization import Serialized
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
-_LEFT_BEHIND = 30.0
+_LEFT_BEHIND = 1.0
 _AGAIN = 0.005
+
+
+class Occupied(RaySystemError):
+    """An earlier life of the object is still being read on this node, so that no other can be written."""
 
 
 class StoreClient:
@@ -32,8 +37,8 @@ class StoreClient:
         """Message handlers, for the engine."""
         return {
             m.Created: lambda _, msg: self._answer(msg.id, msg),
-            m.Opened: lambda _, msg: self._process.table.on_opened(msg),
-            m.StoreError: lambda _, msg: self._on_error(msg),
+            m.Opened: self._on_opened,
+            m.StoreError: self._on_error,
             m.Unpin: lambda _, msg: self._process.table.pins.give_up(msg.size),
         }
 
@@ -44,7 +49,7 @@ class StoreClient:
             Offset and size in the arena.
 
         Raises:
-            ObjectStoreFullError: there is no room, and none came in time. RaySystemError: another process writes it.
+            ObjectStoreFullError, OutOfDiskError: there is no room, and none came. RaySystemError: another writes it.
         """
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         base = self.create(oid, size)
@@ -66,13 +71,13 @@ class StoreClient:
         """Offset of a block for an object that is to be filled and sealed, pinned for us. Lock not held.
 
         Raises:
-            ObjectStoreFullError: there is no room, and none came in time. RaySystemError: another process writes it.
+            ObjectStoreFullError, OutOfDiskError: there is no room, and none came. RaySystemError: another writes it.
         """
         answer = self._ask(oid, m.Create(oid, size))
         if isinstance(answer, m.StoreError) and answer.kind == "exists":
             answer = self._replace(oid, size)
         if isinstance(answer, m.StoreError):
-            raise ObjectStoreFullError(answer.reason) if answer.kind == "full" else RaySystemError(answer.reason)
+            raise store_full(answer.reason) if answer.kind == "full" else Occupied(answer.reason)
         offset: int = answer.offset
         return offset
 
@@ -123,8 +128,16 @@ class StoreClient:
             # Whoever asked was interrupted meanwhile.
             self._engine.send(self._raylet, m.Release([oid]))
 
-    def _on_error(self, msg: m.StoreError) -> None:
-        if msg.id in self._creating:
+    def _on_opened(self, src: bytes, msg: m.Opened) -> None:
+        if src == self._raylet:
+            self._process.table.on_opened(msg)
+        else:  # of a second copy that we hold there
+            self._process.table.on_replica(msg.id, node_of(src), "")
+
+    def _on_error(self, src: bytes, msg: m.StoreError) -> None:
+        if src != self._raylet:
+            self._process.table.on_replica(msg.id, node_of(src), msg.reason)
+        elif msg.id in self._creating:
             self._answer(msg.id, msg)
         else:
             self._process.table.on_store_error(msg)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from hpcray.base.errors import ObjectRefStreamEndOfStreamError
-from hpcray.base.ids import node_of, return_index
+from hpcray.base.ids import TaskID, node_of, return_index
 from hpcray.core.owner.table import PENDING, Waiter
 from hpcray.runtime.own_options import OwnTask
-from hpcray.runtime.refs import ObjectRef, need_process, new_ref
+from hpcray.runtime.refs import ObjectRef, T, need_process, new_ref
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, is_error, serialize, serialize_error
 
@@ -61,6 +61,10 @@ class Streams:
         ref = new_ref(completed)
         return ref if task.own.dynamic else ObjectRefGenerator(stream, ref)
 
+    def is_open(self, task_id: bytes) -> bool:
+        """Whether a task has never ended; one that has may run again for values that were lost."""
+        return task_id in self._open
+
     def received(self, task_id: bytes) -> int:
         """How many values came: a task that runs again need not send them again."""
         stream = self._open.get(task_id)
@@ -69,8 +73,8 @@ class Streams:
     def tell_taken(self, task: OwnTask, worker: bytes) -> None:
         """The task is being sent to a worker, which has heard nothing of what was taken so far."""
         stream = self._open.get(task.id)
-        if stream is not None and task.own.window > 0 and (stream.taken or stream.dropped):
-            count = _EVERYTHING if stream.dropped else stream.taken
+        if task.own.window > 0 and (stream is None or stream.taken or stream.dropped):
+            count = _EVERYTHING if stream is None or stream.dropped else stream.taken
             self._engine.send(worker, m.StreamTaken(task.id, count))
 
     def on_item(self, src: bytes, msg: m.StreamItem) -> None:
@@ -82,6 +86,8 @@ class Streams:
             self._adopt(src, item)
             return
         contained = self._adopt(src, item)
+        if item.size or contained:
+            self._keep(msg.task, stream, object_id)
         if stream is not None:
             stream.received += 1
             if not stream.dropped:
@@ -126,6 +132,13 @@ class Streams:
             self._table.set_inline(task.id + return_index(stream.received + 1), _END)
         self._table.set_inline(task.id + return_index(0), completed, contained)
 
+    def _keep(self, task_id: bytes, stream: Stream | None, object_id: bytes) -> None:
+        """A value that may be lost one day has come, of a first run or of a later one."""
+        kept = self._table.lineage.kept.get(task_id)
+        task = stream.task if stream is not None else kept.task if kept is not None else None
+        if task is not None:
+            self._process.submitter.retrying.keep(task, [object_id], running=True)
+
     def _expect_next(self, stream: Stream) -> None:
         object_id = stream.task.id + return_index(stream.received + 1)
         self._table.create(object_id).local = 1
@@ -137,17 +150,17 @@ class Streams:
         return [new_ref(inner) for inner in item.contained] if item.contained else None
 
 
-class ObjectRefGenerator:
+class ObjectRefGenerator(Generic[T]):
     """Gives the refs of what a task or actor call yields, in order, as they come. `for`, `async for`, `next`."""
 
     def __init__(self, stream: Stream, completed: ObjectRef[Any]) -> None:
         self._stream = stream
         self._completed = completed
 
-    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
         return self
 
-    def __next__(self) -> ObjectRef[Any]:
+    def __next__(self) -> ObjectRef[T]:
         """The next ref; waits until its value is there. If the task failed, the last ref's value is the error."""
         process = need_process()
         with process.engine.lock:
@@ -166,10 +179,10 @@ class ObjectRefGenerator:
             raise StopIteration
         return ref
 
-    def __aiter__(self) -> AsyncIterator[ObjectRef[Any]]:
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
         return self
 
-    async def __anext__(self) -> ObjectRef[Any]:
+    async def __anext__(self) -> ObjectRef[T]:
         process = need_process()
         if self._stream.refs:
             loop = asyncio.get_running_loop()
@@ -197,7 +210,7 @@ class ObjectRefGenerator:
         """Whether the task has ended and all refs were taken."""
         return self.peek() is None
 
-    def task_id(self) -> bytes:
+    def task_id(self) -> TaskID:
         """Id of the task."""
         return self._completed.task_id()
 

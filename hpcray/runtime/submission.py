@@ -7,21 +7,24 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.errors import RayTaskError, TaskCancelledError, UserCodeException, WorkerCrashedError
+from hpcray.base.errors import TaskCancelledError
 from hpcray.base.ids import FIRST_RETURN, node_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.leases import LeaseClient
+from hpcray.core.owner.locality import Locality
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Function, LeaseClass, Task
 from hpcray.runtime.actor_calls import ActorCalls
 from hpcray.runtime.arguments import pack
 from hpcray.runtime.cancelling import Cancelling
+from hpcray.runtime.crashes import Crashes
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.links import MAX_BATCH, Peer
 from hpcray.runtime.own_options import Own, OwnTask
 from hpcray.runtime.refs import new_ref
+from hpcray.runtime.retrying import Retrying
 from hpcray.runtime.streams import Streams
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import deserialize, is_error, serialize_error
+from hpcray.wire.serialization import is_error, serialize_error
 
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
@@ -43,11 +46,14 @@ class Submitter:
         self.leases = LeaseClient(
             process.me, process.engine.send, self._push, process.config.idle_lease_timeout
         )  # fmt: skip
+        self.retrying = Retrying(process, self)
+        self.locality = Locality(self.leases, self._table.entries, process.node, process.cluster_size)
         self.actors = ActorCalls(process, self)
         self.cancelling = Cancelling(process, self)
         self.streams = Streams(process)
         self.waits: dict[int, str] = {}
         self._ticking = False
+        self._crashes = Crashes(process.config.task_oom_retries)
 
     def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         """Message handlers, for the engine."""
@@ -96,7 +102,9 @@ class Submitter:
             # No lambdas here: they would make cells of the variables of every call.
             if nested:
                 engine.later(partial(self._start, task, klass))
-            elif slots is None or self.resolve(task, partial(self._ready, task, klass)):
+            elif slots is None or self.resolve(task, partial(self.ready, task, klass)):
+                if slots is not None:
+                    klass = self.locality.klass(task, klass)
                 if self.leases.submit(task, klass):
                     engine.flush()
                 elif engine.dirty:
@@ -128,16 +136,16 @@ class Submitter:
             if nested:
                 self._engine.later(lambda: self._start(task, klass))
                 return result
-            if self.resolve(task, lambda: self._ready(task, klass)):
-                self.leases.submit(task, klass)
+            if self.resolve(task, lambda: self.ready(task, klass)):
+                self.leases.submit(task, self.locality.klass(task, klass))
             self._engine.flush()
         return result
 
     def _start(self, task: Task, klass: LeaseClass) -> None:
         """Go on with a task that a destructor submitted while this thread held the lock."""
         with self._engine.lock:
-            if task.slots is None or self.resolve(task, lambda: self._ready(task, klass)):
-                self._ready(task, klass)
+            if task.slots is None or self.resolve(task, lambda: self.ready(task, klass)):
+                self.ready(task, klass)
             self._engine.flush()
 
     def returns(self, task: Task) -> Any:
@@ -157,9 +165,10 @@ class Submitter:
                 waiter.count -= 1
         return waiter.count == 0 and not self.failed_argument(task)
 
-    def _ready(self, task: Task, klass: LeaseClass) -> None:
+    def ready(self, task: Task, klass: LeaseClass) -> None:
+        """The arguments of a task are there, or one of them is an error (lock held)."""
         if not self.failed_argument(task) and not task.cancelled:
-            self.leases.submit(task, klass)
+            self.leases.submit(task, klass if task.slots is None else self.locality.klass(task, klass))
 
     def failed_argument(self, task: Task) -> bool:
         """Whether one of the task's arguments is an error; then so is the task (`waiting` is -1)."""
@@ -167,6 +176,8 @@ class Submitter:
             entry = self._table.entries[object_id]
             if entry.state == INLINE and is_error(entry.value):
                 task.waiting = -1
+                if task.attempt:
+                    self.retrying.argument_lost(task, object_id)
                 self.fail(task, entry.value)
                 return True
         return False
@@ -176,7 +187,9 @@ class Submitter:
         if task.slots is None:
             return None, None
         if isinstance(task, OwnTask) and task.worker is not None:
-            self._engine.send(task.worker, task.announcement(self.streams.received(task.id)))
+            skip = self.streams.received(task.id)
+            want = None if self.streams.is_open(task.id) else self.retrying.wanted(task)
+            self._engine.send(task.worker, task.announcement(skip, want))
             self.streams.tell_taken(task, task.worker)
         refs: list[m.ArgRef] = []
         inline: list[bytes] = []
@@ -198,7 +211,16 @@ class Submitter:
             peer.functions.add(fn.id)
             engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob, fn.max_calls))
         refs, inline = self.slot_values(task) if task.slots is not None else (None, None)
+        if task.attempt and task.num_returns > 1:
+            self.tell_wanted(task, proc)
         self.queue(peer, m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline))
+
+    def tell_wanted(self, task: Task, proc: bytes) -> None:
+        """A task with several returns runs again: those that are still there are not to be made."""
+        if not isinstance(task, OwnTask):  # those announce it with the rest
+            want = self.retrying.wanted(task)
+            if want is not None:
+                self._engine.send(proc, m.CallOptions(task.id, want=want))
 
     def queue(self, peer: Peer, msg: m.Message) -> None:
         """Put a message into a peer's batch; a full batch leaves at once."""
@@ -230,6 +252,8 @@ class Submitter:
         if task is not None:
             task.keep = None
             self._table.set_inline(msg.task + FIRST_RETURN, msg.value)
+            if task.attempt:
+                self.retrying.ended(task)
 
     def _on_taken_back(self, src: bytes, msg: m.TakenBack) -> None:
         if msg.leaving and msg.asked:
@@ -259,7 +283,7 @@ class Submitter:
             self._decline(src, msg)
             return
         if msg.status == 1 and task.retry_exceptions and task.retries:
-            self._engine.later(lambda: self._retry_or_fail(task, msg))
+            self._engine.later(lambda: self.retrying.raised(task, msg))
             return
         self.finish(task, src, msg)
 
@@ -269,7 +293,11 @@ class Submitter:
         if isinstance(task, OwnTask) and task.own.stream:
             self.streams.finish(task, src, msg)
             task.keep = None
+            self.retrying.ended(task)
             return
+        durable = [msg.task + return_index(i) for i, item in enumerate(msg.returns) if item.size or item.contained]
+        if durable:
+            self.retrying.keep(task, durable)
         for index, item in enumerate(msg.returns):
             object_id = msg.task + return_index(index)
             contained = None
@@ -279,9 +307,11 @@ class Submitter:
                 contained = [new_ref(inner) for inner in item.contained]
             if item.size:
                 table.set_stored(object_id, item.size, node_of(src), contained)
-            else:
+            elif item.value:  # else it was not wanted: we have it
                 table.set_inline(object_id, item.value, contained)
         task.keep = None
+        if durable or task.attempt:
+            self.retrying.ended(task)
 
     def _decline(self, src: bytes, msg: m.TaskReply) -> None:
         """Nobody waits for this result any more; the refs in it were kept for us all the same."""
@@ -290,28 +320,6 @@ class Submitter:
                 self._table.adopt(inner, src)
                 self._table.release(inner)
 
-    def _retry_or_fail(self, task: Task, msg: m.TaskReply) -> None:
-        error = deserialize(msg.returns[0].value) if msg.returns else None
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, UserCodeException) and cause.__cause__ is not None:
-            cause = cause.__cause__
-        wanted = task.retry_exceptions is True or isinstance(cause, tuple(task.retry_exceptions))
-        with self._engine.lock:
-            if wanted and not task.cancelled:
-                self._again(task)
-            else:
-                self.finish(task, task.worker or b"", msg)
-            self._engine.flush()
-
-    def _again(self, task: Task) -> None:
-        if task.retries > 0:
-            task.retries -= 1
-        task.worker = None
-        if task.fn is None:
-            self.actors.again(task)
-        else:
-            self.leases.submit(task, task.klass)
-
     def fail(self, task: Task, blob: bytes) -> None:
         """End a task in an error (lock held)."""
         if isinstance(task, OwnTask) and task.own.stream:
@@ -319,23 +327,25 @@ class Submitter:
         for index in range(task.num_returns):
             self._table.set_inline(task.id + return_index(index), blob)
         task.keep = None
+        if task.attempt or task.num_returns < 0:
+            self.retrying.ended(task, blob)
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its tasks run again, or fail."""
         leased = self.leases.workers.get(proc)
-        if leased is not None:
+        if leased is not None and node_of(proc) not in self._table.dead_nodes:
             # Perhaps only our connection broke: its raylet must not keep the lease for us.
             self._engine.send(raylet_of(node_of(proc)), m.LeaseReturn(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
                 self.fail_cancelled(task)
-            elif position == 0 and task.retries == 0:
-                text = f"the worker that ran {task.name!r} died: {reason or show_proc(proc)}"
-                self.fail(task, serialize_error(WorkerCrashedError(text)))
+            elif position == 0 and (over := self._crashes.verdict(task, show_proc(proc), reason)) is not None:
+                self.fail(task, serialize_error(over))
             elif position == 0:
-                self._again(task)
+                self.retrying.crashed(task)
             else:
-                self.leases.submit(task, task.klass)
+                task.worker = None
+                self.retrying.submit(task)
         self.actors.process_died(proc, reason)
 
     def _on_infeasible(self, _: bytes, msg: m.Infeasible) -> None:

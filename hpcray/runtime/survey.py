@@ -14,6 +14,8 @@ import msgspec
 from hpcray.base.errors import ObjectFreedError
 from hpcray.base.ids import number_of, owner_of, raylet_of, show_proc
 from hpcray.core.owner.table import Entry, ObjectTable
+from hpcray.runtime.answers import Answers
+from hpcray.runtime.long_waits import LongWaits
 from hpcray.runtime.refs import ObjectRef
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import serialize_error
@@ -55,16 +57,27 @@ def call_site() -> str:
 
 
 class Survey:
-    """One process's part: its answers, and its questions."""
+    """One process's part: its answers, and its questions.
+
+    Attributes:
+        answers: what it says of itself. waits: its `get`s that wait for long.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._table = process.table
         self._engine = process.engine
+        self.answers = Answers(process)
+        self.waits = LongWaits(process, process.config.get_report_after)
 
     def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         """Message handlers, for the engine."""
-        return {m.ListRefs: self._list_refs, m.FreeAsked: lambda _, msg: self._free_owned(msg.ids)}
+        return {
+            m.ListRefs: self._list_refs,
+            m.FreeAsked: lambda _, msg: self._free_owned(msg.ids),
+            m.Ask: self.answers.on_ask,
+            m.AskRetries: self.answers.on_ask_retries,
+        }
 
     def _list_refs(self, src: bytes, msg: m.ListRefs) -> None:
         rows = {}

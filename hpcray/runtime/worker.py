@@ -20,15 +20,14 @@ from hpcray.base.ids import raylet_of
 from hpcray.core.owner.table import Waiter
 from hpcray.host.accelerators import confine
 from hpcray.host.relocation import Relocation
+from hpcray.host.runtime_env import VARIABLE
 from hpcray.host.threads import changes, use_cpus
 from hpcray.runtime.actor_end import URGENT, ActorEnd
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
 from hpcray.runtime.engine import monotonic
-from hpcray.runtime.links import listen
-from hpcray.runtime.output import prefix_output, redirect_output
-from hpcray.runtime.process import Process, connect
-from hpcray.runtime.refs import current
+from hpcray.runtime.environment import Environment
+from hpcray.runtime.process import Process
 from hpcray.runtime.replies import Replies
 from hpcray.runtime.retiring import COUNTED, Retire, counted, finish
 from hpcray.runtime.yielding import Yielding, drive
@@ -47,17 +46,21 @@ class Worker:
     Attributes:
         queue: what came and has not started. lessee: who holds the lease. holds, env: what goes with it; a worker has
             one environment for life.
-        options: of tasks that have their own. cancelled: tasks that were told to stop while they ran.
+        environment: the rest of its runtime_env. options: of tasks that have their own.
+        cancelled: tasks that were told to stop while they ran.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, environment: Environment) -> None:
         self.process = process
         self.engine = process.engine
         self.actor: ActorHost | None = None
         self.running: bytes | None = None
+        self.thread_locals: dict[int, dict[str, Any]] = {}
+        self.enter_thread()
         self.lessee = b""
         self.holds: dict[str, int] = {}
         self.env: dict[str, str] = {}
+        self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
         self.cancelled: set[bytes] = set()
@@ -116,7 +119,7 @@ class Worker:
 
     def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
         """The variables of a task or actor go before those of its job."""
-        self.env = dict(env)
+        self.env = {name: value for name, value in env if name != VARIABLE}
         os.environ.update(self.env)
         confine(os.environ)
 
@@ -180,6 +183,7 @@ class Worker:
         os.environ.update(job.env)
         os.environ.update(self.env)
         confine(os.environ)
+        self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
         """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
@@ -241,6 +245,7 @@ class Worker:
         local = vars(self.process.local)  # several times faster than its attributes
         protected: list[bytes] = []
         local["protected"] = protected
+        local["since"] = started
         local["task"] = msg
         error: BaseException | None = None
         value: Any = None
@@ -295,6 +300,21 @@ class Worker:
         found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found
+
+    def enter_thread(self) -> None:
+        """The calling thread will run tasks or calls: `thread_locals` shows to others what it runs."""
+        self.thread_locals[threading.get_ident()] = vars(self.process.local)
+
+    def label(self, msg: m.PushTask | m.ActorCall) -> str:
+        """What people call a task or call that runs. Runs no code of the user."""
+        own = self.options.get(msg.task)
+        if own is not None and own.name:
+            return own.name
+        if isinstance(msg, m.ActorCall):
+            return f"{self.actor.spec.class_name}.{msg.method}" if self.actor is not None else msg.method
+        found = self._functions.get(msg.fn)
+        blob = self._blobs.get(msg.fn)
+        return found[0] if found is not None else blob.name if blob is not None else ""
 
     def names_of(self, msg: m.PushTask | m.ActorCall) -> tuple[str, str]:
         """The names of a running task, for people: its own (or what it calls), and that of the function."""
@@ -373,28 +393,3 @@ def qualified_name(called: Any) -> str:
         with contextlib.suppress(TypeError, OSError):
             module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
     return f"{module}.{getattr(called, '__qualname__', type(called).__qualname__)}"
-
-
-def _not_ours(number: int, frame: FrameType | None) -> None:
-    """A handler, not SIG_IGN, which programs that a task starts would inherit."""
-
-
-def worker_main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
-    """Body of a forked worker."""
-    with contextlib.suppress(OSError):
-        os.close(arena_fd)  # Welcome brings one
-    # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
-    listener = listen(session_dir, number)
-    process = connect(session_dir, "worker")
-    worker = Worker(process)
-    current.process = process
-    current.worker = worker
-    signal.signal(signal.SIGINT, worker.interrupted)
-    if process.config.log_to_driver:
-        prefix_output(process.local, process.node)
-    else:
-        redirect_output(f"{session_dir}/worker-{number}.log")
-    for number in process.run.signals:
-        signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
-    process.start(listener)
-    worker.serve()

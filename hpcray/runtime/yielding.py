@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Yielding:
-    """All tasks of one worker that yield now, by task id, with how many of their values were taken."""
+    """All tasks of one worker that yield now, by task id, with how many of their values were taken.
+
+    A task of which nobody takes values any more is in none of these.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -57,9 +60,9 @@ class Yielding:
 
     def run(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> None:
         """Send what `value`, a generator, yields. Its exceptions are the caller's."""
-        sender = _Sender(self, self._worker, src, msg)
         if not isinstance(value, Iterator):
             raise TypeError(f"num_returns='streaming' needs a generator, not {type(value).__name__}; hint: yield")
+        sender = _Sender(self, self._worker, src, msg)
         try:
             drive(value, sender)
         finally:
@@ -96,11 +99,13 @@ class Yielding:
             self._close(task)
 
     def await_room(self, task: bytes, sent: int, window: int) -> None:
-        """Wait until fewer than `window` of the values sent have not been taken.
+        """Wait until fewer than `window` of the values sent have not been taken; a negative one never waits.
 
         Raises:
             TaskCancelledError: nobody takes any more, as the caller is dead or the task has ended.
         """
+        if window <= 0 and task in self._taken:
+            return
         engine = self._worker.engine
         with engine.lock:
             while (taken := self._taken.get(task)) is not None and sent - taken >= window:
@@ -119,25 +124,25 @@ class _Sender:
         self._src, self._task = src, msg.task
         self._window = own.window if own is not None else -1
         self._skip = own.skip if own is not None else 0
+        self._want = frozenset(own.want) if own is not None and own.want is not None else None
         self._index = 0
         self.blocks = self._window > 0
-        if self.blocks:
-            yielding.begin(msg.task, src)
+        yielding.begin(msg.task, src)
 
     def send(self, value: Any) -> None:
         index = self._index
         self._index += 1
         if index < self._skip:
             return
-        if self.blocks:
-            self._yielding.await_room(self._task, index, self._window)
+        self._yielding.await_room(self._task, index, self._window)
+        if self._want is not None and index + 1 not in self._want:
+            return
         replies = self._worker.replies
         item = replies.returned(self._src, self._task, index + 1, *serialize(value))
         replies.send_now(self._src, m.StreamItem(self._task, index, item))
 
     def close(self) -> None:
-        if self.blocks:
-            self._yielding.end(self._task)
+        self._yielding.end(self._task)
 
 
 def drive(values: Iterator[Any], sender: _Sender) -> None:

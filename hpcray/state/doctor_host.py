@@ -9,12 +9,14 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 
+from hpcray.base.config import Config
 from hpcray.host import probe
 from hpcray.host.allocation import accelerators, read_allocation, visibility_variable
 from hpcray.host.allocation_tmp import Directory, directories, file_system, look_at
+from hpcray.host.binding import ADAPTERS, WorkerPlan, plan_rank
 from hpcray.host.session import session_root
+from hpcray.host.topology import nodes_of, numa_nodes
 from hpcray.state.doctor_wires import nearest_adapters, rdma_devices
 from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding
 from hpcray.transport.start_checks import check_shared_memory
@@ -26,7 +28,6 @@ _FEW_PROCESSES = 4096
 _LITTLE_LOCKED = 1 << 30
 _LITTLE_TMP = 1 << 30
 _LITTLE_SHARED_MEMORY = 64 << 20
-_NUMA = Path("/sys/devices/system/node")
 
 
 def look_at_software() -> list[Finding]:
@@ -48,7 +49,7 @@ def package_version(name: str, otherwise: str = "not installed") -> str:
 
 
 def look_at_cpus(environ: Mapping[str, str]) -> list[Finding]:
-    """CPUs that this process may use and what limits them, and where they lie."""
+    """CPUs that this process may use and what limits them."""
     given = read_allocation(environ)
     machine, mask, quota = os.cpu_count() or 1, sorted(os.sched_getaffinity(0)), probe.cgroup_cpus()
     limits = [f"affinity {len(mask)}"]
@@ -57,36 +58,44 @@ def look_at_cpus(environ: Mapping[str, str]) -> list[Finding]:
     usable = probe.usable_cpus()
     few = given.in_step and usable == 1 < machine
     hint = "one core for a whole node: ask with srun --cpus-per-task, or start with hpcray-launch" if few else ""
-    found = [
-        Finding("host", "CPUs", f"{usable} of {machine} usable ({', '.join(limits)})", WARN if few else OK, hint),
-    ]
-    numa = numa_nodes(mask)
-    place = f"cores {runs(mask)}"
-    place += f", NUMA node{'s' * (len(numa) > 1)} {runs(sorted(numa))}" if numa else ""
-    cards = nearest_adapters(numa)
+    return [Finding("host", "CPUs", f"{usable} of {machine} usable ({', '.join(limits)})", WARN if few else OK, hint)]
+
+
+def look_at_binding(environ: Mapping[str, str]) -> list[Finding]:
+    """Where the cores of this process lie, and with several NUMA nodes what hpcray would add to the launcher's binding
+    for the workers of a rank here, and for its adapters."""
+    mask, nodes = frozenset(os.sched_getaffinity(0)), numa_nodes()
+    mine = nodes_of(mask, nodes)
+    place = f"cores {runs(sorted(mask))}"
+    place += f", NUMA node{'s' * (len(mine) > 1)} {runs(sorted(mine))}" if mine else ""
+    cards = nearest_adapters(mine)
     place += f", network {', '.join(cards)}" if cards else ""
-    return [*found, Finding("host", "binding", place)]
-
-
-def numa_nodes(cpus: Sequence[int]) -> set[int]:
-    """The NUMA nodes that these CPUs belong to; empty where the system does not tell."""
-    found = set()
-    for node in _NUMA.glob("node[0-9]*"):
-        try:
-            text = (node / "cpulist").read_text().strip()
-        except OSError:
-            continue
-        if set(cpus) & _cpulist(text):
-            found.add(int(node.name.removeprefix("node")))
+    found = [Finding("host", "binding", place)]
+    wanted = _wants_binding(environ)
+    plan = plan_rank(accelerators(environ), -1, 1, 0, environ, wanted)
+    if len(nodes) > 1:
+        value = _worker_places(plan.workers) if wanted else "the cores of their rank (HPCRAY_BIND=0)"
+        found.append(Finding("host", "workers", value))
+    if ADAPTERS in environ:
+        found.append(Finding("host", "RDMA ports", f"{environ[ADAPTERS]} ({ADAPTERS} of the site or the user)"))
+    elif plan.adapters:
+        found.append(Finding("host", "RDMA ports", f"{plan.adapters} ({ADAPTERS}, if UCX has them)"))
     return found
 
 
-def _cpulist(text: str) -> set[int]:
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+def _worker_places(plan: WorkerPlan) -> str:
+    gpus: dict[str, list[str]] = {}
+    for ident, cores in plan.near.items():
+        gpus.setdefault(runs(sorted(cores)), []).append(ident)
+    places = [f"with GPU {', '.join(ids)}: cores {cores}" for cores, ids in gpus.items()]
+    return "; ".join([*places, "others: the cores of their rank" if places else "the cores of their rank"])
+
+
+def _wants_binding(environ: Mapping[str, str]) -> bool:
+    try:
+        return Config.from_env(environ).bind
+    except ValueError:
+        return True  # a job says what is wrong
 
 
 def runs(numbers: Sequence[int]) -> str:
@@ -205,6 +214,7 @@ def look_at_host(environ: Mapping[str, str]) -> list[Finding]:
     """All of it."""
     return [
         *look_at_cpus(environ),
+        *look_at_binding(environ),
         *look_at_memory(environ),
         *look_at_gpus(environ),
         *look_at_directories(environ),

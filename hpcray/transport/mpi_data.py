@@ -52,6 +52,8 @@ class MpiData:
         self._arena = memoryview(b"")
         self._outgoing: list[_Transfer] = []
         self._incoming: dict[tuple[int, int], _Transfer] = {}
+        self._nodes: dict[int, int] = {}  # source of what is expected, by tag
+        self._filling: set[tuple[int, int]] = set()  # what is expected and has begun to come
         self._unwanted: list[tuple[mpi.Request, bytearray]] = []
         self._stuck: list[Any] = []
         self._done: list[Report] = []
@@ -74,6 +76,7 @@ class MpiData:
             self._done.append(("received", node, tag, None))
             return
         self._incoming[node, tag % self._tags] = _Transfer(node, tag, self._arena[offset : offset + size])
+        self._nodes[tag] = node
         self._backoff.touch()
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
@@ -88,11 +91,11 @@ class MpiData:
 
     def cancel(self, tag: int) -> bool:
         """See `DataPlane.cancel`."""
-        for key, incoming in list(self._incoming.items()):
-            if incoming.tag == tag:
-                if incoming.flying:
-                    return False
-                del self._incoming[key]
+        node = self._nodes.get(tag)
+        if node is not None:
+            if self._incoming[node, tag % self._tags].flying:
+                return False
+            self._drop(self._incoming[node, tag % self._tags])
         return True
 
     def forget(self, node: int, why: str) -> None:
@@ -111,7 +114,7 @@ class MpiData:
         for _ in range(_PER_PROGRESS):
             if not self._match():
                 break
-        for key in list(self._incoming):
+        for key in list(self._filling):
             self._fill(key)
         if self._unwanted:
             self._unwanted = [entry for entry in self._unwanted if not entry[0].Test()]
@@ -134,6 +137,8 @@ class MpiData:
         """See `DataPlane.close`."""
         self._outgoing.clear()
         self._incoming.clear()
+        self._nodes.clear()
+        self._filling.clear()
         self._done.clear()
         self._arena = memoryview(b"")
 
@@ -180,6 +185,7 @@ class MpiData:
             self._unwanted.append((message.Irecv((waste, self._byte)), waste))
             return True
         piece, incoming.rest = incoming.rest[:size], incoming.rest[size:]
+        self._filling.add((incoming.node, incoming.tag % self._tags))
         incoming.flying.append(message.Irecv((piece, self._byte)))
         return True
 
@@ -194,10 +200,16 @@ class MpiData:
             self._fail(incoming, f"MPI receive failed: {problem}")
             return
         if not (flying or incoming.rest):
-            del self._incoming[key]
+            self._drop(incoming)
             self._done.append(("received", incoming.node, incoming.tag, None))
 
+    def _drop(self, incoming: _Transfer) -> None:
+        """It is expected no longer."""
+        key = incoming.node, incoming.tag % self._tags
+        del self._incoming[key], self._nodes[incoming.tag]
+        self._filling.discard(key)
+
     def _fail(self, incoming: _Transfer, why: str) -> None:
-        del self._incoming[incoming.node, incoming.tag % self._tags]
+        self._drop(incoming)
         self._stuck.append(incoming)
         self._done.append(("received", incoming.node, incoming.tag, why))

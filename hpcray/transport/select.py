@@ -77,6 +77,18 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
     return MpiControl(module, comm, engine), data
 
 
+def offers(devices: str) -> bool:
+    """Whether UCX, as it is installed here, can use each of these devices (`mlx5_0:1,mlx5_1:1`) for RDMA. It may have
+    been built without; then it must not be confined to them. Call it before MPI is loaded."""
+    try:
+        lib = load()
+        found = resources_of(lib.UCXContext({}, (lib.Feature.TAG, lib.Feature.WAKEUP)).info)
+    except Exception:
+        return False
+    able = {name.partition("/")[2] for name in found if has_rdma([name])}
+    return able.issuperset(devices.split(","))
+
+
 def describe() -> dict[str, Any]:
     """The wires, for the start-up line and `hpcray doctor`: of the running job, or what a job would find.
 

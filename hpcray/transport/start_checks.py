@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection, Mapping
 
 from hpcray.transport.base import StartError
-from hpcray.transport.startup import Launch, SaidByRank0
+from hpcray.transport.startup import Launch, OnlyHere, SaidByRank0
 
 _SHARED_MEMORY = "/dev/shm"
 _LITTLE_SHARED_MEMORY = 4 << 20
@@ -144,9 +144,12 @@ def require(problem: str, launch: Launch, everywhere: bool) -> None:
 
     Raises:
         SaidByRank0: there is one, of every rank, and this is not rank 0.
-        StartError: there is one.
+        OnlyHere: there is one, of this rank alone or of some.
+        StartError: there is one, of every rank.
     """
-    if problem and everywhere and launch.rank != 0:
+    if problem and not everywhere:
+        raise OnlyHere(problem)
+    if problem and launch.rank != 0:
         raise SaidByRank0(problem)
     if problem:
         raise StartError(problem)

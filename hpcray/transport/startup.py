@@ -75,6 +75,10 @@ class SaidByRank0(StartError):
     """Every rank has found the same; rank 0 tells it, the others leave without a word."""
 
 
+class OnlyHere(StartError):
+    """This rank has found something that others may not have: they wait for it."""
+
+
 def singleton_hint(launch: Launch) -> str:
     """What to tell a user whose ranks came up each in an MPI world of its own."""
     if launch.kind == "srun":

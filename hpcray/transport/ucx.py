@@ -320,7 +320,7 @@ def _reason(endpoint: Any) -> str:
     try:
         endpoint.raise_on_error()
     except Exception as error:
-        return str(error)
+        return str(error).rpartition(" error: ")[2]  # without UCX's address of the endpoint
     return "the peer closed the connection"
 
 

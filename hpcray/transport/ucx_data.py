@@ -2,8 +2,8 @@
 
 Nothing is posted before it arrives: `receive` only notes where the bytes shall go, and `progress` matches what has
 come. So a receive that is cancelled leaves nothing behind in UCX that could write into memory given to somebody else.
-An object beyond UCX's rendezvous threshold waits in the sender's arena until it is matched, so this costs no copy. A
-whole object is one UCX message: UCX itself moves it in pieces, many to a millisecond, so cutting it up gains nothing.
+What is beyond UCX's rendezvous threshold waits in the sender's arena until it is matched, so this costs no copy. One
+`send` is one UCX message: UCX itself moves it in pieces, many to a millisecond.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class UcxData:
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
         self._arena = memoryview(b"")
         self._expected: dict[int, _Place] = {}  # by label
+        self._labels: dict[int, int] = {}  # of what is expected, by tag
         self._flights: list[_Flight] = []
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
@@ -59,7 +60,8 @@ class UcxData:
             self._done.append(("received", node, tag, None))
             return
         engine = self._engine
-        self._expected[engine.label(node, engine.rank, tag & _NUMBER_MASK)] = (node, offset, size, tag)
+        label = self._labels[tag] = engine.label(node, engine.rank, tag & _NUMBER_MASK)
+        self._expected[label] = (node, offset, size, tag)
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
@@ -79,15 +81,18 @@ class UcxData:
 
     def cancel(self, tag: int) -> bool:
         """See `DataPlane.cancel`."""
-        for label in [label for label, place in self._expected.items() if place[3] == tag]:
-            del self._expected[label]
+        label = self._labels.pop(tag, None)
+        if label is not None and self._expected.pop(label, None) is not None:
+            return True
         return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
 
     def forget(self, node: int, why: str) -> None:
         """See `DataPlane.forget`. A receive under way may still write until UCX has ended it. After the
         endpoint has been closed for `_LAST_WORDS` seconds nothing can come any more, and it is given up."""
         for label in [label for label, place in self._expected.items() if place[0] == node]:
-            self._done.append(("received", node, self._expected.pop(label)[3], why))
+            tag = self._expected.pop(label)[3]
+            del self._labels[tag]
+            self._done.append(("received", node, tag, why))
         kept: list[_Flight] = []
         for flight in self._flights:
             if flight[1] == "sent" and flight[2] == node:
@@ -119,6 +124,7 @@ class UcxData:
     def close(self) -> None:
         """See `DataPlane.close`."""
         self._expected.clear()
+        self._labels.clear()
         self._flights.clear()
         self._done.clear()
         self._engine.close()
@@ -135,6 +141,7 @@ class UcxData:
     def _take(self, found: Any, label: int, length: int) -> None:
         place = self._expected.pop(label, None)
         node, offset, size, tag = place or (_NOBODY, 0, -1, 0)
+        self._labels.pop(tag, None)
         what = "received"
         if size == length:
             buffer = self._engine.array(self._arena[offset : offset + length])

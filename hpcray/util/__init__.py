@@ -18,21 +18,31 @@ from hpcray.util.placement_group import (
 if TYPE_CHECKING:
     from hpcray.util.actor_group import ActorGroup
     from hpcray.util.actor_pool import ActorPool
+    from hpcray.util.annotations import DeveloperAPI, PublicAPI
     from hpcray.util.check_serialize import inspect_serializability
+    from hpcray.util.debug import disable_log_once_globally, enable_periodic_logging, log_once
     from hpcray.util.helpers import as_completed, map_unordered
+    from hpcray.util.serialization import deregister_serializer, register_serializer
 
 __all__ = [
     "ActorGroup",
     "ActorPool",
+    "DeveloperAPI",
+    "PublicAPI",
     "as_completed",
+    "deregister_serializer",
+    "disable_log_once_globally",
+    "enable_periodic_logging",
     "get_current_placement_group",
     "get_node_ip_address",
     "get_placement_group",
     "inspect_serializability",
     "list_named_actors",
+    "log_once",
     "map_unordered",
     "placement_group",
     "placement_group_table",
+    "register_serializer",
     "remove_placement_group",
 ]
 
@@ -40,10 +50,20 @@ _WHERE = {
     "ActorGroup": "actor_group",
     "ActorPool": "actor_pool",
     "as_completed": "helpers",
+    "deregister_serializer": "serialization",
+    "disable_log_once_globally": "debug",
+    "enable_periodic_logging": "debug",
+    "log_once": "debug",
+    "register_serializer": "serialization",
+    "DeveloperAPI": "annotations",
+    "PublicAPI": "annotations",
     "inspect_serializability": "check_serialize",
     "map_unordered": "helpers",
 }
-_MODULES = {"accelerators", "dask", "joblib", "multiprocessing", "queue", "scheduling_strategies", *_WHERE.values()}
+_MODULES = {
+    *("accelerators", "annotations", "collective", "dask", "debug", "joblib", "metrics", "multiprocessing", "queue"),
+    *("scheduling_strategies", "serialization", "state", "timer", *_WHERE.values()),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -84,7 +84,7 @@ class ActorGroup:
         self._args, self._kwargs = tuple(init_args or ()), dict(init_kwargs or {})
         self._actors: list[ActorHandle] = []
         self._metadata: list[ActorMetadata] = []
-        self._class: ActorClass = remote(
+        self._class: ActorClass[Any] = remote(
             num_cpus=num_cpus_per_actor, num_gpus=num_gpus_per_actor, resources=dict(resources_per_actor or {})
         )(actor_cls)
         self.start()

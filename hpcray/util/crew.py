@@ -71,7 +71,7 @@ class Crew(Dispatcher):
     ) -> None:
         super().__init__(size)
         given = {"num_cpus": 0, "scheduling_strategy": "SPREAD", **(options or {})}
-        self._class: ActorClass = remote(**given)(_Member)
+        self._class: ActorClass[Any] = remote(**given)(_Member)
         self._init = (initializer, tuple(initargs))
         self._limit = jobs_per_actor
         self._idle_actors: list[ActorHandle] = []
@@ -109,7 +109,7 @@ class Crew(Dispatcher):
             self._idle_actors.append(actor)
 
     def _hire(self) -> ActorHandle:
-        actor = self._class.remote(*self._init)
+        actor: ActorHandle = self._class.remote(*self._init)
         self._served[actor] = 0
         return actor
 

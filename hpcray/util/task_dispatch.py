@@ -31,8 +31,8 @@ class Tasks(Dispatcher):
         super().__init__(width or _AT_LEAST)
         self._given = width
         self._options = {"num_returns": 1, **options}
-        self._any: RemoteFunction = remote(**self._options)(_call)
-        self._functions: OrderedDict[int, tuple[Any, RemoteFunction]] = OrderedDict()
+        self._any: RemoteFunction[..., Any] = remote(**self._options)(_call)
+        self._functions: OrderedDict[int, tuple[Any, RemoteFunction[..., Any]]] = OrderedDict()
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DispatchFuture:
         """Submit a job."""
@@ -43,13 +43,13 @@ class Tasks(Dispatcher):
     def start(self, job: Job) -> ObjectRef[Any]:
         fn, args, kwargs = job.call
         if not isinstance(fn, types.FunctionType):
-            return self._any.remote(fn, *args, **kwargs)  # type: ignore[no-any-return]
+            return self._any.remote(fn, *args, **kwargs)
         known = self._functions.get(id(fn))
         if known is None:
             known = self._functions[id(fn)] = (fn, remote(**self._options)(fn))
             if len(self._functions) > _KNOWN_FUNCTIONS:
                 self._functions.popitem(last=False)
-        return known[1].remote(*args, **kwargs)  # type: ignore[no-any-return]
+        return known[1].remote(*args, **kwargs)
 
 
 def _enough(options: dict[str, Any]) -> int:

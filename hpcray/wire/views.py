@@ -45,6 +45,14 @@ def view_tensors(on: bool) -> None:
     _reducers.tensors = on
 
 
+def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:
+    """Values of exactly this class are pickled as `reducer` says (as `__reduce__` would); None: as ever."""
+    if reducer is None:
+        _reducers.pop(kind, None)
+    else:
+        _reducers[kind] = reducer
+
+
 def _reduce_array(array: Any) -> Any:
     if array.dtype.hasobject:
         return array.__reduce_ex__(5)

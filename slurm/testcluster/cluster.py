@@ -152,7 +152,20 @@ class Cluster:
             finally:
                 os.close(keeper)
         remove(name)
+        # What started the keeper and the hosts stands outside, and ends a moment after them.
+        wait_until(lambda: not self._starters(), _LEAVING)
+
+    def _starters(self) -> list[int]:
+        """Pids of the processes that started the keeper and the hosts, those that are ours reaped."""
         _children[:] = [child for child in _children if child.poll() is None]
+        marks = [f"{_HERE / script}.py\0{self.directory}\0".encode() for script in ("keeper", "host")]
+        found = []
+        for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if any(mark in line for mark in marks):
+                    found.append(pid)
+        return found
 
     # ------------------------------------------------------------ hosts
 

@@ -24,6 +24,8 @@ SRUN = ("srun", "--mpi=pmix", "--ntasks-per-node=1")
 _DAEMONS = frozenset({"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmdbd", "mariadbd"})
 _OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
 _PATIENCE = 90.0
+_PAUSE = 0.25
+"""Between two questions to Slurm, which take the processors from the jobs that are waited for."""
 
 
 def boot(nodes: int = 4, name: str = "test", binding: bool = False) -> Cluster:
@@ -127,7 +129,7 @@ class Slurm:
         while not condition():
             late = time.monotonic() > deadline
             assert not late, f"waited {timeout:g} s for: {what}\n{self.run('squeue').out}{self.output()}"
-            time.sleep(0.05)
+            time.sleep(_PAUSE)
 
     def wait_state(self, job: str, *states: str, timeout: float = _PATIENCE) -> dict[str, str]:
         """Wait until the job is in one of these states, or over; fail when it is in another one then."""
@@ -184,7 +186,7 @@ class Slurm:
         """Fail unless everything is gone within `patience` seconds."""
         deadline = time.monotonic() + patience
         while (left := self.left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(_PAUSE)
         assert not left, f"still there after {patience:g} s: {left}"
 
     def clean(self) -> None:

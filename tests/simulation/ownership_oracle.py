@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hpcray.base.ids import FIRST_RETURN, PROC_BYTES, owner_of
-from hpcray.core.owner.table import PENDING, Entry
+from hpcray.core.owner.table import FREED, INLINE, PENDING, Entry
 
 if TYPE_CHECKING:
     from ownership_process import Process
@@ -40,6 +41,10 @@ class Oracle:
         self.frees = 0
         self.excused: set[bytes] = set()
 
+    def not_protected(self, oids: set[bytes]) -> None:
+        """A task that runs again takes these from others, who may have freed them."""
+        self.excused |= self.closure(oids)
+
     # ------------------------------------------------------------ reachability
 
     def roots(self, process: Process) -> set[bytes]:
@@ -49,6 +54,8 @@ class Oracle:
         found.update(get[1].id for get in process.gets)
         for task in process.tasks.values():
             found.update(ref.id for ref in task.args + task.slots)
+            made = process.table.entries.get(task.id + FIRST_RETURN)  # its earlier lives hold what they held
+            found.update(ref.id for ref in (made.contained if made is not None else None) or ())
         return found
 
     def closure(self, found: set[bytes]) -> set[bytes]:
@@ -64,6 +71,8 @@ class Oracle:
             lost = oid in self.excused and oid not in owner.table.entries
             if owner.alive and not lost:
                 stack.extend(self.world.values.get(oid, ()))
+                if oid in owner.table._made:  # of earlier lives, too
+                    stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
         return reached
 
     def reachable(self) -> set[bytes]:
@@ -107,16 +116,42 @@ class Oracle:
             assert entry.local == process.live[oid], (oid.hex(), entry.local, process.live[oid])
             if entry.borrowers:
                 lent.add(oid)
-            if owner_of(oid) == process.id:
+            if owner_of(oid) == process.id and not (oid in table.lineage.remembered and oid not in reachable):
                 self.check_owned(process, oid, entry, reachable)
+            elif owner_of(oid) == process.id:
+                self.check_remembered(oid, entry)
             else:
                 self.check_borrowed(process, oid, entry)
         assert table._lent == lent
         assert table._unregistered <= set(table.entries)
         protected = {oid for frame in process.frames for oid in frame.protected or ()}
         assert table._unregistered <= protected, "relies on a task that is done"
+        self.check_lineage(process)
         missing = {oid for oid, count in process.live.items() if count and oid not in table.entries}
         assert not missing, f"{process.id.hex()} holds refs that its table does not know: {missing}"
+
+    def check_lineage(self, process: Process) -> None:
+        """What is kept to be made again is exactly what may have to be."""
+        lineage, entries = process.table.lineage, process.table.entries
+        mentioned: Counter[bytes] = Counter()
+        for ident, kept in lineage.kept.items():
+            assert kept.live or kept.running, "a task is kept for nothing"
+            assert kept.running == (ident in process.tasks)
+            for oid in kept.live:
+                assert entries[oid].task is kept.task, (oid.hex(), entries[oid].state, entries[oid].task, kept.running)
+            mentioned.update(oid for oid in kept.args if owner_of(oid) == process.id)
+        assert lineage.remembered == mentioned
+        assert lineage.used == sum(kept.cost for kept in lineage.kept.values())
+        assert not lineage._dropping
+        assert set(mentioned) <= set(entries)
+        owned_or_borrowed = set(entries)
+        assert set(process.table._made) <= owned_or_borrowed and set(process.table.why_lost) <= owned_or_borrowed
+
+    def check_remembered(self, oid: bytes, entry: Entry) -> None:
+        """Kept for lineage alone."""
+        assert entry.local <= 0 and not entry.borrowers and entry.mapping is None and not entry.nodes
+        assert entry.state in (FREED, INLINE, PENDING), entry.state
+        assert not entry.contained or entry.state == PENDING
 
     def check_owned(self, process: Process, oid: bytes, entry: Entry, reachable: set[bytes]) -> None:
         if entry.state == PENDING:
@@ -149,12 +184,14 @@ class Oracle:
                     process = self.world.processes[proc]
                     entry = process.table.entries.get(oid)
                     mapped = (entry is not None and entry.mapping is not None) or oid in process.table.pins.lingering
+                    mapped = mapped or store.node in process.table.replicas.held.get(oid, ())
                     assert process.alive and mapped, f"{oid.hex()} is pinned by a process that does not read it"
                 owner = self.world.processes[owner_of(oid)]
-                if owner.alive and oid in owner.table.entries:
+                if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != FREED:
                     entry = owner.table.entries[oid]
                     known = [*(entry.nodes or ()), *(entry.left_at or ())]
                     unheard = entry.state == PENDING or store.evictable(oid)
+                    unheard = unheard or oid in store.freed  # somebody still reads an earlier life of it
                     assert unheard or store.node in known, f"{oid.hex()}: copy unknown"
                 else:
                     assert pins or store.evictable(oid), f"{oid.hex()} stays in the store of node {store.node}"
@@ -166,6 +203,8 @@ class Oracle:
             assert not process.table.pins.lingering
             assert not process.table._lent
             assert not process.table._unregistered
+            assert not process.table.lineage.kept and not process.table.lineage.remembered
+            assert not process.table.replicas.held and not process.table.replicas._waiters
         for store in self.world.stores:
             left = [oid.hex() for oid in store.pins if not store.evictable(oid)]
             assert not left, left

@@ -10,7 +10,8 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.ids import FIRST_RETURN, OBJECT_BYTES, PUT_INDEX, node_of, raylet_of
-from hpcray.core.owner.table import INLINE, ObjectTable, Waiter
+from hpcray.core.owner.lineage import DEPENDENCY
+from hpcray.core.owner.table import FREED, INLINE, PENDING, ObjectTable, Waiter
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
@@ -59,16 +60,25 @@ class Frame:
 
 
 class Submitted:
-    """A task on its way, as its submitter knows it."""
+    """A task on its way, or one that may have to run again, as its submitter knows it."""
 
-    def __init__(self, ident: bytes, worker: bytes, args: list[Ref], slots: list[Ref]) -> None:
+    def __init__(self, ident: bytes, worker: bytes, args: list[Ref], slots: list[Ref], retries: int) -> None:
         self.id, self.worker = ident, worker
         self.args, self.slots = args, slots
+        self.arg_ids, self.slot_ids = [ref.id for ref in args], [ref.id for ref in slots]
+        self.retries = retries
+        self.attempt = 0
+        self.cancelled = False
         self.sent = False
 
     def let_go(self) -> None:
         """It is over: its arguments need no protection any more."""
         self.args, self.slots = [], []
+
+    def count(self) -> None:
+        """It runs once more."""
+        self.retries -= self.retries > 0
+        self.attempt += 1
 
 
 class Process:
@@ -86,8 +96,13 @@ class Process:
         self.pinned: list[Ref] = []
         self.tasks: dict[bytes, Submitted] = {}
         self.gets: list[tuple[Frame, Ref, Waiter]] = []
-        self.table = ObjectTable(proc, self.send, self.notify, self.lost)
+        self.table = ObjectTable(proc, self.send, self.notify, self.lost, world.lineage_limit)
         self.table.entries = world.watched(self)
+        self.table.remake = self.remake
+        self.table.hibernate = self.hibernate  # type: ignore[method-assign]
+        self.to_remake: deque[Submitted] = deque()
+        self.remaking = False
+        self.held: list[Submitted] | None = None
         self.counter = 0
         self.reads = 0
 
@@ -100,8 +115,9 @@ class Process:
         if waiter.callback is not None:
             waiter.callback()
 
-    def lost(self, oid: bytes, reason: str, owner_died: bool) -> bytes:
-        return reason.encode() + ERROR
+    def lost(self, oid: bytes, reason: str, why: str) -> bytes:
+        self.world.check_loss(self, oid, reason, why)
+        return f"{why}: {reason}".encode() + ERROR
 
     def drain(self) -> None:
         while self.released:
@@ -133,13 +149,15 @@ class Process:
         frame.vars.append(Ref(self, oid))
         self.world.values[oid] = tuple(ref.id for ref in contained)
         if large:
-            self.world.stores[self.node].created(oid, self.id)
+            self.world.stores[self.node].created(oid, self.id, self.world.values[oid])
             self.table.created_here(oid, 64, LARGE, self.node, contained or None)
         else:
             entry.state, entry.value, entry.contained = INLINE, blob_of(contained), contained or None
 
     def submit(self, frame: Frame, worker: bytes, args: list[Ref], slots: list[Ref]) -> None:
-        task = Submitted(self.new_id(), worker, args, slots)
+        task = Submitted(self.new_id(), worker, args, slots, self.world.draw_retries())
+        self.world.retries[task.id] = task.retries
+        self.world.submitted[task.id] = task
         oid = task.id + FIRST_RETURN
         self.tasks[task.id] = task
         self.table.create(oid, task).local = 1
@@ -163,6 +181,8 @@ class Process:
         for slot in task.slots:
             entry = self.table.entries[slot.id]
             if entry.state == INLINE and entry.value.endswith(ERROR):
+                self.world.check_error(self, slot.id, entry.value)
+                self.argument_lost(task, slot.id)
                 self.fail(task)
                 return
             if entry.state == INLINE:
@@ -173,12 +193,82 @@ class Process:
         self.send(task.worker, m.PushTask(task.id, b"", blob_of(task.args), 1, refs, inline))
 
     def fail(self, task: Submitted) -> None:
-        del self.tasks[task.id]
+        self.tasks.pop(task.id, None)
         self.world.values.setdefault(task.id + FIRST_RETURN, ())
         self.table.set_inline(task.id + FIRST_RETURN, b"the task failed" + ERROR)
         task.let_go()
+        self.ended(task)
+
+    # ------------------------------------------------------------ what is lost is made again
+
+    def hibernate(self, oid: bytes, entry: Any) -> None:
+        type(self.table).hibernate(self.table, oid, entry)
+        self.world.oracle.freed.append(oid)
+        if entry.state == FREED:
+            self.world.values.pop(oid, None)
+
+    def remake(self, task: Submitted) -> None:
+        self.to_remake.append(task)
+        if self.remaking:
+            return
+        self.remaking = True
+        while self.to_remake:
+            self.remake_one(self.to_remake.popleft())
+        self.remaking = False
+
+    def remake_one(self, task: Submitted) -> None:
+        kept = self.table.lineage.kept.get(task.id)
+        if kept is None or kept.running:
+            return
+        kept.running = True
+        task.count()
+        self.world.remade += 1
+        self.world.oracle.not_protected({oid for oid in kept.args if oid[:8] != self.id})
+        self.table.take_again(kept.args)
+        task.args, task.slots = ([Ref(self, oid) for oid in ids] for ids in (task.arg_ids, task.slot_ids))
+        others = [other for other in self.world.living if other is not self]
+        task.worker, task.sent = self.world.one(others).id if others else b"", False
+        self.tasks[task.id] = task
+        self.resubmit(task)
+
+    def resubmit(self, task: Submitted) -> None:
+        if self.held is not None:
+            self.held.append(task)
+        elif not task.worker:
+            self.fail(task)
+        else:
+            self.resolve(task)
+
+    def ended(self, task: Submitted) -> None:
+        lineage = self.table.lineage
+        kept = lineage.kept.get(task.id)
+        if kept is not None:
+            lineage.ended(kept)
+        lineage.trim()
+
+    def argument_lost(self, task: Submitted, argument: bytes) -> None:
+        oid = task.id + FIRST_RETURN
+        why, entry = self.table.why_lost.get(argument), self.table.entries.get(oid)
+        if task.attempt and why is not None and entry is not None and entry.state == PENDING:
+            self.table.settle_lost(oid, entry, f"its argument {argument.hex()} cannot be had: {why}", DEPENDENCY)
+
+    def node_died(self, node: int) -> None:
+        """What `runtime.losses` does."""
+        table = self.table
+        table.dead_nodes.add(node)
+        self.held = []
+        workers = {task.worker for task in self.tasks.values() if node_of(task.worker) == node}
+        met = {proc for proc in self.world.met.get(self.id, ()) if node_of(proc) == node}
+        for proc in sorted(workers | met | table.processes_of(node)):
+            self.peer_died(proc)
+        table.node_died(node, "power")
+        held, self.held = self.held, None
+        for task in held:
+            if self.tasks.get(task.id) is task:
+                self.resubmit(task)
 
     def cancel(self, task: Submitted) -> None:
+        task.cancelled = True
         if task.sent:
             self.send(task.worker, m.CancelTask(task.id, False, False))
         else:
@@ -207,7 +297,7 @@ class Process:
             assert entry.mapping is not None
             entry.mapping.views += 1
             frame.views.append(View(self, ref.id))
-            self.unpack(frame, self.world.values[ref.id])
+            self.unpack(frame, self.world.stores[self.node].content[ref.id])
         elif entry.value.endswith(ERROR):
             self.world.check_error(self, ref.id, entry.value)
         else:
@@ -223,6 +313,8 @@ class Process:
     # ------------------------------------------------------------ tasks that others submit
 
     def on_push(self, src: bytes, msg: m.PushTask) -> None:
+        self.world.runs[msg.task] += 1
+        assert self.world.retries[msg.task] or self.world.runs[msg.task] == 1, "a task that must not run twice does"
         frame = Frame(msg.task, src)
         self.frames.append(frame)
         self.unpack(frame, refs_in(msg.args))
@@ -244,10 +336,11 @@ class Process:
         contained = tuple(ref.id for ref in returned)
         for inner in contained:
             self.table.give(inner, frame.submitter)
+        store = self.world.stores[self.node]
         if failed:
             item = m.Returned(b"cancelled" + ERROR)
-        elif large:
-            self.world.stores[self.node].created(oid, None)
+        elif large and not store.pins.get(oid):
+            store.created(oid, None, contained)
             item = m.Returned(b"", LARGE, list(contained) or None)
         else:
             item = m.Returned(b"".join(contained) + OK, 0, list(contained) or None)
@@ -284,11 +377,16 @@ class Process:
         contained = [Ref(self, oid) for oid in item.contained or ()]
         if task is None:
             return
+        oid = msg.task + FIRST_RETURN
+        if (item.size or contained) and oid in table.entries:
+            table.keep_task(task, [oid], [ref.id for ref in task.args + task.slots], 0)
         if item.size:
-            table.set_stored(msg.task + FIRST_RETURN, item.size, node_of(src), contained)
+            table.set_stored(oid, item.size, node_of(src), contained or None)
         else:
-            table.set_inline(msg.task + FIRST_RETURN, item.value, contained)
-        task.let_go()
+            table.set_inline(oid, item.value, contained or None)
+        if self.tasks.get(task.id) is not task:  # else it is made again already
+            task.let_go()
+            self.ended(task)
 
     # ------------------------------------------------------------ messages
 
@@ -302,24 +400,28 @@ class Process:
             self.on_cancel(msg)
         elif type(msg) is m.ObjectGet:
             table.on_object_get(src, msg.id)
-        elif type(msg) in (m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
+        elif type(msg) in (m.ObjectLost, m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
             getattr(table, HANDLERS[type(msg)])(src, msg)
+        elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
+            table.on_replica(msg.id, node_of(src), getattr(msg, "reason", ""))
         else:
             getattr(table, HANDLERS[type(msg)])(msg)
 
-    def peer_died(self, proc: bytes, again: bytes | None) -> None:
-        """A process is gone. Its tasks fail, or run again on `again`."""
+    def peer_died(self, proc: bytes) -> None:
+        """A process is gone. Its tasks run again elsewhere, or fail."""
         for task in [t for t in self.tasks.values() if t.worker == proc]:
             if task.id not in self.tasks:
                 continue  # an argument of it failed a moment ago
             self.world.values.pop(task.id + FIRST_RETURN, None)  # if there was a reply, it will not come any more
             self.table.left_behind(task.id + FIRST_RETURN, node_of(proc))
-            if again is None:
+            others = [other for other in self.world.living if other is not self]
+            if not others or task.cancelled or (task.sent and task.retries == 0):
                 self.fail(task)
             else:
-                task.worker, was_sent, task.sent = again, task.sent, False
+                task.worker, was_sent, task.sent = self.world.one(others).id, task.sent, False
                 if was_sent:
-                    self.push(task)
+                    task.count()
+                    self.resubmit(task)
         self.table.process_died(proc, "it died")
 
     @property
@@ -329,6 +431,7 @@ class Process:
 
 HANDLERS = {
     m.ObjectReady: "on_object_ready",
+    m.ObjectLost: "on_object_lost",
     m.BorrowAdd: "on_borrow_add",
     m.BorrowAck: "on_borrow_ack",
     m.BorrowDrop: "on_borrow_drop",

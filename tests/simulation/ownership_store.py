@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ownership_process import LARGE
 
-from hpcray.base.ids import number_of, owner_of, raylet_of
+from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
@@ -18,14 +18,18 @@ class Store:
 
     def __init__(self, world: World, node: int) -> None:
         self.world, self.node = world, node
+        self.alive = True
         self.pins: dict[bytes, set[bytes]] = {}
+        self.content: dict[bytes, tuple[bytes, ...]] = {}
         self.copies: set[bytes] = set()
         self.announcers: dict[bytes, bytes | None] = {}
         self.freed: set[bytes] = set()
         self.known_dead: set[bytes] = set()
         self.pulls: dict[bytes, tuple[list[int], dict[bytes, None]]] = {}
 
-    def created(self, oid: bytes, pin: bytes | None) -> None:
+    def created(self, oid: bytes, pin: bytes | None, content: tuple[bytes, ...]) -> None:
+        self.content[oid] = content
+        self.announcers.pop(oid, None)
         self.pins[oid] = set() if pin is None else {pin}
         self.copies.discard(oid)
         self.freed.discard(oid)
@@ -33,6 +37,8 @@ class Store:
             self.free(oid)
 
     def receive(self, src: bytes, msg: Any) -> None:
+        if not self.alive:
+            return
         if type(msg) is m.Open:
             if src in self.known_dead:
                 return
@@ -44,6 +50,9 @@ class Store:
                 self.pulls[msg.id] = ([node for node in msg.nodes if node != self.node], {src: None})
         elif type(msg) is m.Release:
             for oid in msg.ids:
+                if node_of(src) != self.node and src not in self.pins.get(oid, ()):
+                    self.withdraw(oid, src)  # a second copy that its owner gives up before it is there
+                    continue
                 assert src in self.pins.get(oid, ()), f"{src.hex()} releases {oid.hex()}, which it has not pinned"
                 self.pins[oid].discard(src)
                 self.settle(oid)
@@ -66,8 +75,10 @@ class Store:
     def pulled(self, oid: bytes) -> None:
         """A pull ends: with a copy, where a source still has the object."""
         sources, openers = self.pulls.pop(oid)
-        if any(oid in self.world.stores[node].pins for node in sources):
+        found = [node for node in sources if oid in self.world.stores[node].pins]
+        if found:
             self.pins[oid] = set()
+            self.content[oid] = self.world.stores[found[0]].content[oid]
             self.copies.add(oid)
             if owner_of(oid) in self.known_dead:
                 self.freed.add(oid)
@@ -104,6 +115,24 @@ class Store:
                 self.freed.add(oid)
             self.settle(oid)
         for oid in list(self.pulls):
+            self.withdraw(oid, proc)
+
+    def node_died(self, node: int) -> None:
+        found = {proc for pins in self.pins.values() for proc in pins} | {owner_of(oid) for oid in self.pins}
+        found |= {proc for _, openers in self.pulls.values() for proc in openers}
+        found |= {proc for proc in self.world.processes if node_of(proc) == node}
+        for proc in sorted(found):
+            if node_of(proc) == node:
+                self.process_died(proc)
+
+    def withdraw(self, oid: bytes, proc: bytes) -> None:
+        """A process does not want it any more."""
+        if oid in self.pulls:
             self.pulls[oid][1].pop(proc, None)
             if not self.pulls[oid][1]:
                 del self.pulls[oid]
+
+    def lose_power(self) -> None:
+        self.alive = False
+        for book in (self.pins, self.content, self.copies, self.announcers, self.freed, self.pulls):
+            book.clear()

@@ -316,9 +316,11 @@ class SimCluster:
             total = self.totals[raylet.node]
             claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
             claims += [w.claim for w in raylet.pool.workers.values() if w.claim is not None]
-            unique = {id(claim): claim for claim in claims}.values()
+            unique = {id(claim): claim for claim in claims if claim.bundle is None}.values()
+            assert raylet._ledger.bundles is not None
             for name, units in total.items():
                 held = sum(c.request.get(name, 0) for c in unique if not (c.lent and name == "CPU"))
+                held += sum(bundle.amounts.get(name, 0) for bundle in raylet._ledger.bundles)
                 assert raylet.available().get(name, 0) == units - held, (raylet.node, name)
                 if held > units:
                     assert name == "CPU", f"node {raylet.node} over-committed {name}"

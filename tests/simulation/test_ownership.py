@@ -18,8 +18,10 @@ REST = 500
 SIM = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 
 
-def run(pick: Callable[[int], int], steps: int, deaths: int = 0, processes: int = 4, nodes: int = 2) -> World:
-    world = World(pick, processes, nodes, deaths)
+def run(
+    pick: Callable[[int], int], steps: int, deaths: int = 0, processes: int = 4, nodes: int = 2, **more: int
+) -> World:
+    world = World(pick, processes, nodes, deaths, **more)
     for done in range(1, steps + 1):
         world.step()
         if done % REST == 0:
@@ -60,6 +62,15 @@ def test_nor_when_processes_die(script: list[int], seed: int, processes: int, no
     run(picker(script, seed), 20 + len(script) // 3, 4, processes, nodes)
 
 
+@settings(SIM, max_examples=40)
+@given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(1, 4), st.sampled_from([2000, 1 << 30]))
+def test_nor_when_nodes_die_and_copies_vanish(
+    script: list[int], seed: int, processes: int, nodes: int, lineage: int
+) -> None:
+    """And what lineage allows is made again, no task that must not run twice does, and every get ends."""
+    run(picker(script, seed), 20 + len(script) // 3, seed % 3, processes, nodes, losses=3, lineage=lineage)
+
+
 @pytest.mark.parametrize("seed", range(150))
 def test_a_giver_that_dies_between_its_pledge_and_its_reply(seed: int) -> None:
     """Whether the reply came or not, in whatever order its death is heard of: right for the taker, and no leak."""
@@ -98,6 +109,26 @@ def test_long_histories(seed: int, deaths: int) -> None:
     run(Random(seed).randrange, 2500, deaths, 4 + seed % 3, 1 + seed % 3)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_long_histories_of_losses(seed: int) -> None:
+    lineage = 3000 if seed % 4 == 3 else 1 << 30
+    run(Random(seed).randrange, 1000, seed % 3, 3 + seed % 4, 1 + seed % 4, losses=3, lineage=lineage)
+
+
+def test_the_losses_reach_what_they_are_to_check() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(24):
+        world = run(Random(seed).randrange, 1000, 0, 4, 3, losses=3, lineage=(900, 1 << 30)[seed % 2])
+        seen.update(world.sent)
+        seen.update(world.verdicts)
+        seen.update(remade=world.remade, dead=len(world.dead), excused=len(world.oracle.excused))
+        seen.update(objects=len(world.values))
+    assert seen["remade"] >= 80 and seen["ObjectLost"] >= 50 and seen["dead"] >= 30, seen
+    for why in ("PUT", "RETRIES_DISABLED", "MAX_ATTEMPTS_EXCEEDED", "DEPENDENCY_FAILED", "LINEAGE_EVICTED"):
+        assert seen[why], (why, seen)
+    assert seen["excused"] < seen["objects"] / 4, "deaths hide what the test should see"
+
+
 def test_the_histories_reach_what_they_are_to_check() -> None:
     """The tests above are worth something only where refs travel every way, in numbers."""
     seen: Counter[str] = Counter()
@@ -111,6 +142,18 @@ def test_the_histories_reach_what_they_are_to_check() -> None:
         assert seen[name] >= 20, (name, seen)
     assert seen["BorrowAsk"] and seen["BorrowEnd"], "no giver died between its pledge and its reply"
     assert seen["excused"] < seen["objects"] / 2, "most objects are excused: deaths hide what the test should see"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("lineage", [3000, 1 << 30])
+def test_a_million_steps_of_losses(lineage: int) -> None:
+    steps = 0
+    for seed in range(1000, 1250):
+        steps += run(
+            Random(seed).randrange, 2000, seed % 4, 3 + seed % 6, 1 + seed % 5, losses=4, lineage=lineage
+        ).steps
+    assert steps >= 500_000
 
 
 @pytest.mark.slow

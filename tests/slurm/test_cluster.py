@@ -118,7 +118,7 @@ def test_command_line(other: str) -> None:
     done = call("--name", other, "on", "ada@n1", "sh", "-c", "id -un; exit 5")
     assert (done.returncode, done.stdout) == (5, "ada\n")
     assert call("--name", other, "down").returncode == 0
-    wait_until(lambda: not processes_of(other), "the end of its processes")
+    assert not processes_of(other), "down waits for them"
     assert not (BASE / other).exists()
     gone = call("--name", other, "on", "n1", "true")
     assert gone.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import programs
 import pytest
@@ -37,21 +38,31 @@ def test_srun_outside_an_allocation_is_refused(slurm: Slurm) -> None:
     assert "hint: salloc" in ended.err
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU")
-def test_the_ranks_are_not_bound_to_one_core() -> None:
-    """On a Slurm that binds tasks, as most sites have it."""
+@pytest.fixture
+def binding() -> Iterator[Slurm]:
+    """A Slurm that binds tasks, as most sites have it."""
     if reason := why_not():
         pytest.skip(reason)
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("one CPU")
     cluster = boot(1, "binding", binding=True)
     try:
         with leak_checked(cluster, "binding") as slurm:
-            script = slurm.write(programs.CPUS)
-            ended = slurm.run("salloc", "-Q", "-N1", "--exclusive", "hpcray-launch", script)
-            assert ended.out.split() == [f"{os.cpu_count():.1f}", str(os.cpu_count())], ended.err
-            ended = slurm.run("salloc", "-Q", "-N1", "-n1", "-c1", "hpcray-launch", script)
-            assert ended.out.split() == ["1.0", "1"], ended.err
-            ended = slurm.run(*SRUN, "-N1", "--exclusive", "python", "-m", "hpcray", script)
-            assert ended.out.split() == ["1.0", "1"], "srun gives a task one core of a whole node"
-            assert f"may use 1 of the {os.cpu_count()} CPUs" in ended.err
+            yield slurm
     finally:
         cluster.down()
+
+
+def test_the_ranks_are_not_bound_to_one_core(binding: Slurm) -> None:
+    script = binding.write(programs.CPUS)
+    ended = binding.run("salloc", "-Q", "-N1", "--exclusive", "hpcray-launch", script)
+    assert ended.out.split() == [f"{os.cpu_count():.1f}", str(os.cpu_count())], ended.err
+    ended = binding.run(*SRUN, "-N1", "--exclusive", "python", "-m", "hpcray", script)
+    assert ended.out.split() == ["1.0", "1"], "srun gives a task one core of a whole node"
+    assert f"may use 1 of the {os.cpu_count()} CPUs" in ended.err
+
+
+@pytest.mark.slow
+def test_a_job_with_one_core_has_one(binding: Slurm) -> None:
+    ended = binding.run("salloc", "-Q", "-N1", "-n1", "-c1", "hpcray-launch", binding.write(programs.CPUS))
+    assert ended.out.split() == ["1.0", "1"], ended.err

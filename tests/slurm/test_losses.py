@@ -29,8 +29,8 @@ def test_a_killed_step_is_swept_by_the_next_start(slurm: Slurm) -> None:
 
 def test_a_killed_raylet_is_tidied_up_on_its_node(slurm: Slurm) -> None:
     script = slurm.write(programs.BUSY)
-    with slurm.start("salloc", "-Q", "-N3", "hpcray-launch", "--srun", script) as started:
-        assert started.line() == "ready 3", started.wait()
+    with slurm.start("salloc", "-Q", "-N2", "hpcray-launch", "--srun", script) as started:
+        assert started.line() == "ready 2", started.wait()
         pid = slurm.processes("hpcray-raylet")["n2"][0]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: "n2" not in slurm.processes(), "the end of what was on n2")
@@ -41,8 +41,8 @@ def test_a_killed_raylet_is_tidied_up_on_its_node(slurm: Slurm) -> None:
 
 def test_a_crashed_node_leaves_the_others_clean(slurm: Slurm) -> None:
     script = slurm.write(programs.BUSY)
-    with slurm.start("salloc", "-Q", "-N4", "--no-kill", "hpcray-launch", "--srun", script) as started:
-        assert started.line() == "ready 4", started.wait()
+    with slurm.start("salloc", "-Q", "-w", "n[1-3]", "--no-kill", "hpcray-launch", "--srun", script) as started:
+        assert started.line() == "ready 3", started.wait()
         slurm.cluster.crash("n3")
         try:
             # What Slurm would find out in SlurmdTimeout seconds.
@@ -57,7 +57,7 @@ def test_a_crashed_node_leaves_the_others_clean(slurm: Slurm) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_fifty_jobs_leave_nothing(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     for number in range(50):

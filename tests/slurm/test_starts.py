@@ -68,6 +68,18 @@ def test_what_cannot_work_is_told_once(slurm: Slurm, environ: dict[str, str], op
     assert ended.err.count("hpcray:") == 1 and said in ended.err
 
 
+def test_a_rank_that_cannot_start_is_told_and_not_waited_for(slurm: Slurm) -> None:
+    script = slurm.write(programs.HOSTS)
+    slurm.said("mount", "-o", "remount,size=1m", "/dev/shm", host="n2")
+    try:
+        line = [*SRUN, "-w", "n1,n2", "-N2", "python", "-m", "hpcray", script]
+        ended = slurm.run(*line, environ={"HPCRAY_START_TIMEOUT": "600"})
+    finally:
+        slurm.said("mount", "-o", "remount,size=4g", "/dev/shm", host="n2")
+    assert ended.code != 0
+    assert "rank 1 on n2 does not start, and so the job does not: /dev/shm on n2 has" in ended.err
+
+
 def test_without_pmix_the_launcher_says_so_and_takes_mpirun(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     srun = slurm.place / "srun"

@@ -28,7 +28,10 @@ from hpcray.wire import messages as m
 NODES = 4
 PROCS = 2  # per node
 UNIT = 64
+CHUNK = 2 * UNIT
 CAPACITY = 8 * UNIT
+SLOTS = 2
+WHOLE = CAPACITY + SLOTS * CHUNK
 SIZES = (1, 1, 1, 2, 2, 3, 4, 8, 9)  # the last one can never fit
 TIMEOUT = 10.0
 
@@ -65,9 +68,10 @@ class Cluster:
 
     def __init__(self, spill_threshold: float = 0.0) -> None:
         self.now = 0.0
-        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold) for node in range(NODES)}
+        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold, CHUNK, SLOTS) for node in range(NODES)}
         self.writes: dict[int, WriteSpill] = {}  # by node: a store has one under way
         self.reads: dict[tuple[int, bytes], ReadSpill] = {}
+        self.read_ids: dict[tuple[int, bytes], bytes] = {}  # which object it is: not every read is named after it
         self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(NODES)}
         self.unpins: set[bytes] = set()  # processes that were asked to let go
         self.procs = [make_proc(node, number) for node in range(NODES) for number in range(1, PROCS + 1)]
@@ -102,7 +106,7 @@ class Cluster:
         self.say(proc, raylet_of(node_of(proc)), msg)
 
     def units(self, offset: int, size: int) -> range:
-        assert offset % UNIT == 0 and offset >= 0 and offset + size <= CAPACITY
+        assert offset % UNIT == 0 and offset >= 0 and offset + size <= WHOLE
         return range(offset // UNIT, (offset + size) // UNIT)
 
     def holds(self, node: int, offset: int, size: int, ident: bytes) -> bool:
@@ -111,14 +115,18 @@ class Cluster:
     def claim(self, node: int, ident: bytes, offset: int, size: int) -> None:
         """A block was handed out: nobody may be using it for anything else."""
         wanted = set(self.units(offset, size))
-        used: list[tuple[bytes, int]] = [
-            (other, at) for (proc, other), at in self.granted.items() if node_of(proc) == node
+        used: list[tuple[bytes, int, int]] = [
+            (other, at, self.objects[other].size) for (proc, other), at in self.granted.items() if node_of(proc) == node
         ]
-        used += [(t.id, t.offset) for t in (*self.receives.values(), *self.sends.values()) if t.node == node]
-        used += [(other, read.piece.offset) for (at, other), read in self.reads.items() if at == node]
-        for other, at in used:
+        used += [(t.id, t.offset, t.size) for t in (*self.receives.values(), *self.sends.values()) if t.node == node]
+        used += [
+            (self.read_ids[job], read.piece.offset, read.piece.size)
+            for job, read in self.reads.items()
+            if job[0] == node
+        ]
+        for other, at, length in used:
             if other != ident:
-                overlap = wanted & set(self.units(at, self.objects[other].size))
+                overlap = wanted & set(self.units(at, length))
                 assert not overlap, f"units {overlap} of {other.hex()} were handed out while in use"
         if node in self.writes:
             for piece in self.writes[node].pieces:
@@ -152,8 +160,11 @@ class Cluster:
                         assert (effect.segment, position) not in self.disks[node], "over something that is alive"
                 self.writes[node] = effect
             elif isinstance(effect, ReadSpill):
-                self.claim(node, effect.id, effect.piece.offset, effect.piece.size)
+                ident = self.disks[node][effect.segment, effect.piece.position]
+                assert ident == effect.id or effect.piece.offset >= CAPACITY
+                self.claim(node, ident, effect.piece.offset, effect.piece.size)
                 self.reads[node, effect.id] = effect
+                self.read_ids[node, effect.id] = ident
             elif isinstance(effect, DiscardSpilled):
                 for position in range(effect.position, effect.position + effect.size, UNIT):
                     self.disks[node].pop((effect.segment, position), None)
@@ -205,7 +216,7 @@ class Cluster:
         if known:
             obj = known[pick // 5 % len(known)]
             self.opening[proc, obj.id] = self.now
-            self.to_raylet(proc, m.Open(obj.id, obj.size, list(obj.locations)))
+            self.to_raylet(proc, m.Open(obj.id, obj.size, list(obj.locations), pick // 3 % 3))
 
     def release(self, pick: int) -> None:
         if self.pinned:
@@ -343,7 +354,7 @@ class Cluster:
             if isinstance(job, int):
                 self.end_write(job, "no space left on device")
             else:
-                self.objects[job[1]].excused = True
+                self.objects[self.read_ids[job]].excused = True
                 self.end_read(job, "input/output error")
 
     def end_write(self, node: int, error: str | None) -> None:
@@ -354,13 +365,14 @@ class Cluster:
         self.apply(node, self.stores[node].spilled(self.now, error))
 
     def end_read(self, job: tuple[int, bytes], error: str | None) -> None:
-        node, ident = job
-        read = self.reads.pop(job)
+        node, name = job
+        read, ident = self.reads.pop(job), self.read_ids.pop(job)
         for at in range(0, read.piece.size, UNIT) if error is None else ():
             found = self.disks[node].get((read.segment, read.piece.position + at))
-            assert found == ident, "the disk does not hold what is read from it"
-            self.memory[node][(read.piece.offset + at) // UNIT] = ident
-        self.apply(node, self.stores[node].restored(self.now, ident, error))
+            # What is read for another node may have been given up meanwhile; then it must not be sent.
+            assert found == ident or (found is None and name != ident), "the disk does not hold what is read from it"
+            self.memory[node][(read.piece.offset + at) // UNIT] = found or b"nothing"
+        self.apply(node, self.stores[node].restored(self.now, name, error))
 
     def end_receive(self, tag: int, error: str | None) -> None:
         node = self.receives.pop(tag).node
@@ -407,7 +419,7 @@ class Cluster:
                     obj.excused = True
             self.writes.pop(node, None)
             for job in [job for job in self.reads if job[0] == node]:
-                del self.reads[job]
+                del self.reads[job], self.read_ids[job]
             for book in (self.receives, self.sends):
                 for tag in [tag for tag, transfer in book.items() if transfer.node == node]:
                     del book[tag]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
+from hpcray.core.owner.lineage import OWNER_DIED
 from hpcray.core.owner.table import Entry, ObjectTable, Waiter
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR
@@ -32,7 +33,7 @@ class Table(ObjectTable):
             ME,
             lambda dest, msg: self.out.append((dest, msg)),
             self.fired.append,
-            lambda oid, reason, died: f"{'died' if died else 'lost'}: {reason}".encode() + bytes([ERROR]),
+            lambda oid, reason, why: f"{'died' if why == OWNER_DIED else 'lost'}: {reason}".encode() + bytes([ERROR]),
         )
 
     def said(self) -> list[tuple[bytes, m.Message]]:

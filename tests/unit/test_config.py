@@ -58,3 +58,11 @@ def test_mistyped_variables_are_told_with_what_may_be_meant() -> None:
     assert Config.unknown_variables(environ) == [
         "HPCRAY_START_TIMEOT is no setting and has no effect; hint: HPCRAY_START_TIMEOUT?"
     ]
+
+
+def test_heartbeats_that_would_kill_every_node_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heartbeat_interval=2 s .* node_timeout=4 s .*hint: HPCRAY_HEARTBEAT"):
+        Config.from_env({"HPCRAY_HEARTBEAT_INTERVAL": "2"})
+    with pytest.raises(ValueError, match="heartbeat_interval=0 s"):
+        Config.from_env({"HPCRAY_HEARTBEAT_INTERVAL": "0"})
+    assert Config.from_env({"HPCRAY_NODE_TIMEOUT": "60"}).node_timeout == 60.0

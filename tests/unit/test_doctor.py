@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from helpers.machines import machine
 
 from hpcray import cli
 from hpcray.host.allocation import read_allocation
@@ -212,12 +213,24 @@ def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_the_cores_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for index, cpus in enumerate(("0-7", "8-11,14")):
-        (tmp_path / f"node{index}").mkdir()
-        (tmp_path / f"node{index}" / "cpulist").write_text(cpus + "\n")
-    monkeypatch.setattr(doctor_host, "_NUMA", tmp_path)
-    assert doctor_host.numa_nodes([9, 10]) == {1}
-    assert doctor_host.numa_nodes([7, 14]) == {0, 1}
+    machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path / "sys/class/infiniband")
+
+    def rows(cores: set[int], **environ: str) -> dict[str, str]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
+        return {finding.name: finding.value for finding in doctor_host.look_at_binding(environ)}
+
+    both = rows(set(range(16)), CUDA_VISIBLE_DEVICES="0,1,2,3")
+    assert both["binding"] == "cores 0-15, NUMA nodes 0-1, network mlx5_0, mlx5_1"
+    assert both["workers"] == "with GPU 0, 1: cores 0-7; with GPU 2, 3: cores 8-15; others: the cores of their rank"
+    assert "RDMA ports" not in both, "UCX chooses"
+    one = rows({9, 10}, CUDA_VISIBLE_DEVICES="3")
+    assert one["binding"] == "cores 9-10, NUMA node 1, network mlx5_1"
+    assert one["workers"] == "the cores of their rank"
+    assert one["RDMA ports"] == "mlx5_1:1 (UCX_NET_DEVICES, if UCX has them)"
+    site = rows({9, 10}, UCX_NET_DEVICES="mlx5_0:1", HPCRAY_BIND="0")
+    assert site["RDMA ports"] == "mlx5_0:1 (UCX_NET_DEVICES of the site or the user)"
+    assert site["workers"] == "the cores of their rank (HPCRAY_BIND=0)"
     assert doctor_host.runs([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 

@@ -107,9 +107,10 @@ def test_a_death_is_told_to_everybody_once() -> None:
     member = up(4)
     outcomes = member.node_failed(1.0, 2, "send failed")
     assert sent(outcomes, m.NodeDied) == [1, 3]
-    assert events(outcomes, NodeLost) == [NodeLost(2, "send failed")]
+    assert events(outcomes, NodeLost) == [NodeLost(2, "host host2: send failed", 1)]
     assert member.node_failed(1.0, 2, "again") == []
     assert member.alive() == [0, 1, 3] and member.is_dead(2)
+    assert events(member.node_failed(1.0, 1, "again"), NodeLost) == [NodeLost(1, "host host1: again", 2)]
 
 
 def test_the_dead_who_speak_are_told_to_end() -> None:
@@ -120,22 +121,79 @@ def test_the_dead_who_speak_are_told_to_end() -> None:
 
 
 def test_silence_is_death() -> None:
-    member = up(3, now=100.0, heartbeat_timeout=2.0)
-    assert sent(member.tick(101.0), m.Heartbeat) == [1, 2]
-    member.handle(101.5, raylet_of(1), m.Heartbeat(1))
-    outcomes = member.tick(102.5)
+    member = up(3, now=100.0, node_timeout=2.0)
+    assert sent(member.tick(100.5), m.Heartbeat) == [1, 2]
+    for beat in range(1, 5):
+        member.handle(100.5 + beat / 2, raylet_of(1), m.Heartbeat(1))
+        outcomes = member.tick(100.5 + beat / 2)
     (lost,) = events(outcomes, NodeLost)
-    assert lost.node == 2 and "node 2 (host host2, pid 1) was not heard of for 2.5 s" in lost.reason
-    member.heard(103.0, 1)
-    assert events(member.tick(104.5), NodeLost) == []
+    assert lost == NodeLost(2, "host host2: it was not heard of for 2.5 s", 1)
+    assert sent(outcomes, m.NodeDied) == [1] and sent(outcomes, m.Heartbeat) == [1]
+    member.heard(102.6, 1)
+    for beat in range(4):
+        assert events(member.tick(103.0 + beat / 2), NodeLost) == []
+
+
+def test_a_head_that_stood_still_blames_nobody() -> None:
+    member = up(3, now=100.0, node_timeout=2.0)
+    member.tick(100.5)
+    assert events(member.tick(109.0), NodeLost) == [], "it was stopped: what came meanwhile has not been read yet"
+    assert sent(member.tick(109.5), m.Heartbeat) == [1, 2]
+
+
+def test_whoever_is_silent_for_half_the_time_is_suspected() -> None:
+    member = up(2, node_timeout=2.0)
+    for beat in range(1, 4):
+        member.tick(beat / 2)
+    assert list(member.suspects(1.5)) == [1]
+    member.heard(1.6, 1)
+    assert member.suspects(1.7) == {}
 
 
 def test_a_slow_start_is_not_taken_for_silence() -> None:
-    member = Membership(2, "session", Config(heartbeat_timeout=2.0), 0.0)
+    member = Membership(2, "session", Config(node_timeout=2.0), 0.0)
     hello(member, 0, 1, now=0.0)
     member.handle(1.0, raylet_of(1), m.NodeReady(1))
+    for second in range(2, 50):
+        assert sent(member.tick(second), m.Heartbeat) == [1], "it waits for the others, and shall not think us dead"
     member.handle(50.0, HEAD, m.NodeReady(0))
     assert events(member.tick(50.5), NodeLost) == []
+
+
+def complain(member: Membership, now: float, *pairs: tuple[int, int]) -> list[int]:
+    """`(who, whom)` could not reach; the nodes that are dead a second later though all are heard of."""
+    for who, whom in pairs:
+        probe = member.handle(now, raylet_of(who), m.PeerFailed(whom, "broken"))
+        assert sent(probe, m.Heartbeat) == ([whom] if not member.is_dead(whom) else [])
+    lost: list[NodeLost] = []
+    for beat in range(1, 9):
+        for node in member.alive():
+            member.heard(now + beat / 2, node)
+        outcomes = member.tick(now + beat / 2)
+        assert beat >= 2 or not events(outcomes, NodeLost), "the head may find out by itself who is dead"
+        lost += events(outcomes, NodeLost)
+    return [event.node for event in lost]
+
+
+def test_of_two_that_cannot_reach_each_other_one_goes() -> None:
+    assert complain(up(4), 1.0, (1, 2)) == [2]
+    assert complain(up(4), 1.0, (1, 2), (2, 1)) == [2]
+
+
+def test_who_can_reach_nobody_goes_and_not_all_the_others() -> None:
+    member = up(5)
+    assert complain(member, 1.0, (1, 2), (1, 3), (1, 4)) == [1]
+    assert "cannot reach nodes 2, 3, 4" in member.dead[1]
+
+
+def test_whom_nobody_can_reach_goes() -> None:
+    assert complain(up(5), 1.0, (1, 3), (2, 3), (4, 3)) == [3]
+
+
+def test_a_complaint_about_the_dead_is_old_news() -> None:
+    member = up(4)
+    member.node_failed(0.5, 2, "gone")
+    assert complain(member, 1.0, (1, 2)) == []
 
 
 def test_the_end_waits_for_everybody_and_carries_the_code() -> None:
@@ -173,9 +231,19 @@ def test_the_end_does_not_wait_for_ever_nor_for_the_dead() -> None:
 
 
 def test_the_head_is_watched_too() -> None:
-    watch = HeadWatch(3, Config(heartbeat_timeout=2.0), 0.0)
-    effects, reason = watch.tick(1.0)
-    assert [(e.dest, e.msg) for e in effects if isinstance(e, Send)] == [(HEAD, m.Heartbeat(3))] and reason == ""
-    watch.heard(1.5)
-    assert watch.tick(3.0)[1] == ""
-    assert "not heard of for 2.5 s" in watch.tick(4.0)[1]
+    watch = HeadWatch(3, Config(head_timeout=2.0))
+    for beat in range(20):
+        effects, reason = watch.tick(beat / 2)
+        assert [(e.dest, e.msg) for e in effects if isinstance(e, Send)] == [(HEAD, m.Heartbeat(3))]
+        assert reason == "", "the head waits for others before it sends the table"
+    watch.begin(10.0)
+    watch.heard(10.5)
+    assert [watch.tick(10.0 + beat / 2)[1] for beat in range(1, 6)] == [""] * 5
+    assert "not heard of for 2.5 s" in watch.tick(13.0)[1]
+
+
+def test_who_has_said_goodbye_does_not_die_of_it() -> None:
+    member = up()
+    member.stop(1.0, 0)
+    member.handle(1.1, raylet_of(2), m.NodeStopped(2))
+    assert member.node_failed(1.2, 2, "its connection closed") == []

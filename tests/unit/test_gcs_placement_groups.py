@@ -121,3 +121,46 @@ def test_a_task_for_a_removed_group_is_told() -> None:
     shape = m.Shape(((f"CPU_group_{GROUP.hex()}", 10_000), (f"bundle_group_{GROUP.hex()}", 10)), "group")
     out = head.handle(0.2, HEAD, m.Unmet(DRIVER, 3, shape, 5))
     assert [(dest, msg.state) for dest, msg in sent(out, m.GroupState)] == [(DRIVER, "REMOVED")]
+
+
+def test_bundles_of_a_dead_node_get_another_place_and_the_others_stay() -> None:
+    head = head_of(1, 1, 1)
+    create(head, 1, 1)
+    answer(head, 0, 1, True)
+    assert states(answer(head, 1, 1, True)) == ["CREATED"]
+    out = head.node_died(1.0, 1, "gone")
+    assert states(out) == ["RESCHEDULING"]
+    ((dest, asked),) = sent(out, m.PrepareBundles)
+    assert dest == raylet_of(2) and list(asked.bundles) == [1] and asked.attempt == 2
+    assert sent(out, m.ReturnBundles) == [], "what lives in the other bundle goes on"
+    assert states(answer(head, 2, 2, True, 1.1)) == ["CREATED"]
+
+
+def test_without_another_place_the_group_waits_for_one() -> None:
+    head = head_of(1, 1)
+    create(head, 1, 1)
+    answer(head, 0, 1, True)
+    answer(head, 1, 1, True)
+    assert states(head.node_died(1.0, 1, "gone")) == ["RESCHEDULING"]
+    assert states(head.tick(30.0)) == [] and states(head.handle(31.0, DRIVER, m.WatchGroup(GROUP))) == ["RESCHEDULING"]
+
+
+def test_an_actor_of_a_lost_bundle_restarts_in_it_when_it_has_a_place_again() -> None:
+    head = head_of(1, 1, 1)
+    create(head, 1, 1)
+    answer(head, 0, 1, True)
+    answer(head, 1, 1, True)
+    name = GROUP.hex()
+    shape = m.Shape(((f"CPU_group_1_{name}", 10_000), (f"bundle_group_1_{name}", 10)), "group")
+    spec = m.ActorSpec(
+        DRIVER + (8).to_bytes(5, "big"), "A", b"c", b"", [], shape, shape, "", "ns", False, 1, 0, 1, {}
+    )  # fmt: skip
+    view = m.NodeView(1, 1, to_units({"CPU": 0}), dict(shape.resources))
+    head.handle(0.2, raylet_of(1), view)
+    out = head.handle(0.2, DRIVER, m.CreateActor(1, spec))
+    assert [dest for dest, _ in sent(out, m.StartActor)] == [raylet_of(1)]
+    head.handle(0.3, make_proc(1, 4), m.ActorReady(spec.actor, b"", []))
+    out = head.node_died(1.0, 1, "gone")
+    assert sent(out, m.StartActor) == []
+    out = answer(head, 2, 2, True, 1.1)
+    assert [dest for dest, _ in sent(out, m.StartActor)] == [raylet_of(2)]

@@ -9,7 +9,7 @@ from hpcray.base.ids import make_proc, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.head import HeadCore
-from hpcray.core.scheduler.placement import REPORT_AFTER
+from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.wire import messages as m
 
 OWNER, OTHER = make_proc(0, 5), make_proc(0, 6)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcray.cluster.launch import LaunchError, Site, compose, find_mpirun, main, starts_here
 from hpcray.cluster.options import LaunchOptions, parse_options, parse_size
-from hpcray.cluster.srun import Slurm, compose_step, protocol, try_srun
+from hpcray.cluster.srun import EPILOG, Slurm, compose_step, protocol, try_srun
 from hpcray.host.allocation import read_allocation
 
 SITE = Site(python="/env/bin/python", mpirun="/env/bin/mpirun", root=False, environ={})
@@ -38,6 +39,18 @@ def test_one_node_by_default() -> None:
 def test_root_is_allowed_only_as_root(root: bool, present: bool) -> None:
     site = Site(python=SITE.python, mpirun=SITE.mpirun, root=root, environ={})
     assert ("--allow-run-as-root" in line("-n 2 s.py", site)) is present
+
+
+@pytest.mark.parametrize(
+    ("argv", "ucx"),
+    [("-n 4 s.py", False), ("--hosts a s.py", False), ("--hosts a,b s.py", True), ("--hostfile h s.py", True)],
+)
+def test_an_mpirun_that_can_is_told_to_let_the_other_ranks_live(argv: str, ucx: bool) -> None:
+    site = replace(SITE, recovers=True)
+    composed = line(argv, site)
+    assert composed[1] == "--enable-recovery" and ("pml" in composed) is ucx
+    assert "pml" not in line(argv, replace(site, environ={"OMPI_MCA_pml": "cm"})), "the user's own choice"
+    assert "--enable-recovery" not in line(argv)
 
 
 def test_hosts_get_one_node_each() -> None:
@@ -99,6 +112,19 @@ def test_inside_an_allocation_srun_starts_one_rank_per_node_with_all_cpus(flag: 
         *RANK,
         *("s.py", "x"),
     ]
+
+
+def test_what_was_killed_at_once_is_tidied_up_by_an_epilog_unless_the_user_has_one_or_it_kills_the_step() -> None:
+    told = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
+
+    def with_epilog(mpi: str = "pmi2", **environ: str) -> list[str]:
+        slurm = Slurm(read_allocation(told, "n1"), {**told, **environ}, mpi, epilog="/x/epilog.sh")
+        return line("s.py", Site(python=SITE.python, mpirun="", root=False, environ=told, slurm=slurm))
+
+    assert "--task-epilog=/x/epilog.sh" in with_epilog()
+    assert "--task-epilog=/x/epilog.sh" not in with_epilog(SLURM_TASK_EPILOG="/mine")
+    assert "--task-epilog=/x/epilog.sh" not in with_epilog("pmix"), "the death of one rank would end the step"
+    assert os.access(EPILOG, os.X_OK)
 
 
 def test_fewer_nodes_than_the_job_has() -> None:

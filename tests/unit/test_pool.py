@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcray.base.config import Config
 from hpcray.base.ids import make_proc
-from hpcray.core.effects import Effect, ForkWorker, Send
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.pool import FORK_PAUSE, LEAST_FORKS, Worker, WorkerPool
 from hpcray.core.scheduler.ledger import Claim
 from hpcray.core.scheduler.queue import Env, Want
@@ -174,3 +174,27 @@ def test_the_books_stay_balanced(steps: list[tuple[str, int]], limit: int) -> No
         assert len(pool.waiting()) == pool.snapshot()["waiting_for_worker"]
         idle = {each.env for each in pool.workers.values() if each.state == "idle"}
         assert not idle & {each.env for each in pool.waiting()}, "a claim waits while a worker idles"
+
+
+def test_a_worker_that_does_not_come_up_is_killed_once_and_its_claim_goes_back() -> None:
+    pool = make(worker_start_timeout=5.0)
+    waiter = claim()
+    pool.supply(waiter)
+    (number,) = forks(pool.pump(100.0))
+    assert pool.reap(100.0) == [] and pool.reap(104.9) == []
+    (kill,) = pool.reap(105.0)
+    assert isinstance(kill, KillWorker) and kill.worker == make_proc(0, number)
+    assert "not up within 5 s" in kill.reason
+    assert pool.reap(106.0) == [], "once is enough"
+    worker = pool.remove(kill.worker)
+    assert worker is not None and worker.state == "starting"
+    assert pool.start_failed(106.0, worker.env, kill.reason) is waiter
+
+
+def test_a_worker_that_comes_up_in_time_idles_by_its_own_clock() -> None:
+    pool = make(1, worker_start_timeout=5.0, idle_worker_timeout=10.0)
+    pool.supply(claim())
+    (number,) = forks(pool.pump(0.0))
+    pool.reap(1.0)
+    pool.joined(4.0, make_proc(0, number), 1)
+    assert pool.reap(50.0) == []

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ class Source:
     def held_resources(self) -> Resources:
         return self.held
 
-    def worker_env(self) -> Mapping[str, str]:
-        return self.env
+    def environment(self) -> Mapping[str, Any]:
+        return {"env_vars": self.env} if self.env else {}
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
         return self.devices

@@ -6,7 +6,8 @@ from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.cluster import BOUND_SETTLE, PARK_AFTER, SETTLE, ClusterScheduler
-from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.wire.messages import GrantFor, GrantRefused, Infeasible, NodeInfo, NodeView, ProcDied, Shape, Unmet
 
 UNIT = 10_000

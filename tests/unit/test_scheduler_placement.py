@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.base.resources import to_units
-from hpcray.core.scheduler.placement import ClusterView, show
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.telling import show
 from hpcray.wire.messages import NodeInfo, NodeView, Shape
 
 UNIT = 10_000
@@ -24,26 +25,22 @@ def cluster(*cpus: float, **extra: float) -> ClusterView:
     return view
 
 
-def everywhere(view: ClusterView) -> list[int]:
-    return sorted(view.nodes)
-
-
 def test_hybrid_packs_to_half_in_index_order_then_takes_the_least_used() -> None:
     view = cluster(4, 4, 4)
-    assert view.choose(CPU1, 2, everywhere(view)) == [(0, 2)]
-    assert view.choose(CPU1, 1, everywhere(view)) == [(1, 1)]
-    assert view.choose(CPU1, 3, everywhere(view)) == [(1, 1), (2, 2)]
-    assert view.choose(CPU1, 3, everywhere(view)) == [(0, 1), (1, 1), (2, 1)]
-    assert view.choose(CPU1, 99, everywhere(view)) == [(0, 1), (1, 1), (2, 1)]
-    assert view.choose(CPU1, 1, everywhere(view)) == []
+    assert view.choose(CPU1, 2) == [(0, 2)]
+    assert view.choose(CPU1, 1) == [(1, 1)]
+    assert view.choose(CPU1, 3) == [(1, 1), (2, 2)]
+    assert view.choose(CPU1, 3) == [(0, 1), (1, 1), (2, 1)]
+    assert view.choose(CPU1, 99) == [(0, 1), (1, 1), (2, 1)]
+    assert view.choose(CPU1, 1) == []
 
 
 def test_spread_goes_round_and_prefers_the_least_loaded() -> None:
     view = cluster(4, 4, 4)
-    assert view.choose(SPREAD1, 3, everywhere(view)) == [(0, 1), (1, 1), (2, 1)]
+    assert view.choose(SPREAD1, 3) == [(0, 1), (1, 1), (2, 1)]
     view.take(0, CPU1.resources)
-    assert view.choose(SPREAD1, 2, everywhere(view)) == [(1, 1), (2, 1)]
-    one_by_one = [view.choose(Shape((), "SPREAD"), 1, everywhere(view))[0][0] for _ in range(6)]
+    assert view.choose(SPREAD1, 2) == [(1, 1), (2, 1)]
+    one_by_one = [view.choose(Shape((), "SPREAD"), 1)[0][0] for _ in range(6)]
     assert sorted(one_by_one[:3]) == sorted(one_by_one[3:]) == [0, 1, 2]
 
 
@@ -52,7 +49,7 @@ def test_choices_never_exceed_what_is_there_and_leave_nothing_unused(
     cpus: list[int], count: int, strategy: str
 ) -> None:
     view = cluster(*cpus)
-    given_out = view.choose(Shape((("CPU", UNIT),), strategy), count, everywhere(view))
+    given_out = view.choose(Shape((("CPU", UNIT),), strategy), count)
     assert sum(part for _, part in given_out) == min(count, sum(cpus))
     assert all(part <= cpus[node] for node, part in given_out)
     assert all(state.available.get("CPU", 0) >= 0 for state in view.nodes.values())
@@ -97,11 +94,11 @@ def test_a_refusal_is_remembered_until_there_is_news() -> None:
     view = cluster(4)
     view.update(NodeView(0, 1, {"CPU": 2 * UNIT}))
     view.nodes[0].shunned.add(CPU1.resources)
-    assert view.choose(CPU1, 1, [0]) == []
+    assert view.choose(CPU1, 1) == []
     view.update(NodeView(0, 2, {"CPU": 2 * UNIT}))
-    assert view.choose(CPU1, 1, [0]) == [], "the same again is no news"
+    assert view.choose(CPU1, 1) == [], "the same again is no news"
     assert view.update(NodeView(0, 3, {"CPU": 3 * UNIT}))
-    assert view.choose(CPU1, 1, [0]) == [(0, 1)]
+    assert view.choose(CPU1, 1) == [(0, 1)]
 
 
 def test_affinity_decides_what_is_feasible() -> None:

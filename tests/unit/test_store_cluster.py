@@ -77,16 +77,19 @@ def test_the_steps_reach_what_they_are_to_check() -> None:
     for seed in range(60):
         for store in run(STEPS + TROUBLE, random_script(seed, 1500)).stores.values():
             numbers = store.snapshot()
-            reached.update({name: numbers[name] for name in ("created", "pulled", "evicted", "freed", "sent")})
-    assert len(reached) == 5 and min(reached.values()) >= 20, reached
+            reached.update(
+                {name: numbers[name] for name in ("created", "pulled", "evicted", "freed", "sent", "sent_on")}
+            )
+    assert len(reached) == 6 and min(reached.values()) >= 20, reached
 
 
 def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(90):
         steps = STEPS + DISK + TROUBLE + (Cluster.break_disk,)
         for store in run(steps, random_script(seed, 1500), 0.8).stores.values():
             numbers = store.snapshot()
-            reached.update({name: numbers[name] for name in ("spilled_bytes", "restored", "spill_failures", "evicted")})
-    assert len(reached) == 4 and min(reached.values()) >= 20, reached
+            names = ("spilled_bytes", "restored", "spill_failures", "evicted", "from_disk")
+            reached.update({name: numbers[name] for name in names})
+    assert len(reached) == 5 and min(reached.values()) >= 20, reached

@@ -155,19 +155,22 @@ def test_pulls_of_an_object_in_creation_wait_for_the_seal(store: NodeStore) -> N
     assert store.handle(0.0, A, m.Seal(oid(1))) == [StartSend(oid(1), 0, 7, 0, 640)]
 
 
-def test_pulls_of_a_copy_under_way_wait_but_never_in_a_circle(store: NodeStore) -> None:
+def test_a_copy_under_way_is_waited_for_only_by_whom_its_root_has_sent(store: NodeStore) -> None:
     receive = start_pull(store, oid(1, FAR), [7])
-    assert isinstance(only(store.handle(0.0, raylet_of(1), m.Pull(oid(1, FAR), 5, 640)), raylet_of(1)), m.PullRefused)
-    assert store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), 6, 640)) == []
+    for uninvited in (m.Pull(oid(1, FAR), 5, 640), m.Pull(oid(1, FAR), 5, 640, root=8, order=3)):
+        refused = only(store.handle(0.0, raylet_of(1), uninvited), raylet_of(1))
+        assert isinstance(refused, m.PullRefused) and refused.nodes == [7], "it is told who has the object whole"
+    assert store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), 6, 640, root=7, order=3)) == []
     effects = store.received(0.0, receive.tag, None)
     assert StartSend(oid(1, FAR), 4, 6, receive.offset, 640) in effects
 
 
 def test_whoever_waited_for_a_copy_that_does_not_come_is_refused(store: NodeStore) -> None:
     receive = start_pull(store, oid(1, FAR), [7])
-    store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), 6, 640))
+    store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), 6, 640, root=7, order=3))
     effects = store.received(0.0, receive.tag, "reset")
     assert isinstance(sent_to(effects, raylet_of(4))[0], m.PullRefused)
+    assert store.snapshot()["sending"] == store.snapshot()["used"] == 0
 
 
 def test_tags_name_the_receiver_and_never_repeat(store: NodeStore) -> None:
@@ -235,16 +238,14 @@ def test_if_the_creator_dies_those_who_wait_get_another_copy_or_an_error(store: 
     assert isinstance(error, m.StoreError) and error.kind == "lost"
 
 
-def test_if_a_creation_becomes_a_pull_lower_nodes_no_longer_wait_for_it(store: NodeStore) -> None:
+def test_if_a_creation_becomes_a_pull_other_nodes_look_elsewhere(store: NodeStore) -> None:
     store.handle(0.0, A, m.Create(oid(1), 640))
     store.handle(0.0, C, m.Open(oid(1), 640, [2, 7]))
-    for asker in (0, 4):
-        assert store.handle(0.0, raylet_of(asker), m.Pull(oid(1), transfer_tag(asker, 1), 640)) == []
+    assert store.handle(0.0, raylet_of(4), m.Pull(oid(1), transfer_tag(4, 1), 640)) == []
     effects = store.handle(0.0, A, m.Release([oid(1)]))
-    assert isinstance(sent_to(effects, raylet_of(0))[0], m.PullRefused) and sent_to(effects, raylet_of(4)) == []
-    receive = next(effect for effect in effects if isinstance(effect, StartReceive))
-    sends = [effect for effect in store.received(0.0, receive.tag, None) if isinstance(effect, StartSend)]
-    assert [send.node for send in sends] == [4]
+    (refused,) = sent_to(effects, raylet_of(4))
+    assert isinstance(refused, m.PullRefused) and refused.nodes == [7]
+    assert [effect.node for effect in effects if isinstance(effect, StartReceive)] == [7]
 
 
 def test_if_the_source_node_dies_the_next_is_asked_once_the_receive_is_over(store: NodeStore) -> None:

@@ -13,6 +13,7 @@ from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
 from hpcray.core.gcs.waiting import WaitingActors
 from hpcray.core.scheduler.cluster import ClusterScheduler
+from hpcray.core.scheduler.nodes import joined
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
 
@@ -39,6 +40,7 @@ class HeadCore:
         self._groups = PlacementGroups(self._view)
         self._groups.on_removed = self._group_removed
         self._scheduler.group_removed = self._groups.removed
+        self._scheduler.locality_wait = config.locality_wait
         self._actors.group_gone = self._groups.gone
         self._queries = Queries(self._view, self._scheduler, self._actors, self._groups)
         self._early_views: dict[int, m.NodeView] = {}
@@ -104,7 +106,7 @@ class HeadCore:
 
     def _node_view(self, now: float, src: bytes, msg: m.NodeView) -> list[Effect]:
         if not self._queries.infos:
-            self._early_views[msg.node] = msg
+            self._early_views[msg.node] = joined(self._early_views.get(msg.node), msg)
             return []
         if not self._view.update(msg):
             return []
@@ -117,6 +119,8 @@ class HeadCore:
         out, nodes = self._groups.prepared(now, node_of(src), msg)
         for node in nodes:
             out += self._scheduler.node_grew(now, node)
+        if nodes:
+            self._actors.retry(now, out)
         return out
 
     def _group_removed(self, now: float, group: str, out: list[Effect]) -> None:

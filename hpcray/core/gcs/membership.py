@@ -2,6 +2,9 @@
 
 Two cores. `Membership` lives in raylet 0 and knows everybody; `HeadWatch` lives in every other raylet and knows the
 head. Both return effects to carry out and events to act on, in one list, in order.
+
+Only the head declares a node dead, and it never takes that back: what the node still says is dropped everywhere, and
+when it hears of its death it ends. Each death has a number, its *epoch*: the order in which all nodes learn of them.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import Union
 from hpcray.base.config import Config
 from hpcray.base.ids import HEAD, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.silence import Complaints, Silence
 from hpcray.wire import messages as m
 
 GATHERING, CONNECTING, UP, STOPPING, STOPPED, FAILED = (
@@ -49,10 +53,14 @@ class StartFailed:
 
 @dataclass(slots=True, frozen=True)
 class NodeLost:
-    """A node died: `HeadCore.node_died`, and `RayletCore.node_died` on node 0 (the others get NodeDied)."""
+    """A node died: `HeadCore.node_died`, and `RayletCore.node_died` on node 0 (the others get NodeDied).
+
+    It is to be told, too, if it can be: it may be alive behind a cut link, and has to end. epoch: number of this death.
+    """
 
     node: int
     reason: str
+    epoch: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,8 +74,8 @@ class AllStopped:
 MemberEvent = Union[AllIn, ClusterUp, StartFailed, NodeLost, AllStopped]
 Outcome = Union[Effect, MemberEvent]
 
-HANDLES: tuple[type, ...] = (m.NodeHello, m.NodeReady, m.NodeStopped, m.Heartbeat)
-"""Message types for `Membership.handle`; node 0's own raylet sends them too (to itself), except Heartbeat."""
+HANDLES: tuple[type, ...] = (m.NodeHello, m.NodeReady, m.NodeStopped, m.Heartbeat, m.PeerFailed)
+"""Message types for `Membership.handle`; node 0's own raylet sends the first three too, to itself."""
 
 
 class Membership:
@@ -87,12 +95,12 @@ class Membership:
         self.run = m.RunInfo()
         self._timeout = config.start_timeout
         self._stop_timeout = config.stop_timeout
-        self._heartbeat_timeout = config.heartbeat_timeout
         self._deadline = now + config.start_timeout
         self._infos: dict[int, m.NodeInfo] = {}
         self._ready: set[int] = set()
         self._stopped: set[int] = set()
-        self._heard: dict[int, float] = {}
+        self._silence = Silence(config.heartbeat_interval, config.node_timeout)
+        self._complaints = Complaints(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
 
     # ------------------------------------------------------------ questions
@@ -110,6 +118,10 @@ class Membership:
         """Whether the node was declared dead. It stays so: what it still sends must be dropped."""
         return node in self.dead
 
+    def suspects(self, now: float) -> dict[int, float]:
+        """Nodes that have not been heard of for a while, and the seconds of their silence."""
+        return self._silence.suspects(now)
+
     # ------------------------------------------------------------ events
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Outcome]:
@@ -117,7 +129,7 @@ class Membership:
         node = node_of(src)
         if node in self.dead:
             return [Send(src, m.Stop(1))]
-        self._heard[node] = now
+        self._silence.heard(now, node)
         if isinstance(msg, m.NodeHello):
             return self._hello(now, msg.info)
         if isinstance(msg, m.NodeReady):
@@ -125,22 +137,30 @@ class Membership:
         if isinstance(msg, m.NodeStopped):
             self._stopped.add(msg.node)
             return self._check_stopped(now)
+        if isinstance(msg, m.PeerFailed) and msg.node not in self.dead:
+            self._complaints.add(now, node, msg.node, msg.reason)
+            return [Send(raylet_of(msg.node), self._heartbeat())]  # fails at once if it is dead
         return []
 
     def heard(self, now: float, node: int) -> None:
         """Anything arrived from this node: it lives."""
-        self._heard[node] = now
+        self._silence.heard(now, node)
 
     def node_failed(self, now: float, node: int, reason: str) -> list[Outcome]:
-        """The transport says that the node is gone."""
-        if node in self.dead or self.state in (STOPPED, FAILED):
+        """The node is gone: the transport says so, or its silence does. All who live are told."""
+        if node in self.dead or node in self._stopped or self.state in (STOPPED, FAILED):
             return []
         info = self._infos.get(node)
         if self.state in (GATHERING, CONNECTING):
             return self._fail(f"rank {node}{_on(info)} died during start-up: {reason}")
+        if info is not None:
+            reason = f"host {info.host}: {reason}"
         self.dead[node] = reason
-        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason)) for n in self.alive() if n != 0]
-        out.append(NodeLost(node, reason))
+        self._silence.forget(node)
+        self._complaints.forget(node)
+        epoch = len(self.dead)
+        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason, epoch)) for n in self.alive() if n != 0]
+        out.append(NodeLost(node, reason, epoch))
         return out + self._check_stopped(now)
 
     def allow(self, seconds: float) -> None:
@@ -158,20 +178,18 @@ class Membership:
         return out + self._check_stopped(now)
 
     def tick(self, now: float) -> list[Outcome]:
-        """Heartbeats and deadlines, every `config.tick`."""
+        """Heartbeats and deadlines, every `config.heartbeat_interval`."""
         out: list[Outcome] = []
         if self.state in (GATHERING, CONNECTING):
-            return self._check_start(now)
+            out += self._check_start(now)
         if self.state == UP:
-            for node in self.alive():
-                silent = now - self._heard.get(node, now)
-                if node == 0:
-                    continue
-                if silent > self._heartbeat_timeout:
-                    host = _on(self._infos[node])
-                    out += self.node_failed(now, node, f"node {node}{host} was not heard of for {silent:.1f} s")
-                else:
-                    out.append(Send(raylet_of(node), m.Heartbeat(0)))
+            for node, silent in self._silence.look(now):
+                out += self.node_failed(now, node, f"it was not heard of for {silent:.1f} s")
+            verdict = self._complaints.verdict(now)
+            if verdict is not None:
+                out += self.node_failed(now, *verdict)
+        if self.state in (CONNECTING, UP):
+            out += [Send(raylet_of(node), self._heartbeat()) for node in self.alive() if node != 0]
         return out + self._check_stopped(now)
 
     # ------------------------------------------------------------ inside
@@ -205,7 +223,7 @@ class Membership:
         if self.state != CONNECTING or len(self._ready) < self.size:
             return []
         self.state = UP
-        self._heard = dict.fromkeys(self._infos, now)
+        self._silence.begin(now, (node for node in self._infos if node != 0))
         return [ClusterUp(self._table())]
 
     def _check_start(self, now: float) -> list[Outcome]:
@@ -236,27 +254,39 @@ class Membership:
         self.state = STOPPED
         return [AllStopped(self.code, missing)]
 
+    def _heartbeat(self) -> m.Heartbeat:
+        return m.Heartbeat(0, len(self.dead))
+
     def _table(self) -> list[m.NodeInfo]:
         return [self._infos[index] for index in sorted(self._infos)]
 
 
 class HeadWatch:
-    """The other side, in raylets 1..: says that it lives, and notices when the head does not."""
+    """The other side, in raylets 1..: says that it lives, and notices when the head does not.
 
-    def __init__(self, node: int, config: Config, now: float) -> None:
+    It judges from the table on: before that the head waits for others, and has a deadline for it.
+    """
+
+    def __init__(self, node: int, config: Config) -> None:
         self._node = node
-        self._timeout = config.heartbeat_timeout
-        self._heard = now
+        self._silence = Silence(config.heartbeat_interval, config.head_timeout)
+
+    def begin(self, now: float) -> None:
+        """The head has sent the table."""
+        self._silence.begin(now, (0,))
 
     def heard(self, now: float) -> None:
         """Anything arrived from the head."""
-        self._heard = now
+        self._silence.heard(now, 0)
 
     def tick(self, now: float) -> tuple[list[Effect], str]:
-        """Effects to carry out, and why the head counts as dead ("" while it lives)."""
-        silent = now - self._heard
-        if silent > self._timeout:
-            return [], f"the head (node 0) was not heard of for {silent:.1f} s"
+        """Every `config.heartbeat_interval`.
+
+        Returns:
+            Effects to carry out, and why the head counts as dead; "" while it lives.
+        """
+        for _, silent in self._silence.look(now):
+            return [], f"it was not heard of for {silent:.1f} s"
         return [Send(HEAD, m.Heartbeat(self._node))], ""
 
 

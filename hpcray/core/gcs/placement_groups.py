@@ -9,60 +9,33 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from hpcray.base.bundle_names import bundle_of
 from hpcray.base.ids import node_of, owner_of, raylet_of
-from hpcray.base.resources import Resources, add
 from hpcray.core.effects import Effect, Send
-from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView, show
-from hpcray.core.scheduler.planning import STRICT_PACK, STRICT_SPREAD, Plan, plan
+from hpcray.core.gcs.groups import Group, GroupTexts
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.planning import Plan
+from hpcray.core.scheduler.seeking import Seeker
+from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.wants import ACTOR_KLASS
 from hpcray.wire import messages as m
 
-PENDING, CREATED, RESCHEDULING, REMOVED = "PENDING", "CREATED", "RESCHEDULING", "REMOVED"
+CREATED, RESCHEDULING, REMOVED = "CREATED", "RESCHEDULING", "REMOVED"
 ANSWER_WITHIN = 10.0
 """Nodes that have not answered by then are asked to forget it, and the group is tried again."""
 TRIED_AT_ONCE = 16
 """So many waiting groups are looked at when a node has more room; all are with every tick."""
 REMOVED_KEPT, IDS_KEPT = 1000, 100_000
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """One placement group.
-
-    Attributes:
-        nodes: of each bundle, -1 where it has none.
-        chosen, awaited: the attempt under way: which bundle shall go where, and which nodes have not answered.
-        avoid: nodes that refused since the last tick.
-    """
-
-    spec: m.GroupSpec
-    state: str = PENDING
-    nodes: list[int] = field(default_factory=list)
-    chosen: Plan = field(default_factory=dict)
-    awaited: set[int] = field(default_factory=set)
-    attempt: int = 0
-    asked_at: float = 0.0
-    avoid: set[int] = field(default_factory=set)
-    watchers: set[bytes] = field(default_factory=set)
-    since: float = 0.0
-    told: float = 0.0
-    warned: bool = False
-    reason: str = ""
-
-    @property
-    def key(self) -> str:
-        return self.spec.group.hex()
-
-    def title(self) -> str:
-        name = f" {self.spec.name!r}" if self.spec.name else ""
-        return f"placement group{name} {self.key}"
-
-    def here(self, node: int) -> dict[int, Resources]:
-        """What an attempt asks of one node."""
-        return {index: self.spec.bundles[index] for index, at in sorted(self.chosen.items()) if at == node}
+STARVING_AFTER = 2.0
+"""A group that has waited for this long has nodes keep room for it, one group at a time: smaller requests that come
+again and again must not starve it."""
+FIRST_PATIENCE, LONGEST_PATIENCE = 8.0, 64.0
+"""For so long they do; doubles with each try. In between the others run for as long: what is waited for may itself
+depend on them."""
+RETRY_PAUSE = 0.05
+"""In a large cluster, groups that wait are looked at once in this time, however many nodes report more room."""
+LARGE = 64
 
 
 class PlacementGroups:
@@ -74,6 +47,9 @@ class PlacementGroups:
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
+        self._seeker = Seeker(view)
+        self._texts = GroupTexts(view)
+        self._retried = float("-inf")
         self._groups: dict[bytes, Group] = {}
         self._waiting: OrderedDict[bytes, Group] = OrderedDict()
         self._attempts: dict[bytes, Group] = {}
@@ -147,7 +123,7 @@ class PlacementGroups:
         group.awaited.discard(node)
         if not msg.ok:
             group.avoid.add(node)
-            self._undo(group, {node}, out)
+            self._give_up(now, group, {node}, out)
             self._try(now, group, out)
             return out, []
         if group.awaited:
@@ -193,6 +169,10 @@ class PlacementGroups:
 
     def retry(self, now: float, out: list[Effect], everything: bool = False) -> None:
         """Place what waits, the oldest first."""
+        if not everything and len(self._view.nodes) > LARGE and now - self._retried < RETRY_PAUSE:
+            return
+        self._retried = now
+        self._seeker.forget_failures()
         idle = [group for group in self._waiting.values() if not group.chosen]
         for group in idle if everything else idle[:TRIED_AT_ONCE]:
             self._try(now, group, out)
@@ -200,17 +180,21 @@ class PlacementGroups:
     def tick(self, now: float) -> list[Effect]:
         """Retry; undo what nobody answers; say why somebody waits."""
         out: list[Effect] = []
+        self._seeker.forget_failures()
         for group in list(self._attempts.values()):
-            if now - group.asked_at > ANSWER_WITHIN:
+            if now - group.asked_at > ANSWER_WITHIN + group.queued:
                 group.avoid |= group.awaited
-                self._undo(group, set(), out)
+                self._give_up(now, group, set(), out)
+            elif group.queued and self._seeker.find(group) is not None:
+                self._undo(group, set(), out)  # there is room now elsewhere
         for group in self._waiting.values():
             group.avoid.clear()
         self.retry(now, out, everything=True)
+        self._keep_room(now, out)
         for group in self._waiting.values():
             if now - group.told >= REPORT_AFTER and not group.warned:
                 group.warned = True
-                self._tell_creator(group, self._why(group), True, out)
+                self._tell_creator(group, self._texts.why_waiting(group), True, out)
         return out
 
     # ------------------------------------------------------------ questions
@@ -244,25 +228,54 @@ class PlacementGroups:
 
     def _try(self, now: float, group: Group, out: list[Effect]) -> None:
         """Plan with what is free now and ask the nodes, unless there is no room."""
-        bundles = {index: group.spec.bundles[index] for index, node in enumerate(group.nodes) if node < 0}
-        free = {n: state.available for n, state in self._view.nodes.items() if n not in group.avoid}
-        chosen = plan(bundles, group.spec.strategy, free, self._used(group))
-        if chosen is None:
-            if self._view.nodes and not group.warned and not self._possible(group):
-                group.warned = True
-                self._tell_creator(group, self._why_never(group), False, out)
+        chosen = self._seeker.find(group)
+        if chosen is not None:
+            self._ask(now, group, chosen, 0.0, out)
+        elif self._view.nodes and not group.warned and not self._seeker.possible(group):
+            group.warned = True
+            self._tell_creator(group, self._texts.why_never(group), False, out)
+
+    def _keep_room(self, now: float, out: list[Effect]) -> None:
+        """Have nodes keep room for the group that has starved for longest, even though they have none now."""
+        if any(group.queued for group in self._attempts.values()):
             return
+        starving = [
+            group
+            for group in self._waiting.values()
+            if not group.chosen and now - group.since >= STARVING_AFTER and now >= group.rests_until
+        ]
+        starving.sort(key=lambda group: (group.patience, group.since))
+        for group in starving[:TRIED_AT_ONCE]:
+            chosen = self._seeker.find_reachable(group)
+            if chosen is not None:
+                self._ask(now, group, chosen, group.patience or FIRST_PATIENCE, out)
+                return
+
+    def _ask(self, now: float, group: Group, chosen: Plan, patience: float, out: list[Effect]) -> None:
+        """Ask the nodes of a plan to hold the bundles.
+
+        Args:
+            patience: how long they may wait for room, in seconds.
+        """
         group.chosen = chosen
         group.attempt += 1
         group.asked_at = now
+        group.queued = patience
         group.awaited = set(chosen.values())
         self._attempts[group.spec.group] = group
-        for index, node in chosen.items():
-            self._view.take(node, tuple(bundles[index].items()))
+        for index, node in chosen.items() if not patience else ():
+            self._view.take(node, tuple(group.spec.bundles[index].items()))
+        alone = len(group.awaited) == 1 and not patience
         for node in sorted(group.awaited):
-            alone = len(group.awaited) == 1
-            msg = m.PrepareBundles(group.spec.group, group.attempt, group.here(node), alone)
+            msg = m.PrepareBundles(group.spec.group, group.attempt, group.here(node), alone, patience)
             out.append(Send(raylet_of(node), msg))
+
+    def _give_up(self, now: float, group: Group, without: set[int], out: list[Effect]) -> None:
+        """An attempt has failed; one that had nodes keep room for it lets the others run before the next."""
+        if group.queued:
+            group.rests_until = now + group.queued
+            group.patience = min(LONGEST_PATIENCE, 2 * group.queued)
+        self._undo(group, without, out)
 
     def _undo(self, group: Group, without: set[int], out: list[Effect]) -> None:
         """Take an attempt back: nodes forget it, but for those that hold nothing."""
@@ -271,16 +284,18 @@ class PlacementGroups:
             out.append(Send(raylet_of(node), m.ReturnBundles(group.spec.group, indices, "it was not completed")))
         group.chosen = {}
         group.awaited = set()
+        group.queued = 0.0
         self._attempts.pop(group.spec.group, None)
 
     def _commit(self, group: Group, out: list[Effect]) -> list[int]:
         nodes = sorted(set(group.chosen.values()))
-        for node in nodes if len(nodes) > 1 else ():
+        for node in nodes if len(nodes) > 1 or group.queued else ():
             out.append(Send(raylet_of(node), m.CommitBundles(group.spec.group)))
         for index, node in group.chosen.items():
             group.nodes[index] = node
             self._view.bundle_came(node, group.key, index, group.spec.bundles[index])
         group.chosen = {}
+        group.queued = group.patience = group.rests_until = 0.0
         self._attempts.pop(group.spec.group, None)
         self._waiting.pop(group.spec.group, None)
         group.warned = False
@@ -321,48 +336,9 @@ class PlacementGroups:
     def _is_dead(self, proc: bytes) -> bool:
         return proc in self._dead or node_of(proc) in self._dead_nodes
 
-    def _used(self, group: Group) -> dict[int, int]:
-        used: dict[int, int] = {}
-        for node in group.nodes:
-            if node >= 0:
-                used[node] = used.get(node, 0) + 1
-        return used
-
-    def _possible(self, group: Group) -> bool:
-        """Whether the cluster could hold the group if nothing else were there."""
-        empty = {node: state.info.total for node, state in self._view.nodes.items()}
-        return plan(dict(enumerate(group.spec.bundles)), group.spec.strategy, empty, {}) is not None
-
     def _set_state(self, group: Group, state: str, reason: str, out: list[Effect]) -> None:
         group.state, group.reason = state, reason
         out.extend(Send(proc, m.GroupState(group.spec.group, state, reason)) for proc in sorted(group.watchers))
 
     def _tell_creator(self, group: Group, text: str, waits: bool, out: list[Effect]) -> None:
         out.append(Send(owner_of(group.spec.group), m.Infeasible(ACTOR_KLASS, text, waits)))
-
-    def _asks(self, group: Group) -> str:
-        kinds: dict[str, int] = {}
-        for amounts in group.spec.bundles:
-            kinds[show(amounts)] = kinds.get(show(amounts), 0) + 1
-        bundles = ", ".join(text if count == 1 else f"{count} x {text}" for text, count in kinds.items())
-        return f"{group.title()} asks for {bundles} ({group.spec.strategy})"
-
-    def _why_never(self, group: Group) -> str:
-        hint = "ask for less, or start nodes that have it"
-        if group.spec.strategy == STRICT_SPREAD and len(group.spec.bundles) > len(self._view.nodes):
-            hint = f"there are {len(self._view.nodes)} nodes for {len(group.spec.bundles)} bundles: use SPREAD"
-        elif group.spec.strategy == STRICT_PACK:
-            hint = "use PACK where it need not be one node"
-        return (
-            f"{self._asks(group)}, for which there is no place even when all else has ended. What there is: "
-            f"{self._view.describe()}. hint: {hint}; it waits"
-        )
-
-    def _why(self, group: Group) -> str:
-        about: Resources = {}
-        for amounts in group.spec.bundles:
-            add(about, amounts)
-        return (
-            f"{self._asks(group)} and has waited for {REPORT_AFTER:g} s, while others hold what it needs. Free now: "
-            f"{self._view.describe(about)}. hint: wait, or hold less (actors and other groups keep theirs for life)"
-        )

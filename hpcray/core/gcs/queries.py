@@ -32,10 +32,9 @@ from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.gcs.kv import KeyValue
 from hpcray.core.gcs.placement_groups import Group, PlacementGroups
 from hpcray.core.scheduler.cluster import ClusterScheduler
-from hpcray.core.scheduler.placement import ClusterView, NodeState
+from hpcray.core.scheduler.nodes import NodeState, node_labels
+from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire.messages import GcsCall, GcsReply, NodeInfo
-
-ACCELERATOR_TYPE = "accelerator_type:"
 
 
 class QueryError(Exception):
@@ -191,15 +190,6 @@ class Queries:
             ],
             "actors": counts,
         }
-
-
-def node_labels(info: NodeInfo) -> dict[str, str]:
-    """Labels of a node by Ray's names."""
-    labels = {"ray.io/node-id": info.node_id}
-    for name in info.total:
-        if name.startswith(ACCELERATOR_TYPE):
-            labels["ray.io/accelerator-type"] = name.removeprefix(ACCELERATOR_TYPE)
-    return labels
 
 
 def _with_node_names(info: NodeInfo, amounts: Resources) -> Resources:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.actors import ALIVE, DEAD, Actor, ActorTable
-from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.wants import ACTOR_KLASS
 from hpcray.wire.messages import Infeasible, Shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-PENDING, INLINE, STORED = 0, 1, 2
+PENDING, INLINE, STORED, FREED = 0, 1, 2, 3
 
 
 class Waiter:
@@ -36,10 +36,12 @@ class Mapping:
 class Entry:
     """One object as this process sees it.
 
-    state: PENDING, INLINE (value is the blob, perhaps an error), STORED (size, nodes). local: our live refs. borrowers:
-    counts of other processes, kept by the owner (see `Borrowing`). contained: refs inside the value, held by the owner.
-    nodes: where copies are, as the owner knows; it outlives an error that replaced the value. task: what would make the
-    object again. asked: the owner was asked for the value. left_at: nodes where attempts that died may have left it.
+    state: PENDING, INLINE (value is the blob, perhaps an error), STORED (size, nodes), FREED (nobody holds it, but
+    lineage remembers it: a task that took it may have to run again). local: our live refs. borrowers: counts of other
+    processes, kept by the owner (see `Borrowing`). contained: refs inside the value, held by the owner. nodes: where
+    copies are, as the owner knows; it outlives an error that replaced the value. task: what makes the object, and would
+    make it again; or why nothing would, in a word (see `lineage`); None: it was put. asked: the owner was asked for the
+    value. left_at: nodes where attempts that died, or copies that could not be read, may have left it.
     """
 
     __slots__ = (

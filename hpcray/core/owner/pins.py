@@ -18,7 +18,7 @@ class Pins:
     A pin without views is kept, so that the next read costs nothing, until the store asks for it (`give_up`).
 
     Attributes:
-        opening: objects with an Open under way.
+        opening: objects with an Open under way, and the nodes that it named.
         lingering: pins whose entry is gone, held for the views that readers still have.
         mapped: entries with a pin, the one that got it first in front.
         gathering: lists of objects that somebody is about to read together: their pins stay.
@@ -26,7 +26,7 @@ class Pins:
     """
 
     def __init__(self, raylet: bytes, send: Callable[[bytes, Message], None]) -> None:
-        self.opening: set[bytes] = set()
+        self.opening: dict[bytes, list[int]] = {}
         self.lingering: dict[bytes, Mapping] = {}
         self.mapped: dict[bytes, Entry] = {}
         self.gathering: list[list[bytes]] = []
@@ -42,14 +42,14 @@ class Pins:
             self.mapped[oid] = entry
             return True
         if oid not in self.opening:
-            self.opening.add(oid)
+            nodes = self.opening[oid] = list(entry.nodes or ())
             self.refused.pop(oid, None)
-            self._send(self._raylet, Open(oid, entry.size, entry.nodes or []))
+            self._send(self._raylet, Open(oid, entry.size, nodes))
         return False
 
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
         """The store pinned an object for us; whether anybody here still wants it."""
-        self.opening.discard(msg.id)
+        self.opening.pop(msg.id, None)
         if entry is None:
             self._send(self._raylet, Release([msg.id]))
             return False
@@ -81,9 +81,9 @@ class Pins:
         if given:
             self._send(self._raylet, Release(given))
 
-    def failed(self, oid: bytes) -> None:
-        """The store cannot give us the object."""
-        self.opening.discard(oid)
+    def failed(self, oid: bytes) -> list[int]:
+        """The store cannot give us the object; the nodes on which it was to look besides its own."""
+        return self.opening.pop(oid, [])
 
     def entry_gone(self, oid: bytes, mapping: Mapping | None) -> None:
         """The last ref died: the pin goes, or stays for the views that live on."""

@@ -3,7 +3,8 @@
 Pure: the caller holds its lock, passes messages in, and hands `send` and `notify` at construction.
 
 A process counts its own `ObjectRef`s per object (`Entry.local`); the owner additionally counts borrowing processes
-(`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node.
+(`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node. What is lost
+is made again (`Losing`).
 """
 
 from __future__ import annotations
@@ -11,31 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hpcray.base.ids import node_of, owner_of, raylet_of
-from hpcray.core.owner.borrowing import Borrowing
-from hpcray.core.owner.entries import INLINE, PENDING, STORED, Entry, Mapping, Waiter
-from hpcray.core.owner.pins import Pins
+from hpcray.base.ids import owner_of
+from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Mapping, Waiter
+from hpcray.core.owner.lineage import LOST, OWNER_DIED
+from hpcray.core.owner.losing import Losing
 from hpcray.wire.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, Opened, StoreError
 from hpcray.wire.serialization import ERROR
 
-__all__ = ["INLINE", "PENDING", "STORED", "Entry", "Mapping", "ObjectTable", "Waiter"]
+__all__ = ["FREED", "INLINE", "PENDING", "STORED", "Entry", "Mapping", "ObjectTable", "Waiter"]
 
+_LINEAGE_LIMIT = 1 << 30
 _FREED_HERE = "its owner (this process) has already freed it"
 
 
-class ObjectTable(Borrowing):
+class ObjectTable(Losing):
     """See the module.
 
     Args:
         me: our proc id.
         send: queue a message.
         notify: a waiter is satisfied.
-        lost: makes the error blob for an object that cannot be had any more, from (id, reason, its owner died).
+        lost: makes the error blob for an object that cannot be had any more, from (id, reason, why in a word: see
+            `lineage`).
+        lineage_limit: bytes of finished tasks that are kept; 0: nothing is ever made again.
 
     Attributes:
         entries: every object we own or borrow. Written here only; who reads it holds the lock.
         on_free: called when an object of ours is freed.
-        pins: what our node's store holds for us.
     """
 
     def __init__(
@@ -43,14 +46,12 @@ class ObjectTable(Borrowing):
         me: bytes,
         send: Callable[[bytes, Message], None],
         notify: Callable[[Waiter], None],
-        lost: Callable[[bytes, str, bool], bytes],
+        lost: Callable[[bytes, str, str], bytes],
+        lineage_limit: int = _LINEAGE_LIMIT,
     ) -> None:
-        super().__init__(me, send)
+        super().__init__(me, send, notify, lost, lineage_limit)
         self.on_free: dict[bytes, Callable[[], None]] = {}
         self._notify = notify
-        self._lost = lost
-        self._raylet = raylet_of(node_of(me))
-        self.pins = Pins(self._raylet, send)
 
     # ------------------------------------------------------------ local references
 
@@ -74,7 +75,7 @@ class ObjectTable(Borrowing):
             entry = self.entries[oid] = Entry()
             entry.local = 1
             if oid[:8] == self.me:
-                self._settle_lost(oid, entry, _FREED_HERE, False)
+                self.settle_lost(oid, entry, _FREED_HERE, LOST)
             elif protected is None:
                 self._register([oid])
             else:
@@ -93,7 +94,7 @@ class ObjectTable(Borrowing):
             entry = self.entries[oid] = Entry()
             entry.local = 1
             if mine:
-                self._settle_lost(oid, entry, _FREED_HERE, False)
+                self.settle_lost(oid, entry, _FREED_HERE, LOST)
             return
         entry.local += 1
         if oid in self._unregistered:
@@ -122,6 +123,8 @@ class ObjectTable(Borrowing):
                 return  # its task still runs: `_ready` comes back here; so do the ends of borrows
             if entry.nodes or entry.left_at:
                 self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
+            if self.eventful and self._outlives(oid, entry):
+                return
         elif oid in self._unregistered:
             self._unregistered.discard(oid)
         else:
@@ -131,6 +134,18 @@ class ObjectTable(Borrowing):
             self.on_free.pop(oid)()
         if entry.mapping is not None or self.pins.refused:
             self.pins.entry_gone(oid, entry.mapping)
+        if self.eventful:
+            self.dropped(oid, entry)
+
+    def _outlives(self, oid: bytes, entry: Entry) -> bool:
+        """Whether the entry of a freed object of ours stays, for the sake of lineage."""
+        self.replicas.gone(oid)
+        if oid not in self.lineage.remembered:
+            return False
+        self.hibernate(oid, entry)
+        if oid in self.on_free:
+            self.on_free.pop(oid)()
+        return True
 
     def discard(self, oid: bytes, error: bytes) -> None:
         """The user wants the object gone, whoever refers to it: here it is this error from now on."""
@@ -140,7 +155,9 @@ class ObjectTable(Borrowing):
         if oid[:8] == self.me and (entry.nodes or entry.left_at):
             self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
         self.unmap(oid)
-        entry.nodes = entry.left_at = entry.contained = entry.task = None
+        self.replicas.gone(oid)
+        self.forget_task(oid, entry)
+        entry.nodes = entry.left_at = entry.contained = None
         entry.state = INLINE
         entry.value = error
         self._ready(oid, entry)
@@ -161,8 +178,11 @@ class ObjectTable(Borrowing):
             return False
         entry.state = INLINE
         entry.value = value
-        entry.contained = contained
-        entry.task = None  # nobody will have to make it again
+        entry.contained = contained if entry.contained is None else self.all_held(entry, contained)
+        if contained is None:  # nobody will have to make it again
+            if self.eventful:
+                self.forget_task(oid, entry)
+            entry.task = None
         self._ready(oid, entry)
         return True
 
@@ -170,13 +190,17 @@ class ObjectTable(Borrowing):
         """The object is ready, sealed in the store of `node`."""
         entry = self.entries.get(oid)
         if entry is None or entry.state != PENDING:
-            self._send(self._raylet, Free([oid], [node]))
+            if entry is None or not entry.nodes or node not in entry.nodes:
+                self._send(self._raylet, Free([oid], [node]))
             return False
         entry.state = STORED
         entry.size = size
         entry.nodes = [node]
-        entry.contained = contained
-        self._ready(oid, entry)
+        entry.contained = contained if entry.contained is None else self.all_held(entry, contained)
+        if node in self.dead_nodes:
+            self.lose(oid, entry, f"node {node} died when it had just been made there")
+        else:
+            self._ready(oid, entry)
         return True
 
     def created_here(self, oid: bytes, offset: int, size: int, node: int, contained: list[Any] | None) -> None:
@@ -207,6 +231,8 @@ class ObjectTable(Borrowing):
     def want_ready(self, oid: bytes, waiter: Waiter) -> bool:
         """Whether `oid` is ready; if not, `waiter` counts down when it is."""
         entry = self.entries[oid]
+        if entry.state == FREED:
+            self.revive(oid, entry)
         if entry.state != PENDING:
             return True
         if entry.ready_waiters is None:
@@ -218,6 +244,8 @@ class ObjectTable(Borrowing):
     def want_local(self, oid: bytes, waiter: Waiter) -> bool:
         """Whether the value can be read here; if not, it is fetched and `waiter` counts down when it can."""
         entry = self.entries[oid]
+        if entry.state == FREED:
+            self.revive(oid, entry)
         if entry.state == INLINE or entry.mapping is not None:
             return True
         if entry.state == PENDING:
@@ -241,9 +269,10 @@ class ObjectTable(Borrowing):
 
     def fail_all(self, reason: str) -> None:
         """Nothing can arrive any more: whatever is awaited ends in an error."""
+        self.replicas.fail(reason)
         for oid, entry in list(self.entries.items()):
             if entry.state == PENDING or entry.local_waiters:
-                self._settle_lost(oid, entry, reason, False)
+                self.settle_lost(oid, entry, reason, LOST)
 
     # ------------------------------------------------------------ messages
 
@@ -251,11 +280,10 @@ class ObjectTable(Borrowing):
         """Our raylet has the object and pinned it for us."""
         if msg.pulled:
             owner = owner_of(msg.id)
-            node = node_of(self.me)
             if owner == self.me:
-                self.on_add_location(AddLocation(msg.id, node))
+                self.on_add_location(AddLocation(msg.id, self._node))
             else:
-                self._send(owner, AddLocation(msg.id, node))
+                self._send(owner, AddLocation(msg.id, self._node))
         entry = self.entries.get(msg.id)
         if self.pins.opened(msg, entry):
             assert entry is not None
@@ -264,20 +292,27 @@ class ObjectTable(Borrowing):
 
     def on_store_error(self, msg: StoreError) -> None:
         """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""
-        self.pins.failed(msg.id)
+        asked = self.pins.failed(msg.id)
         entry = self.entries.get(msg.id)
         if entry is None:
             return
-        if msg.kind == "full" and entry.state == STORED:
+        if msg.kind == "lost" and entry.state == STORED and entry.mapping is None:
+            self._not_there(msg.id, entry, asked, msg.reason)
+        elif msg.kind == "full" and entry.state == STORED:
             self.pins.refused[msg.id] = msg.reason
             waiters, entry.local_waiters = entry.local_waiters, None
             self._fire(entry, waiters, failed=True)
-        else:
-            self._settle_lost(msg.id, entry, msg.reason, False)
+        elif msg.kind in ("lost", "full"):  # of an earlier life of the object
+            if entry.state == PENDING and entry.local_waiters:
+                self._ask(msg.id, entry)
+        elif entry.state != INLINE and entry.mapping is None:
+            self.settle_lost(msg.id, entry, msg.reason, LOST)
 
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         entry = self.entries.get(oid)
+        if entry is not None and entry.state == FREED:
+            self.revive(oid, entry)
         if entry is None:
             self._send(src, ObjectReady(oid, 2, b"", 0, []))
         elif entry.state == PENDING:
@@ -292,8 +327,11 @@ class ObjectTable(Borrowing):
         entry = self.entries.get(msg.id)
         if entry is None or entry.state != PENDING:
             return
+        if msg.made:
+            self.eventful = True
+            self._made[msg.id] = msg.made
         if msg.status == 2:
-            self._settle_lost(msg.id, entry, "its owner has already freed it", False)
+            self.settle_lost(msg.id, entry, "its owner has already freed it", LOST)
         elif msg.size:
             self.located(msg.id, msg.size, msg.nodes)
         else:
@@ -304,19 +342,21 @@ class ObjectTable(Borrowing):
     def on_add_location(self, msg: AddLocation) -> None:
         """A node has a copy now."""
         entry = self.entries.get(msg.id)
-        if entry is None:
+        if msg.node in self.dead_nodes:
+            return
+        if entry is None or entry.state == FREED:
             self._send(self._raylet, Free([msg.id], [msg.node]))
-        elif entry.nodes is None:
-            entry.nodes = [msg.node]
-        elif msg.node not in entry.nodes:
-            entry.nodes.append(msg.node)
+        elif entry.state == PENDING:  # of an earlier life of the object
+            entry.left_at = [*(entry.left_at or ()), msg.node]
+        else:
+            self._also_at(entry, msg.node)
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its borrows end, what it owned is lost to us."""
         self._borrower_died(proc)
         if proc != self.me:
             for oid in [o for o, e in self.entries.items() if o[:8] == proc and e.state == PENDING]:
-                self._settle_lost(oid, self.entries[oid], f"its owner is gone: {reason}", True)
+                self.settle_lost(oid, self.entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
 
     # ------------------------------------------------------------ inside
 
@@ -341,14 +381,9 @@ class ObjectTable(Borrowing):
 
     def _tell(self, dest: bytes, oid: bytes, entry: Entry) -> None:
         if entry.state == STORED:
-            self._send(dest, ObjectReady(oid, 0, b"", entry.size, entry.nodes or []))
+            self._send(dest, ObjectReady(oid, 0, b"", entry.size, entry.nodes or [], self._made.get(oid, 0)))
         else:
             self._send(dest, ObjectReady(oid, 0, entry.value, 0, []))
-
-    def _settle_lost(self, oid: bytes, entry: Entry, reason: str, owner_died: bool) -> None:
-        entry.state = INLINE
-        entry.value = self._lost(oid, reason, owner_died)
-        self._ready(oid, entry)
 
     def _fire(self, entry: Entry, waiters: list[Waiter] | None, failed: bool = False) -> None:
         if waiters:

@@ -31,11 +31,11 @@ class Task:
     """One submitted task or actor call: enough to send it again.
 
     keep: the object refs that its arguments mention; they protect those objects until the reply.
-    slots: the object ids of its top-level ref arguments, in slot order.
+    slots: the object ids of its top-level ref arguments, in slot order. attempt: runs beyond the first.
     """
 
     __slots__ = (
-        "args", "cancelled", "cost", "fn", "id", "keep", "klass", "method", "num_returns", "retries",
+        "args", "attempt", "cancelled", "cost", "fn", "id", "keep", "klass", "method", "num_returns", "retries",
         "retry_exceptions", "slots", "waiting", "worker",
     )  # fmt: skip
 
@@ -59,6 +59,7 @@ class Task:
         self.slots = slots
         self.retries = retries
         self.retry_exceptions: Any = False
+        self.attempt = 0
         self.cost = 0.0
         self.waiting = 0
         self.cancelled = False

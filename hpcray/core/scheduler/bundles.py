@@ -65,6 +65,15 @@ class BundleBook:
         """The bundles of a group here."""
         return list(self._groups.get(group, {}).values())
 
+    def has(self, group: str, index: int) -> bool:
+        """Whether this bundle is here, perhaps with something in it that has not ended yet."""
+        return index in self._groups.get(group, ())
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything of `shown` has changed that the head cannot know."""
+        return bool(self._news)
+
     def news(self) -> Resources:
         """What of `shown` has changed since the last call."""
         found = {name: self.shown[name] for name in self._news if name in self.shown}
@@ -98,13 +107,15 @@ class BundleBook:
         """From now on it may be used."""
         if not bundle.committed:
             bundle.committed = True
+            alone = bundle.group not in self._common
             common = self._common.setdefault(bundle.group, set())
             common.update(name_in(bundle.group, ANY, name) for name in bundle.books.total)
             for name, units in bundle.books.total.items():
                 for shown in _shown(bundle, name):
                     self._node.total[shown] = self._node.total.get(shown, 0) + units
                     self.shown[shown] = self.shown.get(shown, 0) + units
-                    self._news.add(shown)
+                    if not alone:  # else it is empty, as the head knows
+                        self._news.add(shown)
 
     def end(self, bundle: Bundle) -> None:
         """Nobody may use it any more; it is the node's again when its last claim has ended."""

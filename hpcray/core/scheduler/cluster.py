@@ -7,17 +7,20 @@ arrive; so no lost or crossing message can hide demand for good, and surplus is 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from hpcray.base.bundle_names import bundle_of, plain
 from hpcray.base.ids import node_of, raylet_of
+from hpcray.base.labels import PREFIX, show_strategy
 from hpcray.base.resources import to_amounts
 from hpcray.core.effects import Effect, Send
-from hpcray.core.scheduler.placement import REPORT_AFTER, ClusterView
-from hpcray.core.scheduler.wants import node_affinity
+from hpcray.core.scheduler.asks import Ask, Flight
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.core.scheduler.telling import REPORT_AFTER
+from hpcray.core.scheduler.wants import near_node, node_affinity
 from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, ProcDied, Shape, Unmet
 
 SETTLE = 1.0
@@ -26,44 +29,14 @@ BOUND_SETTLE = 3.0
 """The same for requests that may queue at their node for `raylet.PATIENCE`."""
 PARK_AFTER = 1.0
 """An ask that found no room for this long queues at a busy node: local demand there must not starve it."""
-PARKS_PER_NODE = 4
-"""At most so many are parked per node, tick and shape."""
+PARKS_PER_NODE, PARKS_AT_ONCE = 4, 64
+"""At most so many are parked per node, tick and shape, and in all per tick and shape."""
+STAY_PARKED = 30.0
+"""Who queues at a busy node comes back to the same one for this long: a node is kept free for longer with each try."""
+ROUNDS_KEPT = 2
+"""What the node where its arguments are will begin in so many rounds is not sent elsewhere, unless nothing begins."""
 
 Key = tuple[bytes, int]
-
-
-@dataclass(slots=True)
-class _Flight:
-    node: int
-    count: int
-    until: float
-    bound: bool
-
-
-@dataclass(slots=True, eq=False)
-class _Ask:
-    """`hungry`: since when it has got nothing, as far as its reports show; reporting that begins a new wait."""
-
-    holder: bytes
-    klass: int
-    shape: Shape
-    count: int = 0
-    since: float = 0.0
-    hungry: float = 0.0
-    warned: bool = False
-    flights: list[_Flight] = field(default_factory=list)
-
-    def open(self) -> int:
-        return max(0, self.count - sum(flight.count for flight in self.flights))
-
-    def land(self, count: int, node: int | None = None) -> None:
-        """`count` of what is in flight (to `node`) has arrived or was refused; the oldest first."""
-        for flight in self.flights:
-            if node is None or flight.node == node:
-                part = min(count, flight.count)
-                flight.count -= part
-                count -= part
-        self.flights = [flight for flight in self.flights if flight.count]
 
 
 class ClusterScheduler:
@@ -71,15 +44,18 @@ class ClusterScheduler:
 
     Attributes:
         group_removed: whether the placement group with this id (in hex) is removed.
+        locality_wait: for this long, in seconds, work waits for the node where its arguments are, however idle the
+            others may be.
     """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._asks: dict[Key, _Ask] = {}
-        self._open: dict[Shape, OrderedDict[Key, _Ask]] = {}
+        self._asks: dict[Key, Ask] = {}
+        self._open: dict[Shape, OrderedDict[Key, Ask]] = {}
         self._sent_to: dict[bytes, set[int]] = {}
         self._parked_last = -1
         self.group_removed: Callable[[str], bool] = lambda group: False
+        self.locality_wait = 1.0
 
     def unmet(self, now: float, msg: Unmet) -> list[Effect]:
         """A raylet reports what one of its processes lacks."""
@@ -92,13 +68,14 @@ class ClusterScheduler:
                 self._drop(key)
             return out
         if ask is None:
-            ask = self._asks[key] = _Ask(msg.holder, msg.klass, msg.shape, since=now, hungry=now)
+            ask = self._asks[key] = Ask(msg.holder, msg.klass, msg.shape, began=now, since=now, hungry=now)
         if msg.count < ask.count:
             ask.land(ask.count - msg.count)
             ask.hungry = now
+            ask.parked_at = now
         ask.count = msg.count
         self._place(now, ask, None, out)
-        return out
+        return _merged(out)
 
     def refused(self, now: float, node: int, msg: GrantRefused) -> list[Effect]:
         """A node could not serve what it was sent."""
@@ -117,14 +94,13 @@ class ClusterScheduler:
         out: list[Effect] = []
         for shape in list(self._open):
             if self._view.nodes[node].fits(shape):
-                self._share(now, shape, [node], out)
+                self._share(now, shape, node, out)
         return out
 
     def tick(self, now: float) -> list[Effect]:
         """Forget what has landed, retry what is open."""
         out: list[Effect] = []
-        for state in self._view.nodes.values():
-            state.shunned.clear()
+        self._view.worth_asking()
         for ask in self._asks.values():
             if ask.flights and any(flight.until <= now for flight in ask.flights):
                 ask.flights = [flight for flight in ask.flights if flight.until > now]
@@ -135,10 +111,9 @@ class ClusterScheduler:
                 out.append(Send(ask.holder, Infeasible(ask.klass, reason, waits=True)))
         self._retry(now, out)
         for asks in list(self._open.values()):
-            stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER]
-            for ask in stale[: PARKS_PER_NODE * len(self._view.nodes)]:
-                if not any(flight.bound for flight in ask.flights):
-                    self._park(now, ask, out)
+            stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER and self._may_park(now, ask)]
+            for ask in stale[: min(PARKS_AT_ONCE, PARKS_PER_NODE * len(self._view.nodes))]:
+                self._park(now, ask, out)
         return out
 
     def cluster_changed(self, now: float) -> list[Effect]:
@@ -171,55 +146,59 @@ class ClusterScheduler:
         """Unmet demand by shape; counts are those that raylets report, coarse above 64."""
         rows: dict[Shape, dict[str, Any]] = {}
         for ask in self._asks.values():
-            row = rows.get(ask.shape)
+            row = rows.get(ask.anywhere)
             if row is None:
-                row = rows[ask.shape] = {
+                row = rows[ask.anywhere] = {
                     "resources": to_amounts(plain(dict(ask.shape.resources))),
-                    "strategy": ask.shape.strategy,
+                    "strategy": show_place(ask.anywhere.strategy),
                     "count": 0,
                     "holders": 0,
-                    "feasible": bool(self._view.feasible(ask.shape)),
+                    "feasible": bool(self._view.feasible(ask.anywhere)),
                 }
             row["count"] += ask.count
             row["holders"] += 1
         return list(rows.values())
 
+    def demand(self) -> dict[int, int]:
+        """How many leases the processes of each node lack."""
+        found: dict[int, int] = {}
+        for ask in self._asks.values():
+            found[node_of(ask.holder)] = found.get(node_of(ask.holder), 0) + ask.count
+        return found
+
     # ------------------------------------------------------------ inside
 
     def _retry(self, now: float, out: list[Effect]) -> None:
         for shape in list(self._open):
-            feasible = self._view.feasible(shape)
-            if not feasible:
+            if not self._view.feasible(shape):
                 self._warn(shape, out)
-            elif node_affinity(shape.strategy) is not None or self._any_room(shape, feasible):
+            elif _bound(shape) or self._view.any_room(shape):
                 self._share(now, shape, None, out)
 
-    def _share(self, now: float, shape: Shape, nodes: list[int] | None, out: list[Effect]) -> None:
+    def _share(self, now: float, shape: Shape, only: int | None, out: list[Effect]) -> None:
         """Serve all open asks of a shape: one alone gets all it can, several get one each, round after round."""
         asks = self._open.get(shape)
-        bound = node_affinity(shape.strategy) is not None
+        bound = _bound(shape)
         progress = True
         while asks and progress:
             progress = False
             for key, ask in list(asks.items()):
                 limit = None if len(asks) == 1 else 1
-                if self._place(now, ask, nodes, out, limit):
+                if self._place(now, ask, only, out, limit):
                     progress = True
                     if key in asks:
                         asks.move_to_end(key)
-                elif ask.open() and not bound and not self._any_room(shape, nodes):
-                    return _merge(out)
+                elif ask.open() and not bound and not self._has_room(shape, only):
+                    out[:] = _merged(out)
+                    return
             asks = self._open.get(shape)
-        return _merge(out)
+        out[:] = _merged(out)
 
-    def _any_room(self, shape: Shape, nodes: list[int] | None) -> bool:
-        nodes = self._view.feasible(shape) if nodes is None else nodes
-        return any(self._view.nodes[node].fits(shape) for node in nodes)
+    def _has_room(self, shape: Shape, only: int | None) -> bool:
+        return self._view.any_room(shape) if only is None else self._view.nodes[only].fits(shape)
 
-    def _place(
-        self, now: float, ask: _Ask, nodes: Iterable[int] | None, out: list[Effect], limit: int | None = None
-    ) -> int:
-        """Send what is open of an ask to nodes with room (among `nodes`); how many were sent."""
+    def _place(self, now: float, ask: Ask, only: int | None, out: list[Effect], limit: int | None = None) -> int:
+        """Send what is open of an ask to nodes with room (or to `only`); how many were sent."""
         self._index(ask)
         count = ask.open() if limit is None else min(limit, ask.open())
         if not count:
@@ -232,55 +211,86 @@ class ClusterScheduler:
         affinity = node_affinity(shape.strategy)
         if affinity is not None and feasible == [affinity[0]]:
             return self._bind(now, ask, affinity[0], count, out)
-        candidates = [n for n in self._candidates(ask, feasible) if nodes is None or n in nodes]
+        if ask.near is not None and self._can_be_near(ask):
+            return self._place_near(now, ask, ask.near, count, only, out)
+        # A process's own node decides by itself what goes there.
+        home = -1 if ask.anywhere.strategy or ask.near is not None else node_of(ask.holder)
+        return self._spread(now, ask, count, only, home, out)
+
+    def _spread(self, now: float, ask: Ask, count: int, only: int | None, but: int, out: list[Effect]) -> int:
         sent = 0
-        for node, part in self._view.choose(shape, count, candidates):
-            self._send(now, ask, node, part, shape, False, out)
+        for node, part in self._view.choose(ask.anywhere, count, only, but):
+            self._send(now, ask, node, part, ask.anywhere, False, out)
             sent += part
         return sent
 
-    def _candidates(self, ask: _Ask, feasible: list[int]) -> list[int]:
-        """Without the holder's own node where that one decides by itself."""
-        if ask.shape.strategy:
-            return feasible
-        home = node_of(ask.holder)
-        return [node for node in feasible if node != home]
+    def _can_be_near(self, ask: Ask) -> bool:
+        """Whether the node where the arguments are could serve the ask."""
+        state = self._view.nodes.get(ask.near if ask.near is not None else -1)
+        return state is not None and all(state.total.get(name, 0) >= units for name, units in ask.shape.resources)
 
-    def _bind(self, now: float, ask: _Ask, node: int, count: int, out: list[Effect]) -> int:
-        """Queue at the only node that will do, never more than it can run at once."""
+    def _place_near(self, now: float, ask: Ask, near: int, count: int, only: int | None, out: list[Effect]) -> int:
+        """Queue where the arguments are; what that node cannot begin soon may go where there is room."""
+        sent = 0 if near == node_of(ask.holder) else self._bind(now, ask, near, count, out)
+        spare = ask.open()
+        if now - ask.hungry < self.locality_wait:
+            spare -= ROUNDS_KEPT * self._view.nodes[near].capacity(ask.shape)
+        if now - ask.began < self.locality_wait or spare <= 0:
+            return sent
+        return sent + self._spread(now, ask, min(count - sent, spare), only, near, out)
+
+    def _bind(self, now: float, ask: Ask, node: int, count: int, out: list[Effect]) -> int:
+        """Queue at the node that is wanted, never more than it can run at once."""
         queued = sum(flight.count for flight in ask.flights)
         count = min(count, self._view.nodes[node].capacity(ask.shape) - queued)
         if count <= 0:
             return 0
-        self._send(now, ask, node, count, ask.shape, True, out)
+        shape = ask.shape if ask.near is None else Shape(ask.shape.resources, f"node:{node}", ask.shape.env)
+        self._send(now, ask, node, count, shape, True, out)
         return count
 
-    def _park(self, now: float, ask: _Ask, out: list[Effect]) -> None:
-        """Queue one request at a busy node, the nodes in turn."""
-        nodes = self._candidates(ask, self._view.feasible(ask.shape))
-        if not nodes:
-            return
-        node = next((n for n in nodes if n > self._parked_last), nodes[0])
-        self._parked_last = node
-        shape = Shape(ask.shape.resources, f"node:{node}", ask.shape.env)
-        self._send(now, ask, node, 1, shape, True, out)
+    def _may_park(self, now: float, ask: Ask) -> bool:
+        """Whether an ask that finds no room queues at a busy node. Work that is near its arguments waits there."""
+        if any(flight.bound for flight in ask.flights):
+            return False
+        patience = max(REPORT_AFTER / 2, self.locality_wait)
+        return ask.near is None or now - ask.hungry >= patience or not self._can_be_near(ask)
 
-    def _send(self, now: float, ask: _Ask, node: int, count: int, shape: Shape, bound: bool, out: list[Effect]) -> None:
+    def _park(self, now: float, ask: Ask, out: list[Effect]) -> None:
+        """Queue one request at a busy node: at the one where it queued before, for others the nodes in turn."""
+        nodes = self._view.feasible(ask.anywhere)
+        home = -1 if ask.anywhere.strategy else node_of(ask.holder)
+        node = ask.parked
+        if now - ask.parked_at >= STAY_PARKED or node not in self._view.nodes:
+            after = bisect_right(nodes, self._parked_last)
+            turns = [nodes[(after + step) % len(nodes)] for step in range(min(2, len(nodes)))]
+            node = next((n for n in turns if n != home), -1)
+            if node < 0:
+                return
+            self._parked_last = ask.parked = node
+            ask.parked_at = now
+        shape = Shape(ask.shape.resources, f"node:{node}", ask.shape.env)
+        self._send(now, ask, node, 1, shape, True, out, parked=True)
+
+    def _send(
+        self, now: float, ask: Ask, node: int, count: int, shape: Shape, bound: bool, out: list[Effect],
+        parked: bool = False,
+    ) -> None:  # fmt: skip
         until = now + (BOUND_SETTLE if bound else SETTLE)
         last = ask.flights[-1] if ask.flights else None
         if last is not None and (last.node, last.until, last.bound) == (node, until, bound):
             last.count += count
         else:
-            ask.flights.append(_Flight(node, count, until, bound))
+            ask.flights.append(Flight(node, count, until, bound))
         ask.since = now
         self._sent_to.setdefault(ask.holder, set()).add(node)
-        out.append(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, shape, count)))
+        out.append(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, shape, count, parked)))
         self._index(ask)
 
-    def _withdraw(self, ask: _Ask, out: list[Effect]) -> None:
+    def _withdraw(self, ask: Ask, out: list[Effect]) -> None:
         """Nothing is wanted any more: take back what queues at nodes."""
-        nodes = sorted({flight.node for flight in ask.flights if flight.bound})
-        out.extend(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)) for node in nodes)
+        nodes = {flight.node for flight in ask.flights if flight.bound} | ({ask.parked} & self._view.nodes.keys())
+        out.extend(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)) for node in sorted(nodes))
 
     def tell_removed(self, group: str, out: list[Effect]) -> None:
         """A placement group is removed: whoever asks for something in it should stop to wait."""
@@ -302,7 +312,7 @@ class ClusterScheduler:
                 reason = self._view.why_infeasible(shape, "a task")
                 out.append(Send(ask.holder, Infeasible(ask.klass, reason)))
 
-    def _index(self, ask: _Ask) -> None:
+    def _index(self, ask: Ask) -> None:
         key = (ask.holder, ask.klass)
         asks = self._open.get(ask.shape)
         if ask.open():
@@ -318,8 +328,18 @@ class ClusterScheduler:
         self._index(ask)
 
 
-def _merge(out: list[Effect]) -> None:
-    """Make one GrantFor of those that differ only in their count."""
+def show_place(strategy: str) -> str:
+    """A strategy for people."""
+    return show_strategy(strategy) if strategy.startswith(PREFIX) else strategy
+
+
+def _bound(shape: Shape) -> bool:
+    """Whether it may be sent to a node that has no room."""
+    return node_affinity(shape.strategy) is not None or near_node(shape.strategy) is not None
+
+
+def _merged(out: list[Effect]) -> list[Effect]:
+    """One GrantFor of those that differ only in their count."""
     merged: dict[tuple[bytes, bytes, int, Shape], GrantFor] = {}
     rest: list[Effect] = []
     for effect in out:
@@ -333,4 +353,4 @@ def _merge(out: list[Effect]) -> None:
             rest.append(effect)
         else:
             known.count += msg.count
-    out[:] = rest
+    return rest

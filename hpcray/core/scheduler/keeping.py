@@ -9,13 +9,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.ids import HEAD
+from hpcray.base.resources import UNIT, add
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.bundles import Bundle, BundleBook
 from hpcray.core.scheduler.claims import ClaimBook
+from hpcray.core.scheduler.devices import GPU
 from hpcray.core.scheduler.ledger import Claim, Ledger
-from hpcray.core.scheduler.queue import WaitingRoom, Want
+from hpcray.core.scheduler.queue import RESERVE_AFTER, WaitingRoom, Want, for_bundles
 from hpcray.core.scheduler.wants import WantTable
 from hpcray.wire import messages as m
+from hpcray.wire.messages import Shape
 
 if TYPE_CHECKING:
     from hpcray.base.resources import Resources
@@ -31,10 +34,13 @@ class BundleKeeper:
         self._room.in_bundles = (self._book.shown, self._book.fits)
         self._wants = wants
         self._claims = claims
+        self._queued: dict[bytes, Want] = {}
 
     def handlers(
         self,
         begin: Callable[[], bool],
+        owe: Callable[[], None],
+        refuse: Callable[[Effect], None],
         changed: Callable[[float, Want], None],
         unbind: Callable[[float, Want], None],
         sent_back: Callable[[float, Claim, str], None],
@@ -43,11 +49,15 @@ class BundleKeeper:
 
         Args:
             begin: called ahead of each message; whether anything new is started here at all.
+            owe: the head should hear what is free now.
+            refuse: sends an answer after that.
             changed: called with each want whose chances changed.
             unbind: sends what is bound to this node of a want back to the head.
             sent_back: likewise for a claim that was undone before it had a worker.
         """
         self._begin = begin
+        self._owe = owe
+        self._refuse = refuse
         self._changed = changed
         self._unbind = unbind
         self._sent_back = sent_back
@@ -58,10 +68,23 @@ class BundleKeeper:
         }
 
     def _prepare(self, now: float, src: bytes, msg: m.PrepareBundles) -> list[Effect]:
-        """Hold all of the bundles or none."""
+        """Hold all of the bundles or none; with patience, as soon as there is room."""
+        begun = self._begin()
+        self._forget(now, msg.group)
+        if begun and self._hold(now, msg):
+            return [Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, True))]
+        if begun and msg.patience:
+            self._queue(now, msg)
+        else:
+            self._refuse(self.give_up(msg))
+        return []
+
+    def _hold(self, now: float, msg: m.PrepareBundles, want: Want | None = None) -> bool:
+        """Hold them if they fit. want: what queued for them; what is set aside for it is theirs."""
         held: list[Bundle] = []
-        for index, amounts in msg.bundles.items() if self._begin() else ():
-            if not self._fits(amounts):
+        for index, amounts in msg.bundles.items():
+            fits = self._room.fits(amounts, self._ledger.available, want)
+            if not fits or self._book.has(msg.group.hex(), index):
                 break
             held.append(self._book.hold(msg.group.hex(), index, amounts))
         ok = len(held) == len(msg.bundles)
@@ -69,7 +92,37 @@ class BundleKeeper:
             self._book.end(bundle)
         if ok and msg.commit:
             self._use(now, msg.group.hex())
-        return [Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, ok))]
+        return ok
+
+    def _queue(self, now: float, msg: m.PrepareBundles) -> None:
+        """Wait for room like everybody else; the node may be kept free for it at once."""
+        need: Resources = {}
+        for amounts in msg.bundles.values():
+            add(need, amounts)
+        if need.get(GPU, 0) > UNIT:
+            need[GPU] = -(-need[GPU] // UNIT) * UNIT  # parts of several devices: as many whole ones
+        shape = Shape(tuple(sorted(need.items())), "", for_bundles(msg.group.hex()))
+        want = self._queued[msg.group] = Want(HEAD, -1, shape, local=False, own=False, bound=1, attempt=msg)
+        want.patience = now + msg.patience
+        want.since, want.left = now - RESERVE_AFTER, now
+        self._changed(now, want)
+
+    def served(self, now: float, msg: m.PrepareBundles) -> Effect:
+        """There is room for the bundles that queued: the answer."""
+        want = self._queued.pop(msg.group, None)
+        return Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, self._hold(now, msg, want)))
+
+    def give_up(self, msg: m.PrepareBundles) -> Effect:
+        """There was no room in time: the answer."""
+        self._queued.pop(msg.group, None)
+        return Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, False))
+
+    def _forget(self, now: float, group: bytes) -> None:
+        """What queued for the group queues no more."""
+        want = self._queued.pop(group, None)
+        if want is not None:
+            want.bound = 0
+            self._changed(now, want)
 
     def _commit(self, now: float, src: bytes, msg: m.CommitBundles) -> list[Effect]:
         self._begin()
@@ -86,6 +139,8 @@ class BundleKeeper:
     def _give_back(self, now: float, src: bytes, msg: m.ReturnBundles) -> list[Effect]:
         """End what runs in the bundles. They are the node's again when it is gone."""
         self._begin()
+        self._owe()
+        self._forget(now, msg.group)
         group = msg.group.hex()
         out: list[Effect] = []
         ended = [bundle for bundle in self._book.of(group) if bundle.index in msg.indices and not bundle.leaving]
@@ -104,6 +159,3 @@ class BundleKeeper:
         if not self._book.of(group):
             self._wants.forget_group(group)
         return out
-
-    def _fits(self, amounts: Resources) -> bool:
-        return self._room.fits(amounts, self._ledger.available)

@@ -15,6 +15,11 @@ from hpcray.wire.messages import ActorSpec, NodeView
 if TYPE_CHECKING:
     from hpcray.core.scheduler.bundles import Bundle, BundleBook
 
+VIEW_PAUSE = 0.1
+"""That a node has less than it said is told after this long at the latest; that it has more at once."""
+CROWD, CROWD_PAUSE = 64, 1e-4
+"""In larger clusters a node is silent for this long, times their size, after each view that nobody waits for: the head
+reads at most ten thousand of them in a second, however many nodes there are."""
 LENDABLE = "CPU"
 """The one resource a worker lends while it waits in `get`; a GPU's memory stays occupied, so it is never lent."""
 
@@ -68,7 +73,10 @@ class Ledger:
     actors: Resources = field(default_factory=dict)
     version: int = 0
     bundles: BundleBook | None = None
-    _published: Resources | None = None
+    _published: Resources = field(default_factory=dict)
+    _lasting: Resources = field(default_factory=dict)
+    _said_at: float = float("-inf")
+    _pause: float = 0.0
 
     def __post_init__(self) -> None:
         self.available = dict(self.total)
@@ -136,14 +144,34 @@ class Ledger:
             claim.lent = False
             subtract(self.available, {LENDABLE: claim.request[LENDABLE]})
 
-    def view(self, force: bool = False) -> NodeView | None:
-        """The message that tells the head what is free, or None when nothing changed since the last one."""
-        news = self.bundles.news() if self.bundles is not None else {}
-        if not force and not news and self._published == self.available:
-            return None
+    def crowd(self, cluster_size: int) -> None:
+        """How many nodes tell the same head."""
+        self._pause = CROWD_PAUSE * cluster_size if cluster_size > CROWD else 0.0
+
+    def view(self, now: float, force: bool = False) -> NodeView | None:
+        """The message that tells the head what has changed of what is free, None when nothing has that is urgent.
+
+        Args:
+            force: tell everything: the head may think otherwise.
+        """
+        bundles, published = self.bundles, self._published
+        news = bundles is not None and bundles.has_news
+        if not force:
+            if not news and published == self.available and self._lasting == self.actors:
+                return None
+            silent = now - self._said_at
+            if not news and silent < VIEW_PAUSE:
+                more = any(units > published.get(name, units - 1) for name, units in self.available.items())
+                if not more or silent < self._pause:
+                    return None
         self.version += 1
-        self._published = dict(self.available)
-        return NodeView(self.node, self.version, dict(self.available), news)
+        self._said_at = now
+        free = {n: units for n, units in self.available.items() if force or published.get(n) != units}
+        lasting = {
+            n: self.actors.get(n, 0) for n in self.available if force or self.actors.get(n) != self._lasting.get(n)
+        }
+        self._published, self._lasting = dict(self.available), dict(self.actors)
+        return NodeView(self.node, self.version, free, bundles.news() if bundles is not None else {}, lasting)
 
 
 def lease_id(node: int, count: int) -> bytes:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hpcray.base.bundle_names import bundle_of, in_bundle
 from hpcray.base.resources import Resources
 from hpcray.core.scheduler.devices import GPU, DeviceBook
-from hpcray.wire.messages import ActorSpec, Shape
+from hpcray.wire.messages import ActorSpec, PrepareBundles, Shape
 
 RESERVE_AFTER = 1.0
 """A want not served for this long may have the node's resources set aside for it."""
@@ -23,6 +23,8 @@ LONGEST_WINDOW = 64.0
 RETURN_GRACE = 5.0
 """How long they are set aside; doubles with each try. In between the others run for as long: what is waited for may
 itself depend on them, so a reservation without an end could hang the job."""
+
+FOR_BUNDLES = "bundles of"
 
 Env = tuple[tuple[str, str], ...]
 Kind = tuple[tuple[tuple[str, int], ...], Env]
@@ -42,6 +44,7 @@ class Want:
         left: when it was last sent away unserved; who comes back soon keeps `since`.
         told: when its holder was last told that it waits.
         bundle: the placement group and bundle that it is for, None for none; inside: its request by the names there.
+        attempt: the bundles that shall be held here when there is room; no worker then.
     """
 
     holder: bytes
@@ -63,6 +66,7 @@ class Want:
     reported: int = 0
     warned: bool = False
     told: float = 0.0
+    attempt: PrepareBundles | None = None
     request: Resources = field(init=False)
     kind: Kind = field(init=False)
     bundle: tuple[str, int] | None = field(init=False)
@@ -81,6 +85,16 @@ class Want:
     def open(self) -> int:
         """How many this raylet should serve."""
         return self.missing() if self.own else min(self.bound, self.missing())
+
+
+def for_bundles(group: str) -> Env:
+    """In place of an environment: what is wanted is room for bundles of this group (id in hex), and no worker."""
+    return ((FOR_BUNDLES, group),)
+
+
+def is_for_bundles(env: Env) -> bool:
+    """Whether it is such."""
+    return bool(env) and env[0][0] == FOR_BUNDLES
 
 
 @dataclass(slots=True)

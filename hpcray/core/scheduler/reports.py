@@ -11,8 +11,8 @@ from hpcray.core.pool import WorkerPool
 from hpcray.core.scheduler.claims import ClaimBook
 from hpcray.core.scheduler.devices import GPU
 from hpcray.core.scheduler.ledger import Ledger
-from hpcray.core.scheduler.placement import REPORT_AFTER, free_of, show, waiting_text
 from hpcray.core.scheduler.queue import Env, WaitingRoom, Want
+from hpcray.core.scheduler.telling import REPORT_AFTER, free_of, show, waiting_text
 from hpcray.core.scheduler.wants import WantTable
 from hpcray.wire.messages import Infeasible
 
@@ -36,7 +36,7 @@ class Reports:
     def due(self, now: float, out: list[Effect]) -> None:
         """Say to whom it concerns what it waits for: nobody may wait without knowing."""
         for want in self._room:
-            if want.spec is not None:
+            if want.spec is not None or want.attempt is not None:
                 continue
             if not want.warned and self._without_worker(now, want):
                 want.warned = True
@@ -50,7 +50,7 @@ class Reports:
         """Why no worker can be had."""
         if self._pool.failures.get(env):
             return f"node {self._node} cannot start workers: {self._pool.last_failure}"
-        return f"node {self._node} runs {self._pool.limit} workers, its limit; hint: raise max_workers"
+        return f"node {self._node} runs {self._pool.limit} workers, its limit{self._pool.limited_by}"
 
     def snapshot(self) -> dict[str, Any]:
         """Leases, pending demand, actors and workers."""

@@ -7,11 +7,15 @@ from typing import Any
 
 from hpcray.base.bundle_names import CAPTURING, GROUP, plain
 from hpcray.base.ids import HEAD, node_of
+from hpcray.base.labels import PREFIX as LABELS
 from hpcray.base.resources import Resources, to_amounts
-from hpcray.core.scheduler.queue import Want
+from hpcray.core.scheduler.queue import FIRST_WINDOW, Want
 from hpcray.wire.messages import ActorSpec, GrantFor, Shape, Unmet
 
 FORGET_AFTER = 10.0
+REMEMBER_AGED = 120.0
+"""So long, for one that resources were set aside for: it may come back from other nodes."""
+NEAR = "near:"
 EXACT_UP_TO = 64
 ACTOR_KLASS = -1
 
@@ -20,15 +24,20 @@ def node_affinity(strategy: str) -> tuple[int, bool] | None:
     """Node index and softness of a "node:<index>[:soft]" strategy, None for others.
 
     Raises:
-        ValueError: the strategy is neither of the known ones.
+        ValueError: the strategy is none of the known ones.
     """
-    if strategy in ("", "SPREAD", GROUP, CAPTURING):
+    if strategy in ("", "SPREAD", GROUP, CAPTURING) or strategy.startswith((LABELS, NEAR)):
         return None
     word, _, rest = strategy.partition(":")
     index, _, soft = rest.partition(":")
     if word != "node" or not index.isdigit() or soft not in ("", "soft"):
         raise ValueError(f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>[:soft]', 'group[:capture]'")
     return int(index), bool(soft)
+
+
+def near_node(strategy: str) -> int | None:
+    """The node where the arguments are of a "near:<index>" strategy, None for others."""
+    return int(strategy[len(NEAR) :]) if strategy.startswith(NEAR) else None
 
 
 def bound_to(shape: Shape, node: int) -> bool:
@@ -154,8 +163,11 @@ class WantTable:
             return False
         if shape.strategy == "SPREAD":
             return self._alone
+        if shape.strategy.startswith(NEAR):
+            return self._alone or near_node(shape.strategy) == self._node
         return shape.strategy in ("", GROUP, CAPTURING) or bound_to(shape, self._node)
 
 
 def _over(want: Want, now: float) -> bool:
-    return not want.bound and not want.starting and now - max(want.since, want.left) > FORGET_AFTER
+    keep = FORGET_AFTER if want.window == FIRST_WINDOW else REMEMBER_AGED
+    return not want.bound and not want.starting and now - max(want.since, want.left) > keep

@@ -15,80 +15,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
-from hpcray.core.effects import Effect, Piece, ReadSpill, Send
-from hpcray.core.store.holdings import Holdings
+from hpcray.base.ids import node_of, number_of, raylet_of
+from hpcray.core.effects import Effect, Send
+from hpcray.core.store.lives import ObjectLives
 from hpcray.core.store.objects import State, StoredObject
-from hpcray.core.store.receives import Receives
-from hpcray.core.store.report import absent_reason, full_reason, list_objects, show_objects, show_space, show_transfers
-from hpcray.core.store.room import RoomMaker
-from hpcray.core.store.sends import Sends
-from hpcray.core.store.space import Space
+from hpcray.core.store.report import absent_reason, list_objects, show_objects, show_space, show_transfers
 from hpcray.wire import messages as m
 
-# Only higher nodes may wait for a copy that is itself still coming: nodes that wait for each other in a circle, each
-# sent to the next by an outdated location, would wait for ever.
 _RECEIVING = "it is still being received here"
+_PATIENCE = 10
 
 
-class NodeStore:
-    """Objects of one node: created, sealed, pinned by processes, pulled from and sent to other nodes, freed.
-
-    Args:
-        node: index of this node.
-        size: bytes of its arena.
-        full_timeout: seconds a request waits for room, while nothing is being spilled, before it fails.
-        spill_threshold: share of the arena beyond which what nobody reads is spilled; 0: nothing is ever spilled.
-    """
-
-    def __init__(self, node: int, size: int, full_timeout: float = 10.0, spill_threshold: float = 0.0) -> None:
-        self._node = node
-        self._full_timeout = full_timeout
-        self._space = Space(size, full_timeout / 2, self._evict, self._placed)
-        self._blocks = self._space.blocks
-        self._objects: dict[bytes, StoredObject] = {}
-        self._holdings = Holdings()
-        self._room = RoomMaker(self._space, self._holdings, spill_threshold, self._settle)
-        self._spiller = self._room.spiller
-        self._dead_procs: set[bytes] = set()
-        self._receives = Receives(node, self._sealed, self._fail)
-        self._dead_nodes = self._receives.dead_nodes
-        self._sends = Sends(self._dead_nodes, self._room.keep)
-        self._counts = {"created": 0, "freed": 0, "failed": 0}
-        self._handlers: dict[type, Callable[[float, bytes, Any, list[Effect]], None]] = {
-            m.Create: self._create,
-            m.Seal: self._seal,
-            m.Open: self._open,
-            m.Release: self._release,
-            m.Free: self._free,
-            m.Pull: self._asked,
-            m.PullRefused: lambda now, src, msg, out: self._receives.refused(msg, out),
-        }
+class NodeStore(ObjectLives):
+    """Objects of one node: created, sealed, pinned by processes, pulled from and sent to other nodes, freed."""
 
     # ------------------------------------------------------------ events
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
-        """React to Create, Seal, Open, Release, Free, Pull or PullRefused from `src`.
+        """React to Create, Seal, Open, Release, Free, Pull, PullRefused or PullElsewhere from `src`.
 
         Raises:
             KeyError: the message is none of these.
         """
         out: list[Effect] = []
-        self._handlers[type(msg)](now, src, msg, out)
+        _HANDLERS[type(msg)](self, now, src, msg, out)
         return self._finish(now, out)
 
     def received(self, now: float, tag: int, error: str | None) -> list[Effect]:
-        """The receive with this tag is over; on an error (or a cancellation) its block holds nothing."""
+        """The receive with this tag is over; on an error (or a cancellation) its part of the block holds nothing."""
         out: list[Effect] = []
-        self._receives.ended(tag, error, out)
+        self._receives.ended(now, tag, error, out)
         return self._finish(now, out)
 
     def sent(self, now: float, tag: int, error: str | None) -> list[Effect]:
         """The send with this tag is over. A failed one is reported to the receiver, which tries elsewhere."""
         out: list[Effect] = []
-        obj = self._sends.ended(tag, error, out)
-        if obj is not None and obj.idle:
-            self._settle(obj, out)
+        if not self._straight.sent(tag, error, out):
+            self._sends.ended(tag, error, out)
         return self._finish(now, out)
 
     def spilled(self, now: float, error: str | None) -> list[Effect]:
@@ -98,17 +61,22 @@ class NodeStore:
         return self._finish(now, out)
 
     def restored(self, now: float, ident: bytes, error: str | None) -> list[Effect]:
-        """The ReadSpill of this object is over; what cannot be read is looked for on other nodes."""
+        """The ReadSpill with this name is over; what cannot be read is looked for on other nodes."""
         out: list[Effect] = []
+        if self._straight.read(ident, error, out):
+            return self._finish(now, out)
         obj = self._objects[ident]
         if error is None:
             self._spiller.restored += 1
             self._sealed(obj, out)
         else:
-            self._spiller.drop(obj, out)
             obj.creator = None
             obj.state = State.PULLING
-            self._receives.add(obj, []).failures.append(f"node {self._node}: reading from disk failed: {error}")
+            reason = f"node {self._node}: reading from disk failed: {error}"
+            self._turn_away(obj, reason, out)
+            self._straight.stop(obj, reason, out)
+            self._spiller.drop(obj, out)
+            self._receives.add(obj, []).failures.append(reason)
             self._receives.ask_next(obj, out)
         return self._finish(now, out)
 
@@ -128,10 +96,11 @@ class NodeStore:
         """A node is gone: transfers from it are taken up elsewhere, objects owned there are freed when unpinned."""
         self._dead_nodes.add(node)
         out: list[Effect] = []
+        self._sends.node_died(node, out)
+        self._straight.node_died(node, out)
         for obj in list(self._objects.values()):
-            obj.asking = [(asker, tag) for asker, tag in obj.asking if asker != node]
-            if obj.pull is not None and obj.pull.tag >= 0 and obj.pull.node == node:
-                obj.pull.cancel("the node died", out)
+            obj.asking = [(asker, msg) for asker, msg in obj.asking if asker != node]
+            self._receives.node_died(obj, node, out)
             if node_of(obj.id) == node:
                 self._free_one(obj.id, out)
             self._drop_request(obj, out)
@@ -142,7 +111,7 @@ class NodeStore:
         out: list[Effect] = []
         hopeless = not self._room.may_come(now - self._full_timeout)
         for obj in list(self._space.waiting.values()) if hopeless else ():
-            if now - obj.since >= self._full_timeout:
+            if now - obj.since >= self._full_timeout and not self._may_fit_soon(now, obj):
                 self._fail(obj, "full", self._full_reason(obj, f"waited {now - obj.since:.1f} s for room"), out)
         return self._finish(now, out)
 
@@ -153,6 +122,8 @@ class NodeStore:
             **show_space(self._space),
             **show_objects(self._objects.values()),
             **show_transfers(self._receives, self._sends),
+            "queued": len(self._admission),
+            "from_disk": self._straight.ok,
             **self._spiller.snapshot(),
             **self._counts,
         }
@@ -196,11 +167,13 @@ class NodeStore:
                 reason = absent_reason(self._node, msg.id, msg.nodes, self._dead_nodes)
                 out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
                 return
-            obj = self._add(StoredObject(msg.id, msg.size, None, now))
+            obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=msg.priority))
             self._wait_for(obj, src, sources)
-            self._place(now, obj, out)
+            if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
+                self._place(now, obj, out)
             return
         self._wait_for(obj, src, msg.nodes)
+        obj.priority = min(obj.priority, msg.priority)
         self._want_back(now, obj, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
@@ -224,168 +197,41 @@ class NodeStore:
         obj = self._objects.get(msg.id)
         if node in self._dead_nodes:
             return
+        hints: list[int] = []
         if obj is None:
             reason = "it is not here"
         elif obj.size != msg.size:
             reason = f"it has {obj.size} bytes here, not {msg.size}"
         elif obj.state is State.SEALED:
-            self._sends.start(obj, node, msg.tag, out)
+            self._sends.serve(obj, node, msg, out)
             return
-        elif obj.creator is None and node < self._node:
-            reason = _RECEIVING
-        else:
-            obj.asking.append((node, msg.tag))
+        elif self._lies_on_disk(obj) and self._straight.takes(obj, msg) and not self._space.has_room(obj.size):
+            self._straight.start(obj, node, msg, out)
+            return
+        elif obj.creator is not None:
+            obj.asking.append((node, msg))
             self._want_back(now, obj, out)
             return
-        out.append(Send(src, m.PullRefused(msg.id, msg.tag, reason)))
-
-    # ------------------------------------------------------------ life of an object
-
-    def _add(self, obj: StoredObject) -> StoredObject:
-        obj.freed = owner_of(obj.id) in self._dead_procs or node_of(obj.id) in self._dead_nodes
-        self._holdings.add(obj)
-        return self._objects.setdefault(obj.id, obj)
-
-    def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
-        """Give a new object its block, or queue it behind those that wait."""
-        if self._blocks.could_hold(obj.size):
-            self._space.place(now, obj, out)
-        else:
-            self._fail(obj, "full", self._full_reason(obj, "is larger than the whole store"), out)
-
-    def _want_back(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
-        """Somebody asks for the object: if it lies on disk only, it gets a block again."""
-        if obj.state is State.SPILLED:
-            obj.state = State.WAITING
-            obj.since = now
-            self._space.place(now, obj, out)
-
-    def _placed(self, obj: StoredObject, out: list[Effect]) -> None:
-        if obj.disk is not None:
-            obj.state = State.RESTORING
-            out.append(ReadSpill(obj.id, obj.disk.segment, Piece(obj.offset, obj.size, obj.disk.offset)))
-        elif obj.creator is not None:
-            obj.state = State.CREATING
-            obj.pins.add(obj.creator)
-            out.append(Send(obj.creator, m.Created(obj.id, obj.offset, obj.size)))
-        else:
-            obj.state = State.PULLING
-            self._receives.ask_next(obj, out)
-
-    def _sealed(self, obj: StoredObject, out: list[Effect]) -> None:
-        """The bytes are there: serve everybody who waited for them."""
-        obj.state = State.SEALED
-        obj.pull = None
-        for proc in obj.openers:
-            self._pin(obj, proc, out)
-        obj.openers.clear()
-        for node, tag in obj.asking:
-            self._sends.start(obj, node, tag, out)
-        obj.asking.clear()
-        if obj.idle:
-            self._settle(obj, out)
-
-    def _pin(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
-        pulled = obj.creator is None and obj.announcer is None
-        if pulled:
-            obj.announcer = proc
-        obj.pins.add(proc)
-        self._holdings.hold(proc, obj)
-        self._room.keep(obj)
-        out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
-
-    def _let_go(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
-        """A process gives up its pin, its request to open, or (before the seal) its creation."""
-        obj.openers.pop(proc, None)
-        if proc in obj.pins:
-            obj.pins.discard(proc)
-            if obj.idle:
-                self._settle(obj, out)
-        if obj.unfinished and obj.creator == proc:
-            self._creator_left(obj, out)
-        else:
-            self._drop_request(obj, out)
-        self._holdings.let_go(proc, obj)
-
-    def _creator_left(self, obj: StoredObject, out: list[Effect]) -> None:
-        """An object will not be sealed by its creator: those who wait for it get another node's copy, if any."""
-        if obj.pull is not None:
-            lower = [(node, tag) for node, tag in obj.asking if node < self._node]
-            out.extend(Send(raylet_of(node), m.PullRefused(obj.id, tag, _RECEIVING)) for node, tag in lower)
-            obj.asking = [(node, tag) for node, tag in obj.asking if node > self._node]
-        if obj.pull is None or not obj.pull.untried or not obj.wanted:
-            self._fail(obj, "lost", f"object {obj.id.hex()} was not finished: its creator left or died", out)
+        elif obj.pull is not None and obj.pull.passes_on(msg):
+            self._sends.start(obj, node, msg, out)
             return
-        obj.creator = None
-        if obj.state is State.CREATING:
-            obj.state = State.PULLING
-            self._receives.ask_next(obj, out)
-
-    def _drop_request(self, obj: StoredObject, out: list[Effect]) -> None:
-        """Nobody may be left who wants a block for this object."""
-        if obj.state is not State.WAITING or obj.wanted:
-            return
-        if obj.disk is not None:
-            self._back_to_disk(obj, out)
-        elif obj.creator is None:
-            self._forget(obj, out)
-
-    def _back_to_disk(self, obj: StoredObject, out: list[Effect]) -> None:
-        """It gives up its block, or its wish for one."""
-        self._space.withdraw(obj)
-        obj.state = State.SPILLED
-        if obj.freed:
-            self._forget(obj, out)
-
-    def _free_one(self, ident: bytes, out: list[Effect]) -> None:
-        obj = self._objects.get(ident)
-        if obj is not None:
-            obj.freed = True
-            if obj.idle:
-                self._settle(obj, out)
-            elif obj.state is State.SPILLED:
-                self._forget(obj, out)
-
-    def _settle(self, obj: StoredObject, out: list[Effect]) -> None:
-        """An idle object goes if it was freed; otherwise it may make way for others."""
-        if obj.freed:
-            self._counts["freed"] += 1
-            self._forget(obj, out)
-        elif obj.creator is None or obj.disk is not None:
-            self._space.may_evict(obj)
         else:
-            self._spiller.may_spill(obj)
+            reason = _RECEIVING
+            hints = [other for other in obj.pull.sources() if other != node] if obj.pull is not None else []
+        out.append(Send(src, m.PullRefused(msg.id, msg.tag, reason, False, hints)))
 
-    def _evict(self, obj: StoredObject, out: list[Effect]) -> None:
-        if obj.disk is None:
-            self._forget(obj, out)
-        else:
-            self._back_to_disk(obj, out)
+    def _refused(self, now: float, src: bytes, msg: m.PullRefused, out: list[Effect]) -> None:
+        self._receives.refused(msg, out)
 
-    def _forget(self, obj: StoredObject, out: list[Effect]) -> None:
-        del self._objects[obj.id]
-        self._holdings.remove(obj)
-        self._space.withdraw(obj)
-        self._spiller.drop(obj, out)
+    def _sent_on(self, now: float, src: bytes, msg: m.PullElsewhere, out: list[Effect]) -> None:
+        self._receives.sent_on(msg, out)
 
-    def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
-        """An object will not come to be here: everybody who waits for it hears why."""
-        self._counts["failed"] += 1
-        full, waiters = kind == "full", dict(obj.openers)
-        if obj.creator is not None and obj.disk is None and full:
-            waiters[obj.creator] = None
-        out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
-        out.extend(Send(raylet_of(node), m.PullRefused(obj.id, tag, reason, full)) for node, tag in obj.asking)
-        if obj.disk is None:
-            self._forget(obj, out)
-        else:
-            obj.openers.clear()
-            obj.asking.clear()
-            for proc in waiters:
-                self._holdings.let_go(proc, obj)
-            self._back_to_disk(obj, out)
+    # ------------------------------------------------------------ after each event
 
     def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
+        while (obj := self._admission.ready()) is not None:
+            obj.since = now
+            self._place(now, obj, out)
         return self._room.make(now, out)
 
     def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int]) -> None:
@@ -394,6 +240,26 @@ class NodeStore:
         self._holdings.hold(proc, obj)
         self._receives.add(obj, nodes)
 
-    def _full_reason(self, obj: StoredObject, why: str) -> str:
-        held = [other for other in self._objects.values() if other.offset >= 0 and not self._space.can_evict(other)]
-        return full_reason(self._node, obj, why, self._blocks, held, self._room.report())
+    @staticmethod
+    def _lies_on_disk(obj: StoredObject) -> bool:
+        return obj.disk is not None and obj.state in (State.SPILLED, State.WAITING)
+
+    def _may_fit_soon(self, now: float, obj: StoredObject) -> bool:
+        """Whether a pull lacks room only because of others that are on their way: when these are here, and have been
+        read, they can be evicted. There is an end to this patience, as their readers may keep them."""
+        timeout = self._full_timeout
+        if obj.creator is not None or self._receives.progress <= now - timeout or now - obj.since > _PATIENCE * timeout:
+            return False
+        return self._blocks.free_bytes + self._space.evictable_bytes + self._admission.coming() >= obj.size
+
+
+_HANDLERS: dict[type, Callable[[NodeStore, float, bytes, Any, list[Effect]], None]] = {
+    m.Create: NodeStore._create,
+    m.Seal: NodeStore._seal,
+    m.Open: NodeStore._open,
+    m.Release: NodeStore._release,
+    m.Free: NodeStore._free,
+    m.Pull: NodeStore._asked,
+    m.PullRefused: NodeStore._refused,
+    m.PullElsewhere: NodeStore._sent_on,
+}

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hpcray.core.store.pulls import Pull
+from hpcray.core.store.readers import Readers
+from hpcray.wire.messages import Pull as PullMessage
 
 
 class State(Enum):
@@ -30,6 +32,31 @@ class Slot:
 
 
 @dataclass(slots=True, eq=False)
+class Reader:
+    """Another node that is being sent an object, chunk by chunk.
+
+    Attributes:
+        tag: of the first chunk that it wants; those of the others follow.
+        chunk: bytes of a chunk; the last one may be shorter.
+        first: number of the first chunk that it wants.
+        next: the chunk that is sent next.
+        order: its number among those who wait for what is still to come here.
+        flying: sends under way.
+        over: it gets no more.
+    """
+
+    obj: StoredObject
+    node: int
+    tag: int
+    chunk: int
+    first: int
+    next: int
+    order: int
+    flying: int = 0
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class StoredObject:
     """What the store knows of one object.
 
@@ -37,13 +64,18 @@ class StoredObject:
         creator: the process that fills it; None for a copy, which the data plane fills.
         since: when it began to wait for a block.
         pins: processes that may have it mapped; a set, since a process holds one pin however many views it has.
-        reads: transfers to other nodes, and writes to disk, that read it now.
+        reads: other nodes that are being sent it, and writes to disk.
         openers: processes that wait for it, in order of asking.
-        asking: (node, tag) of other nodes' pulls that wait for it.
+        asking: other nodes' pulls that wait until it is sealed, or read back from disk.
         freed: its owner dropped it (or died): it goes with the last pin.
         pull: where to get a copy; kept for an object in creation too, in case its creator dies.
         announcer: the process that was told to tell the owner of this copy; None: nobody yet.
         disk: where its bytes lie on disk, whether or not they are in memory too.
+        priority: of its pull: see `wire.messages.Open`.
+        here: bytes at its front that have come, while it is received.
+        readers: nodes that are being sent it, by tag.
+        tree: which of them gets it from whom, while there are any.
+        gone: it is no longer of this store; only sends that are not over hold its block.
     """
 
     id: bytes
@@ -55,16 +87,21 @@ class StoredObject:
     pins: set[bytes] = field(default_factory=set)
     reads: int = 0
     openers: dict[bytes, None] = field(default_factory=dict)
-    asking: list[tuple[int, int]] = field(default_factory=list)
+    asking: list[tuple[int, PullMessage]] = field(default_factory=list)
     freed: bool = False
     pull: Pull | None = None
     announcer: bytes | None = None
     disk: Slot | None = None
+    priority: int = 0
+    here: int = 0
+    readers: dict[int, Reader] = field(default_factory=dict)
+    tree: Readers | None = None
+    gone: bool = False
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for it."""
-        return bool(self.openers or self.asking)
+        return bool(self.openers or self.asking or self.readers)
 
     def concerns(self, proc: bytes) -> bool:
         """Whether the death of this process changes anything here, were it not the owner."""

@@ -78,8 +78,14 @@ def show_objects(objects: Collection[StoredObject]) -> dict[str, int]:
 
 
 def show_transfers(receives: Receives, sends: Sends) -> dict[str, int]:
-    """How many transfers are under way, and how many ended well."""
-    return {"receiving": len(receives), "pulled": receives.ok, "sending": len(sends), "sent": sends.ok}
+    """How many transfers are under way, how many ended well, how many askers were sent to other readers."""
+    return {
+        "receiving": len(receives),
+        "pulled": receives.ok,
+        "sending": len(sends),
+        "sent": sends.ok,
+        "sent_on": sends.sent_on,
+    }
 
 
 def list_objects(objects: Iterable[StoredObject], limit: int) -> list[dict[str, Any]]:

@@ -49,10 +49,10 @@ class Space:
             self.waiting[obj.id] = obj
 
     def serve(self, now: float, out: list[Effect]) -> None:
-        """Serve waiting requests, oldest first. A small one may overtake a large one that does not fit, but only
-        until the large one has waited for `patience`: then room is kept for it."""
+        """Serve waiting requests, the most urgent first and of these the oldest. A small one may overtake a large one
+        that does not fit, but only until the large one has waited for `patience`: then room is kept for it."""
         self.changed = False
-        for obj in list(self.waiting.values()):
+        for obj in sorted(self.waiting.values(), key=_urgency):
             if obj.id not in self.waiting:
                 continue
             if self._allocate(obj, out):
@@ -69,6 +69,11 @@ class Space:
             obj.offset = -1
         self.changed = bool(self.waiting)
 
+    def give_back(self, obj: StoredObject) -> None:
+        """The block of an object that the store has forgotten is not read any more."""
+        self.blocks.free(obj.offset)
+        self.changed = bool(self.waiting)
+
     def may_evict(self, obj: StoredObject) -> None:
         """Nobody reads this object any more, and its bytes are elsewhere too; somebody read it until now."""
         self._evictable[obj.id] = obj
@@ -79,6 +84,10 @@ class Space:
         """The object is in use (or gone): it must not be evicted."""
         if self._evictable.pop(obj.id, None) is not None:
             self.evictable_bytes -= obj.size
+
+    def has_room(self, size: int) -> bool:
+        """Whether a request would probably be served at once."""
+        return not self.waiting and self.blocks.free_bytes + self.evictable_bytes >= size
 
     def can_evict(self, obj: StoredObject) -> bool:
         """Whether its block can be had at once."""
@@ -98,3 +107,7 @@ class Space:
         obj.offset = offset
         self._placed(obj, out)
         return True
+
+
+def _urgency(obj: StoredObject) -> int:
+    return obj.priority

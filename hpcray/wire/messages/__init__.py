@@ -10,6 +10,7 @@ from typing import Union
 
 import msgspec
 
+from hpcray.wire.messages.diagnosis import *
 from hpcray.wire.messages.gcs import *
 from hpcray.wire.messages.nodes import *
 from hpcray.wire.messages.ownership import *
@@ -23,16 +24,17 @@ Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     Unmet, GrantFor, GrantRefused, NodeView,
-    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied,
+    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
     CreateGroup, WatchGroup, GroupState, RemoveGroup, PrepareBundles, BundlesPrepared, CommitBundles, ReturnBundles,
-    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullRefused, Unpin, ListStore,
+    Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
     CancelRef, CallOptions, StreamItem, StreamTaken,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, BorrowAsk, BorrowEnd,
-    FreeAsked, ListRefs,
+    FreeAsked, ListRefs, ObjectLost,
+    Ask, AskRetries, Retries,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

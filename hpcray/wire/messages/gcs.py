@@ -149,7 +149,8 @@ class ActorLeaving(Struct, array_like=True, tag=53):
 
 
 class GroupSpec(Struct, array_like=True):
-    """All that a placement group is. bundles: units. owner: the process whose end removes it, b"" for the job."""
+    """All that a placement group is. bundles: units. owner: the process whose end removes it, b"" for the job.
+    selectors: for each bundle a strategy with conditions on labels, "" for none; empty for no conditions at all."""
 
     group: bytes
     bundles: list[Resources]
@@ -157,6 +158,7 @@ class GroupSpec(Struct, array_like=True):
     name: str = ""
     namespace: str = ""
     owner: bytes = b""
+    selectors: list[str] = []
 
 
 class CreateGroup(Struct, array_like=True, tag=130):
@@ -188,12 +190,13 @@ class RemoveGroup(Struct, array_like=True, tag=133):
 
 class PrepareBundles(Struct, array_like=True, tag=134):
     """g→r: hold these bundles (by index), all or none. Answer: BundlesPrepared. commit: no other node is asked, so they
-    may be used at once."""
+    may be used at once. patience: seconds for which they may wait for room."""
 
     group: bytes
     attempt: int
     bundles: dict[int, Resources]
     commit: bool
+    patience: float = 0.0
 
 
 class BundlesPrepared(Struct, array_like=True, tag=135):

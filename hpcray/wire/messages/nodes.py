@@ -20,6 +20,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     data_address: bytes
     data_plane: str
     arena_size: int
+    labels: dict[str, str] = {}
 
 
 class NodeHello(Struct, array_like=True, tag=30):
@@ -55,13 +56,23 @@ class NodeStopped(Struct, array_like=True, tag=34):
 
 
 class Heartbeat(Struct, array_like=True, tag=35):
-    """r→g and g→r, every period."""
+    """r→g and g→r, every period. epoch: number of nodes that have died, as far as the sender knows."""
 
     node: int
+    epoch: int = 0
 
 
 class NodeDied(Struct, array_like=True, tag=36):
-    """g→every r→every p."""
+    """g→every r→every p, and to the dead node itself, which has to end if it can read this. reason: its host, and what
+    was noticed. epoch: this is the so-manieth death; a node that died stays dead."""
+
+    node: int
+    reason: str
+    epoch: int = 0
+
+
+class PeerFailed(Struct, array_like=True, tag=37):
+    """r→g: I cannot reach that node. The head decides which of us goes."""
 
     node: int
     reason: str

@@ -12,13 +12,15 @@ class ObjectGet(Struct, array_like=True, tag=90):
 
 
 class ObjectReady(Struct, array_like=True, tag=91):
-    """owner→p. The value (size 0), or where its copies are. status: 0 ok, 2 unknown here (freed)."""
+    """owner→p. The value (size 0), or where its copies are. status: 0 ok, 2 unknown here (freed). made: so many times
+    it was lost and made again."""
 
     id: bytes
     status: int
     value: bytes
     size: int
     nodes: list[int]
+    made: int = 0
 
 
 class BorrowAdd(Struct, array_like=True, tag=92):
@@ -80,3 +82,13 @@ class ListRefs(Struct, array_like=True, tag=100):
 
     req: int
     ids: list[bytes]
+
+
+class ObjectLost(Struct, array_like=True, tag=101):
+    """p→owner: none of these nodes has the object. Answer: ObjectReady, with other places, when it was made again, or
+    with the error. made: as in the ObjectReady that named the nodes."""
+
+    id: bytes
+    made: int
+    nodes: list[int]
+    reason: str

@@ -72,12 +72,13 @@ class Unmet(Struct, array_like=True, tag=20):
 
 
 class GrantFor(Struct, array_like=True, tag=21):
-    """g→r: try to grant up to `count` leases to this holder."""
+    """g→r: try to grant up to `count` leases to this holder. parked: what is said again: so many may queue, in all."""
 
     holder: bytes
     klass: int
     shape: Shape
     count: int
+    parked: bool = False
 
 
 class GrantRefused(Struct, array_like=True, tag=22):
@@ -89,10 +90,12 @@ class GrantRefused(Struct, array_like=True, tag=22):
 
 
 class NodeView(Struct, array_like=True, tag=23):
-    """r→g: available resources of a node (absolute, versioned; sent when they changed, coalesced per loop turn).
-    bundles: what is free in bundles of placement groups, as far as that changed."""
+    """r→g: available resources of a node, those that changed since its last view (amounts are absolute, views numbered;
+    they come in order). bundles: the same for what is free in bundles of placement groups; lasting: for what actors and
+    bundles hold."""
 
     node: int
     version: int
     available: Resources
     bundles: Resources = {}
+    lasting: Resources = {}

@@ -35,11 +35,15 @@ class Seal(Struct, array_like=True, tag=63):
 
 
 class Open(Struct, array_like=True, tag=64):
-    """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError."""
+    """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError.
+
+    priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead.
+    """
 
     id: bytes
     size: int
     nodes: list[int]
+    priority: int = 0
 
 
 class Opened(Struct, array_like=True, tag=65):
@@ -78,17 +82,39 @@ class ListStore(Struct, array_like=True, tag=71):
 
 
 class Pull(Struct, array_like=True, tag=68):
-    """destination r→source r: send object `id` over the data plane with this tag."""
+    """destination r→source r: send object `id` over the data plane, in chunks of `chunk` bytes (0: in one piece) from
+    number `first` on; the first one has this tag, those of the others follow. Answer: the bytes, or PullElsewhere, or
+    PullRefused.
+
+    root, order: node `root` sent us to you with this number. whole: do not send me elsewhere; refuse if the object is
+    not complete with you.
+    """
 
     id: bytes
     tag: int
     size: int
+    chunk: int = 0
+    first: int = 0
+    root: int = -1
+    order: int = -1
+    whole: bool = False
+
+
+class PullElsewhere(Struct, array_like=True, tag=72):
+    """source r→destination r: many want the object; ask `node`, which is receiving it. You are number `order`."""
+
+    id: bytes
+    tag: int
+    node: int
+    order: int
 
 
 class PullRefused(Struct, array_like=True, tag=69):
-    """source r→destination r: it is not (or no longer) here; full: it is, on disk, but there is no room to read it."""
+    """source r→destination r: it is not (or no longer) here; full: it is, on disk, but there is no room to read it.
+    nodes: who may have it."""
 
     id: bytes
     tag: int
     reason: str
     full: bool = False
+    nodes: list[int] = []

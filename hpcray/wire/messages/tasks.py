@@ -111,13 +111,14 @@ class CancelRef(Struct, array_like=True, tag=120):
 class CallOptions(Struct, array_like=True, tag=121):
     """submitter→worker, ahead of a task or call that has options of its own. name: its option `name`; group: the
     concurrency group it shall run in; skip: so many of the values that it yields came from an earlier run; window: so
-    many may be sent that were not taken, -1: any number."""
+    many may be sent that were not taken, -1: any number; want: its owner lacks these returns alone, None: all."""
 
     task: bytes
     name: str = ""
     group: str = ""
     skip: int = 0
     window: int = -1
+    want: list[int] | None = None
 
 
 class StreamItem(Struct, array_like=True, tag=122):

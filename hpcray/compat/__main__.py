@@ -1,0 +1,49 @@
+"""`python -m hpcray.compat install | uninstall | path`: whether `import ray` is hpcray in this Python environment.
+
+`install` writes one line into site-packages (`hpcray-ray.pth`). From then on the environment has a package `ray` and a
+distribution "ray", for pip and `importlib.metadata` too. It is refused where the real Ray is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+
+from hpcray.compat.finder import STANDIN
+
+_PTH = "hpcray-ray.pth"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit code."""
+    site = sysconfig.get_path("purelib")
+    path = os.path.join(site, _PTH)
+    if list(argv) == ["path"]:
+        print(STANDIN)
+    elif list(argv) == ["install"]:
+        try:
+            found = importlib.metadata.version("ray")
+        except importlib.metadata.PackageNotFoundError:
+            found = ""
+        if found and "hpcray" not in found:
+            print(f"hpcray: ray {found} is installed here; hint: pip uninstall ray", file=sys.stderr)
+            return 1
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(STANDIN + "\n")
+        print(f"hpcray: import ray is hpcray now; {path}")
+    elif list(argv) == ["uninstall"]:
+        if not os.path.exists(path):
+            print(f"hpcray: there is no {path}", file=sys.stderr)
+            return 1
+        os.unlink(path)
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

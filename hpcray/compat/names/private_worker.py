@@ -1,0 +1,220 @@
+"""`ray._private.worker`: who this process is in the job, by Ray's private names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+from hpcray.api.context import get_runtime_context
+from hpcray.api.session import ensure
+from hpcray.compat.names.ids import ActorID, JobID, NodeID, TaskID, WorkerID
+from hpcray.compat.names.top import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, logger
+from hpcray.host.address import node_ip_address
+from hpcray.runtime.process import Process
+from hpcray.runtime.refs import current
+
+CHANGING = ("_global_node",)
+"""Names that are looked up anew each time."""
+
+__all__ = [
+    "LOCAL_MODE",
+    "SCRIPT_MODE",
+    "WORKER_MODE",
+    "Worker",
+    "global_worker",
+    "logger",
+    "print_to_stdstream",
+    "print_worker_logs",
+]
+
+blocking_get_inside_async_warned = False
+"""Ray warns of a blocking get() in an async actor unless this is set. hpcray does not."""
+
+
+class _GcsClient:
+    """What clients read of Ray's client of the GCS."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.address = process.session_dir
+
+
+class _CoreWorker:
+    """What clients ask Ray's core worker."""
+
+    def current_actor_is_asyncio(self) -> bool:
+        """Whether this process is an async actor."""
+        host = current.worker.actor if current.worker is not None else None
+        return host is not None and host.is_async
+
+    def get_current_task_id(self) -> TaskID:
+        """Of the task that asks."""
+        return TaskID.from_hex(get_runtime_context().get_task_id() or "")
+
+    def get_actor_id(self) -> ActorID:
+        """Of the actor that asks."""
+        return ActorID.from_hex(get_runtime_context().get_actor_id() or "")
+
+    def get_worker_id(self) -> WorkerID:
+        """Of this process."""
+        return WorkerID(ensure().me)
+
+    def get_current_job_id(self) -> JobID:
+        """Of the job."""
+        return JobID.from_hex(get_runtime_context().get_job_id())
+
+    def get_current_node_id(self) -> NodeID:
+        """Of this node."""
+        return NodeID.from_hex(ensure().node_id)
+
+
+class _Node:
+    """What clients ask Ray's object for this node. hpcray keeps no log files: the session directory stands for all."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.node_ip_address = node_ip_address()
+        self.raylet_ip_address = self.node_ip_address
+        self.unique_id = self.node_id = process.node_id
+        self.gcs_address = self.address = process.session_dir
+        self.session_name = get_runtime_context().get_session_name()
+
+    def get_session_dir_path(self) -> str:
+        """The session directory of this node."""
+        return self._process.session_dir
+
+    def get_logs_dir_path(self) -> str:
+        """Where logs are: the session directory."""
+        return self._process.session_dir
+
+    def get_temp_dir_path(self) -> str:
+        """The directory of the session directories."""
+        return os.path.dirname(self._process.session_dir.rstrip("/"))
+
+    def is_head(self) -> bool:
+        """Whether it is node 0."""
+        return self._process.node == 0
+
+    @property
+    def address_info(self) -> dict[str, Any]:
+        """Where things are."""
+        return {
+            "node_ip_address": self.node_ip_address,
+            "node_id": self.node_id,
+            "session_dir": self._process.session_dir,
+            "address": self._process.session_dir,
+            "gcs_address": self._process.session_dir,
+        }
+
+
+class Worker:
+    """Ray's object for this process. There is one: `global_worker`."""
+
+    core_worker = _CoreWorker()
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process is in a job."""
+        return current.process is not None
+
+    @property
+    def mode(self) -> int | None:
+        """SCRIPT_MODE in a driver, WORKER_MODE in a worker, None outside a job."""
+        if current.process is None:
+            return None
+        return WORKER_MODE if current.worker is not None else SCRIPT_MODE
+
+    @property
+    def gcs_client(self) -> _GcsClient:
+        """Knows the address of the head."""
+        return _GcsClient(self._process)
+
+    @property
+    def node(self) -> Any:
+        """This node; None outside a job."""
+        return __getattr__("_global_node")
+
+    @property
+    def worker_id(self) -> bytes:
+        """Id of this process."""
+        return self._process.me
+
+    @property
+    def current_job_id(self) -> JobID:
+        """Id of the job; nil outside one."""
+        return JobID.from_hex(get_runtime_context().get_job_id()) if self.connected else JobID.nil()
+
+    @property
+    def current_node_id(self) -> NodeID:
+        """Id of this node."""
+        return NodeID.from_hex(self._process.node_id)
+
+    @property
+    def current_task_id(self) -> TaskID:
+        """Id of the task that asks; nil in a driver."""
+        ident = get_runtime_context().get_task_id() if current.worker is not None else None
+        return TaskID.from_hex(ident) if ident else TaskID.nil()
+
+    @property
+    def actor_id(self) -> ActorID:
+        """Id of the actor that asks; nil elsewhere."""
+        ident = get_runtime_context().get_actor_id() if current.worker is not None else None
+        return ActorID.from_hex(ident) if ident else ActorID.nil()
+
+    @property
+    def namespace(self) -> str:
+        """Of the job."""
+        return get_runtime_context().namespace
+
+    @property
+    def node_ip_address(self) -> str:
+        """Of this node."""
+        return node_ip_address()
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """Of the job or task."""
+        return get_runtime_context().runtime_env
+
+    def check_connected(self) -> None:
+        """Raise RaySystemError outside a job."""
+        self._process  # noqa: B018
+
+    @property
+    def _process(self) -> Process:
+        if current.process is None:
+            from hpcray.exceptions import RaySystemError
+
+            raise RaySystemError("hpcray is not initialized; hint: call ray.init() first")
+        return current.process
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"hpcray does not have ray._private.worker.global_worker.{name}")
+
+
+global_worker = Worker()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_global_node":
+        return _Node(current.process) if current.process is not None else None
+    raise AttributeError(name)
+
+
+def print_worker_logs(data: dict[str, Any], print_file: TextIO) -> None:
+    """Print lines of a worker as Ray does, with who said them in front."""
+    where = f", ip={data['ip']}" if data.get("ip") and data["ip"] != node_ip_address() else ""
+    who = data.get("actor_name") or data.get("task_name") or ""
+    for line in data.get("lines", ()):
+        print(f"({who + ' ' if who else ''}pid={data.get('pid')}{where}) {line}", file=print_file)
+
+
+def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+    """Print lines of a worker to the stream that they came from. hpcray's own output does not go through it."""
+    stream = sys.stderr if data.get("is_err") else sys.stdout
+    if ignore_prefix:
+        for line in data.get("lines", ()):
+            print(line, file=stream)
+    else:
+        print_worker_logs(data, stream)

@@ -1,0 +1,5 @@
+"""`ray.types`."""
+
+from hpcray.runtime.refs import ObjectRef
+
+__all__ = ["ObjectRef"]

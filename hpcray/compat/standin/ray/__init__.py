@@ -1,0 +1,7 @@
+"""`import ray`, by hpcray: this package is replaced by the modules of `hpcray.compat` as soon as it is imported."""
+
+import sys
+
+from hpcray.compat import install
+
+install(replacing=sys.modules[__name__])

@@ -1,0 +1,272 @@
+"""What an owner, and a borrower, does when no copy of an object is left: it is made again, or is an error from then on.
+
+Who cannot get an object from any node it knows of tells the owner (`ObjectLost`). If the owner knows no other place, it
+runs the task again that made the object, once for all who wait, and the answer is the new place. What the task needs
+comes back in the same way, however far that goes. Pure; `remake` is what submits the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcray.base.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
+from hpcray.core.owner.borrowing import Borrowing
+from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Waiter
+from hpcray.core.owner.lineage import LINEAGE_EVICTED, LOST, PUT, Lineage
+from hpcray.core.owner.pins import Pins
+from hpcray.core.owner.replicas import Replicas
+from hpcray.wire.messages import Message, ObjectLost, ObjectReady
+
+_FORGOTTEN = "nothing but what was made from it was referred to, so its copies were dropped"
+
+
+class Losing(Borrowing):
+    """The part of an object table that deals with losses.
+
+    Attributes:
+        pins: what our node's store holds for us.
+        lineage: what can be made again.
+        replicas: copies that we hold on other nodes.
+        dead_nodes: those that died; none comes back under its old number.
+        why_lost: for objects of ours that are lost for good, why.
+        remake: submits a kept task once more; None: nothing can be made again.
+        eventful: whether any of this was ever used; most processes do without, and pay for one look at this.
+    """
+
+    def __init__(
+        self,
+        me: bytes,
+        send: Callable[[bytes, Message], None],
+        notify: Callable[[Waiter], None],
+        lost: Callable[[bytes, str, str], bytes],
+        lineage_limit: int,
+    ) -> None:
+        super().__init__(me, send)
+        self._node = node_of(me)
+        self._raylet = raylet_of(self._node)
+        self._lost = lost
+        self.pins = Pins(self._raylet, send)
+        self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
+        self.replicas = Replicas(send, notify)
+        self.dead_nodes: set[int] = set()
+        self.why_lost: dict[bytes, str] = {}
+        self.remake: Callable[[Any], None] | None = None
+        self.eventful = False
+        # So many times objects of ours were made again; for borrowed ones, what the owner said last.
+        self._made: dict[bytes, int] = {}
+
+    def _ready(self, oid: bytes, entry: Entry) -> None:
+        raise NotImplementedError
+
+    def on_object_get(self, src: bytes, oid: bytes) -> None:
+        """A borrower asks for the value."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ who cannot get an object
+
+    def _not_there(self, oid: bytes, entry: Entry, asked: Sequence[int], reason: str) -> None:
+        """Our store found a stored object on none of these nodes."""
+        others = [n for n in entry.nodes or () if n not in asked and n not in self.dead_nodes and n != self._node]
+        if others:
+            self._ready(oid, entry)  # opens it again, from there, if somebody waits
+        elif oid[:8] == self.me:
+            self.lose(oid, entry, reason)
+        else:
+            entry.state, entry.nodes, entry.asked = PENDING, None, True
+            self._send(owner_of(oid), ObjectLost(oid, self._made.get(oid, 0), list(asked), reason))
+
+    def on_object_lost(self, src: bytes, msg: ObjectLost) -> None:
+        """A borrower cannot get an object of ours."""
+        oid = msg.id
+        entry = self.entries.get(oid)
+        if entry is not None and entry.state == STORED and msg.made == self._made.get(oid, 0):
+            if entry.mapping is not None:
+                self._also_at(entry, self._node)
+            if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
+                why = self._why_not(entry)
+                if why and any(node not in self.dead_nodes for node in entry.nodes or ()):
+                    # Perhaps only the way from there to here is broken; others can still read it.
+                    self._send(src, ObjectReady(oid, 0, self._lost(oid, msg.reason, why), 0, []))
+                    return
+                self.lose(oid, entry, msg.reason)
+        self.on_object_get(src, oid)
+
+    # ------------------------------------------------------------ the owner
+
+    def lose(self, oid: bytes, entry: Entry, reason: str) -> None:
+        """Every copy of a stored object of ours is gone."""
+        left = [node for node in entry.nodes or () if node not in self.dead_nodes]
+        if left:  # perhaps it is there after all; it goes with the object
+            entry.left_at = [*(entry.left_at or ()), *left]
+        entry.nodes = None
+        # What it holds stays held: who has read this life of it, or still has it pinned, may take the refs out later.
+        self.replicas.gone(oid)
+        self._make_again(oid, entry, reason)
+
+    def _make_again(self, oid: bytes, entry: Entry, reason: str) -> None:
+        why = self._why_not(entry)
+        if why:
+            self.settle_lost(oid, entry, reason, why)
+            return
+        self.eventful = True
+        self._made[oid] = self._made.get(oid, 0) + 1
+        entry.state = PENDING
+        assert self.remake is not None
+        self.remake(entry.task)
+
+    def revive(self, oid: bytes, entry: Entry) -> None:
+        """Somebody wants what only lineage remembers."""
+        if entry.state == FREED:
+            self._make_again(oid, entry, _FORGOTTEN)
+
+    def _why_not(self, entry: Entry) -> str:
+        """Why an object of ours cannot be made again; "" when it can."""
+        task = entry.task
+        if task is None or isinstance(task, str):
+            return task or PUT
+        if self.remake is None:
+            return LOST
+        return self.lineage.why_not(task) or ("" if task.id in self.lineage.kept else LINEAGE_EVICTED)
+
+    def settle_lost(self, oid: bytes, entry: Entry, reason: str, why: str) -> None:
+        """It cannot be had any more: an error from now on."""
+        entry.state = INLINE
+        entry.value = self._lost(oid, reason, why)
+        if oid[:8] == self.me:
+            self.eventful = True
+            self.why_lost[oid] = f"[{why}] {reason}"
+            self.forget_task(oid, entry)
+        self._ready(oid, entry)
+
+    def forget_task(self, oid: bytes, entry: Entry) -> None:
+        """Nothing will have to make the object again."""
+        task, entry.task = entry.task, None
+        if task is not None and not isinstance(task, str) and self.lineage.kept:
+            self.lineage.gone(oid, task.id)
+
+    def keep_task(self, task: Any, returns: Sequence[bytes], args: Sequence[bytes], size: int) -> None:
+        """`task` has just made these returns, which may be lost one day: see that they can be made again.
+
+        Args:
+            args: ids of the refs that its arguments mention. size: bytes of its arguments.
+        """
+        why = self.lineage.why_not(task)
+        known = [oid for oid in returns if oid in self.entries]
+        if known and not why:
+            self.eventful = True
+            self.lineage.keep(task, known, args, size)
+        for oid in known:
+            self.entries[oid].task = why or task
+            if why:
+                self.lineage.gone(oid, task.id)
+
+    def hibernate(self, oid: bytes, entry: Entry) -> None:
+        """Nobody holds an object of ours, but a task that took it may have to run again: keep what makes it.
+
+        A value that needs no room in a store, nor holds anything that does, stays.
+        """
+        held = entry.contained and (entry.task is not None or oid[TASK_BYTES:] == PUT_INDEX)  # else of an earlier life
+        if entry.state == STORED or held:
+            entry.state, entry.value = FREED, b""
+        mapping, entry.mapping = entry.mapping, None
+        entry.nodes = entry.left_at = entry.contained = None
+        self.pins.entry_gone(oid, mapping)
+
+    def take_again(self, oids: Sequence[bytes]) -> None:
+        """Count a ref to each of these once more: a task that mentions them is to run again."""
+        for oid in oids:
+            entry = self.entries.get(oid)
+            if entry is not None:
+                entry.local += 1
+            else:
+                entry = self.entries[oid] = Entry()
+                entry.local = 1
+                if oid[:8] != self.me:
+                    self._register([oid])
+            self.revive(oid, entry)
+
+    @staticmethod
+    def all_held(entry: Entry, contained: list[Any] | None) -> list[Any] | None:
+        """What an object holds, in this life and in earlier ones."""
+        return contained if entry.contained is None else [*entry.contained, *(contained or ())]
+
+    def _evicted(self, oid: bytes) -> None:
+        self.entries[oid].task = LINEAGE_EVICTED
+
+    def dropped(self, oid: bytes, entry: Entry) -> None:
+        """The entry of an object is gone."""
+        self.forget_task(oid, entry)
+        self._made.pop(oid, None)
+        self.why_lost.pop(oid, None)
+
+    def _unneeded(self, oid: bytes) -> None:
+        entry = self.entries.get(oid)
+        if entry is not None and entry.local <= 0 and not entry.borrowers and entry.state != PENDING:
+            self._maybe_free(oid, entry)
+
+    # ------------------------------------------------------------ nodes
+
+    def node_died(self, node: int, reason: str) -> None:
+        """What was there is gone; so are the processes of that node, of which the caller tells apart from this."""
+        self.dead_nodes.add(node)
+        self.replicas.node_died(node)
+        gone = []
+        for oid, entry in self.entries.items():
+            if entry.left_at and node in entry.left_at:
+                entry.left_at = [n for n in entry.left_at if n != node]
+            if entry.nodes and node in entry.nodes:
+                entry.nodes = [n for n in entry.nodes if n != node]
+                if entry.mapping is not None:
+                    self._also_at(entry, self._node)
+                if entry.state == STORED and oid not in self.pins.opening:  # else our store will tell
+                    gone.append(oid)
+        for oid in gone:
+            found = self.entries.get(oid)
+            if found is None or found.state != STORED:
+                continue
+            if found.nodes:
+                self._promote(oid, found)
+            elif oid[:8] == self.me:
+                self.lose(oid, found, f"the node that had it died: {reason}")
+            else:
+                found.state, found.asked = PENDING, False  # its owner will know another place
+
+    def processes_of(self, node: int) -> set[bytes]:
+        """The processes of a node that we have to do with: they own, or hold, what is in this table."""
+        found = {oid[:8] for oid, entry in self.entries.items() if node_of(oid) == node and entry.state == PENDING}
+        for oid in self._lent:
+            for key in self.entries[oid].borrowers or ():
+                found.update(proc for proc in (key[:8], key[8:]) if proc and node_of(proc) == node)
+        return found
+
+    def _promote(self, oid: bytes, entry: Entry) -> None:
+        """A copy is left that its node may evict at any time: make sure that it does not."""
+        nodes = entry.nodes or []
+        held = self.replicas.held.get(oid, ())
+        if oid[:8] != self.me or any(node in held for node in nodes):
+            return
+        if self._node not in nodes:
+            self.eventful = True
+            self.replicas.hold(oid, entry, nodes[0])
+        elif entry.mapping is None:
+            self.pins.open(oid, entry)
+
+    def on_replica(self, oid: bytes, node: int, problem: str) -> None:
+        """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
+        entry = self.entries.get(oid)
+        if entry is None or oid not in self.replicas.held:
+            return  # it was freed meanwhile, there too
+        self.replicas.answered(oid, node, problem)
+        if not problem:
+            self._also_at(entry, node)
+        elif entry.nodes and node in entry.nodes and entry.state == STORED:
+            entry.nodes = [n for n in entry.nodes if n != node]
+            if not entry.nodes:
+                self.lose(oid, entry, problem)
+
+    def _also_at(self, entry: Entry, node: int) -> None:
+        if entry.nodes is None:
+            entry.nodes = [node]
+        elif node not in entry.nodes:
+            entry.nodes.append(node)

@@ -1,0 +1,195 @@
+"""A worker's runtime_env: another Python, packages in its import path, a working directory, a hook. Set up once.
+
+A worker serves one environment for life. Another Python replaces the forked worker before it has joined the node
+(`exec` keeps its pid, by which the raylet knows it); the rest is done between joining and the first task. A worker
+whose environment cannot be set up lives all the same, and answers every task with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.errors import RayError, RuntimeEnvSetupError
+from hpcray.host.log_format import configure
+from hpcray.host.runtime_env import DEFAULT_TIMEOUT, PYTHON_FIELDS, VARIABLE
+from hpcray.host.runtime_env_pack import PackageError, unpack
+from hpcray.host.runtime_env_venv import SetupError, python_for
+from hpcray.runtime.actor_lanes import async_task
+from hpcray.runtime.refs import ObjectRef, current
+
+if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
+    from hpcray.runtime.worker import Worker
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
+_COMMAND = (
+    "import json, sys; sys.path[0:1] = []; session, number, text, paths = sys.argv[1:]; "
+    "sys.path += [p for p in json.loads(paths) if p not in sys.path]; "
+    "from hpcray.runtime.environment import other_python_main; other_python_main(session, int(number), text)"
+)
+_SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
+
+
+class Environment:
+    """What the fields of a runtime_env, beside its variables, ask of this worker.
+
+    Args:
+        text: the fields as JSON; "" for none.
+
+    Attributes:
+        problem: why it cannot be had; "" if it can, as far as is known.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fields: dict[str, Any] = json.loads(text) if text else {}
+        self.problem = ""
+        self._front: list[str] = []
+        self._directory = ""
+        self._paths_of_python: list[str] = []
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str]) -> Environment:
+        """The environment that this worker was forked for. The variable is for nobody else: not for child processes."""
+        return cls(environ.pop(VARIABLE, ""))
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the setup may take; None: any time."""
+        seconds = (self.fields.get("config") or {}).get("setup_timeout_seconds", DEFAULT_TIMEOUT)
+        return None if seconds == -1 else float(seconds)
+
+    # ------------------------------------------------------------ another Python
+
+    def become_python(self, session_dir: str, number: int) -> None:
+        """Go on as the Python that the environment asks for, if it does: this call does not come back then."""
+        if not any(self.fields.get(field) for field in PYTHON_FIELDS):
+            return
+        try:
+            python, variables = python_for(session_dir, self.fields, self.timeout)
+            os.environ.update(variables)
+            paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
+            os.execv(python, [python, "-c", _COMMAND, session_dir, str(number), self.text, paths])
+        except (SetupError, OSError) as error:
+            self.problem = str(error)
+
+    def in_own_python(self) -> None:
+        """This is the Python that the environment asked for: what it has goes before what the job's has."""
+        self._paths_of_python = [path for path in sys.path if _of_a_python(path)]
+
+    # ------------------------------------------------------------ packages, directory, hook
+
+    def set_up(self, worker: Worker) -> None:
+        """Do the rest, before the first task."""
+        if not self.fields:
+            return
+        blocker = worker.process.blocker
+        worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
+        if "logging_config" in self.fields:
+            log_as(worker.process, self.fields["logging_config"])
+        try:
+            if not self.problem:
+                self._fetch_packages(worker)
+                self.enter()
+                self._run_hook(worker)
+        except (RayError, PackageError, OSError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
+        except BaseException:
+            self.problem = f"worker_process_setup_hook failed:\n{traceback.format_exc()}"
+        worker.process.blocker = blocker
+        if self.problem:
+            _refuse_everything(worker, self.problem)
+
+    def enter(self) -> None:
+        """Put the environment's directories first. Again when the job's have been put there."""
+        if self._paths_of_python:
+            own = [path for path in sys.path if not _of_a_python(path)]
+            others = [path for path in sys.path if _of_a_python(path) and path not in self._paths_of_python]
+            sys.path[:] = [*own, *self._paths_of_python, *others]
+        if self._front:
+            sys.path[:] = [*self._front, *(path for path in sys.path if path not in self._front)]
+            importlib.invalidate_caches()
+        if self._directory:
+            os.chdir(self._directory)
+
+    def _fetch_packages(self, worker: Worker) -> None:
+        modules = [self._fetched(worker, entry) for entry in self.fields.get("py_modules") or ()]
+        if self.fields.get("working_dir"):
+            self._directory = self._fetched(worker, self.fields["working_dir"])
+            modules.insert(0, self._directory)
+        self._front = modules
+        if modules:
+            os.environ["PYTHONPATH"] = os.pathsep.join([*modules, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def _fetched(self, worker: Worker, entry: Mapping[str, str]) -> str:
+        return unpack(worker.process.session_dir, entry["hash"], lambda: bytes(self._value(worker, entry["object"])))
+
+    def _value(self, worker: Worker, object_id: str) -> Any:
+        ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(object_id))
+        return worker.process.get([ref], self.timeout)[0]
+
+    def _run_hook(self, worker: Worker) -> None:
+        hook = self.fields.get("worker_process_setup_hook")
+        if not hook:
+            return
+        if "object" in hook:
+            self._value(worker, hook["object"])()
+        else:
+            module, _, name = hook["name"].rpartition(".")
+            getattr(importlib.import_module(module), name)()
+
+
+def log_as(process: Process, config: Mapping[str, Any]) -> None:
+    """Let this process log as a `LoggingConfig` says."""
+
+    def context() -> dict[str, Any]:
+        known = {
+            "job_id": process.job.job_id if process.job else "",
+            "worker_id": process.me.hex(),
+            "node_id": process.node_id,
+        }
+        worker = current.worker
+        running = async_task.get() or process.local.task
+        if worker is not None and running is not None:
+            name, function = worker.names_of(running)
+            known |= {"task_id": running.task.hex(), "task_name": name, "task_func_name": function}
+        if worker is not None and worker.actor is not None:
+            known |= {"actor_id": worker.actor.spec.actor.hex(), "actor_name": worker.actor.spec.name}
+        return known
+
+    configure(config["encoding"], config["log_level"], config["additional_log_standard_attrs"], context)
+
+
+def _of_a_python(path: str) -> bool:
+    """Whether a directory of the import path belongs to some Python's installation."""
+    end = os.path.basename(path.rstrip("/"))
+    return end in _SYSTEM or (end.startswith("python3") and os.path.basename(os.path.dirname(path)).startswith("lib"))
+
+
+def _refuse_everything(worker: Worker, problem: str) -> None:
+    def refuse(*_: object) -> Any:
+        raise RuntimeEnvSetupError(problem)
+
+    # Both are on the way of every task or actor; here, so that those of healthy workers need not ask.
+    for name in ("_load", "arguments"):
+        setattr(worker, name, refuse)
+
+
+def other_python_main(session_dir: str, number: int, text: str) -> None:
+    """A worker's life in a Python that took its place."""
+    from hpcray.host.processes import set_process_name
+    from hpcray.host.threads import one_each
+    from hpcray.runtime.worker_main import worker_main
+
+    environment = Environment(text)
+    environment.in_own_python()
+    set_process_name("hpcray-worker")
+    one_each()
+    worker_main(session_dir, number, -1, environment)

@@ -1,0 +1,300 @@
+"""Counters, gauges and histograms of a program: `ray.util.metrics`. `hpcray metrics` shows them, Prometheus can read
+them (see `hpcray.host.metrics`)."""
+
+from __future__ import annotations
+
+import atexit
+import bisect
+import os
+import re
+import threading
+import warnings
+from typing import Any
+
+from hpcray.host.metrics import COUNTER, GAUGE, HISTOGRAM, Endpoint, Row, write
+from hpcray.runtime.process import Process
+from hpcray.runtime.refs import current
+
+__all__ = ["Counter", "Gauge", "Histogram", "Metric"]
+
+_PERIOD = 1.0
+_LOOK_AGAIN = 5.0
+_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+Tags = dict[str, str]
+_Key = tuple[tuple[str, str], ...]
+
+
+class _Registry:
+    """What this process has measured."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._metrics: dict[tuple[str, str], Row] = {}
+        self._values: dict[tuple[str, str], dict[_Key, Any]] = {}
+        self._changed = threading.Event()
+        self._writing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._process: Process | None = None
+        self._endpoint: Endpoint | None = None
+
+    def values(self, name: str, kind: str, description: str, boundaries: list[float]) -> dict[_Key, Any]:
+        """Where the samples of a metric are; of all metrics of this name and kind the same."""
+        with self.lock:
+            key = name, kind
+            if key not in self._metrics:
+                self._metrics[key] = {"name": name, "kind": kind, "help": description, "boundaries": boundaries}
+            return self._values.setdefault(key, {})
+
+    def changed(self) -> None:
+        """Something was measured."""
+        if not self._changed.is_set():
+            self._changed.set()
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
+
+    def _start(self) -> None:
+        with self.lock:
+            if self._thread is None or not self._thread.is_alive():  # dead: this is a forked child
+                self._thread = threading.Thread(target=self._run, name="hpcray-metrics", daemon=True)
+                self._thread.start()
+                atexit.register(self.write)
+
+    def _run(self) -> None:
+        while True:
+            if self._changed.wait(_LOOK_AGAIN):
+                self.write()
+            self._pause()
+
+    def _pause(self) -> None:
+        """Not more than one file per second; the endpoint may have to be taken over meanwhile."""
+        threading.Event().wait(_PERIOD)
+        if self._endpoint is not None and current.process is self._process:
+            try:
+                self._endpoint.try_to_serve()
+            except OSError:
+                self._endpoint = None  # the session has ended
+
+    def write(self) -> None:
+        """Leave what was measured so far where it is read; without a session it stays here."""
+        process = current.process
+        if process is None or process.dead is not None:
+            return
+        with self._writing:
+            self._changed.clear()
+            with self.lock:
+                rows = [
+                    {**row, "samples": [[list(map(list, tags)), value] for tags, value in self._values[key].items()]}
+                    for key, row in self._metrics.items()
+                ]
+            try:
+                write(process.session_dir, process.me.hex(), os.getpid(), rows)
+            except OSError:
+                return  # the session has ended, or its disk is full: a metric is no reason to fail
+        if process is not self._process:
+            labels = {"NodeId": process.node_id, "SessionName": f"session_{process.job.job_id if process.job else ''}"}
+            self._process = process
+            self._endpoint = Endpoint(process.session_dir, labels, self.write)
+            self._endpoint.try_to_serve()
+
+
+_registry = _Registry()
+
+
+class Metric:
+    """What all kinds have in common.
+
+    Args:
+        name: letters, digits, "_" and ":"; a metric with another name is discarded, with a warning.
+        description: for people.
+        tag_keys: names of the tags that every sample has.
+
+    Raises:
+        ValueError: the name is empty. TypeError: tag_keys is no tuple of str.
+    """
+
+    KIND = ""
+
+    def __init__(self, name: str, description: str = "", tag_keys: tuple[str, ...] | None = None) -> None:
+        if not name:
+            raise ValueError("Empty name is not allowed. Please provide a metric name.")
+        self._discard_metric = not _NAME.fullmatch(name)
+        if self._discard_metric:
+            warnings.warn(
+                f"Invalid metric name: {name}. Metric will be discarded and data will not be collected or published. "
+                "Metric names can only contain letters, numbers, _, and :. Metric names cannot start with numbers.",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._name = name
+        self._description = description
+        self._default_tags: Tags = {}
+        self._tag_keys = tag_keys or ()
+        if not isinstance(self._tag_keys, tuple):
+            raise TypeError(f"tag_keys should be a tuple type, got: {type(self._tag_keys)}")
+        for key in self._tag_keys:
+            if not isinstance(key, str):
+                raise TypeError(f"Tag keys must be str, got {type(key)}.")
+        self._values: dict[_Key, Any] = _registry.values(name, self.KIND, description, self._buckets())
+
+    def _buckets(self) -> list[float]:
+        return []
+
+    def set_default_tags(self, default_tags: Tags) -> Any:
+        """Tags of samples that are given without them. Returns the metric itself.
+
+        Raises:
+            ValueError: a tag is none of `tag_keys`. TypeError: a value is no str.
+        """
+        for key, value in default_tags.items():
+            if key not in self._tag_keys:
+                raise ValueError(f"Unrecognized tag key {key}.")
+            if not isinstance(value, str):
+                raise TypeError(f"Tag values must be str, got {type(value)}.")
+        self._default_tags = default_tags
+        return self
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, description, tag_keys, default_tags."""
+        return {
+            "name": self._name,
+            "description": self._description,
+            "tag_keys": self._tag_keys,
+            "default_tags": self._default_tags,
+        }
+
+    def _record(self, value: float, tags: Tags | None) -> None:
+        if self._discard_metric:
+            return
+        for text in (tags or {}).values():
+            if not isinstance(text, str):
+                raise TypeError(f"Tag values must be str, got {type(text)}.")
+        final = {**self._default_tags, **(tags or {})}
+        missing = [key for key in self._tag_keys if key not in final]
+        if missing:
+            raise ValueError(f"Missing value for tag key(s): {','.join(missing)}.")
+        with _registry.lock:
+            self._add(tuple(sorted(final.items())), value)
+        _registry.changed()
+
+    def _add(self, tags: _Key, value: float) -> None:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._arguments(), self._default_tags)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"name": self._name, "description": self._description, "tag_keys": self._tag_keys}
+
+
+class Counter(Metric):
+    """A number that only grows."""
+
+    KIND = COUNTER
+
+    def inc(self, value: float = 1.0, tags: Tags | None = None) -> None:
+        """Add a positive value.
+
+        Raises:
+            TypeError, ValueError: it is no number, or not positive; a tag is missing.
+        """
+        _check_number(value)
+        if value <= 0:
+            raise ValueError(f"value must be >0, got {value}")
+        self._record(value, tags)
+
+    def _add(self, tags: _Key, value: float) -> None:
+        self._values[tags] = self._values.get(tags, 0) + value
+
+
+class Gauge(Metric):
+    """A number that goes up and down: the last value counts, of each process."""
+
+    KIND = GAUGE
+
+    def set(self, value: float | None, tags: Tags | None = None) -> None:
+        """Set it; None changes nothing.
+
+        Raises:
+            TypeError, ValueError: it is no number; a tag is missing.
+        """
+        if value is None:
+            return
+        _check_number(value)
+        self._record(value, tags)
+
+    def _add(self, tags: _Key, value: float) -> None:
+        self._values[tags] = value
+
+
+class Histogram(Metric):
+    """How many values fell into which bucket.
+
+    Args:
+        name, description, tag_keys: as of all metrics.
+        boundaries: upper ends of the buckets, positive; one bucket more takes what is beyond.
+
+    Raises:
+        ValueError: there are no boundaries, or one is not positive.
+    """
+
+    KIND = HISTOGRAM
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        boundaries: list[float] | None = None,
+        tag_keys: tuple[str, ...] | None = None,
+    ) -> None:
+        if not boundaries:
+            raise ValueError(
+                "boundaries argument should be provided when using the Histogram class. "
+                'e.g., Histogram("name", boundaries=[1.0, 2.0])'
+            )
+        for index, boundary in enumerate(boundaries):
+            if boundary <= 0:
+                raise ValueError(
+                    f"Invalid `boundaries` argument at index {index}, {boundaries}. "
+                    "Use positive values for the arguments."
+                )
+        self.boundaries = boundaries
+        super().__init__(name, description, tag_keys)
+
+    def observe(self, value: float, tags: Tags | None = None) -> None:
+        """Count a value.
+
+        Raises:
+            TypeError, ValueError: it is no number; a tag is missing.
+        """
+        _check_number(value)
+        self._record(value, tags)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """As of all metrics, and boundaries."""
+        return {**super().info, "boundaries": self.boundaries}
+
+    def _buckets(self) -> list[float]:
+        return sorted(self.boundaries)
+
+    def _add(self, tags: _Key, value: float) -> None:
+        held = self._values.get(tags)
+        if held is None:
+            held = self._values[tags] = [0.0] * (len(self.boundaries) + 2)
+        held[bisect.bisect_left(self._buckets(), value)] += 1
+        held[-1] += value
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "boundaries": self.boundaries}
+
+
+def _check_number(value: Any) -> None:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"value must be int or float, got {type(value)}.")
+
+
+def _rebuild(kind: type[Metric], arguments: dict[str, Any], default_tags: Tags) -> Metric:
+    metric = kind(**arguments)
+    metric._default_tags = default_tags
+    return metric

@@ -1,0 +1,63 @@
+"""Packages that nobody here wrote, from PyPI, unmodified, on hpcray: each in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .environments import ROOT, Environment
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
+
+
+def results(name: str) -> dict[str, Any]:
+    """Run a program in its environment. It prints one line of JSON in the end."""
+    environment = Environment(name)
+    environment.make()
+    environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    ended = subprocess.run(
+        [environment.python, str(PROGRAMS / f"use_{name}.py")],
+        cwd=ROOT / "tests", env=environ, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, f"{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}"
+    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    assert found.pop("ray").endswith(os.path.join("hpcray", "compat", "standin", "ray", "__init__.py"))
+    return found
+
+
+def test_a_grid_search_of_scikit_learn_through_joblib() -> None:
+    found = results("joblib")
+    assert found["best"] == found["serial_best"]
+    assert found["score"] == pytest.approx(found["serial_score"])
+    assert found["pids"] > 0
+
+
+def test_a_dask_array_computation() -> None:
+    found = results("dask")
+    assert found["error"] < 1e-9
+    assert found["tasks_elsewhere"]
+
+
+def test_modin_reads_groups_and_merges() -> None:
+    found = results("modin")
+    assert found == {"engine": "Ray", "read": True, "groupby": True, "merge": True, "apply": True}
+
+
+def test_xgboost_ray_trains() -> None:
+    found = results("xgboost_ray")
+    assert found["accuracy"] > 0.9
+    assert found["predicted"] == found["rows"]
+
+
+def test_verls_worker_groups() -> None:
+    found = results("verl")
+    assert found["one_to_all"] == [1, 1]
+    assert found["data_parallel"] == found["expected"]
+    assert found["ranks"] == [0, 1]

@@ -1,0 +1,278 @@
+"""Private names of Ray that real programs touch, in the order of the table, and how `import ray` itself behaves."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .rows import row
+from .test_table_core import ROOT, script
+
+
+@row("ray._private.services.get_node_ip_address")
+def test_services(ray: Any) -> None:
+    from ray._private.services import get_node_ip_address
+
+    assert get_node_ip_address() == ray.nodes()[0]["NodeManagerAddress"]
+
+
+@row("ray._private.state")
+def test_state(ray: Any, until: Any) -> None:
+    from ray._private import state
+
+    here = ray.get_runtime_context().get_node_id()
+    assert state.total_resources_per_node()[here]["CPU"] == 4
+    until(lambda: state.available_resources_per_node()[here].get("CPU") == 4)
+    assert state.state._available_resources_per_node().keys() == {here}
+
+    @ray.remote(num_cpus=0)
+    class Listed:
+        def ok(self) -> int:
+            return 1
+
+    actor = Listed.options(name="table.listed").remote()
+    ray.get(actor.ok.remote())
+    ident = actor._actor_id.hex()
+    row_ = ray._private.state.actors()[ident]
+    assert (row_["Name"], row_["State"], row_["ActorClassName"]) == ("table.listed", "ALIVE", "Listed")
+    assert row_["Address"]["NodeID"] == here
+    assert state.actors(ident) == row_
+    group = ray.util.placement_group([{"CPU": 1}], name="table.group")
+    assert group.wait(30)
+    table = state.state.placement_group_table(group.id)
+    assert table["state"] == "CREATED"
+    assert table["bundles_to_node_id"] == {0: here}
+    ray.util.remove_placement_group(group)
+
+
+@row("ray._private.worker.global_worker")
+def test_global_worker(ray: Any) -> None:
+    worker = ray._private.worker.global_worker
+    worker.check_connected()
+    assert (worker.connected, worker.mode) == (True, ray.SCRIPT_MODE)
+    assert worker.gcs_client.address == ray.get_runtime_context().gcs_address
+    assert worker.current_job_id.hex() == ray.get_runtime_context().get_job_id()
+    assert worker.current_node_id.hex() == ray.get_runtime_context().get_node_id()
+
+    @ray.remote
+    def inside() -> tuple[Any, ...]:
+        me = ray._private.worker.global_worker
+        here = ray.get_runtime_context()
+        return me.mode, me.current_task_id.hex() == here.get_task_id(), me.worker_id.hex() == here.get_worker_id()
+
+    @ray.remote(num_cpus=0)
+    class Async:
+        async def is_async(self) -> bool:
+            return ray._private.worker.global_worker.core_worker.current_actor_is_asyncio()
+
+    assert ray.get(inside.remote()) == (ray.WORKER_MODE, True, True)
+    assert ray.get(Async.remote().is_async.remote()) is True
+    with pytest.raises(AttributeError, match="hpcray does not have"):
+        worker.nonsense  # noqa: B018
+    ray._private.worker.blocking_get_inside_async_warned = True
+
+
+@row(
+    "ray._private.worker._global_node",
+    differs="there is no directory of log files; the session directory stands for it",
+)
+def test_global_node(ray: Any) -> None:
+    node = ray._private.worker._global_node
+    assert os.path.isdir(node.get_session_dir_path())
+    assert os.path.isdir(node.get_logs_dir_path())
+    assert node.node_id == ray.get_runtime_context().get_node_id()
+    assert node.is_head()
+
+
+@row("ray._private.worker: printing", differs="what workers print does not go through it; replacing it changes nothing")
+def test_printing(ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"ip": "10.0.0.9", "pid": 7, "is_err": False, "lines": ["one", "two"], "actor_name": "A", "task_name": None}
+    file = io.StringIO()
+    ray._private.worker.print_worker_logs(data, file)
+    assert file.getvalue() == "(A pid=7, ip=10.0.0.9) one\n(A pid=7, ip=10.0.0.9) two\n"
+    ray._private.worker.print_to_stdstream(data, ignore_prefix=True)
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+@row("ray._private.utils")
+def test_utils(ray: Any) -> None:
+    from ray._private.utils import get_ray_temp_dir
+
+    session = ray._private.worker._global_node.get_session_dir_path()
+    assert os.path.samefile(os.path.dirname(session), get_ray_temp_dir())
+    assert ray._private.utils.binary_to_hex(ray._private.utils.hex_to_binary("00ff")) == "00ff"
+
+
+@row("ray._private.ray_option_utils", missing="Ray 2.60 does not have it either")
+@row("ray._private.log_monitor", missing="there are no log files to watch")
+@row("ray.tune, train, data, serve, rllib", missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there")
+@row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ray.tune", "ray.train", "ray.serve", "ray.rllib", "ray.dag", "ray.experimental.channel",
+        "ray._private.log_monitor", "ray._private.ray_option_utils", "ray.nonsense", "ray.util.nonsense",
+    ],
+)  # fmt: skip
+def test_what_is_missing_says_so(as_ray: Any, name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"hpcray does not have {name}") as caught:
+        importlib.import_module(name)
+    assert caught.value.name == name
+    parent, _, last = name.rpartition(".")
+    assert not hasattr(importlib.import_module(parent), last)
+    with pytest.raises(ImportError, match=last):
+        exec(f"from {parent} import {last}")
+
+
+@row("ray._private.accelerators")
+def test_accelerators(as_ray: Any) -> None:
+    from ray._private.accelerators import get_accelerator_manager_for_resource, get_all_accelerator_resource_names
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    assert manager.get_resource_name() == "GPU"
+    assert manager.get_visible_accelerator_ids_env_var() == "CUDA_VISIBLE_DEVICES"
+    assert get_accelerator_manager_for_resource("bananas") is None
+    assert {"GPU", "TPU"} <= get_all_accelerator_resource_names()
+
+
+@row("ray._private.runtime_env.constants, packaging, nsight", differs="packaging and nsight are not there")
+def test_runtime_env_constants(as_ray: Any) -> None:
+    from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
+
+    assert RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+
+@row("ray._private.client_mode_hook")
+def test_client_mode_hook(as_ray: Any) -> None:
+    from ray._private.client_mode_hook import client_mode_hook, client_mode_should_convert, disable_client_hook
+
+    with disable_client_hook():
+        assert client_mode_should_convert() is False
+    assert client_mode_hook(test_services) is test_services
+
+
+@row("ray._raylet")
+def test_ids(ray: Any) -> None:
+    from ray._raylet import RAY_NODE_ID_KEY, ActorID, NodeID, PlacementGroupID
+
+    here = ray.get_runtime_context().get_node_id()
+    node = NodeID.from_hex(here)
+    assert (node.hex(), node.is_nil(), NodeID.nil().is_nil()) == (here, False, True)
+    assert pickle.loads(pickle.dumps(node)) == node
+    assert ray.NodeID is NodeID
+    assert RAY_NODE_ID_KEY == "ray.io/node-id"
+    assert ActorID.from_random() != ActorID.from_random()
+    assert ray.JobID.from_int(3).int() == 3
+    group = ray.util.placement_group([{"CPU": 1}])
+    assert isinstance(group.id, PlacementGroupID)
+    ray.util.remove_placement_group(group)
+
+
+@row("ray.actor._modify_class")
+def test_modify_class(ray: Any) -> None:
+    class Plain:
+        def get(self) -> int:
+            return 1
+
+    changed = ray.actor._modify_class(Plain)
+    changed.other = lambda self: 2
+    assert not hasattr(Plain, "other")
+    assert ray.get(ray.remote(changed).options(num_cpus=0).remote().other.remote()) == 2
+
+
+@row("ray.remote_function.RemoteFunction")
+def test_remote_function(ray: Any) -> None:
+    function = ray.remote(lambda: 1)
+    assert isinstance(function, ray.remote_function.RemoteFunction)
+    assert function._function() == 1
+
+
+@row("ray.dashboard.utils", missing="there is no dashboard and no HTTP server")
+def test_dashboard(as_ray: Any) -> None:
+    from ray.dashboard.utils import get_address_for_submission_client
+
+    with pytest.raises(ConnectionError, match="no job server"):
+        get_address_for_submission_client(None)
+
+
+# -------------------------------------------------------------------- import ray
+
+
+def test_names_are_the_objects_of_hpcray(as_ray: Any) -> None:
+    import hpcray
+
+    for name in ("get", "put", "wait", "remote", "ObjectRef", "init"):
+        assert getattr(as_ray, name) is getattr(hpcray, name)
+    assert as_ray.util.queue.Queue is hpcray.util.queue.Queue
+    assert as_ray.exceptions.GetTimeoutError is hpcray.exceptions.GetTimeoutError
+    assert as_ray is not hpcray
+    assert hpcray.__version__ != as_ray.__version__
+
+
+def test_a_submodule_does_not_hide_the_function_of_its_name(as_ray: Any) -> None:
+    import ray.util.placement_group  # noqa: F401
+    from ray.util.placement_group import PlacementGroup
+
+    assert callable(as_ray.util.placement_group)
+    assert callable(PlacementGroup)
+    assert as_ray.util.queue.__name__ == "ray.util.queue"
+
+
+def test_workers_import_ray_and_modules_travel(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uses_ray.py").write_text(
+        "import ray\nfrom ray.util.queue import Empty\n\n@ray.remote\ndef inner():\n    return ray.__version__\n\n"
+        "def outer():\n    return ray.get(inner.remote())\n"
+    )
+
+    @ray.remote
+    def run(path: str) -> Any:
+        sys.path.insert(0, path)
+        import uses_ray
+
+        return uses_ray.outer(), ray.util.__name__, ray.get_runtime_context().get_task_id() is not None
+
+    assert ray.get(run.remote(str(tmp_path))) == ("2.60.0", "ray.util", True)
+
+
+def test_a_real_ray_that_is_imported_already_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("real = True\n")
+    code = "import ray\nassert ray.real\nimport hpcray.compat.ray"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "the real ray" in ended.stderr.splitlines()[-1]
+
+
+def test_as_ray_runs_a_program_that_does_not_know_of_us(tmp_path: Path) -> None:
+    program = """
+        import importlib.metadata, sys
+        import ray
+        ray.init(address="auto")
+
+        @ray.remote
+        def f():
+            import ray
+            return ray.__version__, importlib.metadata.version("ray")
+
+        print(*ray.get(f.remote()), *sys.argv[1:])
+        """
+    out = script(program, tmp_path, "-m", "hpcray", "--num-cpus", "1", "--as-ray")
+    assert out.split() == ["2.60.0", "2.60.0+hpcray"]
+
+
+def test_no_file_of_rays_is_in_the_package() -> None:
+    import hpcray
+
+    for file in Path(hpcray.__file__).parent.joinpath("compat").rglob("*.py"):
+        assert "Copyright" not in file.read_text()
+        assert "ray-project" not in file.read_text()

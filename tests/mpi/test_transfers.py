@@ -1,0 +1,99 @@
+"""Objects between nodes: one to many at once, and more of them than the stores of all nodes hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job
+from helpers.leaks import LeakCheck
+
+COMMON = """
+import json, sys
+import numpy as np
+import hpcray as ray
+from hpcray.runtime.refs import need_process
+
+ray.init()
+where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(n["NodeID"], soft=False) for n in ray.nodes()]
+
+def block(seed, size):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+def stores():
+    return need_process().survey.look(0, 60.0)
+"""
+
+BROADCAST = """
+size = int(sys.argv[1])
+
+@ray.remote(num_cpus=0)
+class Reader:
+    def ready(self):
+        return True
+    def read(self, refs):
+        return [bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in enumerate(refs)]
+
+readers = [Reader.options(scheduling_strategy=one).remote() for one in where[1:]]
+ray.get([reader.ready.remote() for reader in readers])
+refs = [ray.put(block(seed, size)) for seed in range(3)]
+good = ray.get([reader.read.remote(refs) for reader in readers])
+print(json.dumps({"good": good, "pulled": [node["pulled"] for node in stores()],
+                  "sent": [node["sent"] for node in stores()], "sent_on": sum(node["sent_on"] for node in stores())}))
+"""
+
+SPILL = """
+size, count = 1 << 20, int(sys.argv[1])
+
+@ray.remote(num_cpus=0)
+class Keeper:
+    def fill(self, seeds):
+        self.refs = [ray.put(block(seed, size)) for seed in seeds]
+        return self.refs
+    def check(self, seeds, refs):
+        return sum(bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in zip(seeds, refs))
+
+keepers = [Keeper.options(scheduling_strategy=one).remote() for one in where]
+seeds = [list(range(number * count, (number + 1) * count)) for number in range(len(keepers))]
+kept = ray.get([keeper.fill.remote(mine) for keeper, mine in zip(keepers, seeds)])
+full = stores()
+turned = [kept[(number + 1) % len(kept)] for number in range(len(kept))]
+others = [seeds[(number + 1) % len(seeds)] for number in range(len(seeds))]
+good = ray.get([keeper.check.remote(theirs, refs) for keeper, theirs, refs in zip(keepers, others, turned)])
+print(json.dumps({"good": good, "on_disk": [node["on_disk"] for node in full],
+                  "capacity": [node["capacity"] for node in full]}))
+"""
+
+
+def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, list[int]]:
+    path = tmp_path / "script.py"
+    path.write_text(COMMON + script)
+    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), str(path), *args]
+    with Job(command, {"HPCRAY_PRESTART": "0", **environ}) as job:
+        ended = job.wait(200)
+    assert ended.code == 0, ended.out + ended.err
+    found: dict[str, list[int]] = json.loads(ended.out.splitlines()[-1])
+    return found
+
+
+@pytest.mark.timeout(210)
+def test_a_job_with_five_times_the_data_that_its_stores_hold(tmp_path: Path, leak_check: LeakCheck) -> None:
+    store = 8 << 20
+    found = run(tmp_path, 4, SPILL, "40", HPCRAY_OBJECT_STORE_MEMORY=str(store), HPCRAY_TRANSFER_CHUNK=str(256 << 10))
+    assert found["capacity"] == [store] * 4
+    assert found["good"] == [40] * 4, "every block came back bit by bit, from another node's disk"
+    assert min(found["on_disk"]) >= 3 * store
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(210)
+@pytest.mark.parametrize("plane", ["ucx", "mpi"])
+def test_eight_ranks_get_the_same_objects_at_once(tmp_path: Path, plane: str, leak_check: LeakCheck) -> None:
+    size = 40 << 20
+    environ = {"HPCRAY_OBJECT_STORE_MEMORY": str(256 << 20), "HPCRAY_DATA_PLANE": plane}
+    found = run(tmp_path, 8, BROADCAST, str(size), **environ)
+    assert found["good"] == [[True] * 3] * 7
+    assert found["pulled"] == [0] + [3] * 7
+    assert found["sent_on"] > 0 and max(found["sent"]) < 3 * 7, "nobody sent them to everybody"

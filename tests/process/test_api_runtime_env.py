@@ -1,0 +1,202 @@
+"""`runtime_env` in workers: working directories, modules, hooks, other Pythons, inheritance, errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+
+import pytest
+from engine import exceptions, hpcray_only, ray
+
+from hpcray.runtime_env import RuntimeEnv
+
+pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
+INIT = {"num_cpus": 2}
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "only_in_project.py").write_text("VALUE = 42\n")
+    (root / "data.txt").write_text("data")
+    (root / "junk.log").write_text("junk")
+    return root
+
+
+def look():
+    import only_in_project  # of the package
+
+    return only_in_project.VALUE, sorted(os.listdir(".")), os.getpid()
+
+
+class TestWorkingDir:
+    def test_of_a_task(self, project):
+        env = {"working_dir": str(project), "excludes": ["*.log"]}
+        task = ray.remote(runtime_env=env)(look)
+        value, names, pid = ray.get(task.remote())
+        assert (value, [name for name in names if not name.startswith("_")]) == (42, ["data.txt", "only_in_project.py"])
+        assert ray.get(task.remote())[2] == pid
+        with pytest.raises(ImportError):
+            ray.get(ray.remote(look).remote())
+
+    def test_of_an_actor_from_a_zip(self, project, tmp_path):
+        package = tmp_path / "project.zip"
+        with zipfile.ZipFile(package, "w") as opened:
+            opened.write(project / "only_in_project.py", "only_in_project.py")
+
+        @ray.remote(runtime_env=RuntimeEnv(working_dir=str(package)))
+        class Looks:
+            def look(self):
+                return look()[0], ray.get_runtime_context().runtime_env
+
+        value, env = ray.get(Looks.remote().look.remote())
+        assert value == 42
+        assert env["working_dir"].startswith("gcs://_ray_pkg_")
+
+    def test_a_changed_directory_is_another_one(self, project):
+        task = lambda: ray.remote(look).options(runtime_env={"working_dir": str(project)}).remote()  # noqa: E731
+        assert ray.get(task())[0] == 42
+        (project / "only_in_project.py").write_text("VALUE = 43\n")
+        assert ray.get(task())[0] == 43
+
+
+class TestModules:
+    def test_directories_files_and_modules(self, tmp_path):
+        package = tmp_path / "one" / "only_here"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("NAME = 'package'\n")
+        single = tmp_path / "single_file.py"
+        single.write_text("NAME = 'file'\n")
+
+        @ray.remote(runtime_env={"py_modules": [str(package), str(single)]})
+        def names():
+            import only_here
+            import single_file
+
+            return only_here.NAME, single_file.NAME, os.environ["PYTHONPATH"].count("/env/")
+
+        assert ray.get(names.remote()) == ("package", "file", 2)
+
+    def test_children_inherit_what_they_do_not_change(self, project, tmp_path):
+        (tmp_path / "extra.py").write_text("NAME = 'extra'\n")
+
+        @ray.remote
+        def child():
+            import extra
+            import only_in_project
+
+            return extra.NAME, only_in_project.VALUE, os.environ["HPCRAY_TEST_P"]
+
+        @ray.remote(runtime_env={"working_dir": str(project), "env_vars": {"HPCRAY_TEST_P": "parent"}})
+        def parent():
+            return ray.get(child.options(runtime_env={"py_modules": [str(tmp_path / "extra.py")]}).remote())
+
+        assert ray.get(parent.remote()) == ("extra", 42, "parent")
+
+    def test_processes_of_a_worker_do_not_see_its_environment(self, project):
+        @ray.remote(runtime_env={"working_dir": str(project)})
+        def variables():
+            return [name for name in os.environ if name.startswith("HPCRAY_RUNTIME")]
+
+        assert ray.get(variables.remote()) == []
+
+
+class TestHook:
+    def test_runs_before_the_first_task(self):
+        def hook():
+            os.environ["HPCRAY_TEST_HOOK"] = "done"
+
+        @ray.remote(runtime_env={"worker_process_setup_hook": hook})
+        def look():
+            return os.environ.get("HPCRAY_TEST_HOOK")
+
+        assert ray.get([look.remote() for _ in range(3)]) == ["done"] * 3
+
+    def test_by_name(self):
+        @ray.remote(runtime_env={"worker_process_setup_hook": "antigravity_hpcray.setup"})
+        def look():
+            return 1
+
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="antigravity_hpcray"):
+            ray.get(look.remote())
+
+    def test_that_fails(self):
+        def hook():
+            raise ValueError("not today")
+
+        @ray.remote(runtime_env={"worker_process_setup_hook": hook})
+        class Never:
+            def f(self):
+                return 1
+
+        @ray.remote(runtime_env={"worker_process_setup_hook": hook}, max_retries=0)
+        def never(x):
+            return x
+
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="not today"):
+            ray.get(Never.remote().f.remote())
+        for ref in [never.remote(1), never.remote(2)]:
+            with pytest.raises(exceptions.RuntimeEnvSetupError, match="not today"):
+                ray.get(ref)
+
+
+class TestPython:
+    def test_another_one(self, tmp_path):
+        import venv
+
+        venv.EnvBuilder(system_site_packages=False, with_pip=False, symlinks=True).create(tmp_path / "other")
+        python = str(tmp_path / "other" / "bin" / "python")
+
+        @ray.remote(runtime_env={"py_executable": python})
+        def where(x):
+            return x, sys.executable, sys.prefix
+
+        large = ray.put(list(range(100_000)))
+        value, executable, prefix = ray.get(where.remote(large))
+        assert value[-1] == 99_999
+        assert (executable, prefix) == (python, str(tmp_path / "other"))
+
+    def test_that_is_not_there(self):
+        task = ray.remote(runtime_env={"py_executable": "/no/such/python"})(lambda: 1)
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="/no/such/python"):
+            ray.get(task.remote())
+
+    @pytest.mark.slow  # pip takes half a minute
+    @pytest.mark.timeout(300)
+    def test_pip(self, tmp_path):
+        source = tmp_path / "source"
+        (source / "hpcray_test_package").mkdir(parents=True)
+        (source / "hpcray_test_package" / "__init__.py").write_text("VALUE = 7\n")
+        (source / "setup.py").write_text(
+            "from setuptools import setup\n"
+            "setup(name='hpcray-test-package', version='1', packages=['hpcray_test_package'])\n"
+        )
+
+        @ray.remote
+        def look():
+            import hpcray_test_package
+
+            return hpcray_test_package.VALUE, hpcray_test_package.__file__, os.environ["VIRTUAL_ENV"]
+
+        with_pip = look.options(runtime_env={"pip": [str(source)]})
+        value, path, prefix = ray.get(with_pip.remote())
+        assert value == 7
+        assert path.startswith(prefix)
+        assert ray.get(with_pip.remote()) == (value, path, prefix)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    def test_pip_that_fails_says_its_last_lines(self):
+        task = ray.remote(runtime_env={"pip": ["/no/such/source"]})(lambda: 1)
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match=r"pip: .*ended with code 1(.|\n)*/no/such/source"):
+            ray.get(task.remote())
+
+
+class TestRefused:
+    def test_what_is_not_there(self):
+        with pytest.raises(NotImplementedError, match=r"conda.*hint"):
+            ray.remote(runtime_env={"conda": "base"})(lambda: 1).remote()
+        with pytest.raises(ValueError, match="not a valid path"):
+            ray.remote(runtime_env={"working_dir": "/no/such/directory"})(lambda: 1)

@@ -1,0 +1,200 @@
+"""The state API, and the timeline: what there is, what runs, what has run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from engine import IS_HPCRAY, PATIENCE, ROOT, Marks, eventually, hpcray_only, ray
+
+if IS_HPCRAY:
+    from hpcray.util import state
+else:
+    from ray.util import state
+
+pytestmark = pytest.mark.usefixtures("session")
+INIT = {"num_cpus": 2}
+
+
+@ray.remote
+class Counter:
+    def pid(self):
+        return os.getpid()
+
+    def fail(self):
+        raise ValueError("as the test wants it")
+
+    def wait(self, marks):
+        marks.add()
+        time.sleep(600)
+
+
+@ray.remote
+def work(seconds, marks=None):
+    if marks is not None:
+        marks.add()
+    time.sleep(seconds)
+
+
+@ray.remote
+def after(value):
+    return value
+
+
+def states_of(refs, name):
+    rows = {row.task_id: row.state for row in state.list_tasks(limit=10_000) if row.name == name}
+    return [rows.get(ref.task_id().hex()) for ref in refs]
+
+
+def test_actors():
+    counter = Counter.options(name="one", num_cpus=0).remote()
+    pid = ray.get(counter.pid.remote())
+    ident = counter._actor_id.hex()
+    row = state.get_actor(ident)
+    assert (row.actor_id, row.class_name, row.state, row.name, row.pid) == (ident, "Counter", "ALIVE", "one", pid)
+    assert row.node_id == ray.get_runtime_context().get_node_id() and row["state"] == "ALIVE"
+    assert row.job_id == ray.get_runtime_context().get_job_id()
+    assert [one.actor_id for one in state.list_actors(filters=[("name", "=", "one")])] == [ident]
+    assert ident not in [one.actor_id for one in state.list_actors(filters=[("actor_id", "!=", ident)])]
+    assert state.list_actors(filters=[("state", "=", "alive"), ("name", "=", "one")]), (
+        "the case of letters is no matter"
+    )
+    assert state.list_actors()[0].death_cause is None
+    ray.kill(counter)
+    eventually(lambda: state.get_actor(ident).state == "DEAD")
+    assert "kill" in str(state.get_actor(ident).death_cause)
+    assert state.list_actors(filters=[("name", "=", "one"), ("state", "=", "ALIVE")]) == []
+    assert state.get_actor("00" * 13) is None
+
+
+def test_limits_and_wrong_filters():
+    counters = [Counter.options(num_cpus=0).remote() for _ in range(3)]
+    ray.get([counter.pid.remote() for counter in counters])
+    assert len(state.list_actors(limit=2)) == 2
+    for wrong in ([("state", ">", "ALIVE")], [("nothing", "=", "x")], ["state"]):
+        with pytest.raises(ValueError):
+            state.list_actors(filters=wrong)
+    del counters
+
+
+def test_nodes_workers_jobs_groups():
+    (node,) = state.list_nodes()
+    assert node.state == "ALIVE" and node.is_head_node and node.resources_total["CPU"] == 2
+    assert state.get_node(node.node_id).node_ip == node.node_ip
+    pid = ray.get(ray.remote(os.getpid).remote())
+    workers = {row.pid: row for row in state.list_workers(limit=1000)}
+    assert workers[pid].worker_type == "WORKER" and workers[pid].node_id == node.node_id
+    assert workers[os.getpid()].worker_type == "DRIVER"
+    assert state.get_worker(workers[pid].worker_id).pid == pid
+    (job,) = state.list_jobs()
+    assert job.job_id == ray.get_runtime_context().get_job_id() and job.status == "RUNNING"
+    group = ray.util.placement_group([{"CPU": 1}], name="g")
+    assert group.wait(PATIENCE)
+    row = state.get_placement_group(group.id.hex())
+    assert (row.name, row.state) == ("g", "CREATED") and row.bundles[0]["unit_resources"]["CPU"] == 1
+    ray.util.remove_placement_group(group)
+
+
+@hpcray_only
+def test_tasks_from_their_submission_to_their_end(marks: Marks):
+    running = [work.remote(600, marks), work.remote(600, marks)]
+    eventually(lambda: len(marks.lines()) == 2)
+    queued, waiting = work.remote(0), after.remote(running[0])
+    eventually(lambda: states_of(running, "work") == ["RUNNING"] * 2)
+    assert states_of([queued], "work") == ["PENDING_NODE_ASSIGNMENT"]
+    assert states_of([waiting], "after") == ["PENDING_ARGS_AVAIL"]
+    row = state.get_task(running[0].task_id().hex())
+    assert row.type == "NORMAL_TASK" and row.worker_pid and row.required_resources == {"CPU": 1.0}
+    assert abs(row.start_time_ms / 1000 - time.time()) < PATIENCE
+    for ref in (*running, queued, waiting):
+        ray.cancel(ref)
+    counter = Counter.options(num_cpus=0).remote()
+    good, bad = counter.pid.remote(), counter.fail.remote()
+    ray.wait([good, bad], num_returns=2)
+    eventually(lambda: states_of([good], "Counter.pid") == ["FINISHED"])
+    assert states_of([bad], "Counter.fail") == ["FAILED"]
+    row = state.get_task(bad.task_id().hex())
+    assert row.type == "ACTOR_TASK" and row.error_type and row.end_time_ms >= row.start_time_ms
+    call = counter.wait.remote(marks)
+    eventually(lambda: states_of([call], "Counter.wait") == ["RUNNING"])
+    summary = state.summarize_tasks()["cluster"]["summary"]
+    assert summary["Counter.wait"]["state_counts"] == {"RUNNING": 1}
+    ray.kill(counter)
+
+
+def test_objects():
+    small, large = ray.put(b"x"), ray.put(np.ones(1 << 20))
+    rows = {row.object_id: row for row in state.list_objects(limit=10_000)}
+    assert rows[large.hex()].object_size >= 8 << 20 and rows[large.hex()].pid == os.getpid()
+    assert rows[large.hex()].type.upper() == "DRIVER"
+    (row,) = state.get_objects(small.hex())
+    assert row.reference_type == "LOCAL_REFERENCE"
+    assert state.summarize_objects()["cluster"]["total_objects"] >= 2
+
+
+def test_summary_of_actors():
+    counters = [Counter.options(num_cpus=0).remote() for _ in range(2)]
+    ray.get([counter.pid.remote() for counter in counters])
+    known = state.summarize_actors()["cluster"]["summary"]["Counter"]
+    assert known["class_name"] == "Counter" and known["state_counts"]["ALIVE"] >= 2
+    del counters
+
+
+def test_the_timeline(tmp_path):
+    start = time.time()
+    ray.get([work.options(name="named").remote(0.05) for _ in range(6)])
+
+    def spans():
+        return [event for event in ray.timeline() if event.get("ph") == "X" and "named" in event["name"]]
+
+    if not IS_HPCRAY:
+        eventually(lambda: len(spans()) >= 6)
+        return
+    found = spans()
+    assert len(found) == 6
+    for event in found:
+        assert 0.05e6 <= event["dur"] < PATIENCE * 1e6
+        assert start - 1 <= event["ts"] / 1e6 <= time.time() + 1
+    busy = sum(event["dur"] for event in found) / 1e6
+    assert busy >= 0.3
+    ends: dict[str, float] = {}
+    for event in sorted(found, key=lambda event: event["ts"]):
+        assert event["ts"] >= ends.get(event["tid"], 0.0), "two at once are shown in two rows"
+        ends[event["tid"]] = event["ts"] + event["dur"]
+    assert ray.timeline(str(tmp_path / "trace.json")) is None
+    assert len(json.loads((tmp_path / "trace.json").read_text())) >= 6
+
+
+@hpcray_only
+def test_the_timeline_shows_what_still_runs(marks: Marks):
+    ref = work.options(name="endless").remote(600, marks)
+    eventually(marks.lines)
+    (event,) = eventually(lambda: [e for e in ray.timeline() if e["name"] == "endless"])
+    assert event["args"]["running"]
+    ray.cancel(ref)
+
+
+@hpcray_only
+def test_the_commands(tmp_path):
+    counter = Counter.options(name="shown", num_cpus=0).remote()
+    ray.get(counter.pid.remote())
+    address = ray.get_runtime_context()._source("test").session_dir
+
+    def run(*args):
+        return subprocess.run(
+            [sys.executable, "-m", "hpcray.cli", *args, "--address", address],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=True,
+        ).stdout  # fmt: skip
+
+    text = run("list", "actors", "--filter", "name=shown")
+    assert "class_name" in text and "shown" in text and text.splitlines()[-1].startswith("1 of")
+    assert json.loads(run("list", "actors", "-f", "name=shown", "--json"))[0]["state"] == "ALIVE"
+    assert "Counter" in run("summary", "actors")
+    run("timeline", str(tmp_path / "t.json"))
+    assert json.loads((tmp_path / "t.json").read_text())
+    ray.kill(counter)

@@ -1,0 +1,105 @@
+"""Nobody starves: not the large among many small, not a placement group among tasks, wherever they wait."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from simcluster import SimCluster
+from submitters import SimTask, Submitter, shape
+
+from hpcray.base.ids import HEAD
+from hpcray.base.resources import to_units
+from hpcray.core.gcs.placement_groups import CREATED, REMOVED, Group
+from hpcray.wire import messages as m
+
+
+def flooded(cpus: list[float], seconds: list[float], tasks: int, seed: int) -> SimCluster:
+    """A cluster in which a driver of every node with CPUs has more to do than all of them can.
+
+    Args:
+        seconds: how long the tasks take, by node in turn.
+    """
+    rng = random.Random(seed)
+    delays = [rng.choice([0.0001, 0.001, 0.005]) for _ in range(50)]
+    cluster = SimCluster([to_units({"CPU": count}) for count in cpus], delays, lazy=True)
+    for node, count in enumerate(cpus):
+        driver = cluster.driver(node)
+        for number in range(tasks if count else 0):
+            task = SimTask(seconds=seconds[node % len(seconds)] * rng.uniform(0.8, 1.2))
+            cluster.net.after(number * 1e-4, lambda driver=driver, task=task: driver.submit(task))
+    cluster.run_for(1.0)
+    return cluster
+
+
+def still_flooded(cluster: SimCluster) -> bool:
+    return all(s.waiting_for > 10 for s in cluster.submitters.values() if s.waiting_for)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_large_task_does_not_starve_on_a_cluster_full_of_small_ones(seconds: float, seed: int) -> None:
+    """Its own node has no CPU: it is the head's to find a place, and every node is busy with its own work."""
+    cluster = flooded([0, 2, 2, 2, 2, 2], [seconds], int(150 / seconds), seed)
+    driver = cluster.driver(0)
+    large = SimTask(shape(CPU=2), 0.1)
+    driver.submit(large)
+    cluster.net.run(cluster.net.now + 60, lambda: bool(large.done), cluster.check)
+    assert large.done, cluster.explain()
+    assert still_flooded(cluster)
+
+
+def test_nor_on_a_node_with_tasks_of_every_length() -> None:
+    cluster = flooded([4], [0.1], 2000, 1)
+    other, slow = cluster.driver(0), cluster.driver(0)
+    for _ in range(200):
+        slow.submit(SimTask(shape(CPU=0.5), 4.0))
+    large = SimTask(shape(CPU=4), 0.1)
+    other.submit(large)
+    cluster.net.run(cluster.net.now + 60, lambda: bool(large.done), cluster.check)
+    assert large.done, cluster.explain()
+
+
+def create(cluster: SimCluster, driver: Submitter, number: int, strategy: str, *cpus: float) -> Group:
+    ident = driver.proc + number.to_bytes(5, "big")
+    spec = m.GroupSpec(ident, [to_units({"CPU": count}) for count in cpus], strategy, owner=driver.proc)
+    cluster.post(driver.proc, HEAD, m.CreateGroup(0, spec))
+    cluster.run_for(0.1)
+    return cluster.head._groups.find(ident)
+
+
+@pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "PACK", "STRICT_PACK", "SPREAD"])
+@pytest.mark.parametrize("seconds", [[0.3], [2.0, 0.1]])
+def test_a_group_does_not_starve_under_small_tasks(strategy: str, seconds: list[float]) -> None:
+    cluster = flooded([2, 2, 2], seconds, 3000, 3)
+    driver = cluster.driver(0)
+    group = create(cluster, driver, 900, strategy, *([2] if strategy == "STRICT_PACK" else [2, 2]))
+    cluster.net.run(cluster.net.now + 90, lambda: group.state == CREATED, cluster.check)
+    assert group.state == CREATED, cluster.explain()
+    assert still_flooded(cluster)
+
+
+def test_groups_that_need_everything_come_one_after_the_other() -> None:
+    cluster = flooded([2, 2], [0.2], 4000, 5)
+    driver = cluster.driver(1)
+    groups = [create(cluster, driver, 900 + number, "SPREAD", 2, 2) for number in range(3)]
+    for _ in groups:
+        waiting = [group for group in groups if group.state not in (CREATED, REMOVED)]
+        cluster.net.run(cluster.net.now + 120, lambda: any(g.state == CREATED for g in waiting), cluster.check)  # noqa: B023
+        (there,) = [group for group in groups if group.state == CREATED]
+        cluster.post(driver.proc, HEAD, m.RemoveGroup(there.spec.group))
+        cluster.run_for(1.0)
+    assert all(group.state == REMOVED for group in groups)
+
+
+def test_what_nobody_can_free_keeps_no_node_empty() -> None:
+    """Another group holds what the group needs: tasks go on as if the group were not there."""
+    cluster = flooded([2, 2], [0.2], 400, 7)
+    driver = cluster.driver(0)
+    holder = create(cluster, driver, 901, "STRICT_PACK", 1)
+    cluster.net.run(cluster.net.now + 90, lambda: holder.state == CREATED, cluster.check)
+    assert holder.state == CREATED
+    wants_all = create(cluster, driver, 902, "STRICT_SPREAD", 2, 2)
+    cluster.run_for(300.0)
+    assert wants_all.attempt == 0
+    assert not any(s.waiting_for for s in cluster.submitters.values()), "the flood is over"

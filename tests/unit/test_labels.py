@@ -1,0 +1,164 @@
+"""Labels: what users may write, what it means, and that schedulers choose by it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcray.api.option_rules import TASK_RULES
+from hpcray.api.options import TaskOptions
+from hpcray.api.scheduling import DoesNotExist, Exists, In, NodeAffinitySchedulingStrategy, NotIn
+from hpcray.api.scheduling import NodeLabelSchedulingStrategy as ByLabels
+from hpcray.base.config import Config
+from hpcray.base.labels import (
+    conditions,
+    from_strategy,
+    labels_problem,
+    labels_text,
+    parse_labels,
+    show_strategy,
+    tier,
+    to_strategy,
+)
+from hpcray.base.resources import to_units
+from hpcray.core.scheduler.placement import ClusterView
+from hpcray.runtime.options import NodeOptions
+from hpcray.wire.messages import NodeInfo, Shape
+
+LABELS = [{"region": "us", "rack": "1"}, {"region": "us", "rack": "2"}, {"region": "eu"}, {}]
+
+
+def matching(selector: dict[str, str]) -> list[int]:
+    wanted = conditions(selector)
+    return [index for index, labels in enumerate(LABELS) if tier([wanted], labels) == 0]
+
+
+@pytest.mark.parametrize(
+    ("selector", "nodes"),
+    [
+        ({"region": "us"}, [0, 1]),
+        ({"region": "!us"}, [2, 3]),
+        ({"region": "in(us,eu)"}, [0, 1, 2]),
+        ({"region": "in(us, eu)", "rack": "!in(1, 3)"}, [1, 2]),
+        ({"region": "!in(us,eu)"}, [3]),
+        ({"region": "us", "rack": "2"}, [1]),
+        ({"region": ""}, []),
+        ({}, [0, 1, 2, 3]),
+    ],
+)
+def test_selectors_mean_what_ray_says(selector: dict[str, str], nodes: list[int]) -> None:
+    assert TASK_RULES["label_selector"].problem(selector) is None  # type: ignore[misc]
+    assert matching(selector) == nodes
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ({"region": "-us"}, "Invalid label selector value `-us`"),
+        ({"region": "in()"}, "Invalid label selector value"),
+        ({"region": "in(us"}, "Invalid label selector value"),
+        ({"region": "!!us"}, "Invalid label selector value"),
+        ({"region": 3}, "Invalid label selector value"),
+        ({"-region": "us"}, "Invalid label key name `-region`"),
+        ({"a..b/region": "us"}, "Invalid label key prefix `a..b`"),
+        ({"a" * 64: "us"}, "Invalid label key name"),
+    ],
+)
+def test_bad_selectors_are_refused_in_rays_words(selector: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        TaskOptions({"label_selector": selector})
+
+
+def test_bad_fallbacks_are_refused() -> None:
+    for fallback, words in (
+        ([3], "must be a dictionary"),
+        ([{}], "Empty dictionary found"),
+        ([{"num_cpus": 1}], "Unsupported option found: 'num_cpus'"),
+        ([{"label_selector": {"a": "-"}}], "Invalid label selector value"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TaskOptions({"label_selector": {"a": "b"}, "fallback_strategy": fallback})
+    with pytest.raises(TypeError, match="label_selector"):
+        TaskOptions({"label_selector": "a"})
+    with pytest.raises(NotImplementedError, match="NodeAffinitySchedulingStrategy"):
+        _ = TaskOptions(
+            {"label_selector": {"a": "b"}, "scheduling_strategy": NodeAffinitySchedulingStrategy("ab", False)}
+        ).shape
+
+
+def test_the_labels_of_a_node() -> None:
+    assert parse_labels("region=us, rack=12") == {"region": "us", "rack": "12"} and parse_labels("") == {}
+    for text in ("region", "a=b=c", "-a=b", "a=b$", "ray.io/node-id=x"):
+        with pytest.raises(ValueError, match="labels"):
+            parse_labels(text)
+    assert labels_problem({"ray.io/accelerator-type": "A100"}) is None
+    assert "must be a str" in str(labels_problem({"a": 1}))
+    assert Config.from_env({"HPCRAY_LABELS": "a=b"}).labels == "a=b"
+    with pytest.raises(ValueError, match="labels 'a'"):
+        NodeOptions(config={"labels": "a"}).settings()
+
+
+WORDS = st.sampled_from(["a", "b1", "c-d", "e.f_g"])
+
+
+@given(st.dictionaries(WORDS, WORDS))
+def test_labels_survive_their_text(labels: dict[str, str]) -> None:
+    assert parse_labels(labels_text(labels)) == labels
+
+
+@given(
+    st.lists(st.dictionaries(WORDS, st.sampled_from(["a", "!a", "in(a,b)", "!in(a, c)"])), max_size=4), st.booleans()
+)
+def test_conditions_survive_their_text(selectors: list[dict[str, str]], spread: bool) -> None:
+    wanted = list(dict.fromkeys(conditions(selector) for selector in selectors))
+    text = to_strategy(wanted, spread)
+    assert from_strategy(text) == (spread, tuple(wanted))
+    assert show_strategy(text) is not None
+
+
+def cluster(cpus: int = 2) -> ClusterView:
+    view = ClusterView()
+    view.up(
+        NodeInfo(n, f"id{n}", "h", "a", 1, to_units({"CPU": cpus}), b"", "mpi", 0, labels)
+        for n, labels in enumerate(LABELS)
+    )
+    return view
+
+
+def shape_of(**given: object) -> Shape:
+    return TaskOptions(given).shape
+
+
+def test_strategies_choose_hard_then_soft() -> None:
+    view = cluster()
+    hard = shape_of(scheduling_strategy=ByLabels({"region": In("us"), "rack": Exists()}))
+    assert view.feasible(hard) == [0, 1]
+    assert view.feasible(shape_of(scheduling_strategy=ByLabels({"rack": DoesNotExist()}))) == [2, 3]
+    assert view.feasible(shape_of(scheduling_strategy=ByLabels({"region": NotIn("us")}))) == [2, 3]
+    soft = shape_of(scheduling_strategy=ByLabels(None, soft={"region": In("eu")}))
+    assert view.feasible(soft) == [0, 1, 2, 3]
+    assert view.choose(soft, 2) == [(2, 2)], "as long as there is room where it should be"
+    assert view.choose(soft, 1) != [(2, 1)]
+    both = shape_of(scheduling_strategy=ByLabels({"region": Exists()}, soft={"rack": In("2")}))
+    assert view.choose(both, 3) == [(0, 1), (1, 2)]
+
+
+def test_fallbacks_are_tried_in_their_order() -> None:
+    fallback = [{"label_selector": {"region": "eu"}}, {"label_selector": {}}]
+    shape = shape_of(label_selector={"rack": "2"}, fallback_strategy=fallback)
+    assert cluster(1).choose(shape, 2) == [(1, 1), (2, 1)]
+    assert cluster(1).choose(shape, 9) == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    nowhere = shape_of(label_selector={"region": "moon"})
+    assert cluster().feasible(nowhere) == []
+    text = cluster().why_infeasible(nowhere, "a task")
+    assert "region in (moon)" in text and "rack=2" in text
+
+
+def test_default_labels_can_be_asked_for() -> None:
+    assert cluster().feasible(shape_of(label_selector={"ray.io/node-id": "id2"})) == [2]
+
+
+def test_equal_conditions_share_leases() -> None:
+    one = shape_of(label_selector={"a": "in(x,y)", "b": "c"})
+    assert one == shape_of(label_selector={"b": "c", "a": "in( y, x )"})

@@ -1,0 +1,408 @@
+"""Objects that are lost: what is made again, what becomes an error, and what is remembered to make that possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from table_kit import ME, PEER, RAYLET, SIZE, THIRD, Table, put_id, return_id
+
+from hpcray.base.ids import raylet_of
+from hpcray.core.owner.lineage import BASE_COST, Lineage
+from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED, Entry, Waiter
+from hpcray.wire import messages as m
+
+
+class Task:
+    """As much of a task as lineage looks at."""
+
+    def __init__(self, number: int, retries: int = 3) -> None:
+        self.id = return_id(number)[:-3]
+        self.retries = retries
+        self.attempt = 0
+        self.cancelled = False
+
+
+class Owner(Table):
+    """A table whose lost objects are made again by a list of tasks that the test looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again: list[Any] = []
+        self.remake = self.again.append
+
+    def made(
+        self, number: int = 1, args: tuple[bytes, ...] = (), node: int = 2, retries: int = 3, size: int = 0
+    ) -> Any:
+        """The large return of a task is there, and one ref to it."""
+        oid, task = return_id(number), Task(number, retries)
+        self.create(oid, task).local = 1
+        self.keep_task(task, [oid], args, size)
+        self.set_stored(oid, SIZE, node)
+        return task
+
+
+@pytest.fixture
+def table() -> Owner:
+    return Owner()
+
+
+def error(entry: Entry) -> str:
+    assert entry.state == INLINE
+    return entry.value.decode()
+
+
+class TestNodeDeath:
+    def test_the_only_copy_was_there(self, table: Owner) -> None:
+        task = table.made()
+        waiter = Waiter()
+        table.node_died(2, "power")
+        assert table.again == [task]
+        entry = table.entries[return_id()]
+        assert entry.state == PENDING and not table.want_local(return_id(), waiter)
+        table.said()
+        table.set_stored(return_id(), SIZE, 3)
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [3]))]
+        table.release(return_id())
+        assert m.Free([return_id()], [3]) in [msg for _, msg in table.said()], "nothing is sent to the dead node"
+
+    def test_another_copy_is_left_and_held_there(self, table: Owner) -> None:
+        table.made()
+        table.on_add_location(m.AddLocation(return_id(), 3))
+        table.node_died(2, "power")
+        assert table.again == [] and table.entries[return_id()].nodes == [3]
+        assert table.said() == [(raylet_of(3), m.Open(return_id(), SIZE, [3]))], "it must not be evicted now"
+        table.on_replica(return_id(), 3, "")
+        table.release(return_id())
+        assert set(map(repr, table.said())) == {
+            repr((RAYLET, m.Free([return_id()], [3]))), repr((raylet_of(3), m.Release([return_id()]))),
+        }  # fmt: skip
+
+    def test_the_copy_that_was_left_had_been_evicted(self, table: Owner) -> None:
+        task = table.made()
+        table.on_add_location(m.AddLocation(return_id(), 3))
+        table.node_died(2, "power")
+        table.on_replica(return_id(), 3, "it is not here")
+        assert table.again == [task]
+
+    def test_we_have_it_mapped(self, table: Owner) -> None:
+        table.made()
+        table.want_local(return_id(), Waiter())
+        table.on_opened(m.Opened(return_id(), 64, SIZE, False))
+        table.node_died(2, "power")
+        assert table.again == [] and table.entries[return_id()].nodes == [1]
+
+    def test_a_copy_is_on_its_way_to_us(self, table: Owner) -> None:
+        """Our store will say whether it came in time."""
+        task = table.made()
+        table.want_local(return_id(), Waiter())
+        table.node_died(2, "power")
+        assert table.again == []
+        table.on_store_error(m.StoreError(return_id(), "lost", "node 2 died"))
+        assert table.again == [task]
+
+    def test_a_put_is_lost(self, table: Owner) -> None:
+        table.stored(put_id(), node=2)
+        table.node_died(2, "power")
+        assert "power" in error(table.entries[put_id()])
+
+    def test_a_result_that_comes_from_a_node_that_is_dead_already(self, table: Owner) -> None:
+        table.node_died(2, "power")
+        task = table.made(node=2)
+        assert table.again == [task] and table.entries[return_id()].state == PENDING
+
+    def test_late_copies_on_the_dead_node_count_for_nothing(self, table: Owner) -> None:
+        table.made(node=3)
+        table.node_died(2, "power")
+        table.on_add_location(m.AddLocation(return_id(), 2))
+        assert table.entries[return_id()].nodes == [3]
+
+    def test_borrowers_ask_again(self, table: Owner) -> None:
+        oid = return_id(1, PEER)
+        entry = table.borrow(oid, SIZE)
+        table.node_died(2, "power")
+        assert entry.state == PENDING
+        waiter = Waiter()
+        assert not table.want_local(oid, waiter)
+        assert table.said() == [(PEER, m.ObjectGet(oid))]
+        table.on_object_ready(m.ObjectReady(oid, 0, b"", SIZE, [3], 1))
+        assert table.said() == [(RAYLET, m.Open(oid, SIZE, [3]))]
+
+    def test_a_node_is_dead_once(self, table: Owner) -> None:
+        table.made()
+        table.node_died(2, "power")
+        table.node_died(2, "power")
+        assert len(table.again) == 1
+
+
+class TestReaders:
+    oid = return_id(1, PEER)
+
+    def test_a_borrower_tells_the_owner_and_waits(self, table: Owner) -> None:
+        table.borrow(self.oid, SIZE)
+        waiter = Waiter()
+        table.want_local(self.oid, waiter)
+        table.said()
+        table.on_store_error(m.StoreError(self.oid, "lost", "no node has it"))
+        assert table.said() == [(PEER, m.ObjectLost(self.oid, 0, [2], "no node has it"))]
+        assert table.fired == []
+        table.on_object_ready(m.ObjectReady(self.oid, 0, b"", SIZE, [5], 1))
+        assert table.said() == [(RAYLET, m.Open(self.oid, SIZE, [5]))]
+        table.on_opened(m.Opened(self.oid, 0, SIZE, False))
+        assert table.fired == [waiter]
+
+    def test_and_tells_which_life_of_the_object_it_means(self, table: Owner) -> None:
+        table.borrow(self.oid)
+        table.want_local(self.oid, Waiter())
+        table.on_object_ready(m.ObjectReady(self.oid, 0, b"", SIZE, [5], 3))
+        table.said()
+        table.on_store_error(m.StoreError(self.oid, "lost", "?"))
+        assert table.said() == [(PEER, m.ObjectLost(self.oid, 3, [5], "?"))]
+
+    def test_its_owner_dies_meanwhile(self, table: Owner) -> None:
+        entry = table.borrow(self.oid, SIZE)
+        table.want_local(self.oid, Waiter())
+        table.on_store_error(m.StoreError(self.oid, "lost", "no node has it"))
+        table.process_died(PEER, "killed")
+        assert error(entry).startswith("died")
+
+    def test_the_owner_makes_it_once_for_all(self, table: Owner) -> None:
+        task = table.made()
+        for proc in (PEER, THIRD):
+            table.on_object_lost(proc, m.ObjectLost(return_id(), 0, [2], "gone"))
+        assert table.again == [task] and table.said() == []
+        table.set_stored(return_id(), SIZE, 2)
+        ready = m.ObjectReady(return_id(), 0, b"", SIZE, [2], 1)
+        assert table.said() == [(PEER, ready), (THIRD, ready)]
+        table.on_object_lost(PEER, m.ObjectLost(return_id(), 0, [2], "late"))
+        assert table.said() == [(PEER, ready)] and len(table.again) == 1, "that was an earlier life"
+        table.on_object_lost(PEER, m.ObjectLost(return_id(), 1, [2], "again"))
+        assert len(table.again) == 2
+
+    def test_the_owner_knows_another_place(self, table: Owner) -> None:
+        table.made()
+        table.on_add_location(m.AddLocation(return_id(), 4))
+        table.on_object_lost(PEER, m.ObjectLost(return_id(), 0, [2], "gone"))
+        assert table.again == []
+        assert table.said() == [(PEER, m.ObjectReady(return_id(), 0, b"", SIZE, [2, 4]))]
+
+    def test_who_cannot_read_a_put_does_not_take_it_from_others(self, table: Owner) -> None:
+        table.stored(put_id(), node=2)
+        table.on_object_lost(PEER, m.ObjectLost(put_id(), 0, [2], "broken wire"))
+        ((dest, msg),) = table.said()
+        assert dest == PEER and isinstance(msg, m.ObjectReady) and b"broken wire" in msg.value
+        assert table.entries[put_id()].state == STORED
+
+    def test_the_owner_itself_reads(self, table: Owner) -> None:
+        task = table.made()
+        waiter = Waiter()
+        table.want_local(return_id(), waiter)
+        table.on_store_error(m.StoreError(return_id(), "lost", "unreadable"))
+        assert table.again == [task] and table.fired == []
+        table.said()
+        table.set_inline(return_id(), b"v\0")
+        assert table.fired == [waiter]
+        table.release(return_id())
+        assert table.said() == [(RAYLET, m.Free([return_id()], [2]))], "perhaps it is there after all"
+
+    def test_a_copy_came_up_while_the_store_looked_elsewhere(self, table: Owner) -> None:
+        table.made()
+        table.want_local(return_id(), Waiter())
+        table.on_add_location(m.AddLocation(return_id(), 4))
+        table.said()
+        table.on_store_error(m.StoreError(return_id(), "lost", "node 2 has it not"))
+        assert table.again == []
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [2, 4]))]
+
+
+class TestWhyNot:
+    @pytest.mark.parametrize(
+        ("change", "word"),
+        [({"retries": 0}, "RETRIES_DISABLED"), ({"retries": 0, "attempt": 2}, "MAX_ATTEMPTS_EXCEEDED"),
+         ({"cancelled": True}, "TASK_CANCELLED")],
+    )  # fmt: skip
+    def test_the_task(self, table: Owner, change: dict[str, Any], word: str) -> None:
+        task = table.made()
+        for name, value in change.items():
+            setattr(task, name, value)
+        table.node_died(2, "power")
+        assert table.again == []
+        assert table.why_lost[return_id()].startswith(f"[{word}]")
+
+    def test_a_task_without_retries_is_not_kept(self, table: Owner) -> None:
+        table.made(retries=0)
+        assert table.lineage.kept == {} and table.entries[return_id()].task == "RETRIES_DISABLED"
+
+    def test_no_lineage_at_all(self, table: Owner) -> None:
+        table.lineage.limit = 0
+        table.made()
+        table.node_died(2, "power")
+        assert table.why_lost[return_id()].startswith("[LINEAGE_DISABLED]")
+
+    def test_lineage_over_its_budget(self, table: Owner) -> None:
+        table.lineage.limit = 3 * BASE_COST
+        for number in (1, 2, 3):
+            table.made(number, size=BASE_COST // 2)
+            table.lineage.trim()
+        assert list(table.lineage.kept) == [return_id(2)[:-3], return_id(3)[:-3]], "the oldest goes first"
+        table.node_died(2, "power")
+        assert table.why_lost[return_id(1)].startswith("[LINEAGE_EVICTED]")
+        assert [task.id for task in table.again] == [return_id(2)[:-3], return_id(3)[:-3]]
+
+
+class TestRemembered:
+    def test_an_argument_that_nobody_holds(self, table: Owner) -> None:
+        table.made(1)
+        table.made(2, (return_id(1),))
+        table.release(return_id(1))
+        assert table.said() == [(RAYLET, m.Free([return_id(1)], [2]))], "its bytes go"
+        assert table.entries[return_id(1)].state == FREED
+        table.release(return_id(2))
+        assert table.entries == {} and table.lineage.kept == {} and table.lineage.used == 0
+        assert table.lineage.remembered == {}
+
+    def test_it_is_made_when_it_is_wanted(self, table: Owner) -> None:
+        first = table.made(1)
+        table.made(2, (return_id(1),))
+        table.release(return_id(1))
+        table.take_again([return_id(1)])
+        assert table.again == [first] and table.entries[return_id(1)].state == PENDING
+        table.set_stored(return_id(1), SIZE, 3)
+        table.said()
+        table.release(return_id(1))
+        assert table.said() == [(RAYLET, m.Free([return_id(1)], [3]))]
+        assert table.entries[return_id(1)].state == FREED
+
+    def test_a_borrower_asks_for_it(self, table: Owner) -> None:
+        """A task of another process that took it runs again."""
+        first = table.made(1)
+        table.made(2, (return_id(1),))
+        table.release(return_id(1))
+        table.said()
+        table.on_borrow_add(PEER, m.BorrowAdd([return_id(1)], PEER, 1))
+        table.on_object_get(PEER, return_id(1))
+        assert table.again == [first]
+        table.said()
+        table.set_stored(return_id(1), SIZE, 3)
+        assert table.said() == [(PEER, m.ObjectReady(return_id(1), 0, b"", SIZE, [3], 1))]
+        table.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
+        assert table.entries[return_id(1)].state == FREED
+
+    def test_a_value_in_a_message_stays(self, table: Owner) -> None:
+        table.owned(put_id(7))
+        table.made(2, (put_id(7),))
+        table.release(put_id(7))
+        assert table.entries[put_id(7)].value == b"v\0"
+        table.take_again([put_id(7)])
+        assert table.entries[put_id(7)].local == 1
+        table.release(put_id(7))
+        table.release(return_id(2))
+        assert table.entries == {}
+
+    def test_what_a_value_held_is_not_held_for_lineage(self, table: Owner) -> None:
+        dropped: list[str] = []
+
+        class Inner:
+            def __del__(self) -> None:
+                dropped.append("inner")
+
+        table.owned(put_id(7), contained=[Inner()])
+        table.made(2, (put_id(7),))
+        table.release(put_id(7))
+        assert dropped == ["inner"]
+        table.take_again([put_id(7)])
+        assert error(table.entries[put_id(7)]).startswith("lost: nothing but what was made from it")
+
+    def test_an_actors_handle_is_out_of_scope_all_the_same(self, table: Owner) -> None:
+        ended: list[bool] = []
+        table.owned(put_id(7))
+        table.on_free[put_id(7)] = lambda: ended.append(True)
+        table.made(2, (put_id(7),))
+        table.release(put_id(7))
+        assert ended == [True]
+        table.release(return_id(2))
+        assert ended == [True] and table.entries == {}
+
+    def test_a_task_with_two_returns_is_kept_for_the_last(self, table: Owner) -> None:
+        task = table.made(1)
+        second = return_id(1)[:-1] + b"\2"
+        table.create(second, task).local = 1
+        table.keep_task(task, [second], [], 0)
+        table.set_stored(second, SIZE, 2)
+        table.release(return_id(1))
+        assert task.id in table.lineage.kept
+        table.release(second)
+        assert table.lineage.kept == {}
+
+    def test_a_long_chain_goes_at_once(self, table: Owner) -> None:
+        for number in range(1, 5001):
+            table.made(number, (return_id(number - 1),) if number > 1 else ())
+            if number > 1:
+                table.release(return_id(number - 1))
+        assert len(table.entries) == 5000
+        table.release(return_id(5000))
+        assert table.entries == {} and table.lineage.kept == {} and table.lineage.remembered == {}
+
+    def test_free_by_hand_forgets_it(self, table: Owner) -> None:
+        table.made(1)
+        table.discard(return_id(1), b"freed\2")
+        assert table.lineage.kept == {}
+        table.node_died(2, "power")
+        assert table.again == []
+
+
+class TestReplicas:
+    def test_the_first_copy_is_lost(self, table: Owner) -> None:
+        table.create(put_id()).local = 1
+        table.created_here(put_id(), 64, SIZE, 1, None)
+        waiter = Waiter()
+        table.eventful = True
+        table.replicas.hold(put_id(), table.entries[put_id()], 4, waiter)
+        assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1]))]
+        table.on_replica(put_id(), 4, "")
+        assert table.fired == [waiter] and table.entries[put_id()].nodes == [1, 4]
+        table.unmap(put_id())
+        table.said()
+        table.on_object_lost(PEER, m.ObjectLost(put_id(), 0, [1], "unreadable"))
+        assert table.said() == [(PEER, m.ObjectReady(put_id(), 0, b"", SIZE, [1, 4]))]
+        table.release(put_id())
+        assert (raylet_of(4), m.Release([put_id()])) in table.said()
+        assert table.replicas.held == {}
+
+    def test_there_is_no_room_for_it(self, table: Owner) -> None:
+        table.stored(put_id(), node=1)
+        waiter = Waiter()
+        table.replicas.hold(put_id(), table.entries[put_id()], 4, waiter)
+        table.on_replica(put_id(), 4, "full")
+        assert table.fired == [waiter] and table.replicas.failed == {(put_id(), 4): "full"}
+        assert table.entries[put_id()].nodes == [1] and table.replicas.held == {}
+
+    def test_its_node_dies(self, table: Owner) -> None:
+        table.stored(put_id(), node=1)
+        waiter = Waiter()
+        table.replicas.hold(put_id(), table.entries[put_id()], 4, waiter)
+        table.node_died(4, "power")
+        assert table.fired == [waiter] and table.entries[put_id()].state == STORED
+
+
+def test_lineage_counts_what_is_mentioned_twice() -> None:
+    unneeded: list[bytes] = []
+    lineage = Lineage(ME, 1 << 20, unneeded.append, lambda oid: None)
+    lineage.keep(Task(1), [return_id(1)], [put_id(5), put_id(5), put_id(6, PEER)], 100)
+    lineage.keep(Task(2), [return_id(2)], [put_id(5)], 100)
+    assert lineage.remembered == {put_id(5): 3}, "others' objects are theirs to remember"
+    lineage.gone(return_id(1), Task(1).id)
+    assert unneeded == []
+    lineage.gone(return_id(2), Task(2).id)
+    assert unneeded == [put_id(5)] and lineage.used == 0
+
+
+def test_a_task_on_its_way_is_not_forgotten() -> None:
+    lineage = Lineage(ME, 0, lambda oid: None, lambda oid: None)
+    kept = lineage.keep(Task(1), [return_id(1)], [], 10)
+    kept.running = True
+    lineage.trim()
+    lineage.gone(return_id(1), Task(1).id)
+    assert lineage.kept
+    lineage.ended(kept)
+    assert not lineage.kept

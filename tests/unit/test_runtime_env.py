@@ -1,0 +1,162 @@
+"""`runtime_env`: what it may say, packages, merging."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcray.host.runtime_env import RuntimeEnv, RuntimeEnvConfig, checked, refusal
+from hpcray.host.runtime_env_pack import PackageError, digest_of, files_of, pack, signature, unpack
+from hpcray.host.runtime_env_venv import SetupError, python_for
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    for name in ("a.py", "data/big.bin", "data/kept.txt", "__pycache__/a.pyc", ".git/config", "venv/x", "b.log"):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return root
+
+
+class TestValidation:
+    @pytest.mark.parametrize(
+        ("fields", "error", "text"),
+        [
+            ({"env_vars": {"A": 1}}, TypeError, "Dict.str, str.*1 in 'A'"),
+            ({"working_dir": 3}, TypeError, "`working_dir` must be a string, got"),
+            ({"working_dir": "/no/such/place"}, ValueError, "/no/such/place is not a valid path"),
+            ({"working_dir": "s3://bucket/a.zip"}, ValueError, "s3.*not supported.*hint"),
+            ({"py_modules": "x"}, TypeError, "`py_modules` must be a list of strings"),
+            ({"py_modules": [3]}, TypeError, "py_modules"),
+            ({"excludes": "x"}, TypeError, "excludes"),
+            ({"pip": 3}, TypeError, r"runtime_env\['pip'\] must be of type"),
+            ({"pip": {"pip_check": True}}, ValueError, "must include field 'packages'"),
+            ({"pip": {"packages": ["a"], "colour": 1}}, ValueError, "can only have these fields"),
+            ({"pip": "/no/requirements.txt"}, ValueError, "not a valid file"),
+            ({"pip": ["a"], "conda": "b"}, ValueError, "'pip' field and 'conda' field.*cannot both"),
+            ({"pip": ["a"], "uv": ["b"]}, ValueError, "'pip' field and 'uv' field.*cannot both"),
+            ({"worker_process_setup_hook": 3}, TypeError, "setup_hook"),
+            ({"py_executable": ""}, TypeError, "py_executable"),
+            ({"config": 3}, TypeError, "config"),
+            ({"config": {"setup_timeout_seconds": 0}}, ValueError, "greater than zero or equals to -1"),
+            ({"config": {"setup_timeout_seconds": "1"}}, TypeError, "setup_timeout_seconds must be of type int"),
+        ],
+        ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+    )
+    def test_wrong_values(self, fields: dict[str, Any], error: type[Exception], text: str) -> None:
+        with pytest.raises(error, match=text):
+            RuntimeEnv(**fields)
+
+    def test_a_dict_is_as_good(self, tree: Path) -> None:
+        env = {"working_dir": str(tree), "env_vars": {"A": "1"}}
+        assert checked(env) == RuntimeEnv(**env) == env
+        assert checked(None) == {}
+        with pytest.raises(TypeError, match="env_vars"):
+            checked({"env_vars": ["A"]})
+
+    def test_forms_of_pip(self, tmp_path: Path) -> None:
+        requirements = tmp_path / "requirements.txt"
+        requirements.write_text("# mine\nnumpy\n\nrich>=13\n")
+        assert RuntimeEnv(pip=str(requirements))["pip"] == {"packages": ["numpy", "rich>=13"]}
+        assert RuntimeEnv(pip=["numpy", "numpy"])["pip"] == {"packages": ["numpy"]}
+        assert "pip" not in RuntimeEnv(pip=[])
+
+    def test_unknown_fields_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+        RuntimeEnv(colour="blue")
+        assert "unknown entries" in caplog.text
+
+    def test_of_ray_and_not_here(self) -> None:
+        env = RuntimeEnv(conda="base")
+        assert env.has_conda()
+        assert "conda" in refusal(env) and "hint" in refusal(env)
+        assert refusal({"container": None, "env_vars": {"A": "1"}}) == ""
+
+    def test_travels(self) -> None:
+        env = RuntimeEnv(env_vars={"A": "1"}, config={"setup_timeout_seconds": 5})
+        assert pickle.loads(pickle.dumps(env)) == env
+        assert RuntimeEnv.deserialize(env.serialize()).env_vars() == {"A": "1"}
+        assert json.loads(json.dumps(env.to_dict()))["config"]["setup_timeout_seconds"] == 5
+        assert RuntimeEnvConfig.default_config()["setup_timeout_seconds"] == 600
+
+
+class TestPackages:
+    def test_what_goes_in(self, tree: Path) -> None:
+        assert files_of(str(tree)) == ["a.py", "b.log", "data/big.bin", "data/kept.txt"]
+        assert files_of(str(tree), ["*.log", "data/big.bin"]) == ["a.py", "data/kept.txt"]
+        (tree / ".gitignore").write_text("*.log\ndata/*\n!data/kept.txt\n")
+        assert files_of(str(tree)) == [".gitignore", "a.py", "data/kept.txt"]
+
+    def test_gitignore_can_be_ignored(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tree / ".gitignore").write_text("*")
+        assert files_of(str(tree)) == []
+        monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
+        assert "a.py" in files_of(str(tree))
+
+    def test_equal_files_make_equal_packages(self, tree: Path) -> None:
+        names = files_of(str(tree))
+        first, before = pack(str(tree), names), signature(str(tree), names)
+        os.utime(tree / "a.py", (1, 1))
+        assert signature(str(tree), names) != before
+        assert pack(str(tree), names) == first
+        (tree / "a.py").write_text("changed")
+        assert digest_of(pack(str(tree), names)) != digest_of(first)
+
+    def test_unpacked_once_with_modes(self, tree: Path, tmp_path: Path) -> None:
+        (tree / "a.py").chmod(0o750)
+        package = pack(str(tree), files_of(str(tree)), "top")
+        asked = []
+
+        def fetch() -> bytes:
+            asked.append(time.monotonic())
+            return package
+
+        where = {unpack(str(tmp_path), "name", fetch) for _ in range(3)}
+        assert len(where) == len(asked) == 1
+        found = Path(where.pop()) / "top" / "a.py"
+        assert found.read_text() == "a.py"
+        assert found.stat().st_mode & 0o777 == 0o750
+
+    def test_too_large(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hpcray.host.runtime_env_pack.LIMIT", 10)
+        with pytest.raises(PackageError, match=r"exceeds the maximum size.*excludes"):
+            pack(str(tree), files_of(str(tree)))
+
+    @pytest.mark.parametrize("name", ["../out", "/out"])
+    def test_names_that_lead_out(self, tmp_path: Path, name: str) -> None:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as package:
+            package.writestr(name, "x")
+        with pytest.raises(PackageError, match="leads out of it"):
+            unpack(str(tmp_path), "evil", buffer.getvalue)
+        assert os.listdir(tmp_path / "env") == ["evil.lock"]
+
+    def test_no_zip(self, tmp_path: Path) -> None:
+        with pytest.raises(PackageError, match="is no zip"):
+            unpack(str(tmp_path), "broken", lambda: b"nothing")
+
+
+class TestPython:
+    def test_a_command_that_fails_says_why(self, tmp_path: Path) -> None:
+        with pytest.raises(SetupError, match=r"cannot run /no/such/python"):
+            python_for(str(tmp_path), {"py_executable": "/no/such/python"}, 10)
+
+    def test_another_version_is_refused(self, tmp_path: Path) -> None:
+        fake = tmp_path / "python"
+        fake.write_text("""#!/bin/sh\necho '{"executable": "/x", "version": [3, 3], "env": {}}'\n""")
+        fake.chmod(0o755)
+        with pytest.raises(SetupError, match=r"Python 3\.3, but the job runs with"):
+            python_for(str(tmp_path), {"py_executable": str(fake)}, 10)
+
+    def test_nothing_asked_for(self, tmp_path: Path) -> None:
+        assert python_for(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == ("", {})
+        assert not list(tmp_path.iterdir())
