@@ -102,9 +102,8 @@ class Job:
             elif isinstance(effect, fx.StartReceive):
                 host.receiving[effect.tag] = effect.node
             elif isinstance(effect, fx.CancelReceive):
-                del host.receiving[effect.tag]
-                tag = effect.tag
-                self._carry_out(node, host.store.received(self.now, tag, "cancelled"))
+                if host.receiving.pop(effect.tag, None) is not None:  # else its end is about to be told
+                    self._carry_out(node, host.store.received(self.now, effect.tag, "cancelled"))
             elif isinstance(effect, fx.StartSend):
                 self._transfer(node, effect)
 

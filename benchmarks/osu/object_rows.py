@@ -52,7 +52,9 @@ class Nodes:
         names = sorted((node["NodeID"] for node in engine.nodes() if node["Alive"]), key=lambda name: name != here)
         self.actors = [
             engine.remote(Actor)
-            .options(num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=name, soft=False))
+            .options(
+                num_cpus=0, scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=name, soft=False)
+            )
             .remote()
             for name in names
         ]

@@ -10,12 +10,12 @@ from typing import Any
 class Mpi:
     """mpi4py, non-blocking with Waitall. MPI is running already; a communicator of its own."""
 
-    def __init__(self, arena: memoryview) -> None:
+    def __init__(self, arena: memoryview, peer: int) -> None:
         from mpi4py import MPI
 
         self._wait = MPI.Request.Waitall
         self._comm = MPI.COMM_WORLD.Dup()
-        self._peer = 1 - self._comm.Get_rank()
+        self._peer = peer
         self._arena = arena
         self._sends: list[Any] = []
         self._receives: list[Any] = []
@@ -37,6 +37,19 @@ class Mpi:
         """See `Wire`."""
         self._wait(self._receives[:count])
         del self._receives[:count]
+
+    def bcast(self, size: int) -> None:
+        """From rank 0 to all."""
+        self._comm.Bcast(self._arena[:size], 0)
+
+    def allgather(self, size: int) -> None:
+        """From each to all; the arena must hold one more than there are ranks."""
+        end = size * (self._comm.Get_size() + 1)
+        self._comm.Allgather(self._arena[:size], self._arena[size:end])
+
+    def barrier(self) -> None:
+        """All are here."""
+        self._comm.Barrier()
 
 
 class Ucx:

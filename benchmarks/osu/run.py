@@ -1,7 +1,12 @@
-"""Point-to-point latency and bandwidth between two ranks, 8 B to 256 MB: hpcray's wires, objects, raw mpi4py and ucxx.
+"""The OSU micro-benchmarks for hpcray: its wires and objects, beside raw mpi4py, raw ucxx and UCX's own ucx_perftest.
 
-    python benchmarks/osu/run.py                          # starts mpirun by itself
-    python benchmarks/osu/run.py --json table.json --max 67108864 --mpirun "mpirun --map-by node"
+    python benchmarks/osu/run.py                                   # starts mpirun by itself
+    python benchmarks/osu/run.py --json OUT --plots DIR --max 67108864 --mpirun "mpirun --map-by node"
+    python benchmarks/osu/run.py --rows latency,bw --no-objects
+
+Rows: `latency`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast` and `allgather`
+among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data planes, from
+arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of other nodes.
 
 Latency is half a round trip for messages, the whole of one `get` for objects. `sleeping peer` is the control wire to
 a raylet that sleeps in epoll, which is what an idle one does.
@@ -10,6 +15,7 @@ a raylet that sleeps in epoll, which is what an idle one does.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -20,68 +26,163 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import perftest
+import plots
 import table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+POINT_TO_POINT = ("latency", "bw", "bibw")
+TOGETHER = ("mbw_mr", "bcast", "allgather")
+UNITS = {"latency": "us", "bcast": "us", "allgather": "us"}
+PLANES = ("ucx", "mpi")
+
+Tables = dict[str, dict[str, table.Column]]
 
 
-def launch(mpirun: str, command: list[str]) -> None:
-    """Run `command` in two ranks; the JSON file it writes is the result."""
+def launch(mpirun: str, ranks: int, command: list[str], plane: str) -> None:
+    """Run `command` in so many ranks; the JSON file it writes is the result."""
     words = shlex.split(mpirun)
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
-    if (os.cpu_count() or 1) < 4:
+    if (os.cpu_count() or 1) < 2 * ranks:
         words.append("--oversubscribe")
     path = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([*words, "-n", "2", sys.executable, *command], check=True, env=environ)
+    environ = {**os.environ, "PYTHONPATH": path, "HPCRAY_DATA_PLANE": plane}
+    subprocess.run([*words, "-n", str(ranks), sys.executable, *command], check=True, env=environ)
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures. Rows that could not be measured are missing, and why stands under "failed"."""
-    figures: dict[str, Any] = {"latency": {}, "bandwidth": {}, "failed": {}}
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "figures.json"
+class Suite:
+    """Runs the parts and gathers their figures.
+
+    Attributes:
+        tables: row to wire to size to figure.
+        extra: figures that are no table.
+        failed: what could not be measured, and why.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.tables: Tables = {row: {} for row in arguments.rows}
+        self.extra: dict[str, float] = {}
+        self.failed: dict[str, str] = {}
+        self._arguments = arguments
+
+    def measure(self) -> None:
+        """All of it."""
+        arguments = self._arguments
+        for ranks, rows in ((2, POINT_TO_POINT), (arguments.ranks, TOGETHER)):
+            if not set(rows) & set(arguments.rows):
+                continue
+            for plane in arguments.planes:
+                self._part(f"wires, {plane}, {ranks} ranks", ranks, plane, wires=True)
+                if not arguments.no_objects:
+                    self._part(f"objects, {plane}, {ranks} ranks", ranks, plane, wires=False)
+        self.perftest("host")
+
+    def perftest(self, memory: str) -> None:
+        """UCX without Python."""
+        sizes = [1 << power for power in range(3, 29, 2) if 1 << power <= self._arguments.max]
+        name = "ucx_perftest" if memory == "host" else f"ucx_perftest ({memory})"
         try:
-            launch(arguments.mpirun, [str(HERE / "wire_rows.py"), str(file), str(arguments.max)])
-            figures.update(json.loads(file.read_text()))
-        except (subprocess.CalledProcessError, OSError) as error:
-            figures["failed"]["wires"] = str(error)
-        if not arguments.no_objects:
+            latency, bandwidth = perftest.columns(sizes, memory)
+        except (perftest.NoPerftestError, OSError) as error:
+            self.failed[name] = str(error)
+            return
+        self._add("latency", name, latency)
+        self._add("bw", name, bandwidth)
+
+    def _part(self, what: str, ranks: int, plane: str, wires: bool) -> None:
+        arguments = self._arguments
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "figures.json"
+            command = ["-m", "hpcray", str(HERE / "object_rows.py")] if not wires else [str(HERE / "wire_rows.py")]
+            command += [str(file), str(arguments.max)]
+            if wires and plane != arguments.planes[0]:
+                command.append("--data-only")  # the others are the same as before
             try:
-                launch(arguments.mpirun, ["-m", "hpcray", str(HERE / "object_rows.py"), str(file), str(arguments.max)])
-                times = json.loads(file.read_text())
-                figures["latency"]["object get"] = times
-                figures["bandwidth"]["object get"] = {size: int(size) / us for size, us in times.items()}
+                launch(arguments.mpirun, ranks, command, plane)
+                figures: dict[str, Any] = json.loads(file.read_text())
             except (subprocess.CalledProcessError, OSError) as error:
-                figures["failed"]["objects"] = str(error)
-    for kind in ("latency", "bandwidth"):
-        figures[kind] = {
-            name: {int(size): value for size, value in column.items()} for name, column in figures[kind].items()
-        }
-    return figures
+                self.failed[what] = str(error)
+                return
+        for row, found in figures.items():
+            if isinstance(found, float):
+                self.extra[row] = found
+                continue
+            columns = found if wires else {f"objects ({plane})": found}
+            for name, column in columns.items():
+                self._add(row, name, column)
+
+    def _add(self, row: str, name: str, column: dict[Any, float]) -> None:
+        if row in self.tables:
+            self.tables[row][name] = {int(size): value for size, value in column.items()}
+
+
+def gpu_problem() -> str:
+    """Why nothing can be measured in GPU memory; "" when it can."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver on this host (no libcuda.so.1)"
+    count = ctypes.c_int(0)
+    if (code := cuda.cuInit(0)) or (code := cuda.cuDeviceGetCount(ctypes.byref(count))):
+        return f"the NVIDIA driver gives error {code}"
+    return "" if count.value else "this host has no GPU"
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    rows = [*POINT_TO_POINT, *TOGETHER]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--plots", metavar="DIR", help="draw a PNG for each row there (needs the extra `bench`)")
+    parser.add_argument("--max", type=int, default=256 << 20, help="largest size in bytes (default: 256 MiB)")
+    parser.add_argument("--mpirun", default="mpirun", help="launcher and its flags (default: mpirun)")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of mbw_mr, bcast, allgather (default: 4)")
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=rows, help=f"of {','.join(rows)}")
+    parser.add_argument("--planes", type=lambda text: text.split(","), default=list(PLANES), help="ucx,mpi")
+    parser.add_argument("--no-objects", action="store_true", help="only the wires, not the API")
+    parser.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="cuda: what UCX alone does between GPU buffers; hpcray's objects live in host memory",
+    )
+    arguments = parser.parse_args()
+    if unknown := (set(arguments.rows) - set(rows)) | (set(arguments.planes) - set(PLANES)):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    return arguments
 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
-    parser.add_argument("--max", type=int, default=256 << 20, help="largest size in bytes (default: 256 MiB)")
-    parser.add_argument("--mpirun", default="mpirun", help="launcher and its flags (default: mpirun)")
-    parser.add_argument("--no-objects", action="store_true", help="only the wires, not the API")
-    arguments = parser.parse_args()
-    figures = measure(arguments)
-    print(f"# host {platform.node()}, {os.cpu_count()} CPUs, Python {platform.python_version()}")
-    print(table.show("latency", "us", figures["latency"]) + "\n")
-    print(table.show("bandwidth", "MB/s", figures["bandwidth"]))
-    if "asleep_us" in figures:
-        print(f"\n# control, sleeping peer, 8 B: {figures['asleep_us']:.1f} us one way")
-    for what, why in figures["failed"].items():
-        print(f"# {what} failed: {why}", file=sys.stderr)
+    arguments = parse()
+    suite = Suite(arguments)
+    if arguments.device == "cuda":
+        if problem := gpu_problem():
+            print(f"--device cuda: {problem}; nothing was measured", file=sys.stderr)
+            return 2
+        suite.perftest("cuda")
+    else:
+        suite.measure()
+    about = f"host {platform.node()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
+    print(f"# {about}, load {os.getloadavg()[0]:.1f}")
+    for row, columns in suite.tables.items():
+        if columns:
+            print(table.show(f"osu_{row}", UNITS.get(row, "MB/s"), columns) + "\n")
+    if "asleep_us" in suite.extra:
+        print(f"# control, sleeping peer, 8 B: {suite.extra['asleep_us']:.1f} us one way")
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(figures, indent=1))
-    return 1 if figures["failed"] else 0
+        found = {"about": about, "load": os.getloadavg(), **suite.tables, **suite.extra, "failed": suite.failed}
+        Path(arguments.json).write_text(json.dumps(found, indent=1))
+    if arguments.plots:
+        try:
+            print("# " + " ".join(plots.draw(arguments.plots, suite.tables, about)))
+        except ImportError:
+            suite.failed["plots"] = "there is no matplotlib; hint: pip install 'hpcray[bench]'"
+    for what, why in suite.failed.items():
+        print(f"# {what} failed: {why}", file=sys.stderr)
+    return 1 if suite.failed else 0
 
 
 if __name__ == "__main__":

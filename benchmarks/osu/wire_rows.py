@@ -1,13 +1,16 @@
-"""Latency and bandwidth between two ranks: hpcray's wires, mpi4py and ucxx, in the same two processes and arenas.
+"""Messages between ranks: hpcray's wires, mpi4py and ucxx, in the same processes and arenas.
 
-Run by run.py under `mpirun -n 2`. Latency is half a round trip, the median of all. Bandwidth is a window of messages
-one way and one small answer, as in osu_bw; the best repetition, since this measures wires and not the neighbours.
+Run by run.py under mpirun: with two ranks it measures latency, bandwidth one way and both ways, with more of them pairs
+at once, and what mpi4py needs for a broadcast and an allgather. Latency is half a round trip, the median of all.
+Bandwidth is a window of messages and one small answer, as in osu_bw; the best repetition, since this measures wires and
+not the neighbours.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -42,12 +45,19 @@ class Wire(Protocol):
         """Wait until `count` more have come."""
 
 
+def next_from(wires: Wires, source: int) -> bytes:
+    """The next control message of that rank; what others send meanwhile stays."""
+    wires.until(lambda: any(origin == source for origin, _ in wires.inbox), f"a message of rank {source}")
+    at = next(at for at, (origin, _) in enumerate(wires.inbox) if origin == source)
+    return wires.inbox.pop(at)[1]
+
+
 class Control:
     """The control wire."""
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, peer: int) -> None:
         self._wires = wires
-        self._peer = 1 - wires.rank
+        self._peer = peer
         self._message = b""
 
     def prepare(self, count: int, size: int) -> None:
@@ -65,16 +75,16 @@ class Control:
 
     def received(self, count: int) -> None:
         """See `Wire`."""
-        self._wires.until(lambda: len(self._wires.inbox) >= count, "control messages")
-        del self._wires.inbox[:count]
+        for _ in range(count):
+            next_from(self._wires, self._peer)
 
 
 class Data:
     """The data wire."""
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, peer: int) -> None:
         self._wires = wires
-        self._peer = 1 - wires.rank
+        self._peer = peer
         self._next = {"sent": 0, "received": 0}
         self._ended = {"sent": 0, "received": 0}
 
@@ -105,49 +115,96 @@ class Data:
         self._ended[what] -= count
 
 
-def latency(wire: Wire, rank: int, size: int, barrier: Callable[[], None]) -> float:
-    """Half a round trip, microseconds."""
-    count = max(4, min(1000, BUDGET // size // 8))
-    wire.prepare(count, size)
-    barrier()
-    times = []
-    for _ in range(count):
-        started = time.perf_counter()
-        if rank == 0:
-            wire.send(size)
-            wire.received(1)
-        else:
-            wire.received(1)
-            wire.send(size)
-        wire.sent(1)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times) / 2 * 1e6
+class Bench:
+    """One rank's part: the lower half of the ranks sends, each to its peer in the upper half.
 
+    Attributes:
+        first: whether this rank is the one that sends.
+    """
 
-def bandwidth(wire: Wire, rank: int, size: int, barrier: Callable[[], None]) -> float:
-    """Rank 0 to rank 1, MB/s."""
-    window = max(1, min(WINDOW, IN_FLIGHT // size))
-    best = 0.0
-    for _ in range(REPEATS):
-        wire.prepare(window if rank else 1, size if rank else 8)
-        barrier()
-        started = time.perf_counter()
-        if rank == 0:
-            for _ in range(window):
+    def __init__(self, wires: Wires) -> None:
+        self.wires = wires
+        half = wires.size // 2
+        self.first = wires.rank < half
+        self.peer = wires.rank + half if self.first else wires.rank - half
+
+    def barrier(self) -> None:
+        """All ranks are here."""
+        wires = self.wires
+        if wires.rank:
+            wires.control.send(0, b"here")
+            wires.expect(0, b"go")
+            return
+        for other in range(1, wires.size):
+            wires.expect(other, b"here")
+        for other in range(1, wires.size):
+            wires.control.send(other, b"go")
+
+    def longest(self, seconds: float) -> float:
+        """The largest of what all ranks say; on rank 0, elsewhere 0."""
+        wires = self.wires
+        if wires.rank:
+            wires.control.send(0, struct.pack("<d", seconds))
+            return 0.0
+        others = [struct.unpack("<d", next_from(wires, other))[0] for other in range(1, wires.size)]
+        return float(max([seconds, *others]))
+
+    def latency(self, wire: Wire, size: int) -> float:
+        """Half a round trip, microseconds."""
+        count = max(4, min(1000, BUDGET // size // 8))
+        wire.prepare(count, size)
+        self.barrier()
+        times = []
+        for _ in range(count):
+            started = time.perf_counter()
+            if self.first:
                 wire.send(size)
-            wire.sent(window)
-            wire.received(1)
-        else:
-            wire.received(window)
-            wire.send(8)
+                wire.received(1)
+            else:
+                wire.received(1)
+                wire.send(size)
             wire.sent(1)
-        best = max(best, window * size / (time.perf_counter() - started) / 1e6)
-    return best
+            times.append(time.perf_counter() - started)
+        return statistics.median(times) / 2 * 1e6
+
+    def bandwidth(self, wire: Wire, size: int, both_ways: bool = False) -> float:
+        """MB/s of all pairs together, the lower half to the upper one, or both at once."""
+        window = max(1, min(WINDOW, IN_FLIGHT // size))
+        best = float("inf")
+        for _ in range(REPEATS):
+            wire.prepare(1 if self.first and not both_ways else window, 8 if self.first and not both_ways else size)
+            self.barrier()
+            started = time.perf_counter()
+            if self.first or both_ways:
+                for _ in range(window):
+                    wire.send(size)
+                wire.sent(window)
+            if both_ways:
+                wire.received(window)
+            elif self.first:
+                wire.received(1)
+            else:
+                wire.received(window)
+                wire.send(8)
+                wire.sent(1)
+            best = min(best, self.longest(time.perf_counter() - started) or best)
+        flows = self.wires.size // 2 * (2 if both_ways else 1)
+        return flows * window * size / best / 1e6
+
+    def collective(self, call: Callable[[int], None], barrier: Callable[[], None], size: int) -> float:
+        """Median time until all ranks have what they get, microseconds."""
+        times = []
+        for _ in range(max(5, min(200, BUDGET // size // 16))):
+            barrier()
+            started = time.perf_counter()
+            call(size)
+            times.append(time.perf_counter() - started)
+        return self.longest(statistics.median(times)) * 1e6
 
 
 def asleep(wires: Wires, rank: int) -> float:
     """Half a round trip of 8 bytes to a peer that has been asleep in epoll for 5 ms, microseconds."""
-    control = Control(wires)
+    control = Control(wires, 1 - rank)
     times = []
     for _ in range(100):
         if rank == 0:
@@ -162,41 +219,66 @@ def asleep(wires: Wires, rank: int) -> float:
     return statistics.median(times) / 2 * 1e6 if times else 0.0
 
 
+def candidates(bench: Bench, data_only: bool) -> dict[str, Wire]:
+    """What is measured on this data plane."""
+    wires, peer = bench.wires, bench.peer
+    found: dict[str, Wire] = {} if data_only else {"control": Control(wires, peer)}
+    found[f"data ({wires.data.name})"] = Data(wires, peer)
+    if not data_only:
+        found["mpi4py"] = raw.Mpi(wires.arena, peer)
+    if wires.data.name == "ucx":
+        found["ucxx"] = raw.Ucx(wires.arena, wires.rank, lambda address: _swap(wires, peer, address))
+    return found
+
+
+def measure(bench: Bench, wires_by_name: dict[str, Wire], sizes: list[int]) -> dict[str, dict[str, Column]]:
+    """Every row for every wire, in turn, so that a busy machine is busy for all of them."""
+    pairs = bench.wires.size // 2
+    rows: dict[str, Callable[[Wire, int], float]] = {"mbw_mr": bench.bandwidth}
+    if pairs == 1:
+        rows = {
+            "latency": bench.latency,
+            "bw": bench.bandwidth,
+            "bibw": lambda wire, size: bench.bandwidth(wire, size, both_ways=True),
+        }
+    figures: dict[str, dict[str, Column]] = {row: {} for row in rows}
+    for size in sizes:
+        for row, call in rows.items():
+            for name, wire in wires_by_name.items():
+                figures[row].setdefault(name, {})[size] = call(wire, size)
+    mpi = wires_by_name.get("mpi4py")
+    if pairs > 1 and isinstance(mpi, raw.Mpi):
+        for row, collective in (("bcast", mpi.bcast), ("allgather", mpi.allgather)):
+            chosen = [size for size in sizes if size * (bench.wires.size + 1) <= LARGEST]
+            figures[row] = {"mpi4py": {size: bench.collective(collective, mpi.barrier, size) for size in chosen}}
+    return figures
+
+
 def main() -> None:
     """Measure everything; rank 0 writes the figures as JSON to the file named on the command line."""
     largest = int(sys.argv[2])
     wires = Wires(LARGEST)
-    rank = wires.rank
-    if wires.size != 2:
-        sys.exit(f"wire_rows.py needs two ranks, not {wires.size}")
+    if wires.size % 2:
+        sys.exit(f"wire_rows.py needs an even number of ranks, not {wires.size}")
     for offset in range(0, LARGEST, 4096):
-        wires.arena[offset] = 1 + rank
-
-    def barrier() -> None:
-        wires.control.send(1 - rank, b"barrier")
-        wires.expect(1 - rank, b"barrier")
-
-    candidates: dict[str, Wire] = {"control": Control(wires), f"data ({wires.data.name})": Data(wires)}
-    candidates["mpi4py"] = raw.Mpi(wires.arena)
-    if wires.data.name == "ucx":
-        candidates["ucxx"] = raw.Ucx(wires.arena, rank, lambda address: _swap(wires, address))
-    figures: dict[str, dict[str, Column]] = {"latency": {}, "bandwidth": {}}
-    for size in SIZES:
-        for name, wire in candidates.items():  # in turn, so that a busy machine is busy for all of them
-            if size <= largest:
-                figures["latency"].setdefault(name, {})[size] = latency(wire, rank, size, barrier)
-                figures["bandwidth"].setdefault(name, {})[size] = bandwidth(wire, rank, size, barrier)
-    sleeping = asleep(wires, rank)
-    if rank == 0:
+        wires.arena[offset] = 1 + wires.rank
+    bench = Bench(wires)
+    sizes = [size for size in SIZES if size <= largest]
+    figures: dict[str, object] = {}
+    figures |= measure(bench, candidates(bench, "--data-only" in sys.argv), sizes if wires.size == 2 else sizes[::2])
+    if wires.size == 2 and "--data-only" not in sys.argv:
+        figures["asleep_us"] = asleep(wires, wires.rank)
+    if wires.rank == 0:
         with open(sys.argv[1], "w", encoding="utf-8") as file:
-            json.dump({**figures, "asleep_us": sleeping}, file)
-    barrier()
+            json.dump(figures, file)
+    bench.barrier()
     wires.close()
 
 
-def _swap(wires: Wires, own: bytes) -> bytes:
-    wires.control.send(1 - wires.rank, own)
-    return wires.receive()[1]
+def _swap(wires: Wires, peer: int, own: bytes) -> bytes:
+    wires.control.send(peer, own)
+    return next_from(wires, peer)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -103,7 +103,8 @@ def free(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], local_only: boo
     result is dropped. In another process that holds a ref too the error may be `ObjectLostError`.
 
     Args:
-        local_only: drop only the copies on this node. Others can still be read; where there is none the object is lost.
+        local_only: drop only the copies on this node. Others can still be read; where there is none the object is made
+            again when it is read, if it can be.
 
     Raises:
         TypeError: not a ref or a list of refs; nothing was freed.

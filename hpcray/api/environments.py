@@ -17,6 +17,7 @@ from hpcray.runtime.refs import ObjectRef, current
 from hpcray.wire.messages import Shape
 
 _URI = "gcs://_ray_pkg_{}.zip"
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _INSTALLERS = ("pip", "uv")
 
 Fields = dict[str, Any]
@@ -105,6 +106,20 @@ class Environments:
             self._objects[key] = self._process.put(hook)
             self._packed[key,] = {"keep": hook}  # so that no other function gets its id
         return {"name": name, "object": self._objects[key].hex()}
+
+
+def with_submitted(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """A driver's runtime_env on top of the one that its job was submitted with.
+
+    Raises:
+        ValueError: what the submitter said is no JSON.
+    """
+    said = environ.get(_SUBMITTED)
+    below = json.loads(said).get("runtime_env") if said else None
+    if not below or (env is not None and not isinstance(env, Mapping)):
+        return env
+    variables = {**(below.get("env_vars") or {}), **((env or {}).get("env_vars") or {})}
+    return {**below, **(env or {}), **({"env_vars": variables} if variables else {})}
 
 
 def environments_of(process: Process) -> Environments:

@@ -7,15 +7,17 @@ import logging
 import os
 import sys
 import uuid
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hpcray.api.client_context import ClientContext
-from hpcray.api.environments import environments_of
+from hpcray.api.environments import environments_of, with_submitted
 from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.option_rules import ACTOR_RULES
 from hpcray.base.config import Config
 from hpcray.base.drain_errors import JobDrainingError
 from hpcray.base.ids import raylet_of
+from hpcray.base.labels import labels_problem, labels_text
 from hpcray.host.relocation import Relocation
 from hpcray.host.runtime_env import checked, refusal
 from hpcray.runtime import interrupts
@@ -57,7 +59,7 @@ def init(
     logging_config: LoggingConfig | None = None,
     log_to_driver: bool | None = None,
     namespace: str | None = None,
-    runtime_env: dict[str, Any] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> ClientContext:
     """Start or join a session.
@@ -71,12 +73,14 @@ def init(
             directory.
         num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
             Under mpirun or srun: of every rank's node. Without effect, and said so, when a running job is joined.
-        namespace: of named actors; a fresh one when not given.
-        runtime_env: for every task and actor that does not say otherwise.
+        namespace: of named actors; RAY_NAMESPACE or a fresh one when not given.
+        runtime_env: for every task and actor that does not say otherwise. What RAY_JOB_CONFIG_JSON_ENV_VAR says, as a
+            submitter of jobs may set it, holds where this says nothing.
         job_config: its `runtime_env` and `ray_namespace` are used where the arguments of these names are not given.
         configure_logging, logging_level, logging_format: how hpcray's own messages are logged in this process.
         logging_config: how the root loggers of this process and of its workers write, a `LoggingConfig`.
-        labels, include_dashboard, dashboard_host, dashboard_port: accepted, without effect.
+        labels: of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
+        local_mode, include_dashboard, dashboard_host, dashboard_port: accepted, without effect; the first says so.
         settings: any field of `hpcray.base.config.Config`. Names with a leading underscore, which Ray takes for its
             internals, are accepted and have no effect.
 
@@ -95,7 +99,10 @@ def init(
     if current.process is not None:
         shutdown()
     if local_mode:
-        raise NotImplementedError("local_mode is not supported; hint: init(num_cpus=1) starts in a quarter of a second")
+        logger.warning(
+            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
+            "at a time"
+        )
     unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
     if unknown:
         raise RuntimeError(
@@ -105,6 +112,8 @@ def init(
     if job_config is not None:
         runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
         namespace = namespace or getattr(job_config, "ray_namespace", None)
+    namespace = namespace if namespace is not None else os.environ.get("RAY_NAMESPACE") or None
+    runtime_env = with_submitted(runtime_env, os.environ)
     check_namespace(namespace)
     if logging_config is not None and not isinstance(logging_config, LoggingConfig):
         raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")
@@ -113,12 +122,17 @@ def init(
     given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
     for name, value in {**given, "object_store_memory": object_store_memory}.items():
         ACTOR_RULES[name].check(name, value)
+    problem = labels_problem(labels) if labels else None
+    if problem:
+        raise ValueError(problem)
     environment = checked(runtime_env)
     if refusal(environment):
         raise NotImplementedError(refusal(environment))
     config: dict[str, Any] = {name: value for name, value in settings.items() if name in _SETTINGS}
     if object_store_memory is not None:
         config["object_store_memory"] = int(object_store_memory)
+    if labels:
+        config["labels"] = labels_text(labels)
     if log_to_driver is not None:
         config["log_to_driver"] = log_to_driver
     entry = enter(

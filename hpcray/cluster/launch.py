@@ -131,6 +131,8 @@ def _rank_command(options: LaunchOptions, python: str) -> list[str]:
         command += ["--object-store-memory", str(options.object_store)]
     if options.require_rdma:
         command.append("--require-rdma")
+    if options.as_ray:
+        command.append("--as-ray")
     if options.broadcast_env:
         command += ["--broadcast-env", options.broadcast_env]
     return [*command, *options.command]

@@ -40,6 +40,7 @@ class LaunchOptions:
         srun: start with srun, inside a Slurm allocation, or not at all.
         overlap: share CPUs, memory and GPUs with the other steps of the allocation.
         require_rdma: do not start unless object bytes go over RDMA.
+        as_ray: whether `import ray` in the program is hpcray.
         broadcast_env: a directory that is read once per job and copied to the nodes, or "".
         dry_run: only print the line.
     """
@@ -56,6 +57,7 @@ class LaunchOptions:
     srun: bool = False
     overlap: bool = False
     require_rdma: bool = False
+    as_ray: bool = False
     broadcast_env: str = ""
     dry_run: bool = False
 
@@ -100,6 +102,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
     add("--srun", action="store_true", help="start with srun or not at all (the default in a Slurm allocation)")
     add("--overlap", action="store_true", help="share the allocation with other steps, such as another hpcray job")
     add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
+    add("--as-ray", action="store_true", help="the program's `import ray` is hpcray")
     add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("--dry-run", action="store_true", help="print the line that would run, and nothing else")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
@@ -127,6 +130,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         srun=given.srun,
         overlap=given.overlap,
         require_rdma=given.require_rdma,
+        as_ray=given.as_ray,
         broadcast_env=given.broadcast_env,
         dry_run=given.dry_run,
     )

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from hpcray.base.failures import StartupError
 from hpcray.base.resources import ASSIGNED_GPUS
@@ -184,6 +185,19 @@ def confine(environ: MutableMapping[str, str]) -> None:
             del environ[name]
             environ.update({name: base[name]} if name in base else {})
     _Confinement.done = {}
+
+
+def kept() -> dict[str, Any]:
+    """What a worker has to know again when another Python takes its place; for `keep`."""
+    return {"ids": _Confinement.ids, "done": dict(_Confinement.done), "numbered": _Confinement.numbered,
+            "base": dict(_Confinement.base or {})}  # fmt: skip
+
+
+def keep(state: Mapping[str, Any]) -> None:
+    """This process goes on as the worker whose `kept` it was."""
+    _Confinement.ids = tuple(state["ids"])
+    _Confinement.done, _Confinement.base = state["done"], state["base"]
+    _Confinement.numbered = state["numbered"]
 
 
 def assigned_gpus() -> list[str]:

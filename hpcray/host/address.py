@@ -39,7 +39,11 @@ def _named() -> str | None:
 
 
 def _first_interface() -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:
+        return None  # no descriptor is left; an error that is on its way must not end in this one
+    with sock:
         for _, name in socket.if_nameindex():
             try:
                 reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))

@@ -14,9 +14,11 @@ import venv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcray.host.processes import kill_descendants
 from hpcray.host.runtime_env_pack import locked
 
 _LAST_LINES = 20
+_AGAIN = 0.01
 _PROBE = (
     "import json, os, sys; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
     "'env': {k: os.environ[k] for k in ('PATH', 'VIRTUAL_ENV') if k in os.environ}}))"
@@ -28,7 +30,9 @@ class SetupError(Exception):
     """An environment could not be set up; the message says at which step, and what was said there."""
 
 
-def python_for(session_dir: str, env: Mapping[str, Any], timeout: float | None) -> tuple[str, dict[str, str]]:
+def python_for(
+    session_dir: str, env: Mapping[str, Any], timeout: float | None, trial: Sequence[str] = ("-c", "")
+) -> tuple[str, dict[str, str]]:
     """The Python that workers of an environment run with, and variables that go with it. ("", {}): ours.
 
     What is made for it is made once per node, in the session directory, and goes with that.
@@ -36,6 +40,7 @@ def python_for(session_dir: str, env: Mapping[str, Any], timeout: float | None) 
     Args:
         env: its fields `pip`, `uv` and `py_executable` are looked at.
         timeout: seconds that all of it may take; None: any time.
+        trial: arguments with which the Python must succeed, or it cannot run a worker.
 
     Raises:
         SetupError: a command failed, or the Python is of another version than ours.
@@ -44,10 +49,10 @@ def python_for(session_dir: str, env: Mapping[str, Any], timeout: float | None) 
     python = ""
     found: dict[str, str] = {}
     if env.get("py_executable"):
-        python, found = _probed(session_dir, str(env["py_executable"]), deadline)
+        python, found = _probed(session_dir, str(env["py_executable"]), deadline, trial)
     for tool in ("pip", "uv"):
         if env.get(tool):
-            python = _installed(session_dir, tool, env[tool], python or sys.executable, deadline)
+            python = _installed(session_dir, tool, env[tool], python or sys.executable, deadline, trial)
             found = {**found, **_activated(python)}
     return python, found
 
@@ -57,7 +62,7 @@ def _activated(python: str) -> dict[str, str]:
     return {"VIRTUAL_ENV": root, "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}
 
 
-def _probed(session_dir: str, command: str, deadline: float | None) -> tuple[str, dict[str, str]]:
+def _probed(session_dir: str, command: str, deadline: float | None, trial: Sequence[str]) -> tuple[str, dict[str, str]]:
     """What a command such as "python3" or "uv run --with x python" leads to. Asked once per node."""
     with locked(session_dir, "python-" + _digest(command)) as path:
         if not os.path.exists(path):
@@ -65,21 +70,35 @@ def _probed(session_dir: str, command: str, deadline: float | None) -> tuple[str
             if "python" not in os.path.basename(words[-1]):
                 words.append("python")
             said = _run([*words, "-c", _PROBE], "py_executable", deadline)
+            found = _understood(command, said)
+            _run([found["executable"], *trial], f"py_executable {command!r} cannot run hpcray's workers", deadline)
             with open(path + ".new", "w", encoding="utf-8") as file:
-                file.write(said.strip().splitlines()[-1])
+                json.dump(found, file)
             os.rename(path + ".new", path)
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    if tuple(found["version"]) != sys.version_info[:2]:
-        ours = "{}.{}".format(*sys.version_info[:2])
-        raise SetupError(
-            f"py_executable {command!r} is Python {found['version'][0]}.{found['version'][1]}, but the job runs with "
-            f"{ours}: what is sent between them would not be understood; hint: use a Python {ours}"
-        )
     return found["executable"], found["env"]
 
 
-def _installed(session_dir: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None) -> str:
+def _understood(command: str, said: str) -> dict[str, Any]:
+    """What a Python said of itself, if it can be used."""
+    try:
+        found: dict[str, Any] = json.loads(said.strip().splitlines()[-1])
+        version = tuple(found["version"])
+    except (ValueError, LookupError, TypeError):
+        raise SetupError(f"py_executable {command!r} is no Python: it said\n{_last(said)}") from None
+    if version != sys.version_info[:2]:
+        ours = "{}.{}".format(*sys.version_info[:2])
+        raise SetupError(
+            f"py_executable {command!r} is Python {version[0]}.{version[1]}, but the job runs with {ours}: they would "
+            f"not understand what they send each other; hint: use a Python {ours}"
+        )
+    return found
+
+
+def _installed(
+    session_dir: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None, trial: Sequence[str]
+) -> str:
     """The Python of a virtual environment with these packages, on top of what `base` has."""
     name = f"{tool}-" + _digest(json.dumps([base, dict(wanted)], sort_keys=True))
     with locked(session_dir, name) as path:
@@ -90,6 +109,7 @@ def _installed(session_dir: str, tool: str, wanted: Mapping[str, Any], base: str
         try:
             _make(path, base, deadline)
             _install(path, python, tool, wanted, base, deadline)
+            _run([python, *trial], f"hpcray's workers cannot run with what {tool} installed", deadline)
             with open(os.path.join(path, _DONE), "w", encoding="utf-8"):
                 pass
         except BaseException:
@@ -144,20 +164,25 @@ def _run(command: Sequence[str], what: str, deadline: float | None) -> str:
     """
     left = None if deadline is None else max(1.0, deadline - time.monotonic())
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=left, text=True
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     except OSError as error:
         raise SetupError(f"{what}: cannot run {command[0]}: {error}") from None
-    except subprocess.TimeoutExpired as error:
-        said = error.stdout or b""
+    try:
+        said, _ = child.communicate(timeout=left)
+    except subprocess.TimeoutExpired:
+        while kill_descendants(child.pid):  # pip works in a process of its own, which would go on
+            time.sleep(_AGAIN)
+        child.kill()
+        said, _ = child.communicate()
         raise SetupError(
             f"{what}: {shlex.join(command)} took longer than the environment's setup_timeout_seconds allows\n"
-            + _last(said.decode(errors="replace") if isinstance(said, bytes) else said)
+            f"{_last(said)}"
         ) from None
-    if done.returncode:
-        raise SetupError(f"{what}: {shlex.join(command)} ended with code {done.returncode}\n{_last(done.stdout)}")
-    return done.stdout
+    if child.returncode:
+        raise SetupError(f"{what}: {shlex.join(command)} ended with code {child.returncode}\n{_last(said)}")
+    return said
 
 
 def _last(said: str) -> str:

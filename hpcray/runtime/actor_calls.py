@@ -215,6 +215,10 @@ class ActorCalls:
         if task.waiting > 0 and client.out_of_order:
             client.late[task.id] = task
             task.keep = [*(task.keep or ()), client.hold]
+        elif client.queue and task.id < client.queue[-1].id:
+            # One that runs again, for its result was lost. Calls that were made later may be waiting for just that.
+            later = next(index for index, other in enumerate(client.queue) if task.id < other.id)
+            client.queue.insert(later, task)
         else:
             client.queue.append(task)
         self._pump(client)

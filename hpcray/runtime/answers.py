@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcray.base.ids import owner_of
-from hpcray.core.owner.table import INLINE, PENDING, STORED
+from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.actor_calls import ActorClient
 from hpcray.runtime.progress import known_of, known_of_task
@@ -37,7 +37,7 @@ from hpcray.wire import messages as m
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
-_STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored"}
+_STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", FREED: "remembered"}
 
 
 class Answers:
@@ -189,7 +189,7 @@ class Answers:
         self._process.drain()
         me = self._process.me
         entries = self._process.table.entries
-        rows = []
+        rows: list[dict[str, Any]] = []
         for oid, entry in entries.items():
             if len(rows) >= limit:
                 break

@@ -16,6 +16,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RayError, RuntimeEnvSetupError
+from hpcray.host.accelerators import keep, kept
 from hpcray.host.log_format import configure
 from hpcray.host.runtime_env import DEFAULT_TIMEOUT, PYTHON_FIELDS, VARIABLE
 from hpcray.host.runtime_env_pack import PackageError, unpack
@@ -29,11 +30,9 @@ if TYPE_CHECKING:
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
-_COMMAND = (
-    "import json, sys; sys.path[0:1] = []; session, number, text, paths = sys.argv[1:]; "
-    "sys.path += [p for p in json.loads(paths) if p not in sys.path]; "
-    "from hpcray.runtime.environment import other_python_main; other_python_main(session, int(number), text)"
-)
+_PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+_COMMAND = _PATHS + "from hpcray.runtime.environment import other_python_main; other_python_main(*sys.argv[2:6])"
+_TRIAL = _PATHS + "import hpcray.runtime.worker_main"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
 
 
@@ -73,12 +72,14 @@ class Environment:
         if not any(self.fields.get(field) for field in PYTHON_FIELDS):
             return
         try:
-            python, variables = python_for(session_dir, self.fields, self.timeout)
-            os.environ.update(variables)
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
-            os.execv(python, [python, "-c", _COMMAND, session_dir, str(number), self.text, paths])
-        except (SetupError, OSError) as error:
+            python, variables = python_for(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths])
+            os.environ.update(variables)
+            os.execv(python, [python, "-c", _COMMAND, paths, session_dir, str(number), self.text, json.dumps(kept())])
+        except SetupError as error:
             self.problem = str(error)
+        except Exception as error:  # whatever it is: it is told to those who wait for the worker
+            self.problem = f"{type(error).__name__}: {error}"
 
     def in_own_python(self) -> None:
         """This is the Python that the environment asked for: what it has goes before what the job's has."""
@@ -182,7 +183,7 @@ def _refuse_everything(worker: Worker, problem: str) -> None:
         setattr(worker, name, refuse)
 
 
-def other_python_main(session_dir: str, number: int, text: str) -> None:
+def other_python_main(session_dir: str, number: str, text: str, kept_there: str) -> None:
     """A worker's life in a Python that took its place."""
     from hpcray.host.processes import set_process_name
     from hpcray.host.threads import one_each
@@ -190,6 +191,8 @@ def other_python_main(session_dir: str, number: int, text: str) -> None:
 
     environment = Environment(text)
     environment.in_own_python()
+    keep(json.loads(kept_there))
+    del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
     set_process_name("hpcray-worker")
     one_each()
-    worker_main(session_dir, number, -1, environment)
+    worker_main(session_dir, int(number), -1, environment)

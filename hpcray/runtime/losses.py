@@ -84,7 +84,7 @@ class Losses:
         process, table = self._process, self._process.table
         waiter = Waiter()
         with process.engine.lock:
-            table.eventful = True
+            table.special.add(oid)
             table.replicas.hold(oid, table.entries[oid], node, waiter)
             try:
                 process.block(waiter, None)

@@ -287,7 +287,7 @@ def _serve(
     spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))
     processes = LocalProcesses(rank, node.template, loop, router, node.arena.fd, raylet)
     raylet.processes = processes
-    attend(raylet, node.listener, node.template.pid)
+    attend(raylet, node.listener, node.template.pid, chunk, _SLOTS)
     leaving = Leaving(
         loop,
         processes,

@@ -9,7 +9,7 @@ os         [pids]              what the kernel tells of processes of this node (
 core       []                  `RayletCore.snapshot`
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryWatch.snapshot`
-log        []                  the recorded inputs of the cores: `Recorder.dump`
+log        [core, start]       the recorded inputs of a core: `Recorders.portion`
 =========  ==================  =========================================================================
 """
 
@@ -26,6 +26,7 @@ from hpcray.host.procfs import describe_process
 from hpcray.runtime.limits import keep_within_limits
 from hpcray.runtime.local_links import Listener
 from hpcray.runtime.memory_watch import MemoryWatch
+from hpcray.runtime.recorders import Recorders
 from hpcray.runtime.stacks import thread_stacks
 from hpcray.wire import messages as m
 
@@ -35,11 +36,17 @@ if TYPE_CHECKING:
 _EVERYTHING = 1 << 40
 
 
-def attend(raylet: Raylet, listener: Listener, template: int) -> None:
-    """What every node has beside its cores: limits, a watch on memory, answers about itself."""
+def attend(raylet: Raylet, listener: Listener, template: int, chunk: int, slots: int) -> None:
+    """What every node has beside its cores: limits, a watch on memory, answers about itself, records if asked for.
+
+    Args:
+        template: pid of the template process. chunk, slots: of the store.
+    """
     keep_within_limits(raylet, listener)
     answers = NodeAnswers(raylet, template)
     answers.methods["memory"] = MemoryWatch(raylet).snapshot
+    if raylet.seat.config.record:
+        answers.methods["log"] = Recorders(raylet, chunk, slots).portion
 
 
 class NodeAnswers:

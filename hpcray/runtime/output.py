@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import Any
 
+from hpcray.host.address import node_ip_address
+
 
 class PrefixedStream(io.TextIOBase):
     """A text stream that writes complete lines to a file descriptor, one `write` call per burst of lines."""
@@ -76,7 +78,10 @@ def redirect_output(path: str) -> None:
 
 
 def prefix_output(where: Any, node: int) -> None:
-    """Send this worker's prints through prefixed streams. `where.name` is the running function's name."""
-    suffix = f", node={node}" if node else ""
+    """Send this worker's prints through prefixed streams. `where.name` is the running function's name.
+
+    Lines of other nodes than the driver's, which is the head's as a rule, have the node's address too, as in Ray.
+    """
+    suffix = f", ip={node_ip_address()}" if node else ""
     sys.stdout = PrefixedStream(1, where, suffix)
     sys.stderr = PrefixedStream(2, where, suffix)

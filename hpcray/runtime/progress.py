@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.bundle_names import plain
@@ -11,6 +12,7 @@ from hpcray.base.ids import PUT_INDEX, TASK_BYTES, owner_of, show_proc
 from hpcray.base.resources import to_amounts
 from hpcray.core.owner.table import INLINE, STORED, Entry
 from hpcray.core.owner.tasks import Task
+from hpcray.core.scheduler.wants import ACTOR_KLASS
 from hpcray.runtime.actor_calls import ActorClient
 
 if TYPE_CHECKING:
@@ -83,12 +85,16 @@ def known_of_task(process: Process, task: Task) -> Known:
     if task.waiting > 0 or (client is None and task.klass is None):
         return _arguments(process, task, what)
     if client is not None:
-        return _of_call(client, task, what)
+        return _of_call(client, task, what, process.submitter.waits.get(ACTOR_KLASS, ""))
     wanted = to_amounts(plain(dict(task.klass.shape.resources)))
     if task in task.klass.queue:
         behind = f"behind {task.klass.queue.index(task)} others"
         reason = process.submitter.waits.get(task.klass.index, "")
         text = f"waits for a worker with {wanted}, {behind}. {reason}".rstrip()
+        return Known(what, text, QUEUED, task.id, resources=wanted)
+    paused = process.submitter.retrying.paused.get(task.id)
+    if paused is not None:
+        text = f"has lost {task.attempt} workers, and runs again in {max(0.0, paused - monotonic()):.1f} s"
         return Known(what, text, QUEUED, task.id, resources=wanted)
     if task.worker is None:
         return _arguments(process, task, what)
@@ -101,7 +107,7 @@ def _line(process: Process, oid: bytes) -> str:
     return f"{oid.hex()} (owner {show_proc(oid)}): {known.what} {known.text}".rstrip()
 
 
-def _of_call(client: ActorClient, task: Task, what: str) -> Known:
+def _of_call(client: ActorClient, task: Task, what: str, told: str) -> Known:
     actor = f"its actor {client.actor.hex()}"
     if task.id in client.inflight:
         text = f"was sent to {actor} in {show_proc(client.worker)} and has not returned"
@@ -111,7 +117,8 @@ def _of_call(client: ActorClient, task: Task, what: str) -> Known:
         late = [first for first in client.queue if first is not task and first.waiting > 0]
         open_ids = [oid for first in late for oid in first.slots or ()]
         return Known(what, text, ARGUMENTS, task.id, actor=client.actor, open=open_ids[:1])
-    text = f"waits for {actor}, which is {client.state}. {client.reason}".rstrip()
+    reason = client.reason or (told if client.class_name in told else "")
+    text = f"waits for {actor}, which is {client.state}. {reason}".rstrip()
     return Known(what, text, ACTOR, task.id, actor=client.actor)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,8 @@ class Submitter:
         self.cancelling = Cancelling(process, self)
         self.streams = Streams(process)
         self.waits: dict[int, str] = {}
-        self._ticking = False
+        self._failing: deque[tuple[Task, bytes, bytes | None]] = deque()
+        self._in_fail = self._ticking = False
         self._crashes = Crashes(process.config.task_oom_retries)
 
     def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
@@ -176,9 +178,7 @@ class Submitter:
             entry = self._table.entries[object_id]
             if entry.state == INLINE and is_error(entry.value):
                 task.waiting = -1
-                if task.attempt:
-                    self.retrying.argument_lost(task, object_id)
-                self.fail(task, entry.value)
+                self.fail(task, entry.value, object_id)
                 return True
         return False
 
@@ -320,8 +320,21 @@ class Submitter:
                 self._table.adopt(inner, src)
                 self._table.release(inner)
 
-    def fail(self, task: Task, blob: bytes) -> None:
-        """End a task in an error (lock held)."""
+    def fail(self, task: Task, blob: bytes, argument: bytes | None = None) -> None:
+        """End a task in an error, perhaps that of its `argument`; so end those that wait for it (lock held)."""
+        self._failing.append((task, blob, argument))
+        if self._in_fail:
+            return  # a chain of any length: no recursion
+        self._in_fail = True
+        try:
+            while self._failing:
+                self._fail(*self._failing.popleft())
+        finally:
+            self._in_fail = False
+
+    def _fail(self, task: Task, blob: bytes, argument: bytes | None) -> None:
+        if argument is not None and task.attempt:
+            self.retrying.argument_lost(task, argument)
         if isinstance(task, OwnTask) and task.own.stream:
             self.streams.fail(task, blob)
         for index in range(task.num_returns):

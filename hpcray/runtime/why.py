@@ -253,6 +253,7 @@ def show_lines(findings: list[Finding]) -> list[str]:
 
 def _where(told: dict[str, Any], call: dict[str, Any]) -> str:
     """`, at file.py:12 in f`: the innermost line of the user's."""
+    frames: list[list[Any]]
     if call["thread"]:
         frames = next((row["frames"] for row in told["threads"] if row["ident"] == call["thread"]), [])
     else:

@@ -1,4 +1,4 @@
-"""The commands that look at a running job: `hpcray stack`, `why`, `list`, `summary`, `timeline`."""
+"""The commands that look at a running job: `hpcray stack`, `why`, `list`, `summary`, `timeline`, `dump`, `replay`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +17,7 @@ from hpcray.base.ids import OBJECT_BYTES
 from hpcray.runtime.diagnosis import PATIENCE, Diagnosis, stacks
 from hpcray.runtime.process import Process
 from hpcray.runtime.why import Why, show_lines
+from hpcray.state import records
 from hpcray.state.attach import attached
 from hpcray.state.rows import Filter, Rows, select
 from hpcray.state.stacks import show_stacks
@@ -156,6 +159,48 @@ def timeline_(file: str, address: str) -> None:
     click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
 
 
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@click.option("--address", default="auto", help=_HELP)
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds that a raylet may take.")
+def dump(file: Path, address: str, timeout: float) -> None:
+    """Write what the cores of a running job's raylets and head were told, and decided, to FILE.
+
+    The job must have been started with HPCRAY_RECORD=1. `hpcray replay FILE` then makes the same decisions again.
+    """
+    with job(address) as process:
+        found, missing = records.fetch(Diagnosis(process, timeout))
+    if found:
+        records.write(file, found)
+        inputs = sum(len(record.inputs) for record in found)
+        click.echo(f"{file}: {len(found)} cores, {inputs} inputs")
+    for text in missing:
+        click.echo(text, err=True)
+    if missing:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+def replay(file: Path, as_json: bool) -> None:
+    """Give the cores of FILE (see `hpcray dump`) the same inputs again and compare what they decide.
+
+    Exit code 1 when one decides otherwise: this is another version, or decisions depend on what they must not.
+    """
+    try:
+        results = records.replay_all(records.read(file))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(json.dumps([asdict(done) for done in results], indent=1))
+    else:
+        for line in records.show(results):
+            click.echo(line)
+    if any(done.differences for done in results):
+        sys.exit(1)
+
+
 def _parse_filter(text: str) -> Filter:
     test = "!=" if "!=" in text else "="
     column, found, value = text.partition(test)
@@ -170,4 +215,4 @@ def _tell_missing(rows: Rows) -> None:
         sys.exit(1)
 
 
-COMMANDS = [stack, why, list_, summary, timeline_]
+COMMANDS = [stack, why, list_, summary, timeline_, dump, replay]

@@ -62,7 +62,12 @@ def _completed(pending: list[ObjectRef[Any]], chunk_size: int, as_refs: bool) ->
 
 
 def _mapped(
-    fn: RemoteFunction[..., Any], items: Iterable[Any], limit: int | None, chunk_size: int, as_refs: bool, kwargs: dict[str, Any]
+    fn: RemoteFunction[..., Any],
+    items: Iterable[Any],
+    limit: int | None,
+    chunk_size: int,
+    as_refs: bool,
+    kwargs: dict[str, Any],
 ) -> Iterator[Any]:
     pending: list[ObjectRef[Any]] = []
     for item in items:

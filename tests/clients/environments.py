@@ -19,8 +19,8 @@ WANTED: dict[str, list[list[str]]] = {
     "joblib": [["scikit-learn"]],
     "dask": [["dask[array]"]],
     "modin": [["modin", "scikit-learn"]],
-    "xgboost_ray": [["xgboost_ray", "scikit-learn"]],
-    "verl": [TORCH, ["tensordict", "omegaconf", "psutil", "packaging"], ["verl", "--no-deps"]],
+    "xgboost_ray": [["xgboost_ray", "xgboost<2.1", "scikit-learn"]],  # its own limit: 2.1 changed the tracker
+    "verl": [TORCH, ["tensordict<=0.10", "transformers<5.11", "omegaconf", "psutil"], ["verl", "--no-deps"]],
 }
 
 

@@ -58,6 +58,6 @@ def test_xgboost_ray_trains() -> None:
 
 def test_verls_worker_groups() -> None:
     found = results("verl")
-    assert found["one_to_all"] == [1, 1]
+    assert (found["one_to_all"], found["other"], found["zero"]) == ([1, 1], [10, 10], 0)
     assert found["data_parallel"] == found["expected"]
     assert found["ranks"] == [0, 1]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from .rows import row
-from .test_table_core import script
+from .test_table_core import ROOT, script
 
 MPIRUN = shutil.which("mpirun", path=os.path.dirname(sys.executable)) or shutil.which("mpirun")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")]
@@ -53,3 +54,22 @@ def test_a_removed_node_is_a_lost_node(tmp_path: Path, leak_check: object) -> No
     print(sum(row["Alive"] for row in ray.nodes()), ray.cluster_resources()["CPU"])"""
     out = script(PROGRAM.replace("REST", rest), tmp_path)
     assert out.split()[-2:] == ["2", "3.0"]
+
+
+def test_as_ray_on_several_nodes(tmp_path: Path, leak_check: object) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import ray\n"
+        "ray.init()\n"
+        "@ray.remote(scheduling_strategy='SPREAD')\n"
+        "def where():\n"
+        "    import ray\n"
+        "    return ray.__version__, ray.get_runtime_context().get_node_id()\n"
+        "found = ray.get([where.remote() for _ in range(8)])\n"
+        "print(*{version for version, _ in found}, len({node for _, node in found}))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpcray.cluster.launch", "-n", "2", "--as-ray", str(program)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.stdout.split() == ["2.60.0", "2"], ended.stderr

@@ -113,7 +113,10 @@ def test_utils(ray: Any) -> None:
 
 @row("ray._private.ray_option_utils", missing="Ray 2.60 does not have it either")
 @row("ray._private.log_monitor", missing="there are no log files to watch")
-@row("ray.tune, train, data, serve, rllib", missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there")
+@row(
+    "ray.tune, train, data, serve, rllib",
+    missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there",
+)
 @row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
 @pytest.mark.parametrize(
     "name",

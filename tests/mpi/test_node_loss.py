@@ -23,6 +23,7 @@ pytestmark = [
 # Says "ready", waits until one node is dead, and tells what became of everything.
 LOSS = """\
 import sys, time
+import numpy as np
 import hpcray as ray
 from hpcray.util.placement_group import placement_group
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -34,8 +35,8 @@ soft, hard = On(lost, soft=True), On(lost, soft=False)
 
 @ray.remote(num_cpus=0)
 class Home:
-    def __init__(self, mark):
-        self.mark = mark
+    def __init__(self, table):
+        self.mark = int(table[-1])
 
     def node(self):
         return self.mark, ray.get_runtime_context().get_node_id()
@@ -47,8 +48,16 @@ def where(seconds=0.0):
     return ray.get_runtime_context().get_node_id()
 
 
-moves = Home.options(max_restarts=1, scheduling_strategy=soft).remote(7)
-dies = Home.options(scheduling_strategy=soft).remote(8)
+@ray.remote
+def table(value):
+    return np.full(200_000, value)
+
+
+# The only copies of their arguments are on the node that will be lost.
+moves = Home.options(max_restarts=1, scheduling_strategy=soft).remote(table.options(scheduling_strategy=soft).remote(7))
+dies = Home.options(scheduling_strategy=soft).remote(table.options(scheduling_strategy=soft).remote(8))
+large = table.options(scheduling_strategy=soft).remote(9)
+ray.wait([large], fetch_local=False)
 group = placement_group([{"CPU": 1}] * 2, strategy="PACK")
 assert ray.get([moves.node.remote(), dies.node.remote()]) == [(7, lost), (8, lost)]
 assert group.wait(30)
@@ -64,6 +73,7 @@ while all(node["Alive"] for node in ray.nodes()):
 print("dead", dead["Index"], dead["DeathReason"], flush=True)
 print("cpus", before - ray.cluster_resources()["CPU"], flush=True)
 print("slow", sum(node != lost for node in ray.get(slow)), flush=True)
+print("large", int(ray.get(large)[-1]), flush=True)
 mark, node = ray.get(moves.node.options(max_task_retries=-1).remote())
 print("moved", mark, node != lost, flush=True)
 try:
@@ -89,10 +99,10 @@ def raylet(node: int) -> int:
 
 
 def check_story(out: list[str]) -> None:
-    dead, cpus, slow, moved, died, tasks, group = out
+    dead, cpus, slow, large, moved, died, tasks, group = out
     assert dead.startswith("dead 2 host "), dead
     assert cpus == "cpus 2.0" and slow == "slow 2"
-    assert moved == "moved 7 True" and died == "died True"
+    assert large == "large 9" and moved == "moved 7 True" and died == "died True"
     assert tasks == "tasks 20" and group == "group True"
 
 
@@ -108,6 +118,7 @@ def test_a_killed_raylet_takes_its_node_along_and_nothing_else(leak_check: LeakC
     leak_check.check()
 
 
+@pytest.mark.slow
 def test_a_raylet_that_stood_still_too_long_is_fenced(leak_check: LeakCheck, tmp_path: Path) -> None:
     """When it goes on it finds itself declared dead, and ends, while the job lives."""
     with start(tmp_path, HPCRAY_NODE_TIMEOUT="1.5", HPCRAY_HEARTBEAT_INTERVAL="0.2") as job:

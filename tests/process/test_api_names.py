@@ -178,6 +178,7 @@ class TestLogging:
         with pytest.raises(ValueError):
             ray.LoggingConfig(**bad)
 
+    @pytest.mark.slow
     def test_json_lines_say_where_they_come_from(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(

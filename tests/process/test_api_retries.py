@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from engine import Marks, alive, eventually, exceptions, ray
+from engine import Marks, alive, eventually, exceptions, hpcray_only, ray
+
+from hpcray.runtime.refs import current
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -52,7 +57,30 @@ class TestCrash:
         assert ray.get(crash.remote(marks, good_after=2)) == 3
 
     def test_without_end(self, marks: Marks):
-        assert ray.get(crash.options(max_retries=-1).remote(marks, good_after=6)) == 7
+        assert ray.get(crash.options(max_retries=-1).remote(marks, good_after=4)) == 5
+
+    @hpcray_only
+    def test_with_pauses_that_grow(self, tmp_path):
+        @ray.remote(max_retries=-1)
+        def crash_loop(path):
+            with open(path, "a") as file:
+                file.write(f"{time.monotonic()}\n")
+            if len(Path(path).read_text().split()) <= 4:
+                os._exit(1)
+
+        ray.get(crash_loop.remote(str(tmp_path / "times")))
+        times = [float(line) for line in (tmp_path / "times").read_text().split()]
+        pauses = [after - before for before, after in pairwise(times)]
+        assert len(pauses) == 4 and pauses[1] >= 0.1 and pauses[2] >= 0.2 and pauses[3] >= 0.4
+
+    @hpcray_only
+    def test_cancelled_in_a_pause(self, marks: Marks):
+        ref = crash.options(max_retries=-1).remote(marks)
+        eventually(lambda: len(marks.lines()) >= 4)
+        ray.cancel(ref)
+        with pytest.raises(exceptions.TaskCancelledError):
+            ray.get(ref)
+        assert not current.process.submitter.retrying.paused
 
     @pytest.mark.parametrize("code", [0, 1])
     def test_sys_exit_ends_the_worker(self, code):
@@ -123,6 +151,23 @@ class TestCrash:
             return int(array.sum()), small
 
         assert ray.get(consume.remote(np.ones(200_000, dtype=np.int64), ray.put("s"))) == (200_000, "s")
+
+    def test_all_that_wait_for_a_failure_fail(self, marks: Marks):
+        """However long the chain is."""
+
+        @ray.remote
+        def wait_and_fail():
+            while not marks.lines():
+                time.sleep(0.01)
+            raise Flaky
+
+        pass_on = ray.remote(lambda value: value)
+        ref = wait_and_fail.remote()
+        for _ in range(1500):
+            ref = pass_on.remote(ref)
+        marks.add()
+        with pytest.raises(Flaky):
+            ray.get(ref, timeout=60)
 
 
 class TestExceptions:

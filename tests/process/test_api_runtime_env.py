@@ -12,7 +12,7 @@ from engine import exceptions, hpcray_only, ray
 from hpcray.runtime_env import RuntimeEnv
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
-INIT = {"num_cpus": 2}
+INIT = {"num_cpus": 2, "num_gpus": 1}
 
 
 @pytest.fixture
@@ -54,6 +54,19 @@ class TestWorkingDir:
         value, env = ray.get(Looks.remote().look.remote())
         assert value == 42
         assert env["working_dir"].startswith("gcs://_ray_pkg_")
+
+    def test_after_a_restart(self, project):
+        @ray.remote(runtime_env={"working_dir": str(project)}, max_restarts=1, max_task_retries=1)
+        class Looks:
+            def look(self):
+                return look()
+
+        actor = Looks.remote()
+        first = ray.get(actor.look.remote())
+        ray.kill(actor, no_restart=False)
+        second = ray.get(actor.look.remote())
+        assert first[0] == second[0] == 42
+        assert first[2] != second[2]
 
     def test_a_changed_directory_is_another_one(self, project):
         task = lambda: ray.remote(look).options(runtime_env={"working_dir": str(project)}).remote()  # noqa: E731
@@ -158,21 +171,27 @@ class TestPython:
         assert value[-1] == 99_999
         assert (executable, prefix) == (python, str(tmp_path / "other"))
 
+    def test_with_a_gpu(self):
+        task = ray.remote(num_gpus=1, runtime_env={"py_executable": sys.executable})(
+            lambda: (ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"], sys.argv)
+        )
+        assert ray.get(task.remote()) == ([0], "0", ["-c"])
+
     def test_that_is_not_there(self):
         task = ray.remote(runtime_env={"py_executable": "/no/such/python"})(lambda: 1)
         with pytest.raises(exceptions.RuntimeEnvSetupError, match="/no/such/python"):
             ray.get(task.remote())
 
-    @pytest.mark.slow  # pip takes half a minute
+    @pytest.mark.slow  # pip takes its time
     @pytest.mark.timeout(300)
     def test_pip(self, tmp_path):
-        source = tmp_path / "source"
-        (source / "hpcray_test_package").mkdir(parents=True)
-        (source / "hpcray_test_package" / "__init__.py").write_text("VALUE = 7\n")
-        (source / "setup.py").write_text(
-            "from setuptools import setup\n"
-            "setup(name='hpcray-test-package', version='1', packages=['hpcray_test_package'])\n"
-        )
+        wheel = tmp_path / "hpcray_test_package-1-py3-none-any.whl"
+        info = "hpcray_test_package-1.dist-info"
+        with zipfile.ZipFile(wheel, "w") as package:
+            package.writestr("hpcray_test_package.py", "VALUE = 7\n")
+            package.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: hpcray-test-package\nVersion: 1\n")
+            package.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            package.writestr(f"{info}/RECORD", "")
 
         @ray.remote
         def look():
@@ -180,7 +199,7 @@ class TestPython:
 
             return hpcray_test_package.VALUE, hpcray_test_package.__file__, os.environ["VIRTUAL_ENV"]
 
-        with_pip = look.options(runtime_env={"pip": [str(source)]})
+        with_pip = look.options(runtime_env={"pip": [str(wheel)]})
         value, path, prefix = ray.get(with_pip.remote())
         assert value == 7
         assert path.startswith(prefix)

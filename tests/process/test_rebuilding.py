@@ -314,6 +314,47 @@ class TestActors:
             assert value == 4
         assert len(marks.lines()) == 2
 
+    def test_calls_keep_their_order_over_restarts(self):
+        @ray.remote(max_restarts=-1, max_task_retries=-1)
+        class Log:
+            def __init__(self):
+                self.seen = []
+
+            def add(self, number):
+                time.sleep(0.002)
+                self.seen.append(number)
+                return os.getpid()
+
+            def all(self):
+                return self.seen
+
+        log = Log.remote()
+        pid = ray.get(log.add.remote(-1))
+        refs = [log.add.remote(number) for number in range(200)]
+        ray.get(refs[20])
+        os.kill(pid, signal.SIGKILL)
+        assert pid not in ray.get(refs[150:])
+        seen = ray.get(log.all.remote())
+        assert seen == sorted(seen) and seen[-1] == 199 and seen == list(range(seen[0], 200))
+
+    def test_dead_actors_are_forgotten(self):
+        clients = current.process.submitter.actors._clients
+
+        @ray.remote(num_cpus=0)
+        class Short:
+            def work(self):
+                return 1
+
+        actor = Short.remote()
+        ident = actor._actor
+        assert ray.get(actor.work.remote()) == 1 and ident in clients
+        ray.kill(actor)
+        eventually(lambda: clients[ident].state == "DEAD" or ray.wait([ray.put(0)])[1])
+        with pytest.raises(exceptions.ActorDiedError, match="kill"):
+            ray.get(actor.work.remote())
+        del actor
+        eventually(lambda: ray.get(ray.put(0)) == 0 and ident not in clients)
+
 
 def _try(holder: Any) -> Any:
     try:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from engine import IS_HPCRAY, PATIENCE, ROOT, Marks, eventually, hpcray_only, ray
+from engine import IS_HPCRAY, PATIENCE, Marks, eventually, hpcray_only, ray
 
 if IS_HPCRAY:
+    from click.testing import CliRunner
+
+    from hpcray.cli import main
     from hpcray.util import state
 else:
     from ray.util import state
@@ -183,13 +184,11 @@ def test_the_timeline_shows_what_still_runs(marks: Marks):
 def test_the_commands(tmp_path):
     counter = Counter.options(name="shown", num_cpus=0).remote()
     ray.get(counter.pid.remote())
-    address = ray.get_runtime_context()._source("test").session_dir
 
     def run(*args):
-        return subprocess.run(
-            [sys.executable, "-m", "hpcray.cli", *args, "--address", address],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=True,
-        ).stdout  # fmt: skip
+        shown = CliRunner().invoke(main, list(args))
+        assert shown.exit_code == 0, shown.output
+        return shown.output
 
     text = run("list", "actors", "--filter", "name=shown")
     assert "class_name" in text and "shown" in text and text.splitlines()[-1].startswith("1 of")

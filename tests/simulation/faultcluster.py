@@ -118,12 +118,12 @@ class FaultCluster(SimCluster):
         self.net.after(self.config.heartbeat_interval, lambda: self.beat(node))
 
     def outcomes(self, outcomes: list[Outcome]) -> None:
+        failed: list[int] = []
         for outcome in outcomes:
             if isinstance(outcome, Send):
                 self.post(HEAD, outcome.dest, outcome.msg)
-                node = node_of(outcome.dest)
-                if node in self.dead_nodes and self.wire_notices:
-                    self.outcomes(self.member.node_failed(self.net.now, node, "MPI send failed"))
+                if node_of(outcome.dest) in self.dead_nodes and self.wire_notices:
+                    failed.append(node_of(outcome.dest))
             else:
                 assert isinstance(outcome, NodeLost), outcome
                 assert outcome.epoch == len(self.declared) + 1 and outcome.node not in self.declared
@@ -132,6 +132,8 @@ class FaultCluster(SimCluster):
                 self.post(HEAD, raylet_of(outcome.node), died)
                 self.carry_out(HEAD, self.head.node_died(self.net.now, outcome.node, outcome.reason))
                 self.told(0, died)
+        for node in failed:
+            self.outcomes(self.member.node_failed(self.net.now, node, "MPI send failed"))
 
     def told(self, node: int, msg: m.NodeDied) -> None:
         """A raylet learns of a death, perhaps of its own."""

@@ -144,8 +144,10 @@ class Oracle:
         assert lineage.used == sum(kept.cost for kept in lineage.kept.values())
         assert not lineage._dropping
         assert set(mentioned) <= set(entries)
-        owned_or_borrowed = set(entries)
-        assert set(process.table._made) <= owned_or_borrowed and set(process.table.why_lost) <= owned_or_borrowed
+        known = (
+            set(process.table._made) | set(process.table.why_lost) | set(process.table.replicas.held) | set(mentioned)
+        )
+        assert known <= process.table.special <= set(entries)
 
     def check_remembered(self, oid: bytes, entry: Entry) -> None:
         """Kept for lineage alone."""

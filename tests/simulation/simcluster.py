@@ -55,6 +55,7 @@ class SimCluster:
         self.head = HeadCore(self.config)
         self.workers: dict[bytes, SimWorker] = {}
         self.submitters: dict[bytes, Submitter | RealSubmitter] = {}
+        self.on_node: list[dict[bytes, Submitter | RealSubmitter]] = [{} for _ in totals]
         self.inbox: dict[bytes, list[m.Message]] = {}
         self.dead: set[bytes] = set()
         self.dead_nodes: set[int] = set()
@@ -166,7 +167,7 @@ class SimCluster:
         if node in self.dead_nodes:
             return
         self.workers[proc] = SimWorker(proc)
-        self.submitters[proc] = self.submitter(proc)
+        self.submitters[proc] = self.on_node[node][proc] = self.submitter(proc)
         self.carry_out(
             raylet_of(node), self.raylets[node].process_joined(self.net.now, proc, "worker", number_of(proc))
         )
@@ -177,7 +178,7 @@ class SimCluster:
     def driver(self, node: int = 0) -> Submitter | RealSubmitter:
         raylet = self.raylets[node]
         proc = make_proc(node, raylet.pool.new_number())
-        submitter = self.submitters[proc] = self.submitter(proc)
+        submitter = self.submitters[proc] = self.on_node[node][proc] = self.submitter(proc)
         self.carry_out(raylet_of(node), raylet.process_joined(self.net.now, proc, "driver", 1))
         return submitter
 
@@ -189,6 +190,7 @@ class SimCluster:
         self.dead.add(proc)
         self.workers.pop(proc, None)
         self.submitters.pop(proc, None)
+        self.on_node[node].pop(proc, None)
         self.net.send(proc, raylet_of(node), lambda: self.noticed(proc, reason))
 
     def noticed(self, proc: bytes, reason: str) -> None:
@@ -222,7 +224,7 @@ class SimCluster:
         if other in self.dead_nodes:
             return
         self.carry_out(raylet_of(other), self.raylets[other].node_died(self.net.now, node))
-        for proc in [p for p in self.submitters if node_of(p) == other]:
+        for proc in list(self.on_node[other]):
             self.post(raylet_of(other), proc, m.NodeDied(node, "heartbeat lost"))
 
     # ------------------------------------------------------------ tasks
@@ -241,6 +243,7 @@ class SimCluster:
         worker.running = worker.queue.popleft()
         task = worker.running[1]
         task.ran_on.append(node_of(worker.proc))
+        task.began = self.net.now
         self.net.after(task.seconds, lambda: self.computed(worker.proc, task))
 
     def computed(self, proc: bytes, task: SimTask) -> None:
@@ -286,8 +289,8 @@ class SimCluster:
         if node == 0:
             self.carry_out(HEAD, self.head.tick(now))
         self.carry_out(raylet_of(node), self.raylets[node].tick(now))
-        for proc in [p for p in self.submitters if node_of(p) == node]:
-            self.submitters[proc].tick(self.config.idle_lease_timeout)
+        for submitter in list(self.on_node[node].values()):
+            submitter.tick(self.config.idle_lease_timeout)
         self.net.after(self.config.tick, lambda: self.tick(node))
 
     def run(self, seconds: float = 600.0) -> bool:

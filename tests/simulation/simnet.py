@@ -20,6 +20,7 @@ class SimNet:
         self._serial = 0
         self._last: dict[tuple[bytes, bytes], float] = {}
         self.sent = 0
+        self.most_events = MOST_EVENTS
 
     def delay(self) -> float:
         """The next delay of the test's choice."""
@@ -39,7 +40,7 @@ class SimNet:
 
     def run(self, until: float, done: Callable[[], bool], check: Callable[[], None]) -> bool:
         """Run events until `done` or virtual time `until`; whether `done`."""
-        for _ in range(MOST_EVENTS):
+        for _ in range(self.most_events):
             if done():
                 return True
             if not self._events:
@@ -50,7 +51,7 @@ class SimNet:
             self.now, _, what = heapq.heappop(self._events)
             what()
             check()
-        raise AssertionError(f"livelock: {MOST_EVENTS} events up to t={self.now}")
+        raise AssertionError(f"livelock: {self.most_events} events up to t={self.now}")
 
     def _at(self, when: float, what: Callable[[], Any]) -> None:
         self._serial += 1

@@ -31,6 +31,7 @@ class SimTask:
     seconds: float = 0.01
     children: list[SimTask] = field(default_factory=list)
     done: int = 0
+    began: float = -1.0
     ran_on: list[int] = field(default_factory=list)
 
 

@@ -68,11 +68,11 @@ def test_two_users_on_the_same_nodes_at_once(slurm: Slurm) -> None:
     script = slurm.write(programs.BUSY)
     jobs = {}
     for user in ("ada", "bob"):
-        command = [*SRUN, "-N4", "-c1", "python", "-m", "hpcray", script]
+        command = [*SRUN, "-N2", "-c1", "python", "-m", "hpcray", script]
         jobs[user] = slurm.start(*command, user=user)
     with jobs["ada"] as ada, jobs["bob"] as bob:
-        assert ada.line() == "ready 4", ada.wait()
-        assert bob.line() == "ready 4", bob.wait()
+        assert ada.line() == "ready 2", ada.wait()
+        assert bob.line() == "ready 2", bob.wait()
         owners = {path.name: oct(path.stat().st_mode & 0o777) for path in slurm.tmp("n2").glob("hpcray-*")}
         assert owners == {"hpcray-6001": "0o700", "hpcray-6002": "0o700"}
         stranger = slurm.run("python", "-c", "import hpcray; hpcray.init(address='auto')", host="n2")

@@ -23,9 +23,7 @@ def test_mypy(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
     said = re.findall(r"^(.*?):(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
     ours = Path("tests/typing")
-    found = {
-        (Path(path).name, int(line), code) for path, line, code in said if Path(path).parent == ours
-    }
+    found = {(Path(path).name, int(line), code) for path, line, code in said if Path(path).parent == ours}
     wanted = {
         ("wrong.py", number, mark.group(1))
         for number, line in enumerate((HERE / "wrong.py").read_text().splitlines(), 1)

@@ -230,6 +230,7 @@ def test_no_srun_is_said(tmp_path: Path) -> None:
 
 def test_rdma_is_required_of_every_rank() -> None:
     assert line("-n 2 --require-rdma s.py")[-2:] == ["--require-rdma", "s.py"]
+    assert line("-n 2 --as-ray s.py")[-2:] == ["--as-ray", "s.py"]
 
 
 def test_rank_0_runs_beside_the_batch_script_and_not_beside_the_shell_of_salloc() -> None:

@@ -356,7 +356,7 @@ class TestReplicas:
         table.create(put_id()).local = 1
         table.created_here(put_id(), 64, SIZE, 1, None)
         waiter = Waiter()
-        table.eventful = True
+        table.special.add(put_id())
         table.replicas.hold(put_id(), table.entries[put_id()], 4, waiter)
         assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1]))]
         table.on_replica(put_id(), 4, "")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import time
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hpcray.api.environments import with_submitted
 from hpcray.host.runtime_env import RuntimeEnv, RuntimeEnvConfig, checked, refusal
 from hpcray.host.runtime_env_pack import PackageError, digest_of, files_of, pack, signature, unpack
 from hpcray.host.runtime_env_venv import SetupError, python_for
@@ -88,6 +90,15 @@ class TestValidation:
         assert json.loads(json.dumps(env.to_dict()))["config"]["setup_timeout_seconds"] == 5
         assert RuntimeEnvConfig.default_config()["setup_timeout_seconds"] == 600
 
+    def test_what_the_submitter_said_is_below(self) -> None:
+        submitted = {"runtime_env": {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}}
+        said = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}
+        own = {"env_vars": {"B": "2"}}
+        assert with_submitted(own, {}) is own
+        assert with_submitted(None, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}
+        assert with_submitted(own, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "2"}}
+        assert with_submitted(own, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is own
+
 
 class TestPackages:
     def test_what_goes_in(self, tree: Path) -> None:
@@ -157,6 +168,31 @@ class TestPython:
         with pytest.raises(SetupError, match=r"Python 3\.3, but the job runs with"):
             python_for(str(tmp_path), {"py_executable": str(fake)}, 10)
 
+    @pytest.mark.parametrize("said", ["hello", "", "[1]", '{"executable": 1}'])
+    def test_what_is_no_python(self, tmp_path: Path, said: str) -> None:
+        fake = tmp_path / "python"
+        fake.write_text(f"#!/bin/sh\necho '{said}'\n")
+        fake.chmod(0o755)
+        with pytest.raises(SetupError, match="is no Python"):
+            python_for(str(tmp_path), {"py_executable": str(fake)}, 10)
+
+    def test_a_trial_that_fails(self, tmp_path: Path) -> None:
+        trial = ["-c", "raise ImportError('of something')"]
+        for _ in range(2):  # nothing is kept of the first time
+            with pytest.raises(SetupError, match=r"cannot run hpcray's workers(.|\n)*ImportError: of something"):
+                python_for(str(tmp_path), {"py_executable": sys.executable}, 30, trial)
+
     def test_nothing_asked_for(self, tmp_path: Path) -> None:
         assert python_for(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == ("", {})
         assert not list(tmp_path.iterdir())
+
+    def test_what_takes_too_long_is_ended_with_all_that_it_started(self, tmp_path: Path) -> None:
+        fake, pid = tmp_path / "python", tmp_path / "pid"
+        fake.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {pid}\necho waiting\nwait\n")
+        fake.chmod(0o755)
+        with pytest.raises(SetupError, match=r"took longer.*setup_timeout_seconds(.|\n)*waiting"):
+            python_for(str(tmp_path), {"py_executable": str(fake)}, 1)
+        deadline = time.monotonic() + 30
+        while os.path.exists(f"/proc/{pid.read_text().strip()}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -69,7 +69,7 @@ class TestReceiving:
         again = cancel_all(store, effects)
         assert [receive.offset for receive in receives(again)] == [posted[at].offset for at in (2, 3, 4)]
         assert {receive.node for receive in receives(again)} == {15 - posted[0].node}
-        assert question(again).first == 2 and question(again).whole, "it must not wait for those who wait for us"
+        assert question(again).first == 2
         for receive in receives(again)[:-1]:
             store.received(2.0, receive.tag, None)
         assert isinstance(only(store.received(2.0, receives(again)[-1].tag, None), A), m.Opened)
@@ -181,7 +181,27 @@ class TestManyReaders:
         store.received(1.0, moved[0].tag, None)
         again = cancel_all(store, store.node_died(1.0, 9))
         assert {receive.node for receive in receives(again)} == {7}
-        assert (question(again).first, question(again).whole) == (1, True)
+        assert (question(again).first, question(again).root, question(again).order) == (1, -1, -1)
+
+    def test_if_the_parent_dies_those_who_wait_here_ask_the_root_again_too(self, store: NodeStore) -> None:
+        _, pull = start(store, [7])
+        effects = store.handle(0.0, raylet_of(7), m.PullElsewhere(oid(1, FAR), pull.tag, 9, 5))
+        moved = cancel_all(store, effects)
+        assert store.handle(0.0, raylet_of(4), m.Pull(oid(1, FAR), 90, SIZE, CHUNK, root=7, order=6)) == []
+        again = cancel_all(store, store.node_died(1.0, 9))
+        assert receives(moved) and receives(again)
+        (refused,) = sent_to(again, raylet_of(4))
+        assert isinstance(refused, m.PullRefused) and refused.nodes == [7]
+
+    def test_who_was_sent_to_nodes_that_failed_insists_at_last(self, store: NodeStore) -> None:
+        effects = store.handle(0.0, A, m.Open(oid(1, FAR), SIZE, [7]))
+        for parent in (8, 9, 10):
+            assert not question(effects).whole
+            elsewhere = m.PullElsewhere(oid(1, FAR), question(effects).tag, parent, parent)
+            effects = cancel_all(store, store.handle(0.0, raylet_of(7), elsewhere))
+            refusal = m.PullRefused(oid(1, FAR), question(effects).tag, "it is not here")
+            effects = cancel_all(store, store.handle(0.0, raylet_of(parent), refusal))
+        assert question(effects).whole and receives(effects)[0].node == 7
 
     def test_what_comes_is_passed_on_at_once(self, store: NodeStore) -> None:
         posted, _ = start(store, [7])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.ids import ActorID as _OwnActorID
 from hpcray.api.placement_group import PlacementGroupID as _OwnPlacementGroupID
+from hpcray.base.ids import ActorID as _OwnActorID
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -31,7 +31,7 @@ class Losing(Borrowing):
         dead_nodes: those that died; none comes back under its old number.
         why_lost: for objects of ours that are lost for good, why.
         remake: submits a kept task once more; None: nothing can be made again.
-        eventful: whether any of this was ever used; most processes do without, and pay for one look at this.
+        special: the objects with which something of this has to do; all others pay for one look into it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Losing(Borrowing):
         self.dead_nodes: set[int] = set()
         self.why_lost: dict[bytes, str] = {}
         self.remake: Callable[[Any], None] | None = None
-        self.eventful = False
+        self.special: set[bytes] = set()
         # So many times objects of ours were made again; for borrowed ones, what the owner said last.
         self._made: dict[bytes, int] = {}
 
@@ -109,7 +109,7 @@ class Losing(Borrowing):
         if why:
             self.settle_lost(oid, entry, reason, why)
             return
-        self.eventful = True
+        self.special.add(oid)
         self._made[oid] = self._made.get(oid, 0) + 1
         entry.state = PENDING
         assert self.remake is not None
@@ -134,7 +134,7 @@ class Losing(Borrowing):
         entry.state = INLINE
         entry.value = self._lost(oid, reason, why)
         if oid[:8] == self.me:
-            self.eventful = True
+            self.special.add(oid)
             self.why_lost[oid] = f"[{why}] {reason}"
             self.forget_task(oid, entry)
         self._ready(oid, entry)
@@ -154,7 +154,8 @@ class Losing(Borrowing):
         why = self.lineage.why_not(task)
         known = [oid for oid in returns if oid in self.entries]
         if known and not why:
-            self.eventful = True
+            self.special.update(known)
+            self.special.update(args)
             self.lineage.keep(task, known, args, size)
         for oid in known:
             self.entries[oid].task = why or task
@@ -186,6 +187,12 @@ class Losing(Borrowing):
                     self._register([oid])
             self.revive(oid, entry)
 
+    def made_inline(self, oid: bytes, entry: Entry, contained: list[Any] | None) -> None:
+        """An object that may have had earlier lives is a value in a message now, which cannot be lost."""
+        entry.contained = self.all_held(entry, contained)
+        if contained is None:
+            self.forget_task(oid, entry)
+
     @staticmethod
     def all_held(entry: Entry, contained: list[Any] | None) -> list[Any] | None:
         """What an object holds, in this life and in earlier ones."""
@@ -197,6 +204,7 @@ class Losing(Borrowing):
     def dropped(self, oid: bytes, entry: Entry) -> None:
         """The entry of an object is gone."""
         self.forget_task(oid, entry)
+        self.special.discard(oid)
         self._made.pop(oid, None)
         self.why_lost.pop(oid, None)
 
@@ -247,7 +255,7 @@ class Losing(Borrowing):
         if oid[:8] != self.me or any(node in held for node in nodes):
             return
         if self._node not in nodes:
-            self.eventful = True
+            self.special.add(oid)
             self.replicas.hold(oid, entry, nodes[0])
         elif entry.mapping is None:
             self.pins.open(oid, entry)

@@ -123,18 +123,21 @@ class ObjectTable(Losing):
                 return  # its task still runs: `_ready` comes back here; so do the ends of borrows
             if entry.nodes or entry.left_at:
                 self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
-            if self.eventful and self._outlives(oid, entry):
+            special = oid in self.special
+            if special and self._outlives(oid, entry):
                 return
-        elif oid in self._unregistered:
-            self._unregistered.discard(oid)
         else:
-            self._drop(oid)
+            special = oid in self.special
+            if oid in self._unregistered:
+                self._unregistered.discard(oid)
+            else:
+                self._drop(oid)
         del self.entries[oid]
         if oid in self.on_free:
             self.on_free.pop(oid)()
         if entry.mapping is not None or self.pins.refused:
             self.pins.entry_gone(oid, entry.mapping)
-        if self.eventful:
+        if special:
             self.dropped(oid, entry)
 
     def _outlives(self, oid: bytes, entry: Entry) -> bool:
@@ -178,11 +181,12 @@ class ObjectTable(Losing):
             return False
         entry.state = INLINE
         entry.value = value
-        entry.contained = contained if entry.contained is None else self.all_held(entry, contained)
-        if contained is None:  # nobody will have to make it again
-            if self.eventful:
-                self.forget_task(oid, entry)
-            entry.task = None
+        if oid in self.special:
+            self.made_inline(oid, entry, contained)
+        else:
+            entry.contained = contained
+            if contained is None:
+                entry.task = None  # nobody will have to make it again
         self._ready(oid, entry)
         return True
 
@@ -328,7 +332,7 @@ class ObjectTable(Losing):
         if entry is None or entry.state != PENDING:
             return
         if msg.made:
-            self.eventful = True
+            self.special.add(msg.id)
             self._made[msg.id] = msg.made
         if msg.status == 2:
             self.settle_lost(msg.id, entry, "its owner has already freed it", LOST)

@@ -227,15 +227,19 @@ class ClusterScheduler:
     def _can_be_near(self, ask: Ask) -> bool:
         """Whether the node where the arguments are could serve the ask."""
         state = self._view.nodes.get(ask.near if ask.near is not None else -1)
-        return state is not None and all(state.total.get(name, 0) >= units for name, units in ask.shape.resources)
+        if state is None:
+            return False
+        total, lasting = state.total, state.lasting
+        return all(total.get(name, 0) - lasting.get(name, 0) >= units for name, units in ask.shape.resources)
 
     def _place_near(self, now: float, ask: Ask, near: int, count: int, only: int | None, out: list[Effect]) -> int:
         """Queue where the arguments are; what that node cannot begin soon may go where there is room."""
-        sent = 0 if near == node_of(ask.holder) else self._bind(now, ask, near, count, out)
-        spare = ask.open()
-        if now - ask.hungry < self.locality_wait:
-            spare -= ROUNDS_KEPT * self._view.nodes[near].capacity(ask.shape)
-        if now - ask.began < self.locality_wait or spare <= 0:
+        stuck = now - ask.hungry >= self.locality_wait
+        sent = self._spread(now, ask, count, only, near, out) if stuck else 0
+        if near != node_of(ask.holder):
+            sent += self._bind(now, ask, near, count - sent, out)
+        spare = ask.open() - ROUNDS_KEPT * self._view.nodes[near].capacity(ask.shape)
+        if stuck or now - ask.began < self.locality_wait or spare <= 0:
             return sent
         return sent + self._spread(now, ask, min(count - sent, spare), only, near, out)
 

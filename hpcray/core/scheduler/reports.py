@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcray.base.bundle_names import bundle_of, outside, plain
+from hpcray.base.ids import owner_of
 from hpcray.base.resources import Resources, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.pool import WorkerPool
@@ -13,7 +14,7 @@ from hpcray.core.scheduler.devices import GPU
 from hpcray.core.scheduler.ledger import Ledger
 from hpcray.core.scheduler.queue import Env, WaitingRoom, Want
 from hpcray.core.scheduler.telling import REPORT_AFTER, free_of, show, waiting_text
-from hpcray.core.scheduler.wants import WantTable
+from hpcray.core.scheduler.wants import ACTOR_KLASS, WantTable
 from hpcray.wire.messages import Infeasible
 
 WARN_AFTER = 2.0
@@ -36,6 +37,10 @@ class Reports:
     def due(self, now: float, out: list[Effect]) -> None:
         """Say to whom it concerns what it waits for: nobody may wait without knowing."""
         for want in self._room:
+            if want.spec is not None and not want.warned and self._without_worker(now, want):
+                want.warned = True
+                text = f"actor {want.spec.class_name} waits: {self.no_worker(want.shape.env)}"
+                out.append(Send(owner_of(want.spec.actor), Infeasible(ACTOR_KLASS, text)))
             if want.spec is not None or want.attempt is not None:
                 continue
             if not want.warned and self._without_worker(now, want):

@@ -11,7 +11,7 @@ from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.planning import PACK, STRICT_PACK, Bundles, Plan, plan
 from hpcray.wire.messages import GroupSpec, Shape
 
-FEW = 32
+FEW = 16
 """Up to so many nodes are all looked at."""
 KINDS = 8
 """In a large cluster, good nodes are sought for so many different bundles of a group."""

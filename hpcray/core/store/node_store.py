@@ -17,6 +17,7 @@ from typing import Any
 
 from hpcray.base.ids import node_of, number_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.store.admission import URGENCIES
 from hpcray.core.store.lives import ObjectLives
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.report import absent_reason, list_objects, show_objects, show_space, show_transfers
@@ -167,13 +168,13 @@ class NodeStore(ObjectLives):
                 reason = absent_reason(self._node, msg.id, msg.nodes, self._dead_nodes)
                 out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
                 return
-            obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=msg.priority))
+            obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg)))
             self._wait_for(obj, src, sources)
             if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
                 self._place(now, obj, out)
             return
         self._wait_for(obj, src, msg.nodes)
-        obj.priority = min(obj.priority, msg.priority)
+        self._admission.hurry(obj, _urgency(msg))
         self._want_back(now, obj, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
@@ -251,6 +252,10 @@ class NodeStore(ObjectLives):
         if obj.creator is not None or self._receives.progress <= now - timeout or now - obj.since > _PATIENCE * timeout:
             return False
         return self._blocks.free_bytes + self._space.evictable_bytes + self._admission.coming() >= obj.size
+
+
+def _urgency(msg: m.Open) -> int:
+    return max(0, min(msg.priority, URGENCIES - 1))
 
 
 _HANDLERS: dict[type, Callable[[NodeStore, float, bytes, Any, list[Effect]], None]] = {

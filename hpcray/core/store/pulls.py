@@ -13,6 +13,7 @@ CHUNK = 4 << 20
 """Bytes of a piece, by default: a large object travels in pieces, so that what has come can be passed on."""
 
 _TAG_NODE_SHIFT = 48
+_TRIES = 3  # after so many failures we want to be sent to nobody else
 
 
 @dataclass(slots=True, eq=False)
@@ -30,9 +31,10 @@ class Pull:
         posted: the receives that are not over, tag to number of the chunk.
         cancelled: CancelReceive was issued for them; the block is busy until the data plane has reported all ends.
         have: so many chunks at the front of the object are here.
-        root: the node that was asked first. It may have sent us, and others, elsewhere.
+        root: the node that was asked, and may have sent us, and others, elsewhere.
         order: the number that the root gave us among those who want the object; -1: none.
-        fresh: nothing has failed so far. Only then others may wait for what comes here: see `passes_on`.
+        tries: so many nodes would not, or could not, send.
+        failed: the attempt is over without success.
         parent: whom the root named; it is asked once the receives from the root are over.
         failures: why each node asked so far did not deliver.
         full: one of them has the object, but no room to read it back from disk.
@@ -47,7 +49,8 @@ class Pull:
     have: int = 0
     root: int = -1
     order: int = -1
-    fresh: bool = True
+    tries: int = 0
+    failed: bool = False
     parent: int = -1
     failures: list[str] = field(default_factory=list)
     full: bool = False
@@ -76,23 +79,17 @@ class Pull:
             at = index * me.chunk
             self.posted[tag] = index
             out.append(StartReceive(ident, node, tag, offset + at, min(me.chunk, size - at)))
-        whole = not self.fresh
-        root, order = (self.root, self.order) if self.order >= 0 and not whole else (-1, -1)
-        out.append(Send(raylet_of(node), self._question(ident, size, chunks, me.chunk, root, order, whole)))
+        root = self.root if self.order >= 0 else -1
+        chunk = me.chunk if chunks > 1 else 0
+        whole = self.tries >= _TRIES
+        out.append(Send(raylet_of(node), PullMessage(ident, self.tag, size, chunk, self.have, root, self.order, whole)))
         return True
-
-    def _question(
-        self, ident: bytes, size: int, chunks: int, chunk: int, root: int, order: int, whole: bool
-    ) -> PullMessage:
-        if chunks == 1:
-            return PullMessage(ident, self.tag, size, 0, 0, root, order, whole)
-        return PullMessage(ident, self.tag, size, chunk, self.have, root, order, whole)
 
     def _choose(self, me: Asker) -> int:
         parent, self.parent = self.parent, -1
         if parent >= 0:
             self.asked.add(parent)
-            # Should the parent fail, the root is asked again, and then has to send by itself.
+            # Should the parent fail, the root is asked again.
             self.untried = [self.root, *(node for node in self.untried if node != parent)]
             self.untried.insert(0, parent)
         while self.untried:
@@ -100,7 +97,7 @@ class Pull:
             if node not in me.dead_nodes:
                 return node
             self.failures.append(f"node {node}: the node died")
-            self.fresh = self.fresh and self.order < 0
+            self.root = self.order = -1
         return -1
 
     def sources(self) -> list[int]:
@@ -111,22 +108,26 @@ class Pull:
         """Whether the sender of `msg` may wait here for chunks that are still to come.
 
         Nodes that wait for each other in a circle would wait for ever. So only those wait whom the root of this very
-        pull has sent, with a higher number than ours; and a pull of which an attempt has failed asks only nodes that
-        have the object whole.
+        attempt has sent, with a higher number than ours; and when our root or our number changes, they are refused.
         """
-        return self.fresh and self.tag >= 0 and msg.root == self.root and self.order < msg.order
+        return self.tag >= 0 and msg.root == self.root and self.order < msg.order
 
-    def cancel(self, reason: str, out: list[Effect]) -> None:
-        """Take the posted receives back; the data plane reports their ends, and only then the next node is asked."""
+    def cancel(self, reason: str, out: list[Effect], blame: bool = True) -> None:
+        """Take the posted receives back; the data plane reports their ends, and only then the next node is asked.
+
+        Args:
+            blame: whether it counts among `tries`: not where the next attempt has no reason to end likewise.
+        """
         if not self.cancelled:
             self.failures.append(f"node {self.node}: {reason}")
-            self.fresh = False
+            self.failed = True
+            self.tries += blame
             self._take_back(out)
 
     def start_afresh(self) -> None:
-        """Nothing has come, nobody waits for it here: after a failure of the root the next node may become one."""
-        if not self.have and self.order < 0:
-            self.fresh, self.root = True, -1
+        """An attempt has failed and nobody waits here: whom we ask next is our root."""
+        self.failed = False
+        self.root = self.order = -1
 
     def redirect(self, parent: int, order: int, out: list[Effect]) -> None:
         """The root says: ask `parent` instead, you are number `order`."""

@@ -57,7 +57,9 @@ class Receives:
         """Ask the next node for the object; give up when nobody waits any more or nobody is left to ask."""
         pull = obj.pull
         assert pull is not None
-        if not obj.readers:
+        if pull.failed:
+            # Our number among the readers changes: whoever waits here asks the root again, too.
+            self._sends.refuse(obj, _SENT_ON, out, again=True, hints=pull.sources())
             pull.start_afresh()
         if obj.wanted and pull.ask_next(obj.id, obj.size, obj.offset, self._asker, out):
             self._attempts[pull.tag] = obj
@@ -73,14 +75,14 @@ class Receives:
         if obj is not None and obj.pull is not None:
             obj.pull.full |= msg.full
             self.add(obj, msg.nodes)
-            obj.pull.cancel(msg.reason, out)
+            obj.pull.cancel(msg.reason, out, blame=not msg.again)
 
     def sent_on(self, msg: PullElsewhere, out: list[Effect]) -> None:
         """The node that was asked has named another that is already receiving the object."""
         obj = self._attempts.get(msg.tag)
         if obj is not None and obj.pull is not None:
             obj.pull.redirect(msg.node, msg.order, out)
-            self._sends.refuse(obj, _SENT_ON, out, below=msg.order)
+            self._sends.refuse(obj, _SENT_ON, out, again=True, below=msg.order)
 
     def ended(self, now: float, tag: int, error: str | None, out: list[Effect]) -> None:
         """The receive is over; when all of an attempt are and something is missing, the next node is asked."""
@@ -108,7 +110,7 @@ class Receives:
     def node_died(self, obj: StoredObject, node: int, out: list[Effect]) -> None:
         """If it was to send the object, another one is asked."""
         if obj.pull is not None and obj.pull.tag >= 0 and obj.pull.node == node:
-            obj.pull.cancel("the node died", out)
+            obj.pull.cancel("the node died", out, blame=False)
 
     def __len__(self) -> int:
         """Number of objects on their way."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.effects import Effect, Send, StartSend
@@ -84,22 +84,31 @@ class Sends:
             return
         reader.flying -= 1
         if error is not None:
-            self._refuse(reader, f"sending failed: {error}", False, out)
+            self._refuse(reader, f"sending failed: {error}", out)
         else:
             self._pump(reader, out)
         self._leave(reader, out)
 
     def refuse(
-        self, obj: StoredObject, reason: str, out: list[Effect], full: bool = False, below: int | None = None
+        self,
+        obj: StoredObject,
+        reason: str,
+        out: list[Effect],
+        full: bool = False,
+        again: bool = False,
+        below: int | None = None,
+        hints: Sequence[int] = (),
     ) -> None:
         """The rest of the object will not come here: its readers must look elsewhere.
 
         Args:
+            full, again: see `wire.messages.PullRefused`.
             below: only those whose number is not higher than this.
+            hints: nodes that may have it.
         """
         for reader in list(obj.readers.values()):
             if below is None or reader.order <= below:
-                self._refuse(reader, reason, full, out)
+                self._refuse(reader, reason, out, full, hints, again)
                 self._leave(reader, out)
 
     def node_died(self, node: int, out: list[Effect]) -> None:
@@ -127,9 +136,19 @@ class Sends:
             self._sending[tag] = reader
             out.append(StartSend(obj.id, reader.node, tag, obj.offset + at, size))
 
-    def _refuse(self, reader: Reader, reason: str, full: bool, out: list[Effect]) -> None:
+    def _refuse(
+        self,
+        reader: Reader,
+        reason: str,
+        out: list[Effect],
+        full: bool = False,
+        hints: Sequence[int] = (),
+        again: bool = False,
+    ) -> None:
         if not reader.over and reader.node not in self._dead_nodes:
-            out.append(Send(raylet_of(reader.node), m.PullRefused(reader.obj.id, reader.tag, reason, full)))
+            nodes = [node for node in hints if node != reader.node]
+            refusal = m.PullRefused(reader.obj.id, reader.tag, reason, full, nodes, again)
+            out.append(Send(raylet_of(reader.node), refusal))
         reader.over = True
 
     def _leave(self, reader: Reader, out: list[Effect]) -> None:

@@ -111,10 +111,11 @@ class PullElsewhere(Struct, array_like=True, tag=72):
 
 class PullRefused(Struct, array_like=True, tag=69):
     """source r→destination r: it is not (or no longer) here; full: it is, on disk, but there is no room to read it.
-    nodes: who may have it."""
+    nodes: who may have it. again: only the order among the readers has changed, ask whom you asked first."""
 
     id: bytes
     tag: int
     reason: str
     full: bool = False
     nodes: list[int] = []
+    again: bool = False

@@ -6,7 +6,7 @@ import ray
 import torch
 from verl import DataProto
 from verl.single_controller.base import Worker
-from verl.single_controller.base.decorator import Dispatch, register
+from verl.single_controller.base.decorator import Dispatch, Execute, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 
@@ -20,7 +20,7 @@ class Adder(Worker):
     def one(self) -> int:
         return self.start
 
-    @register(dispatch_mode=Dispatch.RANK_ZERO) if hasattr(Dispatch, "RANK_ZERO") else register()
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def zero(self) -> int:
         return self.rank
 
@@ -40,6 +40,7 @@ print(json.dumps({
     "ray": ray.__file__,
     "one_to_all": group.one(),
     "other": other.one(),
+    "zero": group.zero(),
     "data_parallel": got,
     "expected": [1, 2, 4, 5],
     "ranks": ray.get([worker.__ray_call__.remote(lambda self: self.rank) for worker in group.workers]),

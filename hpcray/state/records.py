@@ -1,0 +1,93 @@
+"""`hpcray dump` and `hpcray replay`: what the cores of a job were told, in a file, and the same decisions again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from hpcray.base.ids import raylet_of
+from hpcray.core.recording import Record, Replay, replay
+from hpcray.runtime.diagnosis import Diagnosis
+
+_FORMAT = "hpcray record 1"
+
+
+class RecordFile(msgspec.Struct):
+    """What a file holds."""
+
+    format: str
+    records: list[Record]
+
+
+def fetch(diagnosis: Diagnosis) -> tuple[list[Record], list[str]]:
+    """The records of all raylets that answer, and what the others lack."""
+    found: list[Record] = []
+    missing: list[str] = []
+    for node in diagnosis.roll():
+        raylet = raylet_of(node.index)
+        names = diagnosis.ask([raylet], "log").get(raylet) if not node.problem else None
+        if names is None:
+            missing.append(f"node {node.index}: {node.problem or 'it does not record; hint: HPCRAY_RECORD=1'}")
+            continue
+        for name in names:
+            record = _fetch_one(diagnosis, raylet, name)
+            if record is None:
+                missing.append(f"node {node.index}: no answer while its {name} core was read")
+            else:
+                found.append(record)
+    return found, missing
+
+
+def _fetch_one(diagnosis: Diagnosis, raylet: bytes, name: str) -> Record | None:
+    whole: Record | None = None
+    while True:
+        start = len(whole.inputs) if whole is not None else 0
+        told = diagnosis.ask([raylet], "log", name, start).get(raylet)
+        if told is None:
+            return None
+        part = msgspec.convert(told, Record)
+        if whole is None:
+            whole = part
+        elif part.inputs:
+            whole.inputs += part.inputs
+            whole.forgotten = part.forgotten
+        if not part.inputs or len(part.inputs) < 2:
+            return whole
+
+
+def write(path: Path, records: list[Record]) -> None:
+    """One file for all."""
+    path.write_bytes(msgspec.msgpack.encode(RecordFile(_FORMAT, records)))
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file.
+
+    Raises:
+        ValueError: it is none of ours, or of another version.
+    """
+    try:
+        file = msgspec.msgpack.decode(path.read_bytes(), type=RecordFile)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} is no record of hpcray: {error}") from None
+    if file.format != _FORMAT:
+        raise ValueError(f"{path} has the format {file.format!r}, this version reads {_FORMAT!r}")
+    return file.records
+
+
+def replay_all(records: list[Record]) -> list[Replay]:
+    """Each core again, from its first input on."""
+    return [replay(record) for record in records]
+
+
+def show(results: list[Replay]) -> Iterator[str]:
+    """Lines for people."""
+    for done in results:
+        verdict = f"{len(done.differences)} differences" if done.differences else "the same decisions"
+        yield f"node {done.node} {done.core}: {done.steps} inputs, {verdict}{'; ' + done.error if done.error else ''}"
+        for found in done.differences:
+            yield f"  input {found.step}: {found.method}{found.args}"
+            yield f"    then: {found.then or 'nothing'}"
+            yield f"    now:  {found.now or 'nothing'}"

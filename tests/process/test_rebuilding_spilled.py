@@ -1,0 +1,61 @@
+"""A file of spilled objects that cannot be read any more: results are made again, a put is lost, the job goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine import Marks, exceptions, hpcray_only, ray
+
+from hpcray.host.session import live_sessions
+from hpcray.runtime.refs import current
+
+pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.timeout(180), hpcray_only]
+INIT = {"num_cpus": 2, "object_store_memory": 48 << 20}
+MB4 = (4 << 20) // 8
+
+
+def destroy_spill_files() -> int:
+    """Cut every file without a name that our raylet has open to nothing; how many there were."""
+    assert current.process is not None
+    (raylet,) = (info.pid for info in live_sessions() if info.path == current.process.session_dir)
+    count = 0
+    for fd in Path(f"/proc/{raylet}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = os.readlink(fd)
+            if name.endswith("(deleted)") and "memfd" not in name and os.stat(fd).st_size:
+                os.truncate(fd, 0)
+                count += 1
+    return count
+
+
+@ray.remote
+def make(marks: Marks, number: int) -> Any:
+    marks.add()
+    return np.full(MB4, number)
+
+
+def test_results_are_made_again(marks: Marks):
+    refs = [make.remote(marks, number) for number in range(30)]
+    ray.wait(refs, num_returns=30, fetch_local=False)
+    assert destroy_spill_files()
+    assert [int(ray.get(ref)[-1]) for ref in refs] == list(range(30))
+    assert 30 < len(marks.lines()) <= 60
+
+
+def test_puts_are_not(marks: Marks):
+    refs = [ray.put(np.full(MB4, number)) for number in range(20)]  # 80 MB: some are on disk
+    assert destroy_spill_files()
+    lost = 0
+    for number, ref in enumerate(refs):
+        try:
+            assert ray.get(ref)[-1] == number
+        except exceptions.ObjectLostError as error:
+            assert "replicas=2" in str(error)
+            lost += 1
+    assert 0 < lost < 20
+    assert ray.get([make.remote(marks, number) for number in range(3)])[2][0] == 2

@@ -1,0 +1,98 @@
+"""`hpcray dump` and `hpcray replay`: a job's cores decide the same when they are told the same again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from engine import PATIENCE, hpcray_only, ray
+
+from hpcray.core import recording
+from hpcray.core.recording import Input, Recorder, replay
+from hpcray.runtime.diagnosis import Diagnosis
+from hpcray.runtime.refs import need_process
+from hpcray.state import commands, records
+
+pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
+INIT = {"num_cpus": 2, "object_store_memory": 16 << 20, "record": True}
+
+
+@ray.remote
+def echo(value):
+    return value
+
+
+@ray.remote(max_retries=0)
+def die():
+    os._exit(1)
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def echo(self, value):
+        return value
+
+
+@pytest.fixture(scope="module")
+def work(session):
+    """Leases, actors, deaths, a placement group, objects that are spilled and come back."""
+    actors = [Actor.options(name=f"a{i}").remote() for i in range(4)]
+    blocks = [ray.put(np.full(1 << 17, i)) for i in range(24)]  # 24 MB
+    assert [int(ray.get(echo.remote(block))[0]) for block in blocks] == list(range(24))
+    ray.get([actor.echo.remote(i) for i, actor in enumerate(actors)])
+    for _ in range(2):
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(die.remote())
+    group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}])
+    assert group.wait(PATIENCE)
+    ray.util.remove_placement_group(group)
+    ray.kill(actors[0])
+    ray.get([echo.remote(i) for i in range(100)])
+
+
+def test_the_same_decisions_again(work, tmp_path: Path):
+    found, missing = records.fetch(Diagnosis(need_process(), PATIENCE))
+    assert not missing and {record.core for record in found} == {"raylet", "head", "store"}
+    records.write(tmp_path / "record", found)
+    read = records.read(tmp_path / "record")
+    for done, record in zip(records.replay_all(read), read, strict=True):
+        assert done.steps == len(record.inputs) > 20
+        assert not done.differences, "\n".join(records.show([done]))
+
+
+def test_another_decision_is_found(work):
+    found, _ = records.fetch(Diagnosis(need_process(), PATIENCE))
+    (record,) = [one for one in found if one.core == "raylet"]
+    place = next(place for place, given in enumerate(record.inputs) if given.method == "process_died")
+    del record.inputs[place]
+    (first, *_) = replay(record).differences
+    assert first.step >= place and first.then != first.now
+
+
+def test_the_commands(work, tmp_path: Path):
+    run, file = CliRunner().invoke, str(tmp_path / "r")
+    assert "3 cores" in run(commands.dump, [file]).output
+    shown = run(commands.replay, [file])
+    assert shown.exit_code == 0 and shown.output.count("the same decisions") == 3, shown.output
+    (tmp_path / "other").write_bytes(b"nothing of ours")
+    shown = run(commands.replay, [str(tmp_path / "other")])
+    assert shown.exit_code == 1 and "is no record of hpcray" in shown.output
+
+
+def test_a_full_record_says_so(monkeypatch: pytest.MonkeyPatch):
+    class Core:
+        def tick(self, now: float) -> list[object]:
+            return []
+
+    monkeypatch.setattr(recording, "MOST_INPUTS", 2)
+    recorder = Recorder("head", 0, {"config": {}})
+    core = Core()
+    recorder.wrap(core, "tick")
+    for now in range(5):
+        core.tick(float(now))
+    assert len(recorder.record.inputs) == 2 and recorder.record.forgotten == 3
+    assert isinstance(recorder.record.inputs[0], Input)
+    assert "last 3 inputs are not in the record" in replay(recorder.record).error

@@ -1,0 +1,69 @@
+"""A rank that cannot start, or is told to end while it starts: the others hear of it, and nothing is left."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from hpcray.runtime import run_info
+from hpcray.runtime.early_end import ended_by_sigterm
+from hpcray.transport.startup import Launch
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}
+
+
+def test_a_rank_under_srun_tells_why_and_has_the_step_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = tmp_path / "asked"
+    program = tmp_path / "scancel"
+    program.write_text(f'#!/bin/sh\necho "$@" >{asked}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert run_info.end_step(Launch("srun", 2, 4), ValueError("no room; hint: make some"), STEP)
+    assert asked.read_text().split() == ["--signal=TERM", "7.3"], "with SIGTERM, so that they tidy up"
+    said = capsys.readouterr().err
+    assert said.startswith("hpcray: rank 2 on ")
+    assert said.endswith(" does not start, and so the job does not: no room; hint: make some\n")
+
+
+@pytest.mark.parametrize("launch", [Launch(), Launch("mpirun", 1, 4), Launch("srun", 0, 1)], ids=str)
+def test_elsewhere_nobody_waits_for_it(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not run_info.end_step(launch, ValueError("no room"), STEP)
+    assert capsys.readouterr().err == "", "who started it tells the error"
+
+
+def test_without_scancel_it_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run_info.end_step(Launch("srun", 1, 2), ValueError("no room"), STEP)
+
+
+def test_sigterm_inside_of_mpi_ends_the_process_tidily(tmp_path: Path) -> None:
+    mark = tmp_path / "session"
+    mark.mkdir()
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with ended_by_sigterm(mark.rmdir):
+            os.write(told, b"1")
+            while True:
+                ctypes.CDLL(None).sleep(600)  # as MPI_Init: no handler of Python's runs before it returns
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGTERM)
+    _, status = os.waitpid(pid, 0)
+    for fd in (ready, told):
+        os.close(fd)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
+    assert not mark.exists()
+
+
+def test_afterwards_signals_are_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with ended_by_sigterm(lambda: None):
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.set_wakeup_fd(-1) == -1
