@@ -30,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "simulation"))
 
+from realclient import RealSubmitter
 from simcluster import SimCluster
 from submitters import SimTask, shape
 
@@ -42,14 +43,22 @@ from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import head as head_module
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
+from hpcray.core.scheduler.nodes import NodeState
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
 
 SIZES = (10, 32, 100, 316, 1000)
 SPREAD_OF_DATA = 8
 """Over so many nodes is the data of one driver's tasks."""
+__all__ = ["NodeState", "Work", "decisions", "local", "m"]
 CHECK_EVERY = 50_000
 """Events between two looks at all books."""
+
+
+class Ticking(RealSubmitter):
+    """Gives idle leases back as soon as the real one."""
+
+    period = 0.02
 
 
 class Measured(SimCluster):
@@ -59,14 +68,18 @@ class Measured(SimCluster):
         told: messages to the head by type. cost: seconds of CPU of the head, decoding and encoding included.
     """
 
-    def __init__(self, nodes: int, workers: int, seed: int, config: Config | None = None) -> None:
+    def __init__(self, nodes: int, workers: int, seed: int, kind: type[RealSubmitter] = RealSubmitter) -> None:
+        self.kind = kind
         rng = random.Random(seed)
         self.told: Counter[str] = Counter()
         self.cost = 0.0
         self.events = 0
         delays = [rng.choice([20e-6, 50e-6, 100e-6]) for _ in range(997)]
-        super().__init__([to_units({"CPU": workers})] * nodes, delays, config, real=True)
+        super().__init__([to_units({"CPU": workers})] * nodes, delays, real=True)
         self.net.most_events = 1 << 60
+
+    def submitter(self, proc: bytes) -> RealSubmitter:
+        return self.kind(self, proc)
 
     def deliver_to_raylet(self, src: bytes, node: int, msg: m.Message) -> None:
         kind = type(msg)
@@ -134,7 +147,7 @@ class Work:
 
     def __init__(self, nodes: int, workers: int, tasks: int, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.cluster = Measured(nodes, workers, seed)
+        self.cluster = Measured(nodes, workers, seed, Ticking)
         self.nodes, self.workers, self.wanted = nodes, workers, tasks
         self.tasks: list[SimTask] = []
         self.waits: dict[str, float] = {}

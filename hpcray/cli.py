@@ -19,6 +19,7 @@ from hpcray.state.doctor import examine, examine_job, judge_clocks
 from hpcray.state.doctor_host import package_version
 from hpcray.state.doctor_nodes import ask_nodes
 from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding, Row, merge
+from hpcray.state.status import node_columns, show_demand
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
 
@@ -85,8 +86,9 @@ def _examine_allocation(require_rdma: bool) -> list[Row]:
 @click.option("--address", default="auto", help="Session directory of a node (default: the newest job of this user).")
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
 def status(address: str, as_json: bool) -> None:
-    """Show the nodes of the job that runs on this machine, and what is free of their resources."""
+    """Show the job that runs on this machine: what its nodes have and lend, what waits, and its placement groups."""
     from hpcray.api import context, session
+    from hpcray.runtime.refs import need_process
 
     try:
         session.init(address=address)
@@ -94,12 +96,19 @@ def status(address: str, as_json: bool) -> None:
         raise click.ClickException(str(error)) from None
     try:
         nodes, total, free = context.nodes(), context.cluster_resources(), context.available_resources()
+        gcs = need_process().gcs
+        now, groups = gcs.call("status"), gcs.call("placement_groups")
     finally:
         session.shutdown()
     if as_json:
-        click.echo(json.dumps({"nodes": nodes, "total": total, "available": free}, indent=1))
+        waits = {"unmet": now["unmet"], "demand": now["demand"], "actors": now["actors"]}
+        rows = [{**group, "group": group["group"].hex()} for group in groups]
+        found = {"nodes": nodes, "total": total, "available": free, **waits, "placement_groups": rows}
+        click.echo(json.dumps(found, indent=1))
     else:
-        _show_nodes(nodes, total, free)
+        _show_nodes(nodes, total, free, now)
+        for line in show_demand(now, groups):
+            click.echo(line)
 
 
 @main.command()
@@ -172,19 +181,25 @@ def _show_sum(rows: list[Row]) -> None:
     click.echo(f"{red} red, {yellow} yellow")
 
 
-def _show_nodes(nodes: list[dict[str, Any]], total: dict[str, float], free: dict[str, float]) -> None:
+def _show_nodes(
+    nodes: list[dict[str, Any]], total: dict[str, float], free: dict[str, float], now: dict[str, Any]
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("node", "host", "state", "CPU", "object store", "id")
-    for index, node in enumerate(nodes):
-        resources = node["Resources"]
+    table = Table("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
+    columns = node_columns(now)
+    for node in nodes:
+        resources, here = node["Resources"], columns.get(node["Index"], {})
         table.add_row(
-            str(index),
+            str(node["Index"]),
             str(node["NodeManagerHostname"]),
             "alive" if node["Alive"] else "dead",
-            f"{resources.get('CPU', 0):g}",
+            here.get("CPU", ""),
+            here.get("GPU", ""),
+            here.get("others", ""),
             f"{resources.get('object_store_memory', 0) / 1e9:.2f} GB",
+            here.get("waiting", ""),
             str(node["NodeID"])[:12],
         )
     console = Console()

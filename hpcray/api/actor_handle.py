@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 
@@ -177,6 +178,10 @@ class ActorHandle:
         self._actor, self._class_name, self._methods = actor, class_name, methods
         self._retries, self._limit, self._keep, self._out_of_order = retries, limit, keep, out_of_order
         self._plans: dict[str, _Plan] = {}
+
+    def __class_getitem__(cls, parameters: Any) -> types.GenericAlias:
+        """`ActorHandle[Class]`, in annotations."""
+        return types.GenericAlias(cls, parameters)
 
     def __getattr__(self, name: str) -> ActorMethod:
         plans = self.__dict__.get("_plans")

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 
 UNIT = 10_000
 Resources = dict[str, int]
+RUNTIME_ENV = "HPCRAY_RUNTIME_ENV"
+"""Tells a worker at its start, as JSON, what its environment has beside variables. Nobody else ever sees it."""
 ASSIGNED_GPUS = "HPCRAY_ASSIGNED_GPUS"
 """The last variable of the environment in which a GPU worker is asked for: the ids of its devices, with commas. The
 template process turns it into the vendor's variable. A worker keeps its devices for life, since a library that has

@@ -149,8 +149,9 @@ class _Run:
                 return offer.code
         if self._asked:
             return 128 + self._asked[0]
-        if code == 0 and offer is not None and offer.pid is not None:
-            # Rank 0 died without a word; a launcher told to survive that reports success all the same.
+        if code in (0, 1) and offer is not None and offer.pid is not None:
+            # Rank 0 died without a word. A launcher that is to survive the death of ranks reports success all the same,
+            # or the code of those that have left because of it.
             return 128 + signal.SIGKILL
         return code
 

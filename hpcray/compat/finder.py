@@ -56,10 +56,10 @@ class Facade(ModuleType):
 
     def _own(self, name: str) -> Any:
         for source in self.__dict__.get("_sources", ()):
-            try:
-                return getattr(source, name)
-            except AttributeError:
-                pass
+            value = getattr(source, name, _NOTHING)
+            # Modules of ours are seen only where they are public: `ray.core` would be something else.
+            if value is not _NOTHING and (not isinstance(value, ModuleType) or name in getattr(source, "__all__", ())):
+                return value
         return _NOTHING
 
     def _find(self, name: str) -> Any:

@@ -10,7 +10,7 @@ from hpcray.base.config import Config
 from hpcray.base.ids import make_proc
 from hpcray.base.resources import UNIT
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
-from hpcray.core.scheduler.devices import GPU, assigned, undressed
+from hpcray.core.scheduler.devices import GPU, assigned, slow, undressed
 from hpcray.core.scheduler.ledger import Claim
 from hpcray.core.scheduler.queue import Env
 from hpcray.wire.messages import Exit
@@ -63,6 +63,7 @@ class WorkerPool:
         self._waiting: dict[Env, deque[Claim]] = {}
         self._counts = {STARTING: 0, IDLE: 0, BUSY: 0, LEAVING: 0}
         self._n_waiting = 0
+        self._slow_waiting = self._slow_starting = 0
         self._paused_until = 0.0
         self._unwelcome: list[Worker] = []
         self.failures: dict[Env, int] = {}
@@ -83,7 +84,10 @@ class WorkerPool:
 
     def can_supply(self, now: float, env: Env) -> bool:
         """Whether a claim decided now would soon have a worker."""
-        return bool(self._idle.get(env)) or (self._n_waiting < self._forks and not self.full(now, env))
+        if self._idle.get(env):
+            return True
+        ahead = self._slow_waiting if slow(env) else self._n_waiting - self._slow_waiting
+        return ahead < self._forks and not self.full(now, env)
 
     def waiting(self) -> list[Claim]:
         """Claims that have no worker yet, oldest first within an environment."""
@@ -101,7 +105,7 @@ class WorkerPool:
             self._employ(worker, claim)
             return worker
         self._waiting.setdefault(claim.env, deque()).append(claim)
-        self._n_waiting += 1
+        self._count(claim.env, 1)
         return None
 
     def cancel(self, claim: Claim) -> bool:
@@ -110,7 +114,7 @@ class WorkerPool:
         if line is None or claim not in line:
             return False
         line.remove(claim)
-        self._n_waiting -= 1
+        self._count(claim.env, -1)
         if not line:
             del self._waiting[claim.env]
         return True
@@ -120,7 +124,7 @@ class WorkerPool:
         line = self._waiting.get(worker.env)
         if line:
             claim = line.popleft()
-            self._n_waiting -= 1
+            self._count(worker.env, -1)
             if not line:
                 del self._waiting[worker.env]
             self._employ(worker, claim)
@@ -145,7 +149,7 @@ class WorkerPool:
         if worker is None or worker.state != STARTING:
             return None
         worker.pid = pid
-        self._starting[worker.env] -= 1
+        self._count_start(worker.env, -1)
         self.failures.pop(undressed(worker.env), None)
         return self.release(now, worker)
 
@@ -156,7 +160,7 @@ class WorkerPool:
             return None
         self._counts[worker.state] -= 1
         if worker.state == STARTING:
-            self._starting[worker.env] -= 1
+            self._count_start(worker.env, -1)
         elif worker.state == IDLE:
             self._idle[worker.env].remove(worker)
         return worker
@@ -171,7 +175,7 @@ class WorkerPool:
         if not line:
             return None
         claim = line.pop()
-        self._n_waiting -= 1
+        self._count(env, -1)
         if not line:
             del self._waiting[env]
         return claim
@@ -192,7 +196,7 @@ class WorkerPool:
         evicting = self._counts[LEAVING]
         for env, line in self._waiting.items():
             need = len(line) - self._starting.get(env, 0)
-            while need > 0 and self._counts[STARTING] < self._forks:
+            while need > 0 and self._starting_beside(env) < self._forks:
                 if len(self.workers) >= self.limit:
                     if evicting >= need or not self._counts[IDLE]:
                         break
@@ -213,7 +217,7 @@ class WorkerPool:
     def _kill_late(self, now: float) -> list[Effect]:
         out: list[Effect] = []
         for worker in self.workers.values():
-            if worker.state != STARTING:
+            if worker.state != STARTING or slow(worker.env):  # its environment has a timeout of its own
                 continue
             if not worker.since:
                 worker.since = now
@@ -276,8 +280,23 @@ class WorkerPool:
         proc = make_proc(self._node, number)
         self.workers[proc] = Worker(proc, number, env)
         self._counts[STARTING] += 1
-        self._starting[env] = self._starting.get(env, 0) + 1
+        self._count_start(env, 1)
         return ForkWorker(number, env)
+
+    def _count(self, env: Env, by: int) -> None:
+        self._n_waiting += by
+        if slow(env):
+            self._slow_waiting += by
+
+    def _count_start(self, env: Env, by: int) -> None:
+        self._starting[env] = self._starting.get(env, 0) + by
+        if slow(env):
+            self._slow_starting += by
+
+    def _starting_beside(self, env: Env) -> int:
+        """How many are starting that a worker of this environment would start beside: the slow ones keep nobody else
+        waiting."""
+        return self._slow_starting if slow(env) else self._counts[STARTING] - self._slow_starting
 
     def _employ(self, worker: Worker, claim: Claim) -> None:
         self._set(worker, BUSY)

@@ -53,12 +53,26 @@ class MemoryGauge:
             found.append(Usage(shared + self._of_groups(list(pids)), self._limit, self._name))
         return max(found, key=lambda usage: usage.used / usage.limit if usage.limit else 0.0)
 
+    def kernel_kills(self) -> int:
+        """How many processes the kernel has ended so far because one of our cgroups was full."""
+        return sum(_oom_kills(directory) for directory, _ in self._cgroups)
+
     def _of_groups(self, pids: list[int]) -> int:
         direct = sum(map(own_memory, pids))
         if self._reads % _SCAN_EVERY == 0:  # it looks at every process of the machine
             self._of_children = max(0, sum(group_memory(pids).values()) - direct)
         self._reads += 1
         return direct + self._of_children
+
+
+def _oom_kills(directory: Path) -> int:
+    for name in ("memory.events", "memory.oom_control"):
+        try:
+            lines = (directory / name).read_text().splitlines()
+        except OSError:
+            continue
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 def _machine() -> Usage:

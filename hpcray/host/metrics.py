@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from hpcray.host.peers import is_ours
+
 DIRECTORY = "metrics"
 SOCKET = "metrics.s"
 PREFIX = "ray_"
@@ -204,6 +206,10 @@ class Endpoint:
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
 
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Only processes of this user are answered, whatever the directory's mode has become."""
+        return is_ours(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who asked has gone: nobody is left to be told."""
 
@@ -221,6 +227,8 @@ def ask(session_dir: str) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(_ANSWER_LIMIT)
         sock.connect(path)
+        if not is_ours(sock):
+            raise PermissionError("who listens there is another user")
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         while more := sock.recv(1 << 16):
             said += more

@@ -10,10 +10,11 @@ from copy import deepcopy
 from types import ModuleType
 from typing import Any
 
+from hpcray.base.resources import RUNTIME_ENV
+
 logger = logging.getLogger("hpcray")
 
-VARIABLE = "HPCRAY_RUNTIME_ENV"
-"""Tells a worker at its start, as JSON, what its environment has beside variables. Nobody else ever sees it."""
+VARIABLE = RUNTIME_ENV
 PYTHON_FIELDS = ("pip", "uv", "py_executable")
 """Fields that need another Python than the job's."""
 DEFAULT_TIMEOUT = 600

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 LIMIT = 512 << 20
 DEFAULT_EXCLUDES = (".git", ".venv", "venv", "__pycache__")
 IGNORE_FILES = (".gitignore", ".rayignore")
-DIRECTORY = "env"
+DIRECTORY = "runtime_env"
 """In the session directory: what environments need on this node."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _OFF = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
@@ -29,7 +29,8 @@ def files_of(root: str, excludes: Sequence[str] = ()) -> list[str]:
     """What of a directory goes into its package: paths relative to it, sorted.
 
     Left out: what `excludes` and the directory's .gitignore and .rayignore files name (in Git's syntax, relative to
-    where they are), .git, virtual environments called .venv or venv, __pycache__, sockets and devices.
+    where they are), .git, virtual environments called .venv or venv, __pycache__, links to directories, and what is no
+    file.
     """
     return sorted(_walk(root, "", [("", _spec([*DEFAULT_EXCLUDES, *excludes]))]))
 
@@ -52,7 +53,7 @@ def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[st
                 continue
             if directory and not entry.is_symlink():
                 yield from _walk(root, name, specs)
-            elif directory or entry.is_file():
+            elif not directory and entry.is_file():
                 yield name
 
 
@@ -75,7 +76,7 @@ def pack(root: str, names: Sequence[str], top: str = "") -> bytes:
     """A zip of files of a directory: equal files make equal bytes, whatever their times are.
 
     Args:
-        names: relative to `root`; links to directories are left out, links to files become files.
+        names: relative to `root`; links to files become files.
         top: a directory that everything is put into.
 
     Raises:
@@ -93,8 +94,6 @@ def pack(root: str, names: Sequence[str], top: str = "") -> bytes:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
         for name in names:
             path = os.path.join(root, name)
-            if os.path.isdir(path):
-                continue
             info = zipfile.ZipInfo(os.path.join(top, name).replace(os.sep, "/"), _EPOCH)
             info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) | stat.S_IFREG) << 16
             info.compress_type = zipfile.ZIP_DEFLATED

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hpcray.base.ids import HEAD, number_of
+from hpcray.core.effects import Send
 from hpcray.core.gcs import membership as member
 from hpcray.host.processes import Family, reap_orphans
 from hpcray.host.session import Session
@@ -16,6 +18,7 @@ from hpcray.runtime.leaving import Leaving
 from hpcray.runtime.local_links import DRIVER
 from hpcray.runtime.raylet import Raylet
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.startup import read_launch
 from hpcray.wire import messages as m
 
 _DRIVER_GRACE = 2.0
@@ -77,11 +80,13 @@ class Cluster:
         self._on_up = on_up
         self._name = ""
         self._head_host = ""
+        self._by_srun = read_launch(os.environ).kind == "srun"
         self._driver: DriverChild | None = None
         self._signal = 0
         self._elders = elders
         self._here_gone = False
         self._stay_until = 0.0
+        self._cut_off_at = 0.0
         self.drain = Drain(raylet, self.end_job)
         raylet.on_driver_died = self._driver_died
         raylet.on_template_gone = self._template_gone
@@ -94,6 +99,7 @@ class Cluster:
             m.Stop: self._stop,
             m.Exit: self._exit,
             m.Heartbeat: lambda now, src, msg: _NOTHING,  # that it came is what it says: the loop has noted that
+            m.Ping: lambda now, src, msg: [Send(src, m.Heartbeat(raylet.node))],
         }
         if membership is not None:
             raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
@@ -158,6 +164,8 @@ class Cluster:
 
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
+        if self._cut_off_at:
+            self._loop.stop()
         if self._leaving.begun:
             return
         if self.came_up and self.drain.signalled(number, self._driver):
@@ -185,7 +193,8 @@ class Cluster:
         self._here_gone = True
         self._router.send(HEAD, m.NodeStopped(self._raylet.node))
         if self._membership is None:
-            self._loop.call_at(max(self._loop.now, self._stay_until), self._loop.stop)
+            if not self._cut_off_at:
+                self._loop.call_at(max(self._loop.now, self._stay_until), self._loop.stop)
         elif self._membership.state in (member.STOPPED, member.FAILED):
             self._loop.stop()
 
@@ -204,7 +213,7 @@ class Cluster:
         self._name = msg.session
         self._head_host = next((info.host for info in msg.nodes if info.index == 0), "")
         if self._watch is not None:
-            self._watch.begin(now)
+            self._watch.begin(now, [info.index for info in msg.nodes])
         raylet.run = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
@@ -279,16 +288,32 @@ class Cluster:
 
     def _fenced(self, reason: str) -> None:
         """All others believe that this node is dead, and go on without it. It is no failure of the job."""
-        if not self._leaving.begun:
+        if not self._leaving.begun or self._cut_off_at:
             self._raylet.say(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
         self._leave_alone(0)
+        if self._cut_off_at:
+            self._connected_again()
+
+    def _cut_off(self, reason: str) -> None:
+        """This node hears nobody: it ends its work, and only this process waits for the network. A rank of srun that
+        leaves while slurmstepd can tell nobody makes that kill the whole step as soon as it can."""
+        if not self._leaving.begun:
+            self._cut_off_at = self._loop.now
+            self.failure = f"this node is cut off: neither the head ({reason}) nor any other node is heard of"
+            self._raylet.say(f"{self.failure}. It ends its work, and leaves when the network is back")
+            self._leave_alone(1)
+
+    def _connected_again(self) -> None:
+        """The others have gone on without this node. That is no failure of the job."""
+        self.failure, self._cut_off_at = "", 0.0
+        if self._here_gone:
+            self._loop.stop()
 
     def _head_died(self, reason: str) -> None:
         if not self._leaving.begun:
             self.failure = (
-                f"the head (node 0{f', host {self._head_host}' if self._head_host else ''}) died: {reason}. The job "
-                "cannot go on without it; hint: what its actors and its program checkpointed is there for the next run "
-                "(docs/explain/faults.md)"
+                f"the head (node 0, host {self._head_host or 'unknown'}) died: {reason}. The job cannot go on without "
+                "it; hint: checkpoints of actors and program are there for the next run (docs/explain/faults.md)"
             )
             self._raylet.say(self.failure)
             self._stay_until = self._loop.now + _ALL_TOLD
@@ -364,7 +389,12 @@ class Cluster:
             raylet.apply(self._membership.tick(now))
         elif self._watch is not None:
             self._watch.heard(heard.get(0, 0.0))
+            self._watch.heard_other(max((when for node, when in heard.items() if node), default=0.0))
             effects, dead = self._watch.tick(now)
             raylet.apply(effects)
-            if dead:
+            if self._cut_off_at and max(heard.values(), default=0.0) > self._cut_off_at:
+                self._connected_again()
+            elif dead and self._watch.alone and self._by_srun:
+                self._cut_off(dead)
+            elif dead:
                 self._head_died(dead)

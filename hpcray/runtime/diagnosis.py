@@ -121,11 +121,10 @@ class Diagnosis:
             by_node.setdefault(one.node, []).append(one)
         found: dict[bytes, dict[str, Any]] = {}
         for node, people in by_node.items():
-            if node == self._process.node:
-                found |= {one.proc: describe_process(one.pid) for one in people}
-                continue
-            answer = self.ask([raylet_of(node)], "os", [one.pid for one in people]).get(raylet_of(node), {})
-            found |= {one.proc: answer.get(one.pid, {}) for one in people}
+            answer = self.ask([raylet_of(node)], "os", [one.pid for one in people]).get(raylet_of(node))
+            if answer is None and node == self._process.node:
+                answer = {one.pid: describe_process(one.pid) for one in people}  # its raylet is mute too
+            found |= {one.proc: (answer or {}).get(one.pid, {}) for one in people}
         return found
 
     def _someone(self, node: NodeRoll, row: Mapping[str, Any]) -> Someone:

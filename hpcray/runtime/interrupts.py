@@ -16,6 +16,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hpcray.host.emergency import hide, stay_visible
 from hpcray.host.session import read_session
 from hpcray.runtime.driver_child import pass_to
 from hpcray.runtime.engine import Engine
@@ -62,6 +63,8 @@ def _report_on_signal(process: Process) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
 
+    stay_visible()
+
     def report(signum: int, frame: FrameType | None) -> None:
         process.survey.waits.report_soon()
 
@@ -91,6 +94,7 @@ def remove() -> None:
     """Give the signals back to Python."""
     if threading.current_thread() is not threading.main_thread():
         return
+    hide()
     for number, default in ((signal.SIGINT, signal.default_int_handler), *_ANNOUNCING):
         if getattr(signal.getsignal(number), "__module__", "") in (__name__, pass_to.__module__):
             signal.signal(number, default)

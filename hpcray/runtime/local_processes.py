@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
 from hpcray.base.ids import NIL_PROC, make_proc, number_of
@@ -51,7 +52,8 @@ class LocalProcesses:
     """Forks through the template, answers Hello, and tells each death once, with the reason that is known best.
 
     Attributes:
-        leaving: the job is over; nothing is forked any more.
+        leaving: the job is over; nothing is forked any more. why_killed: what is known of a SIGKILL that is not
+            ours.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class LocalProcesses:
         self._early: dict[int, Link] = {}
         self._workers: set[int] = set()
         self._killed: dict[int, str] = {}
+        self.why_killed: Callable[[], str] = lambda: ""
         self._driver_pid = 0
         self.leaving = False
         loop.watch(template.fileno(), self._template_ready)
@@ -198,6 +201,8 @@ class LocalProcesses:
         if link is not None and not link.closing:
             self._loop.drain(link)
         mute = self._killed.pop(number, None)
+        if mute is None and status == signal.SIGKILL:
+            mute = self.why_killed() or None
         reason = mute if mute is not None and status == signal.SIGKILL else describe_exit(status)
         if link is None and os.waitstatus_to_exitcode(status) == NO_THREAD:
             reason = "it could not start a thread; hint: ulimit -u, or the cgroup's pids.max"

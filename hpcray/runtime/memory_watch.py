@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from hpcray.base.deaths import LOW_MEMORY
 from hpcray.core.memory import Candidate, Guard, choose, explain
 from hpcray.core.pool import BUSY, IDLE, Worker
 from hpcray.host.memory import MemoryGauge, Usage
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from hpcray.runtime.raylet import Raylet
 
 _NEAR = 0.85
+_HASTE = 5
+"""Near the threshold it looks so many times as often."""
 _ASK_PERIOD = 1.0
 _ANSWER_TIME = 0.1
 """When so much of the threshold is reached, those who have leases here are asked what may be run again, from time to
@@ -41,8 +44,10 @@ class MemoryWatch:
         self._told: dict[bytes, tuple[str, bool]] = {}
         self._since: dict[bytes, tuple[bytes, float]] = {}
         self._last = Usage(0, 0, "")
+        self._kernel_kills = self._gauge.kernel_kills()
         self.killed = 0
         raylet.handlers[m.Retries] = self._answered
+        raylet.processes.why_killed = self._why_killed
         if self._threshold and self._period:
             raylet.loop.call_at(raylet.loop.now + self._period, self._look)
 
@@ -50,14 +55,27 @@ class MemoryWatch:
         """What was seen last: "used", "limit" (bytes), "source"; "killed": workers that were ended."""
         return {**self._last._asdict(), "killed": self.killed}
 
+    def _why_killed(self) -> str:
+        """A worker was killed, and not by us: perhaps the kernel was faster."""
+        kills = self._gauge.kernel_kills()
+        before, self._kernel_kills = self._kernel_kills, kills
+        if kills <= before:
+            return ""
+        raylet = self._raylet
+        return (
+            f"{LOW_MEMORY}\nThe kernel ended the worker: a cgroup of node {raylet.node} (host {raylet.seat.info.host}) "
+            f"had reached its limit, faster than its memory watcher looks (every {self._period:g} s); hint: "
+            "HPCRAY_MEMORY_USAGE_THRESHOLD lower, or more memory for the job"
+        )
+
     def _look(self) -> None:
         loop = self._raylet.loop
-        loop.call_at(loop.now + self._period, self._look)
         if self._raylet.processes.leaving:
             return
         self._note_claims()
         self._last = usage = self._read()
         near = usage.used > _NEAR * self._threshold * usage.limit
+        loop.call_at(loop.now + self._period / (_HASTE if near else 1), self._look)
         if near and loop.now - self._asked >= _ASK_PERIOD:
             self._ask()
         if not self._guard.short(loop.now, usage.used, usage.limit):

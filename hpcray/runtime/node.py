@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-import msgspec
-
 from hpcray.base.config import Config
 from hpcray.base.failures import StartupError
 from hpcray.base.labels import parse_labels
@@ -20,12 +18,11 @@ from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.membership import HeadWatch, Membership
 from hpcray.core.raylet import RayletCore
 from hpcray.core.store.node_store import NodeStore
-from hpcray.host import probe
-from hpcray.host.accelerators import gpu_type, local_rank, node_gpus
+from hpcray.host.accelerators import gpu_type, node_gpus
 from hpcray.host.address import node_ip_address
 from hpcray.host.allocation import read_allocation
 from hpcray.host.arena import Arena, default_arena_size
-from hpcray.host.binding import RankPlan, as_started, bind_rank, plan_rank
+from hpcray.host.binding import RankPlan, as_started
 from hpcray.host.console import silenced
 from hpcray.host.launcher import prefer_adapters, prepare_mpi
 from hpcray.host.prefault import Prefaulter
@@ -44,7 +41,7 @@ from hpcray.runtime.limits import need_open_files
 from hpcray.runtime.local_links import Listener
 from hpcray.runtime.local_processes import LocalProcesses
 from hpcray.runtime.node_answers import attend
-from hpcray.runtime.options import NodeOptions, total_resources
+from hpcray.runtime.options import NodeOptions, bind_node, total_resources
 from hpcray.runtime.raylet import Raylet, Seat
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
@@ -177,7 +174,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
-    options, bound = _bind(options, config, launch, gpus)
+    options, bound = bind_node(options, config, max(1, launch.here), gpus)
     session = Session.create()
     try:
         arena = Arena.create(default_arena_size(config, max(1, launch.here)), _SLOTS * _chunk(config))
@@ -188,15 +185,6 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     adopt_orphans()
     listener = Listener(session.socket_path(0))
     return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound)
-
-
-def _bind(options: NodeOptions, config: Config, launch: Launch, gpus: tuple[str, ...]) -> tuple[NodeOptions, RankPlan]:
-    """Before the template process is forked, which inherits it. The CPUs are counted before."""
-    here = max(1, launch.here)
-    cpus = options.num_cpus if options.num_cpus is not None else probe.cpus_per_rank(here)
-    plan = plan_rank(gpus, local_rank(os.environ), here, cpus, os.environ, config.bind)
-    bind_rank(plan)
-    return msgspec.structs.replace(options, num_cpus=cpus), plan
 
 
 def _tell_odd_starts(launch: Launch) -> None:

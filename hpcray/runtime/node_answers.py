@@ -5,7 +5,8 @@ what       arguments           answer
 =========  ==================  =========================================================================
 node       []                  "pid", "host", "template" (pid), "processes": a row for each one here
 stack      []                  "threads" of the raylet
-os         [pids]              what the kernel tells of processes of this node (`procfs.describe_process`), by pid
+os         [pids]              what the kernel tells of processes of this node (`procfs.describe_process`), by pid, and
+                               "stacks", as C code writes them that needs no answer of theirs
 core       []                  `RayletCore.snapshot`
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryWatch.snapshot`
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcray.base.ids import raylet_of
+from hpcray.host.emergency import answer, ask
 from hpcray.host.procfs import describe_process
 from hpcray.runtime.limits import keep_within_limits
 from hpcray.runtime.local_links import Listener
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from hpcray.runtime.raylet import Raylet
 
 _EVERYTHING = 1 << 40
+_WRITING = 0.1
+"""A process that was sent the signal has written its stacks after so many seconds."""
 
 
 def attend(raylet: Raylet, listener: Listener, template: int, chunk: int, slots: int) -> None:
@@ -62,13 +66,14 @@ class NodeAnswers:
         self.methods: dict[str, Callable[..., Any]] = {
             "node": self._node,
             "stack": lambda: {"threads": thread_stacks()},
-            "os": self._os,
             "core": raylet.core.snapshot,
             "object": self._object,
         }
         raylet.handlers[m.Ask] = self._asked
 
     def _asked(self, now: float, src: bytes, msg: m.Ask) -> Iterable[Any]:
+        if msg.what == "os":
+            return self._os(now, src, msg)
         method = self.methods.get(msg.what)
         if method is None:
             reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
@@ -107,9 +112,23 @@ class NodeAnswers:
             "processes": rows,
         }
 
-    def _os(self, pids: list[int]) -> dict[int, dict[str, Any]]:
-        known = {link.pid for link in self._raylet.router.links.values()} | {self._template, os.getpid()}
-        return {pid: describe_process(pid) for pid in pids if pid in known}
+    def _os(self, now: float, src: bytes, msg: m.Ask) -> Iterable[Any]:
+        """Answered a moment later: the processes get a signal, and write what they do."""
+        (pids,) = msgspec.msgpack.decode(msg.args)
+        router = self._raylet.router
+        known = {link.pid for link in router.links.values()}
+        asked = ask(pid for pid in pids if pid in known)
+
+        def reply() -> None:
+            rows = {
+                pid: {**describe_process(pid), "stacks": answer(asked[pid]) if pid in asked else ""}
+                for pid in pids
+                if pid in known or pid in (self._template, os.getpid())
+            }
+            router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
+
+        self._raylet.loop.call_at(now + _WRITING, reply)
+        return ()
 
     def _object(self, oid: bytes) -> dict[str, Any] | None:
         return next((row for row in self._raylet.store.listing(_EVERYTHING) if row["id"] == oid), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from hpcray.base.config import Config
 from hpcray.base.labels import parse_labels
 from hpcray.base.resources import Resources, to_units
 from hpcray.host import probe
+from hpcray.host.accelerators import local_rank
+from hpcray.host.binding import RankPlan, bind_rank, plan_rank
 
 HEAD_RESOURCE = "node:__internal_head__"
 
@@ -46,6 +49,26 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         config = Config.from_env(**self.config)
         parse_labels(config.labels)
         return config
+
+
+def bind_node(
+    options: NodeOptions, config: Config, local_size: int, gpus: tuple[str, ...]
+) -> tuple[NodeOptions, RankPlan]:
+    """Bind this process, where that is for the better. Before the template process is forked, which inherits it.
+
+    Args:
+        options: what the user gave.
+        config: the node's settings.
+        local_size: ranks on this host.
+        gpus: ids of the node's GPUs.
+
+    Returns:
+        The options, with the number of CPUs in them: these are counted before. And the plan that was carried out.
+    """
+    cpus = options.num_cpus if options.num_cpus is not None else probe.cpus_per_rank(local_size)
+    plan = plan_rank(gpus, local_rank(os.environ), local_size, cpus, os.environ, config.bind)
+    bind_rank(plan)
+    return msgspec.structs.replace(options, num_cpus=cpus), plan
 
 
 def total_resources(

@@ -9,6 +9,9 @@ import threading
 from typing import Any
 
 from hpcray.host.address import node_ip_address
+from hpcray.runtime.repeated_lines import TABLE, RepeatedLines, wanted
+
+_PATIENCE = 0.2
 
 
 class PrefixedStream(io.TextIOBase):
@@ -20,6 +23,7 @@ class PrefixedStream(io.TextIOBase):
         self._suffix = suffix
         self._partial = ""
         self._lock = threading.Lock()
+        self._repeated = RepeatedLines(TABLE, lambda line: self._put([line]), wanted()) if TABLE is not None else None
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -50,13 +54,25 @@ class PrefixedStream(io.TextIOBase):
         """Lines go out at once anyway; a partial line waits for its end, so that prefixes do not tear it."""
 
     def finish(self) -> None:
-        """Write a last partial line."""
-        with self._lock:
+        """Write a last partial line, and what was counted of repeated ones."""
+        if not self._lock.acquire(timeout=_PATIENCE):
+            return  # a thread is stuck in a write: nobody reads
+        try:
             if self._partial:
                 self._emit([self._partial])
                 self._partial = ""
+        finally:
+            self._lock.release()
+        if self._repeated is not None:
+            self._repeated.finish()
 
     def _emit(self, lines: list[str]) -> None:
+        if self._repeated is not None:
+            lines = [line for line in lines if not line or self._repeated.shows(line)]
+        if lines:
+            self._put(lines)
+
+    def _put(self, lines: list[str]) -> None:
         prefix = f"({self._where.name or 'worker'} pid={os.getpid()}{self._suffix}) "
         data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
         view = memoryview(data)
@@ -75,6 +91,13 @@ def redirect_output(path: str) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+
+
+def finish_output() -> None:
+    """This process ends now."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, PrefixedStream):
+            stream.finish()
 
 
 def prefix_output(where: Any, node: int) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 
 READY, FETCHED, FOREIGN, WRITING = "ready", "fetched", "foreign", "writing"
-ARGUMENTS, QUEUED, SENT, ACTOR = "arguments", "queued", "sent", "actor"
+ARGUMENTS, QUEUED, SENT, ACTOR, PAUSED = "arguments", "queued", "sent", "actor", "paused"
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Known:
         what: "put", "object", "task f", "call C.m".
         text: what it waits for, in words.
         state: READY (its value is here), FETCHED (in a store), FOREIGN (only its owner knows), WRITING (a put),
-            ARGUMENTS, QUEUED (for a worker), SENT (to a worker), ACTOR (for its actor).
+            ARGUMENTS, QUEUED (for a worker), SENT (to a worker), ACTOR (for its actor), PAUSED (before another run).
         task: the id of what makes it. worker: where that was sent. actor: whose call it is.
         open: arguments that are not ready. nodes: where copies are. resources: what it needs of a node.
     """
@@ -95,7 +95,7 @@ def known_of_task(process: Process, task: Task) -> Known:
     paused = process.submitter.retrying.paused.get(task.id)
     if paused is not None:
         text = f"has lost {task.attempt} workers, and runs again in {max(0.0, paused - monotonic()):.1f} s"
-        return Known(what, text, QUEUED, task.id, resources=wanted)
+        return Known(what, text, PAUSED, task.id, resources=wanted)
     if task.worker is None:
         return _arguments(process, task, what)
     text = f"was sent to {show_proc(task.worker)} and has not returned"

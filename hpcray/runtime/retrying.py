@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 
 
-def pause_before(attempt: int) -> float:
-    """Seconds before run number `attempt` (the first has 0) of a task whose workers die."""
-    return 0.0 if attempt <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempt - 2, 30))
+def pause_before(crashes: int) -> float:
+    """Seconds before the next run of a task, after so many crashes of its workers in a row."""
+    return 0.0 if crashes <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(crashes - 2, 30))
 
 
 class Retrying:
@@ -42,6 +42,7 @@ class Retrying:
         self._table = process.table
         self._lineage = process.table.lineage
         self._submitter = submitter
+        self._crashes: dict[bytes, int] = {}
         self._lost: deque[Task] = deque()
         self._busy = False
         self._held: list[Task] | None = None
@@ -52,7 +53,8 @@ class Retrying:
     def crashed(self, task: Task) -> None:
         """The worker that ran it died: it runs again, the first time at once, then after longer and longer pauses."""
         self._count(task)
-        pause = pause_before(task.attempt)
+        crashes = self._crashes[task.id] = self._crashes.get(task.id, 0) + 1
+        pause = pause_before(crashes)
         if pause <= 0.0:
             self.submit(task)
             return
@@ -119,8 +121,10 @@ class Retrying:
         fresh = [oid for oid in returns if (entry := entries.get(oid)) is not None and entry.state == PENDING]
         self._table.keep_task(task, fresh, [ref._id for ref in task.keep or ()], len(task.args))
         kept = self._lineage.kept.get(task.id)
-        if kept is not None and running:
-            kept.running = True
+        if kept is not None:
+            kept.running = kept.running or running
+            if kept.wanted is not None:
+                kept.wanted = kept.wanted.difference(returns)  # what is lost after this is another matter
 
     def remake(self, task: Task) -> None:
         """Something that `task` made is lost: run it again, and before it what made its arguments, if they are gone."""
@@ -154,6 +158,7 @@ class Retrying:
 
     def ended(self, task: Task, error: bytes | None = None) -> None:
         """A run of a task is over; `error`: it failed."""
+        self._crashes.pop(task.id, None)
         kept = self._lineage.kept.get(task.id)
         if kept is not None:
             again = self._settle(task, kept, error)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpcray.base.config import Config
 from hpcray.host.allocation import ask_end_time, end_time, job_to_ask
@@ -122,16 +123,21 @@ def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str
 
 def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None = None) -> bool:
     """This rank cannot start, and the others would wait for it inside of `MPI_Init`: tell why and have Slurm end the
-    step. (mpirun ends all ranks by itself when one fails.)
+    step, or the mpirun that was told to let ranks die. (Any other mpirun ends all ranks by itself when one fails.)
 
     Returns:
         Whether it was told; a Slurm that does not obey leaves the others to their own patience.
     """
     environ = os.environ if environ is None else environ
-    if launch.kind != "srun" or launch.size == 1:
+    launcher = _patient_mpirun() if launch.kind == "mpirun" else 0
+    if (launch.kind != "srun" and not launcher) or launch.size == 1:
         return False
     where = f"rank {launch.rank} on {socket.gethostname()}"
     print(f"hpcray: {where} does not start, and so the job does not: {error}", file=sys.stderr, flush=True)
+    if launcher:
+        with contextlib.suppress(OSError):
+            os.kill(launcher, signal.SIGTERM)
+        return True
     # Many ranks may have the same trouble: the first that asks ends the others before they do.
     time.sleep(random.uniform(0, min(_DAMPING * launch.rank, _LONGEST_DAMPING)))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -140,6 +146,16 @@ def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None
         line = ["scancel", "--signal=TERM", step]
         subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCONTROL_TIME)
     return True
+
+
+def _patient_mpirun() -> int:
+    """Pid of our parent if it is an mpirun that lets other ranks live when one dies, or its daemon on this host."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{parent}/cmdline").read_bytes()
+        if b"--enable-recovery" in line or b"/prted\0" in line:
+            return parent
+    return 0
 
 
 def wants_requeue(setting: str, shown: str) -> bool:

@@ -8,13 +8,20 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
+from hpcray.host.emergency import stay_visible
 from hpcray.runtime.early_thread import EarlyThread
 from hpcray.runtime.environment import Environment
 from hpcray.runtime.links import listen
-from hpcray.runtime.output import prefix_output, redirect_output
+from hpcray.runtime.output import finish_output, prefix_output, redirect_output
 from hpcray.runtime.process import connect
 from hpcray.runtime.refs import current
 from hpcray.runtime.worker import Worker
+
+
+def _leave(code: int) -> None:
+    """The job is over, or our raylet wants us gone."""
+    finish_output()
+    os._exit(code)
 
 
 def _not_ours(number: int, frame: FrameType | None) -> None:
@@ -28,6 +35,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Envir
     if environment is None:
         environment = Environment.take(os.environ)
         environment.become_python(session_dir, number)
+    stay_visible()
     # Where there is no room for one more thread, our raylet must never hear of us: it would give us work.
     thread = EarlyThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
@@ -40,6 +48,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Envir
     signal.signal(signal.SIGINT, worker.interrupted)
     if process.config.log_to_driver:
         prefix_output(process.local, process.node)
+        process.on_exit = _leave
     else:
         redirect_output(f"{session_dir}/worker-{number}.log")
     for number in process.run.signals:

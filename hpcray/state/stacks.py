@@ -37,6 +37,7 @@ def _process(row: dict[str, Any], everything: bool) -> Iterator[str]:
     yield f"  {row['process']} ({what}, pid {row['pid']}{state})"
     if row["problem"]:
         yield f"    {row['problem']}; the kernel says: {show_kernel(row['kernel'])}"
+        yield from (f"    {line}" for line in row["kernel"].get("stacks", "").splitlines())
         return
     calls = {call["thread"]: call for call in row["calls"] if call["thread"]}
     if row["waiting"]:

@@ -1,5 +1,8 @@
 """The table's rows of `ray` itself, in its order. Everything is reached through `import ray`."""
 
+# Ray sends into generators, and a range, which `yield from` would pass that on to, takes nothing.
+# ruff: noqa: UP028
+
 from __future__ import annotations
 
 import asyncio
@@ -126,7 +129,8 @@ def test_functions_generators_and_classes(ray: Any) -> None:
 
     @ray.remote
     def three() -> Any:
-        yield from range(3)
+        for index in range(3):
+            yield index
 
     class Base:
         def hello(self) -> str:
@@ -192,8 +196,6 @@ def test_arguments_and_options(ray: Any) -> None:
 
 @row("ray.get")
 def test_get(ray: Any) -> None:
-    never = threading.Event()
-
     @ray.remote(num_cpus=0)
     class Slow:
         async def sleep(self) -> None:
@@ -209,7 +211,6 @@ def test_get(ray: Any) -> None:
     assert isinstance(caught.value, TimeoutError)
     with pytest.raises((ValueError, TypeError)):
         ray.get(1)
-    assert not never.is_set()
 
 
 @row("ray.put")
@@ -332,6 +333,9 @@ def test_method(ray: Any) -> None:
         def group(self) -> str:
             return threading.current_thread().name
 
+        def thread(self) -> str:
+            return threading.current_thread().name
+
         @ray.method(max_task_retries=3, retry_exceptions=[ZeroDivisionError])
         def third_time(self) -> int:
             self.tries += 1
@@ -343,11 +347,12 @@ def test_method(ray: Any) -> None:
 
         @ray.method(_generator_backpressure_num_objects=1)
         def numbers(self) -> Any:
-            yield from range(3)
+            for index in range(3):
+                yield index
 
     actor = Actor.remote()
     assert ray.get(actor.pair.remote()) == [1, 2]
-    assert ray.get(actor.group.remote()) != ray.get(actor.group.options(concurrency_group=None).remote()) or True
+    assert ray.get(actor.group.remote()) != ray.get(actor.thread.remote())
     assert ray.get(actor.third_time.remote()) == 3
     assert ray.get(actor.quiet.remote()) == 1
     assert [ray.get(ref) for ref in actor.numbers.remote()] == [0, 1, 2]
@@ -473,7 +478,8 @@ def test_refs(ray: Any) -> None:
 def test_generators(ray: Any) -> None:
     @ray.remote
     def count(n: int) -> Any:
-        yield from range(n)
+        for index in range(n):
+            yield index
 
     @ray.remote(num_cpus=0)
     class Actor:
@@ -522,7 +528,7 @@ def test_actor_names(ray: Any, until: Any) -> None:
     assert isinstance(actor.get, ray.actor.ActorMethod)
     assert isinstance(actor._actor_id, ray.ActorID)
     assert actor._ray_actor_id == actor._actor_id
-    assert actor._actor_id.hex() in str(ray._private.state.actors())
+    until(lambda: actor._actor_id.hex() in ray._private.state.actors())
     assert ray.get(actor.__ray_ready__.remote()) in (True, None)
     assert ray.get(actor.__ray_call__.remote(lambda self, x: self.limit + x, 1)) == 4
     assert copy.deepcopy({"a": actor})["a"] == actor
@@ -560,8 +566,6 @@ def test_a_class_made_at_run_time_travels_by_value(ray: Any) -> None:
 
 @row("ray.exceptions")
 def test_exceptions(ray: Any) -> None:
-    import hpcray
-
     class Own(Exception):
         def __init__(self, code: int) -> None:
             super().__init__(f"code {code}")
@@ -583,7 +587,6 @@ def test_exceptions(ray: Any) -> None:
     assert isinstance(error.as_instanceof_cause(), Own)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(fail.remote("exit"))
-    assert ray.exceptions.RayTaskError is hpcray.exceptions.RayTaskError
     for name in (
         "ActorDiedError", "ActorUnavailableError", "NodeDiedError", "OutOfMemoryError", "OwnerDiedError",
         "ObjectLostError", "ObjectStoreFullError", "RuntimeEnvSetupError", "TaskUnschedulableError",

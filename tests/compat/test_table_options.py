@@ -29,7 +29,7 @@ def test_cpus_and_gpus(ray: Any) -> None:
     assert ray.get(Actor.remote().holds.remote()) == {}, "an actor takes a CPU to be placed, and none to run"
     assert ray.get(Actor.options(num_cpus=2).remote().holds.remote()) == {"CPU": 2}
     with pytest.raises(ValueError, match="GPU resource quantities >1 must be whole numbers"):
-        holds.options(num_gpus=1.5)
+        holds.options(num_gpus=1.5).remote()
     with pytest.raises(ValueError, match="negative"):
         holds.options(num_cpus=-1)
 
@@ -99,7 +99,7 @@ def test_strategies(ray: Any) -> None:
         assert ray.get(where.options(scheduling_strategy=strategy).remote()) == here
     ray.util.remove_placement_group(group)
     with pytest.raises(ValueError, match="Invalid scheduling_strategy value"):
-        where.options(scheduling_strategy="NONSENSE")
+        where.options(scheduling_strategy="NONSENSE").remote()
 
 
 @row("placement_group, placement_group_bundle_index (legacy)")

@@ -121,7 +121,7 @@ def test_utils(ray: Any) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ray.tune", "ray.train", "ray.serve", "ray.rllib", "ray.dag", "ray.experimental.channel",
+        "ray.tune", "ray.train.torch", "ray.serve", "ray.rllib", "ray.dag", "ray.experimental.channel",
         "ray._private.log_monitor", "ray._private.ray_option_utils", "ray.nonsense", "ray.util.nonsense",
     ],
 )  # fmt: skip

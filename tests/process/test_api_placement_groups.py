@@ -369,7 +369,7 @@ class TestWrongUse:
 
     @hpcray_only
     def test_what_is_not_supported_is_refused(self):
-        for keyword in ("_soft_target_node_id", "bundle_label_selector", "topology_strategy"):
+        for keyword in ("_soft_target_node_id", "topology_strategy"):
             with pytest.raises(NotImplementedError, match=keyword):
                 placement_group([{"CPU": 1}], **{keyword: "x"})
         with pytest.raises(ValueError, match="must be whole numbers"):

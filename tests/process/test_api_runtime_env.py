@@ -80,17 +80,21 @@ class TestModules:
         package = tmp_path / "one" / "only_here"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("NAME = 'package'\n")
+        wheel = tmp_path / "in_a_wheel-1-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as opened:
+            opened.writestr("in_a_wheel.py", "NAME = 'wheel'\n")
         single = tmp_path / "single_file.py"
         single.write_text("NAME = 'file'\n")
 
-        @ray.remote(runtime_env={"py_modules": [str(package), str(single)]})
+        @ray.remote(runtime_env={"py_modules": [str(package), str(single), str(wheel)]})
         def names():
+            import in_a_wheel
             import only_here
             import single_file
 
-            return only_here.NAME, single_file.NAME, os.environ["PYTHONPATH"].count("/env/")
+            return only_here.NAME, single_file.NAME, in_a_wheel.NAME, os.environ["PYTHONPATH"].count("/runtime_env/")
 
-        assert ray.get(names.remote()) == ("package", "file", 2)
+        assert ray.get(names.remote()) == ("package", "file", "wheel", 3)
 
     def test_children_inherit_what_they_do_not_change(self, project, tmp_path):
         (tmp_path / "extra.py").write_text("NAME = 'extra'\n")
@@ -170,6 +174,18 @@ class TestPython:
         value, executable, prefix = ray.get(where.remote(large))
         assert value[-1] == 99_999
         assert (executable, prefix) == (python, str(tmp_path / "other"))
+
+    def test_a_cancelled_task_keeps_no_cpu_while_its_worker_is_set_up(self, tmp_path):
+        slow = tmp_path / "python"
+        slow.write_text("#!/bin/sh\nsleep 1000\n")
+        slow.chmod(0o755)
+        refs = [ray.remote(runtime_env={"py_executable": str(slow)})(lambda: 1).remote() for _ in range(2)]
+        assert ray.wait(refs, timeout=0.5)[0] == []
+        for ref in refs:
+            ray.cancel(ref)
+            with pytest.raises(exceptions.TaskCancelledError):
+                ray.get(ref)
+        assert ray.get(ray.remote(num_cpus=2)(lambda: 2).remote()) == 2
 
     def test_with_a_gpu(self):
         task = ray.remote(num_gpus=1, runtime_env={"py_executable": sys.executable})(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sys
 
 import pytest
-from engine import hpcray_only, ray, start
+from engine import alive, eventually, hpcray_only, ray, start
 
 pytestmark = hpcray_only
 
@@ -45,7 +48,7 @@ def test_of_the_job(tmp_path, leak_check):
         more = {"py_modules": [str(tmp_path / "of_the_task.py")]}
         assert ray.get(look_for_both.options(runtime_env=more).remote()) == (1, 2, "job")
         assert ray.get_runtime_context().runtime_env["worker_process_setup_hook"].endswith("hook")
-        assert os.path.isdir(os.path.join(directory, "env"))
+        assert os.path.isdir(os.path.join(directory, "runtime_env"))
     assert not os.path.exists(directory)
 
 
@@ -54,3 +57,31 @@ def test_wrong_ones_start_nothing():
         with pytest.raises(error):
             start(num_cpus=1, runtime_env=env)
         assert not ray.is_initialized()
+
+
+def test_another_python_goes_with_its_raylet(leak_check):
+    """A worker that became another Python by `exec` is still the template's child."""
+    with start(num_cpus=1) as context:
+        with open(os.path.join(context["session_dir"], "info.json")) as file:
+            raylet = json.load(file)["pid"]
+
+        @ray.remote(runtime_env={"py_executable": sys.executable})
+        class Other:
+            def pid(self):
+                return os.getpid()
+
+        other = Other.remote()
+        pid = ray.get(other.pid.remote())
+        os.kill(raylet, signal.SIGKILL)
+        eventually(lambda: not alive(pid))
+        eventually(lambda: not os.path.exists(context["session_dir"]))
+
+
+@pytest.mark.slow  # it has to be slow
+def test_a_slow_setup_is_no_worker_that_does_not_come_up(tmp_path):
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 2\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    with start(num_cpus=1, worker_start_timeout=0.5):
+        task = ray.remote(runtime_env={"py_executable": str(slow)})(lambda: sys.executable)
+        assert ray.get(task.remote()) == sys.executable

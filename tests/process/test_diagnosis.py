@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import re
@@ -13,11 +14,14 @@ import threading
 import time
 
 import pytest
+from click.testing import CliRunner
 from engine import PATIENCE, ROOT, Marks, eventually, hpcray_only, ray
 
 from hpcray.runtime.diagnosis import Diagnosis, stacks
 from hpcray.runtime.refs import need_process
 from hpcray.runtime.why import Why, show_lines
+from hpcray.state.commands import stack as stack_command
+from hpcray.state.commands import why as why_command
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "get_report_after": 0.4}
@@ -238,9 +242,37 @@ def test_the_commands_from_a_second_terminal(marks: Marks):
     assert shown.returncode == 0, shown.stderr
     assert f"(worker, pid {pid}, busy)" in shown.stdout and "'MainThread' runs sleeper for" in shown.stdout
     assert "time.sleep(600)" in shown.stdout and "template.py" not in shown.stdout
-    rows = json.loads(run("stack", "--json").stdout)
+    assert "attached" not in shown.stdout, "who looks is no part of the job"
+    rows = json.loads(CliRunner().invoke(stack_command, ["--json"]).output)
     assert pid in [one["pid"] for one in rows[0]["processes"]]
-    assert "attached" not in [one["kind"] for one in rows[0]["processes"]], "who looks is no part of the job"
     assert "runs sleeper for" in run("why", ref.hex()).stdout
-    assert "is no object id" in run("why", "zz").stderr
+    assert "is no object id" in CliRunner().invoke(why_command, ["zz"]).output
     ray.cancel(ref)
+
+
+def test_a_task_whose_workers_die_waits_before_it_runs_again():
+    @ray.remote(max_retries=-1, num_cpus=0)
+    def die():
+        os._exit(1)
+
+    ref = die.remote()
+    eventually(lambda: re.search(r"task die has lost \d+ workers, and runs again in", why(ref)))
+    ray.cancel(ref)
+
+
+def test_a_process_in_c_code_that_keeps_pythons_lock_is_seen_all_the_same(marks: Marks):
+    @ray.remote
+    def stuck(marks):
+        marks.add(str(os.getpid()))
+        libc = ctypes.PyDLL(None)  # its functions run with the lock held
+        for _ in range(600):
+            libc.sleep(1)
+
+    ref = stuck.options(max_retries=0).remote(marks)
+    (pid,) = running([ref], marks)
+    one = eventually(lambda: one if (one := look(0.5)[pid])["problem"] else None)
+    assert "in stuck" in one["kernel"]["stacks"] and "test_diagnosis.py" in one["kernel"]["stacks"]
+    assert one["kernel"]["state"] == "sleeping"
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(ref)

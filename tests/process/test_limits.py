@@ -175,6 +175,48 @@ goes_on()
     went_on(run(tmp_path, code, *in_a_namespace("mount -t tmpfs -o size=64k tmpfs /dev/shm")))
 
 
+def in_a_cgroup(limit: int) -> Sequence[str]:
+    """A prefix that runs a command in a memory cgroup of its own, which goes with it."""
+    top = Path("/sys/fs/cgroup/memory")
+    cgroup = top / f"hpcray-test-{os.getpid()}"
+    try:
+        cgroup.mkdir()
+        (cgroup / "memory.limit_in_bytes").write_text(str(limit))
+        cgroup.rmdir()
+    except OSError:
+        pytest.skip("no memory cgroup (version 1) can be made here")
+    begin = f"mkdir {cgroup} && echo {limit} > {cgroup}/memory.limit_in_bytes && echo $$ > {cgroup}/cgroup.procs"
+    end = f"echo $$ > {top}/cgroup.procs; for i in 1 2 3 4 5 6 7 8 9; do rmdir {cgroup} && break; sleep 1; done"
+    return ["sh", "-c", f'{begin} && "$@"; code=$?; {end}; exit $code', "sh"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause", [0.0, 0.05], ids=["faster than the watcher", "slowly"])
+def test_a_memory_hog_in_a_cgroup(pause: float, tmp_path: Path, leak_check: LeakCheck) -> None:
+    """Whoever ends it, the kernel or the watcher: the job hears the same."""
+    code = f"""
+ray.init(num_cpus=2, object_store_memory=64 << 20)
+
+
+@ray.remote(max_retries=0)
+def hog():
+    blocks = []
+    for _ in range(200):
+        blocks.append(b"x" * (20 << 20))
+        time.sleep({pause})
+
+
+try:
+    ray.get(hog.remote())
+except ray.exceptions.OutOfMemoryError as error:
+    assert "running low on memory" in str(error) and "cgroup" in str(error), str(error)
+else:
+    raise AssertionError("it has more memory than there is")
+goes_on()
+"""
+    went_on(run(tmp_path, code, *in_a_cgroup(1 << 30)))
+
+
 @pytest.mark.slow
 def test_a_full_disk_to_spill_to(tmp_path: Path, leak_check: LeakCheck) -> None:
     code = """

@@ -2,7 +2,7 @@
 
 The network is `SimNet`, which is what MPI does, and more: a cut link loses nothing, it delivers everything late and in
 order; a stopped raylet reads everything when it goes on; a crashed node is silent, and sends to it may or may not fail.
-Some messages arrive twice, which MPI never does: the cores must not mind.
+Messages that may be repeated arrive twice now and then, which MPI never does: the cores must not mind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpcray.core.gcs.membership import UP, HeadWatch, Membership, NodeLost, Outc
 from hpcray.wire import messages as m
 
 TWICE = (
-    m.NodeDied, m.Heartbeat, m.PeerFailed, m.StartActor, m.StartActorRefused, m.ActorReady, m.ActorGone, m.WatchActor,
+    m.NodeDied, m.Heartbeat, m.PeerFailed, m.StartActorRefused, m.ActorReady, m.ActorGone, m.WatchActor,
     m.KillActor, m.ActorOutOfScope, m.ProcDied, m.CreateActor,
 )  # fmt: skip
 GIVES_UP = 30.0
@@ -34,6 +34,7 @@ class FaultCluster(SimCluster):
 
     Attributes:
         declared: nodes that the head has declared dead, and when.
+        alone: nodes that ended because they heard nothing of the head, and whether of nobody else either.
         twice: how likely it is that a message of `TWICE` is delivered again.
     """
 
@@ -50,6 +51,7 @@ class FaultCluster(SimCluster):
         self.twice = twice
         self.wire_notices = rng.random() < 0.5
         self.declared: dict[int, float] = {}
+        self.alone: dict[int, bool] = {}
         self._cut: dict[frozenset[int], tuple[float, list[Thunk]]] = {}
         self._stopped: dict[int, list[Thunk]] = {}
         self._lost: list[set[int]] = [set() for _ in range(size)]
@@ -64,7 +66,7 @@ class FaultCluster(SimCluster):
         assert self.member.state == UP
         for node in range(size):
             if node:
-                self.watches[node].begin(0.0)
+                self.watches[node].begin(0.0, range(size))
             self.beat(node)
 
     # ------------------------------------------------------------ what tests do
@@ -114,6 +116,7 @@ class FaultCluster(SimCluster):
             effects, dead = self.watches[node].tick(now)
             self.carry_out(raylet_of(node), effects)
             if dead:
+                self.alone[node] = self.watches[node].alone
                 self.crash(node)
         self.net.after(self.config.heartbeat_interval, lambda: self.beat(node))
 
@@ -175,7 +178,11 @@ class FaultCluster(SimCluster):
         node = node_of(dest)
         if node in self.dead_nodes or node_of(src) in self.dead_nodes:
             return
-        if isinstance(msg, (m.Heartbeat, m.PeerFailed)):
+        if number_of(dest) == 0 and node in self.watches and node_of(src) not in (0, node):
+            self.watches[node].heard_other(self.net.now)
+        if isinstance(msg, m.Ping):
+            self.post(dest, src, m.Heartbeat(node))
+        elif isinstance(msg, (m.Heartbeat, m.PeerFailed)):
             if node == 0:
                 self.outcomes(self.member.handle(self.net.now, src, msg))
         elif isinstance(msg, m.NodeDied) and number_of(dest) == 0:

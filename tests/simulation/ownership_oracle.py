@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcray.base.ids import FIRST_RETURN, PROC_BYTES, owner_of
@@ -41,9 +42,10 @@ class Oracle:
         self.frees = 0
         self.excused: set[bytes] = set()
 
-    def not_protected(self, oids: set[bytes]) -> None:
-        """A task that runs again takes these from others, who may have freed them."""
-        self.excused |= self.closure(oids)
+    def named_again(self, oids: Sequence[bytes], process: bytes) -> None:
+        """A task that runs again mentions these; those of others may have been freed, ours until this moment."""
+        self.freed = [oid for oid in self.freed if oid not in oids]
+        self.excused |= self.closure({oid for oid in oids if owner_of(oid) != process})
 
     # ------------------------------------------------------------ reachability
 

@@ -9,76 +9,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.ids import FIRST_RETURN, OBJECT_BYTES, PUT_INDEX, node_of, raylet_of
+from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_of, refs_in
+
+from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
 from hpcray.core.owner.lineage import DEPENDENCY
 from hpcray.core.owner.table import FREED, INLINE, PENDING, ObjectTable, Waiter
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
     from ownership_world import World
-
-LARGE = 1 << 20
-OK, ERROR = b"\0", b"\2"
-
-
-class Ref:
-    """An ObjectRef: one live one counts one in the table."""
-
-    __slots__ = ("id", "process")
-
-    def __init__(self, process: Process, oid: bytes) -> None:
-        self.process, self.id = process, oid
-        process.live[oid] += 1
-
-    def __del__(self) -> None:
-        self.process.live[self.id] -= 1
-        self.process.released.append(self.id)
-
-
-class View:
-    """A buffer in the arena that a reader holds."""
-
-    __slots__ = ("id", "process")
-
-    def __init__(self, process: Process, oid: bytes) -> None:
-        self.process, self.id = process, oid
-
-    def __del__(self) -> None:
-        self.process.released.append((self.id,))
-
-
-class Frame:
-    """A running task, or (task None) what outlives tasks: the driver's globals, the state of an actor, a thread."""
-
-    def __init__(self, task: bytes | None = None, submitter: bytes = b"") -> None:
-        self.task = task
-        self.submitter = submitter
-        self.protected: list[bytes] | None = None if task is None else []
-        self.vars: list[Ref] = []
-        self.views: list[View] = []
-        self.done = False
-
-
-class Submitted:
-    """A task on its way, or one that may have to run again, as its submitter knows it."""
-
-    def __init__(self, ident: bytes, worker: bytes, args: list[Ref], slots: list[Ref], retries: int) -> None:
-        self.id, self.worker = ident, worker
-        self.args, self.slots = args, slots
-        self.arg_ids, self.slot_ids = [ref.id for ref in args], [ref.id for ref in slots]
-        self.retries = retries
-        self.attempt = 0
-        self.cancelled = False
-        self.sent = False
-
-    def let_go(self) -> None:
-        """It is over: its arguments need no protection any more."""
-        self.args, self.slots = [], []
-
-    def count(self) -> None:
-        """It runs once more."""
-        self.retries -= self.retries > 0
-        self.attempt += 1
 
 
 class Process:
@@ -223,7 +162,7 @@ class Process:
         kept.running = True
         task.count()
         self.world.remade += 1
-        self.world.oracle.not_protected({oid for oid in kept.args if oid[:8] != self.id})
+        self.world.oracle.named_again(kept.args, self.id)
         self.table.take_again(kept.args)
         task.args, task.slots = ([Ref(self, oid) for oid in ids] for ids in (task.arg_ids, task.slot_ids))
         others = [other for other in self.world.living if other is not self]
@@ -442,11 +381,3 @@ HANDLERS = {
     m.Opened: "on_opened",
     m.StoreError: "on_store_error",
 }
-
-
-def blob_of(refs: list[Ref]) -> bytes:
-    return b"".join(ref.id for ref in refs) + OK
-
-
-def refs_in(blob: bytes) -> tuple[bytes, ...]:
-    return tuple(blob[i : i + OBJECT_BYTES] for i in range(0, len(blob) - 1, OBJECT_BYTES))

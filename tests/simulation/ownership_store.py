@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ownership_process import LARGE
+from ownership_parts import LARGE
 
 from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
 from hpcray.wire import messages as m

@@ -9,46 +9,29 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
+from ownership_losses import NODE_DIED, Losing
 from ownership_oracle import Oracle, Watched
-from ownership_process import LARGE, Frame, Process, Ref, Submitted
+from ownership_parts import LARGE, Frame, Ref
+from ownership_process import Process
 from ownership_store import Store
 
-from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, node_of, number_of, owner_of, raylet_of
-from hpcray.core.owner.lineage import (
-    DEPENDENCY,
-    LINEAGE_EVICTED,
-    LOST,
-    MAX_ATTEMPTS_EXCEEDED,
-    OWNER_DIED,
-    PUT,
-    RETRIES_DISABLED,
-    TASK_CANCELLED,
-)
+from hpcray.base.ids import FIRST_RETURN, make_proc, node_of, number_of, owner_of, raylet_of
 from hpcray.wire import messages as m
 
 Pick = Callable[[int], int]
 DIED = object()
-NODE_DIED = object()
 
 
-class World:
+class World(Losing):
     """All processes, all stores, the network. `pick(n)` draws a number below n."""
 
     def __init__(
         self, pick: Pick, processes: int = 4, nodes: int = 2, deaths: int = 0, losses: int = 0, lineage: int = 1 << 30
     ) -> None:
         """losses: so many nodes die, and many more copies vanish; lineage: its limit, in bytes."""
+        super().__init__(losses, lineage)
         self.pick = pick
         self.deaths = deaths
-        self.losses = losses
-        self.vanishing = 15 * losses
-        self.lineage_limit = lineage
-        self.retries: dict[bytes, int] = {}
-        self.runs: Counter[bytes] = Counter()
-        self.submitted: dict[bytes, Submitted] = {}
-        self.remade = 0
-        self.verdicts: Counter[str] = Counter()
-        self.lost_copies: set[bytes] = set()
         self.dead: set[bytes] = set()
         self.values: dict[bytes, tuple[bytes, ...]] = {}
         self.channels: dict[tuple[bytes, bytes], deque[Any]] = {}
@@ -64,7 +47,7 @@ class World:
             self.born(number % nodes)
 
     @property
-    def living(self) -> list[Process]:
+    def living(self) -> list[Process]:  # type: ignore[override]
         return [process for process in self.processes.values() if process.alive]
 
     # ------------------------------------------------------------ what processes ask for
@@ -98,26 +81,6 @@ class World:
             excused = owner_of(oid) in self.dead or oid in self.oracle.excused
             assert excused, f"{process.id.hex()} cannot read {oid.hex()}, which it holds: {blob!r}"
 
-    def check_loss(self, process: Process, oid: bytes, reason: str, why: str) -> None:
-        """An owner says that an object cannot be had any more; or anybody, that it cannot ask."""
-        self.verdicts[why] += 1
-        task = oid[:-3]
-        if why == PUT:
-            assert oid[-3:] == PUT_INDEX and (oid in self.lost_copies or "was referred to" in reason), oid.hex()
-        elif why == RETRIES_DISABLED:
-            assert self.retries[task] == 0
-        elif why == MAX_ATTEMPTS_EXCEEDED:
-            assert 0 < self.retries[task] == self.submitted[task].attempt
-        elif why == TASK_CANCELLED:
-            assert self.submitted[task].cancelled
-        elif why == LINEAGE_EVICTED:
-            assert self.lineage_limit < 1 << 30
-        else:
-            assert why in (DEPENDENCY, LOST, OWNER_DIED), why
-
-    def draw_retries(self) -> int:
-        return (0, 1, 2, 3, 5, -1)[self.pick(6)]
-
     def returned(self, oid: bytes, contained: tuple[bytes, ...]) -> None:
         self.values[oid] = contained
 
@@ -132,12 +95,7 @@ class World:
             self.deaths -= 1
             self.kill(self.victim())
             self.born(node_of(self.living[0].id))
-        if self.losses and self.pick(300) == 0:
-            self.losses -= 1
-            self.kill_node()
-        if self.vanishing and self.pick(20) == 0:
-            self.vanishing -= 1
-            self.vanish()
+        self.lose_something()
         self.oracle.after_step()
 
     def deliver(self) -> bool:
@@ -191,50 +149,6 @@ class World:
             return
         process.peer_died(proc)
         process.turn()
-
-    def told_of_node(self, node: int, dest: bytes) -> None:
-        """From now on nothing of that node is let through."""
-        for src, to in list(self.channels):
-            if to == dest and node_of(src) == node:
-                del self.channels[src, to]
-        if not number_of(dest):
-            self.stores[node_of(dest)].node_died(node)
-        elif self.processes[dest].alive:
-            self.processes[dest].node_died(node)
-            self.processes[dest].turn()
-
-    def kill_node(self) -> None:
-        """All of a node goes at once, with a part of what was on its way from there. Node 0 lives."""
-        alive = [store for store in self.stores[1:] if store.alive]
-        if not alive or len(self.living) < 3:
-            return
-        store = self.one(alive)
-        self.lost_copies.update(store.pins)
-        gone = [process for process in self.living if process.node == store.node]
-        for process in gone:
-            self.oracle.about_to_die(process)
-        for process in gone:
-            self.end_of(process)
-        store.lose_power()
-        for channel, queue in self.channels.items():
-            if node_of(channel[0]) == store.node and queue:
-                self.channels[channel] = deque(list(queue)[: self.pick(len(queue) + 1)])
-        for process in self.living:
-            self.channels.setdefault((raylet_of(store.node), process.id), deque()).append(NODE_DIED)
-        for other in self.stores:
-            if other.alive:
-                self.channels.setdefault((raylet_of(store.node), raylet_of(other.node)), deque()).append(NODE_DIED)
-        self.born(0)
-        self.born(0)
-
-    def vanish(self) -> None:
-        """A copy that nobody reads is gone: its file on disk cannot be read."""
-        found = [(store, oid) for store in self.stores for oid, pins in store.pins.items() if not pins]
-        if found:
-            store, oid = self.one(found)
-            self.lost_copies.add(oid)
-            store.freed.add(oid)
-            store.settle(oid)
 
     def born(self, node: int) -> None:
         proc = make_proc(node, 1 + len(self.processes))

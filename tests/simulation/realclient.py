@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 
 class RealSubmitter:
-    """Same face as `simcluster.Submitter`, with `core.owner.leases` inside."""
+    """Same face as `simcluster.Submitter`, with `core.owner.leases` inside.
+
+    Attributes:
+        period: seconds between two looks at idle leases while it has any; None: with every tick of its node.
+    """
+
+    period: float | None = None
 
     def __init__(self, cluster: SimCluster, proc: bytes) -> None:
         self.cluster = cluster
@@ -28,6 +34,7 @@ class RealSubmitter:
         self.warnings: list[str] = []
         self.waiting_for = 0
         self.count = 0
+        self.ticking = False
 
     @property
     def leased(self) -> dict[bytes, object]:
@@ -47,6 +54,9 @@ class RealSubmitter:
     def receive(self, msg: m.Message) -> None:
         if isinstance(msg, m.LeaseGranted):
             self.client.granted(msg, self.cluster.net.now)
+            if self.period is not None and not self.ticking:
+                self.ticking = True
+                self.cluster.net.after(self.period, self._look)
         elif isinstance(msg, m.LeaseRevoked):
             self._lost(msg.worker)
         elif isinstance(msg, m.Infeasible):
@@ -68,7 +78,13 @@ class RealSubmitter:
         self.cluster.progressed(self.proc)
 
     def tick(self, idle_timeout: float) -> None:
-        self.client.tick(self.cluster.net.now)
+        if self.period is None:
+            self.client.tick(self.cluster.net.now)
+
+    def _look(self) -> None:
+        self.ticking = self.client.tick(self.cluster.net.now)
+        if self.ticking and self.period is not None:
+            self.cluster.net.after(self.period, self._look)
 
     def _push(self, task: Task, worker: bytes) -> None:
         self.cluster.push(self.proc, worker, self.tasks[task.id])

@@ -12,6 +12,7 @@ from submitters import SimTask, Submitter
 
 from hpcray.base.bundle_names import CAPTURING, GROUP, SLOTS, name_in, names_in
 from hpcray.base.ids import HEAD
+from hpcray.base.labels import conditions, to_strategy
 from hpcray.base.resources import to_units
 from hpcray.core.gcs.placement_groups import CREATED, REMOVED, Group
 from hpcray.core.raylet import RayletCore
@@ -21,6 +22,7 @@ from hpcray.wire import messages as m
 
 DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
 SIM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+ANY_NODE = to_strategy([conditions({"rack": "none"}), conditions({})])
 STRATEGIES = ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
@@ -64,12 +66,12 @@ class GroupCluster(SimCluster):
     def settled(self) -> bool:
         """Nothing is under way for a group."""
         groups = self.head._groups
-        return not groups._attempts and not any(b.leaving for raylet in self.living() for b in bundles(raylet))
+        here = [bundle for raylet in self.living() for bundle in bundles(raylet)]
+        return not groups._attempts and all(bundle.committed and not bundle.leaving for bundle in here)
 
     def check_settled(self) -> None:
         """Every group that is there is there as a whole, where its strategy allows, and nothing else is held."""
         held = {(b.group, b.index): r.node for r in self.living() for b in bundles(r) if b.committed}
-        assert len(held) == sum(1 for r in self.living() for _ in bundles(r)), "a bundle was prepared and forgotten"
         expected: dict[tuple[str, int], int] = {}
         for group in self.head._groups.all():
             if group.state != REMOVED:
@@ -136,6 +138,7 @@ class Play:
         self.drivers = [self.cluster.driver(0)] + [self.cluster.driver(n) for n in range(1, len(self.totals))]
         self.groups: list[m.GroupSpec] = []
         self.tasks: list[SimTask] = []
+        self.actors: list[bytes] = []
         self.numbers = 0
 
     def bundle(self) -> dict[str, int]:
@@ -164,10 +167,44 @@ class Play:
             spec = self.rng.choice(self.groups)
             self.cluster.if_alive(self.drivers[0].proc, HEAD, m.RemoveGroup(spec.group))
 
+    def flood(self) -> None:
+        """So much that groups and large tasks wait for long enough to have nodes kept free."""
+        driver = self.rng.choice([d for d in self.drivers if d.proc not in self.cluster.dead])
+        for _ in range(40):
+            task = SimTask(m.Shape((("CPU", 10_000),)), 0.3)
+            self.tasks.append(task)
+            driver.submit(task)
+
+    def in_group(self) -> m.Shape:
+        spec = self.rng.choice(self.groups)
+        part = {name: min(units, 5000) for name, units in spec.bundles[0].items()}
+        return m.Shape(tuple(sorted(names_in(spec.group.hex(), 0, part).items())), GROUP)
+
+    def actor(self) -> None:
+        """One that holds something for life, in a group or not."""
+        driver = self.rng.choice(self.drivers)
+        self.numbers += 1
+        ident = driver.proc + (5000 + self.numbers).to_bytes(5, "big")
+        hold = m.Shape((("CPU", 2500),))
+        if self.groups and self.rng.random() < 0.5:
+            hold = self.in_group()
+        spec = m.ActorSpec(ident, "A", b"c", b"", [], hold, hold, "", "ns", False, 1, 0, 1, {})
+        self.actors.append(ident)
+        self.cluster.if_alive(driver.proc, HEAD, m.CreateActor(0, spec))
+
+    def kill_actor(self) -> None:
+        if self.actors:
+            actor = self.rng.choice(self.actors)
+            self.cluster.if_alive(self.drivers[0].proc, HEAD, m.KillActor(actor, self.rng.random() < 0.5, ""))
+
     def work(self) -> None:
         driver = self.rng.choice([d for d in self.drivers if d.proc not in self.cluster.dead])
         if not self.groups or self.rng.random() < 0.3:
-            shape = m.Shape((("CPU", 5000),))
+            cpus = self.rng.choice([5000, 5000, 10_000, 20_000])
+            anywhere = f"near:{self.rng.randrange(len(self.totals))}"
+            strategy = self.rng.choice(["", "SPREAD", anywhere, ANY_NODE])
+            most = max(total["CPU"] for node, total in enumerate(self.totals) if not node or not self.deadly)
+            shape = m.Shape((("CPU", min(cpus, most)),), strategy)
         else:
             spec = self.rng.choice(self.groups)
             index = self.rng.randrange(len(spec.bundles))
@@ -188,7 +225,8 @@ class Play:
             self.cluster.kill_node(self.rng.choice(alive))
 
     def run(self) -> None:
-        events = [self.create] * 4 + [self.remove] * 2 + [self.work] * 8
+        events = [self.create] * 4 + [self.remove] * 2 + [self.work] * 8 + [self.actor] * 2 + [self.kill_actor]
+        events += [self.flood]
         events += [self.kill, self.kill, self.kill_node] if self.deadly else []
         for _ in range(self.rng.randint(1, 40)):
             self.cluster.net.after(self.rng.random() * 4, self.rng.choice(events))
@@ -197,6 +235,8 @@ class Play:
         self.cluster.check_settled()
         for spec in self.groups:
             self.cluster.if_alive(self.drivers[0].proc, HEAD, m.RemoveGroup(spec.group))
+        for actor in self.actors:
+            self.cluster.if_alive(self.drivers[0].proc, HEAD, m.KillActor(actor, True, "the end"))
         assert self.cluster.run(300.0), self.cluster.explain()
         assert not any(bundles(raylet) for raylet in self.cluster.living())
         assert all(state.total == state.info.total for state in self.cluster.head._view.nodes.values())

@@ -132,6 +132,17 @@ def test_a_lost_node_is_declared_dead_in_time(delays: list[float], seed: int, ho
     assert list(cluster.declared) == [2]
     assert cluster.declared[2] - began < 5.0 + max(delays)
     assert cluster.dead_nodes == {2}, "a node that is cut off ends itself"
+    assert cluster.alone == ({2: True} if how == "isolate" else {})
+
+
+@FEW
+@given(DELAYS, st.integers(0, 2**32))
+def test_without_the_head_nodes_know_that_it_is_not_they_who_are_cut_off(delays: list[float], seed: int) -> None:
+    cluster = FaultCluster(nodes(1, 2, 2, 2), delays, random.Random(seed), CONFIG)
+    cluster.run_for(3.0)
+    cluster.stop(0, 60.0)
+    cluster.run_for(20.0)
+    assert cluster.alone == dict.fromkeys((1, 2, 3), False)
 
 
 @FEW

@@ -13,8 +13,9 @@ from helpers.slurm import SRUN, Slurm
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.slow
 def test_a_killed_step_is_swept_by_the_next_start(slurm: Slurm) -> None:
-    """Where Slurm kills everything at once, nobody is left to tidy up; the user's next job on the node tidies up."""
+    """Where Slurm kills everything at once, nobody is left to tidy up; the user's next job on the node does."""
     busy, hosts = slurm.write(programs.BUSY), slurm.write(programs.HOSTS, "hosts.py")
     with slurm.start(*SRUN, "-N2", "-J", "killed", "python", "-m", "hpcray", busy) as started:
         assert started.line() == "ready 2", started.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from collections.abc import Callable
 import pytest
 from helpers.leaks import wait_until
 from helpers.slurm import Slurm
+
+from hpcray.cluster.launch import Site, compose
+from hpcray.cluster.options import parse_options
 
 pytestmark = pytest.mark.slurm
 
@@ -57,9 +61,9 @@ print("tasks", len(ray.get([where.remote(0.0) for _ in range(100)])), flush=True
 STORY = ["died True", "moved True", "again 3", "tasks 100"]
 
 
-def lose(slurm: Slurm, how: Callable[[str], None]) -> tuple[str, float]:
+def lose(slurm: Slurm, how: Callable[[str], None], *arguments: object) -> tuple[str, float]:
     """Submit the program, lose n3 when it is ready; the job, and the seconds until the head had noticed."""
-    job = slurm.sbatch("-N4", slurm.source / "slurm" / "cpu.sbatch", slurm.write(LOSS))
+    job = slurm.sbatch("-N4", *(arguments or (slurm.source / "slurm" / "cpu.sbatch", slurm.write(LOSS))))
     slurm.wait_output(job, "ready")
     began = time.time()
     how("n3")
@@ -95,15 +99,44 @@ def test_a_node_that_crashes(slurm: Slurm, silent: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_node_that_is_cut_off_and_comes_back(slurm: Slurm) -> None:
+@pytest.mark.parametrize("long", [False, True], ids=["for a moment", "until it gives up"])
+def test_a_node_that_is_cut_off_and_comes_back(slurm: Slurm, long: bool) -> None:
     """When its cable is in again it has been declared dead: it ends, and leaves nothing."""
     try:
         job, seconds = lose(slurm, slurm.cluster.cut)
         assert seconds < 10.0, "half of it by default; the machine may be slow"
+        if long:
+            wait_until(lambda: "n3" not in slurm.processes("hpcray-worker"), "the end of its work")
     finally:
         slurm.cluster.heal("n3")
     wait_until(lambda: "n3" not in slurm.processes("hpcray-raylet"), "the end of the raylet on n3")
     check_end(slurm, job)
+    slurm.check()
+
+
+def kill_raylet(slurm: Slurm) -> Callable[[str], None]:
+    return lambda host: os.kill(slurm.processes("hpcray-raylet")[host][0], signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_raylet_is_killed(slurm: Slurm) -> None:
+    job, _ = lose(slurm, kill_raylet(slurm))
+    check_end(slurm, job)
+    slurm.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_raylet_is_killed_under_mpirun_on_several_hosts(slurm: Slurm) -> None:
+    """With the line that hpcray-launch composes for hosts that are named."""
+    site = Site(slurm.python, "mpirun", True, {}, recovers=True)
+    line = compose(parse_options(["--hosts", "n1,n2,n3,n4", str(slurm.write(LOSS))]), site)
+    script = slurm.write(f"#!/bin/bash\n{shlex.join(line)}\necho code $?\n", "job.sh")
+    job, _ = lose(slurm, kill_raylet(slurm), "-o", "%x-%j.out", "--exclusive", script)
+    assert slurm.finish(job)["JobState"] == "COMPLETED"
+    told = slurm.output().splitlines()
+    assert [line for line in told if line in STORY] == STORY and "code 0" in told, told
     slurm.check()
 
 

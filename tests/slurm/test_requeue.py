@@ -8,7 +8,7 @@ import pytest
 from helpers.slurm import Slurm
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
-STEPS = 120
+STEPS = 60
 
 
 def begun(slurm: Slurm, run: int) -> int:
@@ -35,7 +35,7 @@ def test_signal_preemption_and_requeue_change_nothing(slurm: Slurm) -> None:
     wanted = re.search(r"weights: \w+", whole.out)
     assert wanted is not None, whole.err
 
-    job = slurm.sbatch("-N2", "-p", "scavenge", batch, *program, "--pause", "0.05")
+    job = slurm.sbatch("-N2", "-p", "scavenge", batch, *program, "--pause", "0.1")
     slurm.wait(lambda: begun(slurm, 0) == 0, "run 0")
     slurm.said("scancel", "-s", "USR1", job)
     resumed(slurm, job, 1)

@@ -91,16 +91,15 @@ def jobs(slurm: Slurm) -> dict[str, str]:
 
 def test_the_command_line(slurm: Slurm) -> None:
     script = slurm.write(SCRIPT)
-    ended = hpcray(slurm, "submit", "-N", 2, "-x", "COLOUR=red", "--wait", script, 3, "--nodes")
+    ended = hpcray(slurm, "submit", "-N", 1, "-x", "COLOUR=red", "--wait", script, 3, "--nodes")
     assert ended.code == 3, ended.err
     first = ended.out.strip()
-    assert hpcray(slurm, "logs", first).out == "on 2 with 3 --nodes red\n"
+    assert hpcray(slurm, "logs", first).out == "on 1 with 3 --nodes red\n"
     facts = slurm.finish(first)
     assert (facts["JobState"], facts["ExitCode"]) == ("FAILED", "3:0"), "Slurm knows it too"
 
     long = hpcray(slurm, "submit", "-N", 2, "-J", "long", "-x", "COLOUR=red", script, "stay").out.strip()
     printed(slurm, "on 2 with stay")
-    assert "on 2 with stay" in hpcray(slurm, "logs", long).out
     assert jobs(slurm) == {first: "FAILED", long: "RUNNING"}
     ended = hpcray(slurm, "cancel", "long")
     assert (ended.code, ended.out) == (0, f"{long} CANCELLED\n"), ended.err

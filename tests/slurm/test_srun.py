@@ -27,6 +27,7 @@ def test_a_script_that_calls_init_under_srun(slurm: Slurm) -> None:
     assert ended.out.splitlines()[-1] == "hosts n1 n2"
 
 
+@pytest.mark.slow
 def test_exit_code_of_the_program(slurm: Slurm) -> None:
     script = slurm.write(programs.ENDING)
     ended = slurm.run(*SRUN, "-N2", "python", "-m", "hpcray", script, "raise")

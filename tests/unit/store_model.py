@@ -64,21 +64,24 @@ class Cluster:
 
     Args:
         spill_threshold: as for `NodeStore`.
+        nodes: how many there are.
+        chunk: bytes of a chunk, at most CHUNK.
     """
 
-    def __init__(self, spill_threshold: float = 0.0) -> None:
+    def __init__(self, spill_threshold: float = 0.0, nodes: int = NODES, chunk: int = CHUNK) -> None:
         self.now = 0.0
-        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold, CHUNK, SLOTS) for node in range(NODES)}
+        self.nodes = nodes
+        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold, chunk, SLOTS) for node in range(nodes)}
         self.writes: dict[int, WriteSpill] = {}  # by node: a store has one under way
         self.reads: dict[tuple[int, bytes], ReadSpill] = {}
         self.read_ids: dict[tuple[int, bytes], bytes] = {}  # which object it is: not every read is named after it
-        self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(NODES)}
+        self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(nodes)}
         self.unpins: set[bytes] = set()  # processes that were asked to let go
-        self.procs = [make_proc(node, number) for node in range(NODES) for number in range(1, PROCS + 1)]
+        self.procs = [make_proc(node, number) for node in range(nodes) for number in range(1, PROCS + 1)]
         self.dead: set[bytes] = set()
         self.channels: dict[tuple[bytes, bytes], deque[object]] = {}
         self.objects: dict[bytes, Object] = {}
-        self.memory: dict[int, dict[int, bytes]] = {node: {} for node in range(NODES)}  # unit -> object written there
+        self.memory: dict[int, dict[int, bytes]] = {node: {} for node in range(nodes)}  # unit -> object written there
         self.creating: dict[tuple[bytes, bytes], float] = {}  # (proc, object) -> asked at
         self.opening: dict[tuple[bytes, bytes], float] = {}
         self.unsealed: dict[tuple[bytes, bytes], int] = {}  # (proc, object) -> offset
@@ -90,6 +93,7 @@ class Cluster:
         self.moved: set[int] = set()
         self.counter = 0
         self.deaths = 0
+        self.relayed = 0  # sends of what is itself still being received
 
     # ------------------------------------------------------------ helpers
 
@@ -171,11 +175,12 @@ class Cluster:
                 if effect.last:
                     assert not any(segment == effect.segment for segment, _ in self.disks[node]), "it is not the last"
             elif isinstance(effect, StartReceive):
-                assert effect.tag not in self.receives and effect.node in range(NODES) and effect.node != node
+                assert effect.tag not in self.receives and effect.node in range(self.nodes) and effect.node != node
                 self.claim(node, effect.id, effect.offset, effect.size)
                 self.receives[effect.tag] = Transfer(effect.id, node, effect.node, effect.offset, effect.size)
             elif isinstance(effect, StartSend):
                 assert effect.tag not in self.sends
+                self.relayed += any(t.node == node and t.id == effect.id for t in self.receives.values())
                 assert self.holds(node, effect.offset, effect.size, effect.id), "sends bytes that are not the object's"
                 self.sends[effect.tag] = Transfer(effect.id, node, effect.node, effect.offset, effect.size)
             else:

@@ -61,3 +61,32 @@ class Table(ObjectTable):
             self.located(oid, size, [2])
         self.said()
         return self.entries[oid]
+
+
+class Task:
+    """As much of a task as lineage looks at."""
+
+    def __init__(self, number: int, retries: int = 3) -> None:
+        self.id = return_id(number)[:-3]
+        self.retries = retries
+        self.attempt = 0
+        self.cancelled = False
+
+
+class Owner(Table):
+    """A table whose lost objects are made again by a list of tasks that the test looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again: list[Any] = []
+        self.remake = self.again.append
+
+    def made(
+        self, number: int = 1, args: tuple[bytes, ...] = (), node: int = 2, retries: int = 3, size: int = 0
+    ) -> Any:
+        """The large return of a task is there, and one ref to it."""
+        oid, task = return_id(number), Task(number, retries)
+        self.create(oid, task).local = 1
+        self.keep_task(task, [oid], args, size)
+        self.set_stored(oid, SIZE, node)
+        return task

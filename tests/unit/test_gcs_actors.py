@@ -316,6 +316,16 @@ def test_actors_created_before_the_cluster_is_up_are_placed_then() -> None:
     assert head.started_on() == [0]
 
 
+def test_one_death_is_one_restart_even_if_it_is_told_twice() -> None:
+    head = alive(max_restarts=5)
+    worker = head.core._actors.actors[ACTOR].worker
+    gone = m.ActorGone(ACTOR, worker, "killed by signal 9", False)
+    head.handle(raylet_of(node_of(worker)), gone)
+    assert head.started_on() == [node_of(worker)], "the same node again: its new worker is not known yet"
+    head.handle(raylet_of(node_of(worker)), gone)
+    assert head.started_on() == [] and head.core._actors.actors[ACTOR].restarts == 1
+
+
 def test_a_node_loss_restarts_the_living_and_moves_those_on_their_way() -> None:
     head = Head(0, 4, 4)
     head.create(spec(1, max_restarts=1))

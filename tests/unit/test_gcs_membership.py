@@ -247,3 +247,28 @@ def test_who_has_said_goodbye_does_not_die_of_it() -> None:
     member.stop(1.0, 0)
     member.handle(1.1, raylet_of(2), m.NodeStopped(2))
     assert member.node_failed(1.2, 2, "its connection closed") == []
+
+
+def test_who_hears_nothing_from_the_head_asks_others() -> None:
+    watch = HeadWatch(2, Config(head_timeout=4.0))
+    watch.begin(0.0, range(5))
+    asked: list[int] = []
+    for beat in range(1, 9):
+        effects, reason = watch.tick(beat / 2)
+        asked = sent(list(effects), m.Ping)
+        assert reason == "" and asked == ([3, 4, 1] if beat > 4 else [])
+    assert watch.alone
+    watch.heard_other(1.0)
+    assert watch.alone, "that was before the silence"
+    watch.heard_other(4.1)
+    assert not watch.alone and watch.tick(4.5)[1] != ""
+
+
+def test_a_head_that_speaks_again_settles_it() -> None:
+    watch = HeadWatch(2, Config(head_timeout=4.0))
+    watch.begin(0.0, range(3))
+    for beat in range(1, 7):
+        watch.tick(beat / 2)
+    watch.heard_other(3.1)
+    watch.heard(3.2)
+    assert sent(list(watch.tick(3.5)[0]), m.Ping) == [] and watch.alone

@@ -109,11 +109,11 @@ class TestDemand:
         client.leases.give_up_all(client.klass)
         assert client.demands() == [0]
 
-    def test_a_grant_that_is_not_needed_withdraws_the_others(self):
+    def test_a_grant_that_comes_when_all_was_withdrawn(self):
         client = Client()
         for task in client.submit(4):
             client.leases.cancel_queued(task)
-        assert client.demands() == [1, 2, 4]
+        assert client.demands() == [1, 2, 4, 2, 1, 0]
         client.grant()
         assert client.demands() == [1], "granted here, and nothing more is wanted"
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hpcray.base.config import Config
 from hpcray.base.ids import make_proc
+from hpcray.base.resources import RUNTIME_ENV
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.pool import FORK_PAUSE, LEAST_FORKS, Worker, WorkerPool
 from hpcray.core.scheduler.ledger import Claim
@@ -14,6 +15,7 @@ from hpcray.core.scheduler.queue import Env, Want
 from hpcray.wire.messages import Exit, Shape
 
 A: Env = (("A", "1"),)
+SLOW: Env = ((RUNTIME_ENV, "{}"),)
 PLAIN: Env = ()
 
 
@@ -198,3 +200,24 @@ def test_a_worker_that_comes_up_in_time_idles_by_its_own_clock() -> None:
     pool.reap(1.0)
     pool.joined(4.0, make_proc(0, number), 1)
     assert pool.reap(50.0) == []
+
+
+def test_workers_that_are_being_set_up_keep_no_others_waiting() -> None:
+    pool = make(worker_start_timeout=5.0)
+    for _ in range(LEAST_FORKS):
+        assert pool.can_supply(0.0, SLOW)
+        pool.supply(claim(SLOW))
+    assert not pool.can_supply(0.0, SLOW) and pool.can_supply(0.0, PLAIN)
+    late = claim(SLOW)
+    pool.supply(late)
+    slow = forks(pool.pump(0.0))
+    assert len(slow) == LEAST_FORKS
+    mine = claim()
+    pool.supply(mine)
+    (number,) = forks(pool.pump(0.0))
+    assert pool.joined(1.0, make_proc(0, number), 1) is mine
+    assert pool.reap(1.0) == pool.reap(100.0) == [], "their environment says how long they may take"
+    assert pool.joined(100.0, make_proc(0, slow[0]), 2) is not None
+    assert pool.remove(make_proc(0, slow[1])) is not None
+    assert pool.cancel(late)
+    assert len(forks(pool.pump(100.0))) == 1, "one for the claim whose worker went"

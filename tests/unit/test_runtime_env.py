@@ -107,6 +107,16 @@ class TestPackages:
         (tree / ".gitignore").write_text("*.log\ndata/*\n!data/kept.txt\n")
         assert files_of(str(tree)) == [".gitignore", "a.py", "data/kept.txt"]
 
+    def test_links_and_what_is_no_file(self, tree: Path) -> None:
+        (tree / "link.py").symlink_to("a.py")
+        (tree / "loop").symlink_to(".")
+        (tree / "broken").symlink_to("nowhere")
+        os.mkfifo(tree / "pipe")
+        names = files_of(str(tree))
+        assert names == ["a.py", "b.log", "data/big.bin", "data/kept.txt", "link.py"]
+        with zipfile.ZipFile(io.BytesIO(pack(str(tree), names))) as package:
+            assert package.read("link.py") == b"a.py"
+
     def test_gitignore_can_be_ignored(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tree / ".gitignore").write_text("*")
         assert files_of(str(tree)) == []
@@ -149,7 +159,7 @@ class TestPackages:
             package.writestr(name, "x")
         with pytest.raises(PackageError, match="leads out of it"):
             unpack(str(tmp_path), "evil", buffer.getvalue)
-        assert os.listdir(tmp_path / "env") == ["evil.lock"]
+        assert os.listdir(tmp_path / "runtime_env") == ["evil.lock"]
 
     def test_no_zip(self, tmp_path: Path) -> None:
         with pytest.raises(PackageError, match="is no zip"):

@@ -8,7 +8,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_model import Cluster
+from store_model import UNIT, Cluster
 
 STEPS: tuple[Callable[[Cluster, int], None], ...] = (
     *[Cluster.create] * 2,
@@ -21,14 +21,27 @@ STEPS: tuple[Callable[[Cluster, int], None], ...] = (
     *[Cluster.report] * 5,
     Cluster.wait,
 )
+READERS = (
+    Cluster.create,
+    *[Cluster.seal] * 2,
+    *[Cluster.open] * 12,
+    *[Cluster.release] * 3,
+    Cluster.free,
+    *[Cluster.deliver] * 20,
+    *[Cluster.move] * 8,
+    *[Cluster.report] * 8,
+)
 DISK = (*[Cluster.disk] * 4, *[Cluster.unpin] * 2)
 TROUBLE = (Cluster.abort, Cluster.break_transfer, Cluster.break_transfer, Cluster.kill, Cluster.crash)
 
 
 def run(
-    steps: tuple[Callable[[Cluster, int], None], ...], script: list[tuple[int, int]], threshold: float = 0.0
+    steps: tuple[Callable[[Cluster, int], None], ...],
+    script: list[tuple[int, int]],
+    threshold: float = 0.0,
+    cluster: Cluster | None = None,
 ) -> Cluster:
-    cluster = Cluster(threshold)
+    cluster = cluster or Cluster(threshold)
     for which, pick in script:
         steps[which % len(steps)](cluster, pick)
     cluster.finish()
@@ -69,6 +82,22 @@ def test_what_is_spilled_comes_back_as_it_was(script: list[tuple[int, int]], thr
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_with_a_failing_disk_and_deaths_too_nothing_leaks(script: list[tuple[int, int]], threshold: float) -> None:
     run(STEPS + DISK + TROUBLE + (Cluster.break_disk,), script, threshold)
+
+
+@settings(max_examples=150, deadline=None)
+@given(SCRIPT)
+def test_many_readers_of_few_objects_with_deaths_all_get_them_or_hear_why(script: list[tuple[int, int]]) -> None:
+    run(READERS + TROUBLE, script, cluster=Cluster(nodes=7, chunk=UNIT))
+
+
+def test_the_steps_with_many_readers_pass_on_what_is_still_coming() -> None:
+    """As below."""
+    relayed = sent_on = 0
+    for seed in range(40):
+        cluster = run(READERS + TROUBLE, random_script(seed, 1500), cluster=Cluster(nodes=7, chunk=UNIT))
+        relayed += cluster.relayed
+        sent_on += sum(store.snapshot()["sent_on"] for store in cluster.stores.values())
+    assert relayed >= 100 and sent_on >= 100, (relayed, sent_on)
 
 
 def test_the_steps_reach_what_they_are_to_check() -> None:

@@ -206,7 +206,7 @@ class ActorTable:
         actor = self.actors.get(msg.actor)
         if actor is None or actor.state == DEAD or actor.node != node:
             return out
-        if actor.worker and actor.worker != msg.worker:
+        if (actor.worker and actor.worker != msg.worker) or msg.worker in actor.former:
             return out
         actor.former.append(msg.worker)
         state = self._view.nodes.get(node)

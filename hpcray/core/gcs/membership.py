@@ -9,6 +9,7 @@ when it hears of its death it ends. Each death has a number, its *epoch*: the or
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -26,6 +27,8 @@ GATHERING, CONNECTING, UP, STOPPING, STOPPED, FAILED = (
     "stopped",
     "failed",
 )
+ASKED = 8
+"""Who hears nothing from the head asks so many other nodes whether they hear it."""
 STOP_GRACE = 1.0
 """Nodes may take `stop_timeout` to end their processes, and this long to say so."""
 
@@ -265,15 +268,28 @@ class HeadWatch:
     """The other side, in raylets 1..: says that it lives, and notices when the head does not.
 
     It judges from the table on: before that the head waits for others, and has a deadline for it.
+
+    Attributes:
+        alone: whether no other node was heard of either while the head was silent: this node is cut off.
     """
 
     def __init__(self, node: int, config: Config) -> None:
         self._node = node
         self._silence = Silence(config.heartbeat_interval, config.head_timeout)
+        self._peers: list[int] = []
+        self._asked_at = float("inf")
+        self.alone = True
 
-    def begin(self, now: float) -> None:
+    def begin(self, now: float, nodes: Sequence[int] = ()) -> None:
         """The head has sent the table."""
         self._silence.begin(now, (0,))
+        after = [node for node in nodes if node > self._node] + [node for node in nodes if 0 < node < self._node]
+        self._peers = after[:ASKED]
+
+    def heard_other(self, now: float) -> None:
+        """Something arrived from another node than the head."""
+        if now > self._asked_at:
+            self.alone = False
 
     def heard(self, now: float) -> None:
         """Anything arrived from the head."""
@@ -287,7 +303,13 @@ class HeadWatch:
         """
         for _, silent in self._silence.look(now):
             return [], f"it was not heard of for {silent:.1f} s"
-        return [Send(HEAD, m.Heartbeat(self._node))], ""
+        out: list[Effect] = [Send(HEAD, m.Heartbeat(self._node))]
+        if self._silence.suspects(now):
+            self._asked_at = min(self._asked_at, now)
+            out += [Send(raylet_of(node), m.Ping(self._node)) for node in self._peers]
+        else:
+            self._asked_at, self.alone = float("inf"), True
+        return out, ""
 
 
 def _on(info: m.NodeInfo | None) -> str:

@@ -9,7 +9,9 @@ available_resources   []                                             {name: amou
 named_actor           [name, namespace]                              what a handle needs; not ok: "no actor ..."
 list_named_actors     [all_namespaces, namespace]                    [{"name", "namespace"}]
 actors                []                                             one row per actor
-status                []                                             {"nodes", "unmet", "waiting_actors", "actors"}
+status                []                                             {"nodes", "unmet", "demand" (leases that the
+                                                                     processes of each node lack), "waiting_actors",
+                                                                     "actors"}
 placement_groups      []                                             one row per group
 placement_group       [id, name, namespace]                          the row of one; not ok: "no placement group ..."
 kv_put                [key, value, overwrite, namespace]             whether the key was new
@@ -29,8 +31,9 @@ import msgspec
 from hpcray.base.bundle_names import plain
 from hpcray.base.resources import Resources, add, to_amounts
 from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.groups import Group
 from hpcray.core.gcs.kv import KeyValue
-from hpcray.core.gcs.placement_groups import Group, PlacementGroups
+from hpcray.core.gcs.placement_groups import PlacementGroups
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.nodes import NodeState, node_labels
 from hpcray.core.scheduler.placement import ClusterView
@@ -160,6 +163,7 @@ class Queries:
             "state": group.state,
             "bundles": [to_amounts(amounts) for amounts in group.spec.bundles],
             "node_ids": [infos[node].node_id if node in infos else "" for node in group.nodes],
+            "nodes": group.nodes,
             "attempts": group.attempt,
         }
 
@@ -179,6 +183,7 @@ class Queries:
             ],
             "dead_nodes": [{"index": index, "reason": reason} for index, reason in sorted(self._view.dead.items())],
             "unmet": self._scheduler.pending(),
+            "demand": {str(node): count for node, count in sorted(self._scheduler.demand().items())},
             "waiting_actors": [
                 {
                     "actor": actor.spec.actor,

@@ -177,6 +177,7 @@ class LeaseClient:
         klass = task.klass
         if klass is not None and task in klass.queue:
             klass.queue.remove(task)
+            self._ask(klass)  # a worker whose environment takes minutes to set up need not be waited for
             return True
         return False
 

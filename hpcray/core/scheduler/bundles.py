@@ -197,19 +197,20 @@ class BundleBook:
                     self._news |= {one, all_of_group}
 
     def _hide(self, bundle: Bundle) -> None:
-        for figures in (self._node.total, self.shown, self._node.actors):
-            for name in bundle.books.total:
-                one, all_of_group = _shown(bundle, name)
-                units = figures.pop(one, 0)
-                if all_of_group in figures:
-                    figures[all_of_group] -= units
-                    self._news.add(all_of_group)
+        figures = (self._node.total, self.shown, self._node.actors)
+        names = [_shown(bundle, name) for name in bundle.books.total]
         rest = self._groups[bundle.group].values()
-        if not any(other.committed and not other.leaving for other in rest):
-            for figures in (self._node.total, self.shown, self._node.actors):
-                for name in self._common[bundle.group]:
-                    figures.pop(name, None)
-            del self._common[bundle.group]
+        last = not any(other.committed and not other.leaving for other in rest)
+        for known in figures:
+            for one, all_of_group in names:
+                units = known.pop(one, 0)
+                if not last and all_of_group in known:
+                    known[all_of_group] -= units
+                    self._news.add(all_of_group)
+        if last:
+            for name in self._common.pop(bundle.group):
+                for known in figures:
+                    known.pop(name, None)
 
     def _settle(self, bundle: Bundle) -> None:
         """Give an ended bundle back to the node, unless something still runs in it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcray.base.resources import ASSIGNED_GPUS, UNIT, Resources
+from hpcray.base.resources import ASSIGNED_GPUS, RUNTIME_ENV, UNIT, Resources
 
 if TYPE_CHECKING:
     from hpcray.core.scheduler.queue import Env
@@ -93,6 +93,11 @@ class DeviceBook:
 def assigned(env: Env) -> frozenset[str]:
     """Ids of the devices that a worker with this environment has."""
     return frozenset(env[-1][1].split(",")) if env and env[-1][0] == ASSIGNED_GPUS else frozenset()
+
+
+def slow(env: Env) -> bool:
+    """Whether a worker needs time to set its environment up: packages to unpack, another Python to find or to make."""
+    return any(name == RUNTIME_ENV for name, _ in env)
 
 
 def undressed(env: Env) -> Env:

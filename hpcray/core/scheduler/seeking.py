@@ -46,8 +46,7 @@ class Seeker:
     def find(self, group: Placeable) -> Plan | None:
         """A plan with what is free now."""
         bundles, used = group.missing(), group.used()
-        kind = _kind(group, bundles, used)
-        if kind in self._failures:
+        if self._failures and _kind(group, bundles, used) in self._failures:
             return None
         nodes = self._view.nodes
         if len(nodes) > FEW:
@@ -55,10 +54,11 @@ class Seeker:
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
             if found is not None:
                 return found
-        free = {n: state.available for n, state in nodes.items() if n not in group.avoid}
+        avoid = group.avoid
+        free = {n: state.available for n, state in nodes.items() if n not in avoid}
         found = self._plan(group.spec, bundles, free, used)
         if found is None and not group.avoid:
-            self._failures.add(kind)
+            self._failures.add(_kind(group, bundles, used))
         return found
 
     def find_reachable(self, group: Placeable) -> Plan | None:

@@ -24,7 +24,7 @@ Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     Unmet, GrantFor, GrantRefused, NodeView,
-    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed,
+    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,

@@ -71,6 +71,12 @@ class NodeDied(Struct, array_like=True, tag=36):
     epoch: int = 0
 
 
+class Ping(Struct, array_like=True, tag=38):
+    """r→r: I hear nothing from the head. Answer: Heartbeat."""
+
+    node: int
+
+
 class PeerFailed(Struct, array_like=True, tag=37):
     """r→g: I cannot reach that node. The head decides which of us goes."""
 

@@ -1,0 +1,58 @@
+"""`python -m hpcray.compat`: an environment in which `import ray` is hpcray, without a package installer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from hpcray.compat.__main__ import main
+from hpcray.compat.finder import STANDIN
+
+from .test_table_core import ROOT
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != STANDIN])
+    return tmp_path
+
+
+def test_install_and_uninstall(site: Path) -> None:
+    assert main(["install"]) == 0
+    code = (
+        "import importlib.metadata, ray, ray.util.queue\n"
+        "print(ray.__version__, importlib.metadata.version('ray'), ray.util.queue.Queue.__module__)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", f"import site; site.addsitedir({str(site)!r})\n{code}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert found.stdout.split() == ["2.60.0", "2.60.0+hpcray", "hpcray.util.queue"]
+    assert main(["uninstall"]) == 0
+    assert main(["uninstall"]) == 1
+    assert not list(site.iterdir())
+
+
+def test_beside_the_real_ray_it_is_refused(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = site / "ray-2.49.0.dist-info"
+    real.mkdir()
+    (real / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.49.0\n")
+    monkeypatch.syspath_prepend(str(site))
+    assert main(["install"]) == 1
+    assert "ray 2.49.0 is installed here" in capsys.readouterr().err
+    assert [path.name for path in site.iterdir()] == [real.name]
+
+
+def test_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "install" in capsys.readouterr().err
+    assert main(["path"]) == 0
+    assert capsys.readouterr().out.strip() == STANDIN

@@ -1,0 +1,53 @@
+"""The benchmarks of the wires and of the disk run, and measure what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import ROOT, Job
+from helpers.leaks import LeakCheck
+
+OSU = str(ROOT / "benchmarks" / "osu" / "run.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_osu_measures_every_row_on_both_planes(tmp_path: Path, leak_check: LeakCheck) -> None:
+    figures = tmp_path / "osu.json"
+    with Job([sys.executable, OSU, "--max", "32", "--json", str(figures)]) as job:
+        ended = job.wait(390)
+    found = json.loads(figures.read_text())
+    for row in ("latency", "bw", "bibw", "mbw_mr"):
+        columns = {"control", "data (ucx)", "data (mpi)", "objects (ucx)", "objects (mpi)", "mpi4py", "ucxx"}
+        assert columns <= set(found[row]), row
+    for row in ("bcast", "allgather"):
+        assert {"objects (ucx)", "objects (mpi)", "mpi4py"} <= set(found[row]), row
+    for row in ("latency", "bw", "bibw", "mbw_mr", "bcast", "allgather"):
+        assert all(value > 0 for column in found[row].values() for value in column.values())
+    # Only what this machine lacks may be missing, and is named.
+    assert set(found["failed"]) <= {"ucx_perftest"}, ended.err
+    assert ("ucx_perftest" in found["failed"]) != ("ucx_perftest" in found["latency"])
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_osu_without_a_gpu_says_so() -> None:
+    ended = subprocess.run([sys.executable, OSU, "--device", "cuda"], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and "--device cuda: " in ended.stderr and "nothing was measured" in ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_spill_benchmark_compares_every_bit(tmp_path: Path, leak_check: LeakCheck) -> None:
+    figures = tmp_path / "spill.json"
+    script = str(ROOT / "benchmarks" / "spill.py")
+    with Job([sys.executable, script, "--store", "32", "--dir", str(tmp_path), "--json", str(figures)]) as job:
+        ended = job.wait(190)
+    assert ended.code == 0, ended.out + ended.err
+    found = json.loads(figures.read_text())
+    assert found["wrong"] == 0 and found["blocks"] == 80
+    assert found["spilled_bytes"] >= 3 * 4 * (32 << 20)
