@@ -81,7 +81,7 @@ class WriteSpill:
 
 @dataclass(slots=True, frozen=True)
 class ReadSpill:
-    """Read a piece of a segment back into the arena; report the end to the store, with `id`."""
+    """Read a piece of a segment into the arena, or a slot behind it; report the end to the store, with `id`."""
 
     id: bytes
     segment: int

@@ -12,6 +12,7 @@ from hpcray.core.effects import Send
 from hpcray.core.gcs import membership as member
 from hpcray.host.processes import Family, reap_orphans
 from hpcray.host.session import Session
+from hpcray.runtime.beats import Beats
 from hpcray.runtime.drain import Drain
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving
@@ -84,6 +85,7 @@ class Cluster:
         self._driver: DriverChild | None = None
         self._signal = 0
         self._elders = elders
+        self._beats = Beats(raylet, membership, watch, self._looked)
         self._here_gone = False
         self._stay_until = 0.0
         self._cut_off_at = 0.0
@@ -115,7 +117,7 @@ class Cluster:
         """Say hello to the head; `on_up` follows, or a failure."""
         self._router.send(HEAD, m.NodeHello(self._raylet.seat.info))
         self._tick()
-        self._beat()
+        self._beats.beat()
         if self._membership is None:
             limit = self._raylet.seat.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_table)
@@ -360,10 +362,15 @@ class Cluster:
 
     def _template_gone(self, reason: str) -> None:
         if not self._leaving.begun:
-            self.failure = f"{reason}; it forks all workers, so this node ends"
-            self._raylet.say(self.failure)
+            text = f"{reason}; it forks all workers, so this node ends"
+            self._raylet.say(text)
             self._leaving.begin(1)
-            self.end_job(1)
+            if self._membership is None and self.came_up:
+                self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))  # the others can go on
+                self.broken = True
+            else:
+                self.failure = text
+                self.end_job(1)
         self._leaving.template_gone()
 
     # ------------------------------------------------------------ time
@@ -379,22 +386,11 @@ class Cluster:
             raylet.apply(raylet.head.tick(now))
         self.drain.tick()
 
-    def _beat(self) -> None:
-        """Say that this node lives, and look who does not."""
-        raylet, now, heard = self._raylet, self._loop.now, self._loop.heard
-        self._loop.call_at(now + raylet.seat.config.heartbeat_interval, self._beat)
-        if self._membership is not None:
-            for node, when in heard.items():
-                self._membership.heard(when, node)
-            raylet.apply(self._membership.tick(now))
-        elif self._watch is not None:
-            self._watch.heard(heard.get(0, 0.0))
-            self._watch.heard_other(max((when for node, when in heard.items() if node), default=0.0))
-            effects, dead = self._watch.tick(now)
-            raylet.apply(effects)
-            if self._cut_off_at and max(heard.values(), default=0.0) > self._cut_off_at:
-                self._connected_again()
-            elif dead and self._watch.alone and self._by_srun:
-                self._cut_off(dead)
-            elif dead:
-                self._head_died(dead)
+    def _looked(self, dead: str, alone: bool) -> None:
+        """The heartbeat of a node that is not the head."""
+        if self._cut_off_at and max(self._loop.heard.values(), default=0.0) > self._cut_off_at:
+            self._connected_again()
+        elif dead and alone and self._by_srun:
+            self._cut_off(dead)
+        elif dead:
+            self._head_died(dead)

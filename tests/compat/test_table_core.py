@@ -163,7 +163,7 @@ def test_functions_generators_and_classes(ray: Any) -> None:
     for call in (plain, Derived):
         with pytest.raises(TypeError, match="cannot be"):
             call()
-    with pytest.raises(TypeError, match="must be applied"):
+    with pytest.raises((TypeError, AssertionError), match="must be applied"):
         ray.remote(1)
 
 
@@ -356,7 +356,7 @@ def test_method(ray: Any) -> None:
     assert ray.get(actor.third_time.remote()) == 3
     assert ray.get(actor.quiet.remote()) == 1
     assert [ray.get(ref) for ref in actor.numbers.remote()] == [0, 1, 2]
-    with pytest.raises(ValueError, match="keywords"):
+    with pytest.raises((ValueError, AssertionError), match="keyword"):
         ray.method(nonsense=1)
 
 
@@ -534,7 +534,7 @@ def test_actor_names(ray: Any, until: Any) -> None:
     assert copy.deepcopy({"a": actor})["a"] == actor
     with pytest.raises(AttributeError, match="nothing"):
         actor.nothing.remote()
-    with pytest.raises(TypeError, match="exit_actor called on a non-actor worker"):
+    with pytest.raises(TypeError, match="exit_actor .*called on a non-actor worker"):
         ray.actor.exit_actor()
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(actor.leave.remote())

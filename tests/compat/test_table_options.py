@@ -28,7 +28,7 @@ def test_cpus_and_gpus(ray: Any) -> None:
     assert ray.get(holds.options(num_cpus=0.5, num_gpus=0.25).remote()) == {"CPU": 0.5, "GPU": 0.25}
     assert ray.get(Actor.remote().holds.remote()) == {}, "an actor takes a CPU to be placed, and none to run"
     assert ray.get(Actor.options(num_cpus=2).remote().holds.remote()) == {"CPU": 2}
-    with pytest.raises(ValueError, match="GPU resource quantities >1 must be whole numbers"):
+    with pytest.raises(ValueError, match="GPU resource quantities >1 must"):
         holds.options(num_gpus=1.5).remote()
     with pytest.raises(ValueError, match="negative"):
         holds.options(num_cpus=-1)

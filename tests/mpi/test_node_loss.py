@@ -119,6 +119,20 @@ def test_a_killed_raylet_takes_its_node_along_and_nothing_else(leak_check: LeakC
 
 
 @pytest.mark.slow
+def test_a_killed_template_costs_one_node(leak_check: LeakCheck, tmp_path: Path) -> None:
+    with start(tmp_path) as job:
+        assert job.line() == "ready", job.wait()
+        templates = leak_check.processes("hpcray-template")
+        (victim,) = (pid for pid in templates if f"PPid:\t{raylet(2)}\n" in Path(f"/proc/{pid}/status").read_text())
+        os.kill(victim, signal.SIGKILL)
+        ended = job.wait(120)
+    check_story(ended.out.splitlines())
+    assert ended.code == 7, ended.err
+    assert "the template process ended with signal 9 (SIGKILL); it forks all workers, so this node ends" in ended.err
+    leak_check.check()
+
+
+@pytest.mark.slow
 def test_a_raylet_that_stood_still_too_long_is_fenced(leak_check: LeakCheck, tmp_path: Path) -> None:
     """When it goes on it finds itself declared dead, and ends, while the job lives."""
     with start(tmp_path, HPCRAY_NODE_TIMEOUT="1.5", HPCRAY_HEARTBEAT_INTERVAL="0.2") as job:

@@ -60,7 +60,7 @@ def test_map_tasks_run_where_their_bytes_are(leak_check: LeakCheck, tmp_path: Pa
     assert int(found["mapped"]) >= 76, "95 % of 80"
     assert int(found["shared"]) >= 76, "the larger argument is the one that all share"
     counts = json.loads(found["everywhere"])
-    assert len(counts) == 4 and counts[0] >= 4, "a shared argument keeps nobody on its node"
+    assert sum(counts) - max(counts) >= 5, "a shared argument keeps nobody on its node"
 
 
 LABELS = """\

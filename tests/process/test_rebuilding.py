@@ -89,6 +89,24 @@ class TestTasks:
         assert (kept == 1).all() and ray.get(refs[0])[0] == 1 and ray.get(refs[2]) == 3
         assert len(marks.lines()) == 2
 
+    def test_several_returns_in_the_last_run(self, marks: Marks):
+        @ray.remote(num_returns=3, max_retries=1)
+        def three():
+            marks.add()
+            return np.full(SIZE, 1), np.full(SIZE, 2), np.full(SIZE, 3)
+
+        refs = three.remote()
+        ray.wait(refs, num_returns=3)
+        lose(*refs)
+        process = current.process
+        with process.engine.lock:  # as when their node dies
+            process.submitter.retrying.hold()
+            for ref in refs:
+                process.table.lose(ref._id, process.table.entries[ref._id], "a test says so")
+            process.submitter.retrying.go_on()
+        assert [array[0] for array in ray.get(refs)] == [1, 2, 3]
+        assert len(marks.lines()) == 2
+
     def test_as_often_as_max_retries_says(self, marks: Marks):
         ref = make.options(max_retries=1).remote(marks, 7)
         for _ in range(2):

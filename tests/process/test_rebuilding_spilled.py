@@ -39,34 +39,36 @@ def make(marks: Marks, number: int) -> Any:
     return np.full(MB4, number)
 
 
-def only_six_are_left() -> bool:
-    """Whether nothing else is in the store, and nothing on its way to disk: no file is written to from now on."""
+def in_store() -> dict[str, str]:
+    """The objects of our node's store, by id, and where each is."""
     assert current.process is not None
     (row,) = current.process.survey.look(100, 30.0)
-    return len(row["list"]) == 6 and all(obj["state"] in ("both", "spilled") for obj in row["list"])
+    return {obj["id"]: obj["state"] for obj in row["list"]}
+
+
+def keep_six(refs: list[Any]) -> dict[int, Any]:
+    """Drop all refs but six, by number, of objects on disk, and wait until no file is written to any more."""
+    states = in_store()
+    kept = {number: ref for number, ref in enumerate(refs) if states[ref.hex()] == "spilled"}
+    kept = dict(list(kept.items())[:6])
+    refs.clear()
+    eventually(lambda: sorted(in_store()) == sorted(ref.hex() for ref in kept.values()))
+    return kept
 
 
 def test_results_are_made_again(marks: Marks):
     refs = [make.remote(marks, number) for number in range(30)]  # 120 MB
     ray.wait(refs, num_returns=30, fetch_local=False)
-    del refs[6:]
-    eventually(only_six_are_left)
-    assert destroy_spill_files()
-    assert [int(ray.get(ref)[-1]) for ref in refs] == list(range(6))
+    kept = keep_six(refs)
+    assert len(kept) == 6 and destroy_spill_files()
+    assert {number: int(ray.get(ref)[-1]) for number, ref in kept.items()} == {number: number for number in kept}
     assert 30 < len(marks.lines()) <= 36
 
 
 def test_puts_are_not(marks: Marks):
-    refs = [ray.put(np.full(MB4, number)) for number in range(30)]
-    del refs[6:]
-    eventually(only_six_are_left)
-    assert destroy_spill_files()
-    lost = 0
-    for number, ref in enumerate(refs):
-        try:
-            assert ray.get(ref)[-1] == number
-        except exceptions.ObjectLostError as error:
-            assert "replicas=2" in str(error)
-            lost += 1
-    assert lost
+    kept = keep_six([ray.put(np.full(MB4, number)) for number in range(30)])
+    assert len(kept) == 6 and destroy_spill_files()
+    for ref in kept.values():
+        with pytest.raises(exceptions.ObjectLostError, match="replicas=2"):
+            ray.get(ref)
     assert ray.get([make.remote(marks, number) for number in range(3)])[2][0] == 2

@@ -54,6 +54,7 @@ class FaultCluster(SimCluster):
         self.alone: dict[int, bool] = {}
         self._cut: dict[frozenset[int], tuple[float, list[Thunk]]] = {}
         self._stopped: dict[int, list[Thunk]] = {}
+        self._went_on: dict[int, float] = {}
         self._lost: list[set[int]] = [set() for _ in range(size)]
         self.member = Membership(size, "session", config, 0.0)
         self.watches = {node: HeadWatch(node, config) for node in range(1, size)}
@@ -97,7 +98,11 @@ class FaultCluster(SimCluster):
         """SIGSTOP for its raylet; the processes of the node run on."""
         if node not in self._stopped:
             self._stopped[node] = []
-            self.net.after(seconds, lambda: self._release(self._stopped.pop(node)))
+            self.net.after(seconds, lambda: self._go_on(node))
+
+    def _go_on(self, node: int) -> None:
+        self._went_on[node] = self.net.now
+        self._release(self._stopped.pop(node))
 
     def _release(self, waiting: list[Thunk]) -> None:
         for thunk in waiting:
@@ -247,5 +252,6 @@ class FaultCluster(SimCluster):
                 seen.add(worker.actor)
         for node, when in self.declared.items():
             limit = self.config.head_timeout + 2.0
-            stands = node in self._stopped
-            assert node in self.dead_nodes or stands or self.net.now - when < limit, f"node {node} lives on, fenced"
+            since = max(when, self._went_on.get(node, 0.0))
+            late = node not in self._stopped and self.net.now - since > limit
+            assert node in self.dead_nodes or not late, f"node {node} lives on, fenced"

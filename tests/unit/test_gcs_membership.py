@@ -272,3 +272,9 @@ def test_a_head_that_speaks_again_settles_it() -> None:
     watch.heard_other(3.1)
     watch.heard(3.2)
     assert sent(list(watch.tick(3.5)[0]), m.Ping) == [] and watch.alone
+
+
+def test_a_node_that_says_that_it_ends_is_dead_at_once() -> None:
+    outcomes = up(4).handle(1.0, raylet_of(2), m.PeerFailed(2, "its template is gone"))
+    assert events(outcomes, NodeLost) == [NodeLost(2, "host host2: its template is gone", 1)]
+    assert sent(outcomes, m.NodeDied) == [1, 3]

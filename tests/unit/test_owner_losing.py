@@ -221,6 +221,24 @@ class TestWhyNot:
         assert [task.id for task in table.again] == [return_id(2)[:-3], return_id(3)[:-3]]
 
 
+class TestSeveralReturns:
+    def test_the_last_run_makes_all_that_is_lost(self, table: Owner) -> None:
+        task = table.made(1, retries=1)
+        second = return_id(1)[:-1] + b"\2"
+        table.create(second, task).local = 1
+        table.keep_task(task, [second], [], 0)
+        table.set_stored(second, SIZE, 2)
+        kept = table.lineage.kept[task.id]
+
+        def remake(_: Any) -> None:
+            kept.running = True
+            task.retries, task.attempt = 0, 1
+
+        table.remake = remake
+        table.node_died(2, "power")
+        assert table.entries[return_id(1)].state == table.entries[second].state == PENDING
+
+
 class TestFoundBySimulation:
     def test_an_answer_about_an_earlier_life(self, table: Owner) -> None:
         task = table.made()

@@ -154,3 +154,15 @@ def test_slow_reader_gets_everything_in_order(router: Router, pair: tuple[Link, 
         link.flush()
     assert got == b"".join(frames)
     assert link.flush() and link.out == []
+
+
+def test_the_last_word_goes_out_at_once_past_what_waits_and_to_the_dead_it_is_lost(router: Router, wire: Wire) -> None:
+    died = m.NodeDied(2, "silent", 1)
+    router.send(raylet_of(2), m.Heartbeat(1))
+    router.last_word(2, died)
+    assert [frame for _, data in wire.sent for frame in read(data)] == [(raylet_of(2), raylet_of(ME), [died])]
+    router.lose_node(2, "silent")
+    router.last_word(2, died)
+    wire.dead.add(0)
+    router.last_word(0, died)
+    assert len(wire.sent) == 1

@@ -194,3 +194,54 @@ def test_what_is_impossible_is_not_told_twice() -> None:
     for second in range(30):
         told += reports(scheduler.tick(float(second)))
     assert [report.waits for _, report in told] == [False]
+
+
+def near(node: int) -> Shape:
+    return Shape(CPU1.resources, f"near:{node}")
+
+
+def lasts(view: ClusterView, node: int, cpus: float, version: int) -> None:
+    view.update(NodeView(node, version, {"CPU": 0}, {}, to_units({"CPU": cpus})))
+
+
+def test_work_queues_where_its_bytes_are_and_the_rest_goes_elsewhere_in_time() -> None:
+    view, scheduler = make(4, 2, 2, 4)
+    busy(view, 2)
+    effects = scheduler.unmet(0.0, Unmet(ME, 0, near(2), 9))
+    assert grants(effects) == {2: 2}, "as much as it can run at once, though it is busy"
+    (grant,) = [e.msg for e in effects if isinstance(e, Send)]
+    assert isinstance(grant, GrantFor) and grant.shape.strategy == "node:2", "so that it may queue there"
+    wait = scheduler.locality_wait
+    assert grants(scheduler.unmet(wait / 2, Unmet(ME, 0, near(2), 9))) == {}, "others must wait, idle or not"
+    scheduler.unmet(wait - 0.1, Unmet(ME, 0, near(2), 8))
+    sent = grants(scheduler.tick(wait))
+    assert sum(count for node, count in sent.items() if node != 2) == 8 - 2 - 2 * 2, "but for its next two rounds"
+
+
+def test_work_near_its_own_node_is_left_to_that_at_first() -> None:
+    view, scheduler = make(2, 4)
+    busy(view, 0)
+    assert grants(scheduler.unmet(0.0, Unmet(ME, 0, near(0), 9))) == {}
+    assert grants(scheduler.tick(scheduler.locality_wait)) == {1: 4}, "nothing has begun there for long"
+
+
+def test_bytes_on_a_node_that_cannot_serve_keep_nobody() -> None:
+    view, scheduler = make(0, 2, 2)
+    lasts(view, 1, 2, 1)
+    assert grants(scheduler.unmet(0.0, Unmet(ME, 0, near(1), 2))) == {2: 2}, "actors have all of node 1"
+    view, scheduler = make(0, 2, 2)
+    view.lost(1, "power cut")
+    assert grants(scheduler.unmet(0.0, Unmet(ME, 0, near(1), 2))) == {2: 2}
+
+
+def test_who_queues_at_a_busy_node_comes_back_to_it() -> None:
+    view, scheduler = make(0, 4, 4, 4)
+    busy(view, 1, 2, 3)
+    scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 1))
+    found = set()
+    for step in range(1, 20):
+        effects = scheduler.tick(float(step))
+        found |= grants(effects).keys()
+        parked = [e.msg for e in effects if isinstance(e, Send) and isinstance(e.msg, GrantFor)]
+        assert all(isinstance(msg, GrantFor) and msg.parked for msg in parked)
+    assert len(found) == 1, "it is kept free for longer each time"

@@ -140,6 +140,8 @@ class Membership:
         if isinstance(msg, m.NodeStopped):
             self._stopped.add(msg.node)
             return self._check_stopped(now)
+        if isinstance(msg, m.PeerFailed) and msg.node == node:
+            return self.node_failed(now, node, msg.reason)
         if isinstance(msg, m.PeerFailed) and msg.node not in self.dead:
             self._complaints.add(now, node, msg.node, msg.reason)
             return [Send(raylet_of(msg.node), self._heartbeat())]  # fails at once if it is dead

@@ -127,7 +127,10 @@ class Losing(Borrowing):
             return task or PUT
         if self.remake is None:
             return LOST
-        return self.lineage.why_not(task) or ("" if task.id in self.lineage.kept else LINEAGE_EVICTED)
+        kept = self.lineage.kept.get(task.id)
+        if kept is not None and kept.running and not task.cancelled:
+            return ""  # perhaps this run makes it; its end decides
+        return self.lineage.why_not(task) or ("" if kept is not None else LINEAGE_EVICTED)
 
     def settle_lost(self, oid: bytes, entry: Entry, reason: str, why: str) -> None:
         """It cannot be had any more: an error from now on."""
@@ -185,6 +188,8 @@ class Losing(Borrowing):
                 entry.local = 1
                 if oid[:8] != self.me:
                     self._register([oid])
+                else:
+                    self.settle_lost(oid, entry, _FORGOTTEN, LOST)
             self.revive(oid, entry)
 
     def made_inline(self, oid: bytes, entry: Entry, contained: list[Any] | None) -> None:
@@ -216,7 +221,7 @@ class Losing(Borrowing):
     # ------------------------------------------------------------ nodes
 
     def node_died(self, node: int, reason: str) -> None:
-        """What was there is gone; so are the processes of that node, of which the caller tells apart from this."""
+        """What was there is gone. (Of the processes of that node `process_died` is told.)"""
         self.dead_nodes.add(node)
         self.replicas.node_died(node)
         gone = []

@@ -293,7 +293,9 @@ class ClusterScheduler:
 
     def _withdraw(self, ask: Ask, out: list[Effect]) -> None:
         """Nothing is wanted any more: take back what queues at nodes."""
-        nodes = {flight.node for flight in ask.flights if flight.bound} | ({ask.parked} & self._view.nodes.keys())
+        nodes = {flight.node for flight in ask.flights if flight.bound}
+        if ask.parked in self._view.nodes:
+            nodes.add(ask.parked)
         out.extend(Send(raylet_of(node), GrantFor(ask.holder, ask.klass, ask.shape, 0)) for node in sorted(nodes))
 
     def tell_removed(self, group: str, out: list[Effect]) -> None:

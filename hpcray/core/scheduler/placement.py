@@ -11,7 +11,7 @@ from hpcray.base.resources import Resources, add, fits, subtract
 from hpcray.core.scheduler.nodes import NodeState, Request
 from hpcray.core.scheduler.ranking import Changes, Rank, Ranking
 from hpcray.core.scheduler.telling import describe, waiting_text, why_infeasible
-from hpcray.core.scheduler.wants import node_affinity
+from hpcray.core.scheduler.wants import near_node, node_affinity
 from hpcray.wire.messages import NodeInfo, NodeView, Shape
 
 PACK_UP_TO = 0.5
@@ -70,6 +70,8 @@ class ClusterView:
         return found
 
     def _find_feasible(self, shape: Shape) -> list[int]:
+        if near_node(shape.strategy) is not None:  # any node will do, at worst
+            return self.feasible(Shape(shape.resources, "", shape.env))
         request = dict(shape.resources)
         bundle = bundle_of(shape.resources)
         nodes: Iterable[int] = self.nodes

@@ -78,7 +78,7 @@ class Ping(Struct, array_like=True, tag=38):
 
 
 class PeerFailed(Struct, array_like=True, tag=37):
-    """r→g: I cannot reach that node. The head decides which of us goes."""
+    """r→g: I cannot reach that node, and the head decides which of us goes. About itself: I end."""
 
     node: int
     reason: str
