@@ -68,7 +68,7 @@ def inside(blocks: int, path: str) -> None:
             self.random = np.random.default_rng(0).integers(0, 1 << 62, BLOCK // 8)
 
         def block(self, seed: int) -> np.ndarray[Any, Any]:
-            return self.random ^ np.int64(seed * 0x9E3779B97F4A7 + 1)
+            return self.random ^ np.int64(seed * 0x9E3779B97F4A7 % (1 << 62))
 
         def fill(self, seeds: list[int]) -> tuple[list[Any], float]:
             refs, spent = [], 0.0
