@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -72,8 +73,7 @@ class Measured(SimCluster):
         self.kind = kind
         rng = random.Random(seed)
         self.told: Counter[str] = Counter()
-        self.cost = 0.0
-        self.events = 0
+        self.cost, self.events = 0.0, 0
         delays = [rng.choice([20e-6, 50e-6, 100e-6]) for _ in range(997)]
         super().__init__([to_units({"CPU": workers})] * nodes, delays, real=True)
         self.net.most_events = 1 << 60
@@ -158,7 +158,8 @@ class Work:
     def _group(self, number: int) -> m.GroupSpec:
         driver = self.drivers[number % self.nodes]
         strategy = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")[number % 4]
-        bundles = [to_units({"CPU": self.rng.choice([1, 2, 4])}) for _ in range(min(4, self.nodes))]
+        most = max(1, self.workers // 8)  # all of them fit into half a node: STRICT_PACK needs that
+        bundles = [to_units({"CPU": min(most, self.rng.choice([1, 2, 4]))}) for _ in range(min(4, self.nodes))]
         spec = m.GroupSpec(driver.proc + (1 << 38 | number).to_bytes(5, "big"), bundles, strategy, owner=driver.proc)
         self.cluster.post(driver.proc, HEAD, m.CreateGroup(0, spec))
         return spec
@@ -186,8 +187,7 @@ class Work:
 
     def run(self) -> dict[str, Any]:
         """Submit everything, over half of the time that it takes, and wait for the end."""
-        cluster, began = self.cluster, process_time()
-        mean = 0.02
+        cluster, began, mean = self.cluster, process_time(), 0.02
         length = max(0.5, self.wanted * mean / (self.nodes * self.workers) / 2)
         while len(self.tasks) < self.wanted:
             node = self.rng.randrange(self.nodes)
@@ -196,8 +196,7 @@ class Work:
             when = self.rng.random() * length
             self.submitted.append((kind, when, task))
             cluster.net.after(when, lambda driver=self.drivers[node], task=task: driver.submit(task))
-        done = self._counter()
-        ended = cluster.net.run(3600.0, done, cluster.look)
+        ended = cluster.net.run(3600.0, self._counter(), cluster.look)
         assert ended, "tasks are lost: " + cluster.explain()[:2000]
         makespan = cluster.net.now
         for spec in self.groups:
@@ -222,7 +221,7 @@ class Work:
 
     def _report(self, makespan: float, cpu: float) -> dict[str, Any]:
         cluster = self.cluster
-        ran = "".join(f"{task.ran_on[-1]}," for task in self.tasks)
+        ran = ",".join(str(task.ran_on[-1]) for task in self.tasks)
         near = [task for kind, _, task in self.submitted if kind == "near"]
         at_home = sum(task.ran_on[-1] == int(task.shape.strategy.partition(":")[2]) for task in near)
         ideal = sum(task.seconds for task in self.tasks) / (self.nodes * self.workers)
@@ -234,7 +233,7 @@ class Work:
             "ideal_seconds": round(ideal, 3),
             "digest": hashlib.sha256(ran.encode()).hexdigest()[:16],
             "where their data is": round(at_home / max(1, len(near)), 4),
-            "longest_wait": {kind: round(wait, 3) for kind, wait in sorted(self._longest().items())},
+            "longest_wait": {kind: round(wait, 3) for kind, wait in self._longest().items()},
             "head_messages": sum(cluster.told.values()),
             "head_cpu": round(cluster.cost, 3),
             "head_us_per_message": round(cluster.cost / max(1, sum(cluster.told.values())) * 1e6, 1),
@@ -244,10 +243,8 @@ class Work:
 
     def _longest(self) -> dict[str, float]:
         """By kind of task: the longest time from its submission to its begin."""
-        found: dict[str, float] = {}
-        for kind, when, task in self.submitted:
-            found[kind] = max(found.get(kind, 0.0), task.began - when)
-        return found
+        kinds = sorted({kind for kind, _, _ in self.submitted})
+        return {kind: max(task.began - when for k, when, task in self.submitted if k == kind) for kind in kinds}
 
 
 # ------------------------------------------------------------ local
@@ -329,8 +326,7 @@ def _each(count: int, rng: random.Random, view: ClusterView, decide: Callable[[]
     decide()
     gc.collect()
     for _ in range(count):
-        node = rng.randrange(len(view.nodes))
-        versions[node] += 1
+        versions[node := rng.randrange(len(view.nodes))] += 1
         view.update(m.NodeView(node, versions[node], to_units({"CPU": rng.randrange(8, 64), "GPU": 4})))
         began = process_time()
         decide()
@@ -340,9 +336,8 @@ def _each(count: int, rng: random.Random, view: ClusterView, decide: Callable[[]
 
 def growth(rows: list[dict[str, Any]], kind: str) -> float:
     """The exponent of the nodes with which the cost of a decision grows, by least squares."""
-    points = [(math.log(row["nodes"]), math.log(row[kind])) for row in rows if row[kind]]
-    mean_x, mean_y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    nodes = [math.log(row["nodes"]) for row in rows]
+    return statistics.linear_regression(nodes, [math.log(max(row[kind], 0.01)) for row in rows]).slope
 
 
 # ------------------------------------------------------------ the program
@@ -359,14 +354,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    parts = given.parts or ["decisions", "local", "work"]
     sizes = [size for size in SIZES if size <= given.nodes]
     found: dict[str, Any] = {"seed": given.seed}
-    gc.freeze()
+    parts = given.parts or ["decisions", "local", "work"]
     if "decisions" in parts:
-        found["decisions"] = [_say(decisions(size, given.seed)) for size in sizes]
-        kinds = [kind for kind in found["decisions"][0] if kind != "nodes"]
-        found["growth"] = _say({kind: round(growth(found["decisions"], kind), 2) for kind in kinds})
+        rows = found["decisions"] = [_say(decisions(size, given.seed)) for size in sizes]
+        kinds = [kind for kind in rows[0] if kind != "nodes" and len(rows) > 1]
+        found["growth"] = _say({kind: round(growth(rows, kind), 2) for kind in kinds})
     if "local" in parts:
         found["local"] = [_say(local(size, given.workers, given.seed)) for size in sizes]
     if "work" in parts:
@@ -390,9 +384,9 @@ def plot(found: dict[str, Any], where: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4))
+    rows = found.get("decisions", [])
     for kind in found.get("growth", ()):
-        rows = found["decisions"]
-        axes[0].loglog([row["nodes"] for row in rows], [row[kind] for row in rows], marker="o", label=kind)
+        axes[0].loglog([row["nodes"] for row in rows], [row[kind] for row in rows], "o-", label=kind)
     axes[0].set(xlabel="nodes", ylabel="microseconds per decision", title="one global decision")
     axes[0].legend()
     rows = found.get("local", [])

@@ -98,7 +98,7 @@ def test_welcome(node: NodeChild) -> None:
     peer = Peer(node.session_dir)
     welcome = peer.join()
     assert (welcome.session_dir, welcome.cluster_size, welcome.arena_size) == (node.session_dir, 1, 64 << 20)
-    assert os.fstat(peer.fds[0]).st_size == 64 << 20, "the arena came along"
+    assert os.fstat(peer.fds[0]).st_size >= 64 << 20, "the arena came along, with the slots behind it"
     assert len(welcome.node_id) == 56
     other = Peer(node.session_dir)
     assert other.join().proc != welcome.proc

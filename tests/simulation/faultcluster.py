@@ -20,7 +20,7 @@ from hpcray.core.gcs.membership import UP, HeadWatch, Membership, NodeLost, Outc
 from hpcray.wire import messages as m
 
 TWICE = (
-    m.NodeDied, m.Heartbeat, m.PeerFailed, m.StartActorRefused, m.ActorReady, m.ActorGone, m.WatchActor,
+    m.NodeDied, m.Heartbeat, m.PeerFailed, m.ActorReady, m.ActorGone, m.WatchActor,
     m.KillActor, m.ActorOutOfScope, m.ProcDied, m.CreateActor,
 )  # fmt: skip
 GIVES_UP = 30.0

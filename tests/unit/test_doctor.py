@@ -242,7 +242,7 @@ def test_gpus_are_those_of_the_job() -> None:
 
 
 def test_shared_memory() -> None:
-    assert doctor_host.look_at_shared_memory("/nowhere").level == FAIL
+    assert doctor_host.look_at_shared_memory("/no/such/directory").level == FAIL
 
 
 # ---------------------------------------------------------------- the job
