@@ -309,6 +309,8 @@ class ActorCalls:
         client = self._clients.get(msg.actor)
         if client is None:
             return
+        if msg.state != ALIVE and client.inflight:
+            self._engine.read_rest(client.worker)  # its last answers: we hear of its end on another way
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
         if msg.state == ALIVE:
             client.worker = msg.worker

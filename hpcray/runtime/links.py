@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -153,16 +154,34 @@ class Links:
 
     # ------------------------------------------------------------ reading and writing
 
-    def _read(self, link: Link) -> None:
+    def read_rest(self, proc: bytes) -> None:
+        """Handle all that a process of our node has written to us by now: somebody tells us that it is dead."""
+        peer = self._peers.get(proc)
+        if peer is not None and peer.link is not self._raylet:
+            while peer.link.fd in self._links and self._read(peer.link):
+                pass
+
+    def write_rest(self, patience: float) -> None:
+        """Write out what the kernel would not take yet, for at most `patience` seconds: this process ends."""
+        until = time.monotonic() + patience
+        for link in list(self._links.values()):
+            while link.unsent and link.fd in self._links and time.monotonic() < until:
+                poll = select.poll()
+                poll.register(link.fd, select.POLLOUT)
+                poll.poll(1000 * patience)
+                self._write_rest(link)
+
+    def _read(self, link: Link) -> bool:
+        """Handle what a link holds; False when there was nothing, or it has ended."""
         try:
             data = bytes(self._inbox[: link.sock.recv_into(self._inbox)])
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._unlink(link, "its connection ended")
-            return
+            return False
         handlers = self._handlers
         try:
             for frame in link.reader.feed(data):
@@ -181,6 +200,8 @@ class Links:
                         traceback.print_exc()
         except (FrameError, msgspec.MsgspecError) as error:
             self._unlink(link, f"it sent what is not a message: {error}")
+            return False
+        return True
 
     def _write_rest(self, link: Link) -> None:
         unsent = link.unsent

@@ -211,6 +211,7 @@ class Process(Reader):
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process of the job is gone (lock held)."""
+        self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
         self.on_death(proc)

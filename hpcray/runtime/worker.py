@@ -36,6 +36,8 @@ from hpcray.wire.serialization import deserialize, serialize_error
 
 _LEND_AFTER = 0.001
 _AGAIN = 0.001
+_LAST_WORDS = 5.0
+"""Seconds in which those to whom a leaving worker owes answers should read them."""
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 perf_counter = time.perf_counter
 
@@ -366,6 +368,7 @@ class Worker:
             if self.actor is not None:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
             self.engine.flush()
+            self.engine.write_rest(_LAST_WORDS)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         with contextlib.suppress(BaseException):

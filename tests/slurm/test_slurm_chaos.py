@@ -1,6 +1,6 @@
 """Two thousand dependent tasks and twenty actors while workers are killed and nodes are lost: the same result.
 
-By hand, longer or harder: CHAOS_SECONDS=180 CHAOS_NODES=6 pytest -m slurm tests/slurm/test_chaos.py
+By hand, longer or harder: CHAOS_SECONDS=180 CHAOS_NODES=6 pytest -m slurm tests/slurm/test_slurm_chaos.py
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from hpcray.base.resources import ASSIGNED_GPUS, to_units
 from hpcray.core.raylet import RayletCore
 from hpcray.core.scheduler.devices import DeviceBook, assigned, undressed
 from hpcray.core.scheduler.ledger import Ledger
-from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.queue import RESERVE_AFTER
+from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.wire import messages as m
 
 HALF, QUARTER = UNIT // 2, UNIT // 4
