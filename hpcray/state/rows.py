@@ -304,7 +304,10 @@ class Rows:
     def _ask(self, people: Iterable[Someone], what: str, *args: Any) -> dict[bytes, Any]:
         asked = [one.proc for one in people if one.state != "starting"]
         found = self._diagnosis.ask(asked, what, *args)
-        self.missing += [f"{show_proc(proc)} did not answer" for proc in asked if proc not in found]
+        mute = [proc for proc in asked if proc not in found]
+        if mute:  # those that have ended in the meantime are missed by nobody: what they held ended with them
+            living = {one.proc for one in self._diagnosis.people()}
+            self.missing += [f"{show_proc(proc)} did not answer" for proc in mute if proc in living]
         return found
 
 

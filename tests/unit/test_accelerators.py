@@ -190,7 +190,8 @@ class TestWorker:
 class TestThreads:
     @pytest.fixture(autouse=True)
     def unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv(threads.OMP, raising=False)
+        monkeypatch.setenv(threads.OMP, "")  # so that monkeypatch takes away again what the tests set
+        monkeypatch.delenv(threads.OMP)
         monkeypatch.setattr(threads._Set, "cpus", 0)
         monkeypatch.setattr(threads._Set, "text", None)
         monkeypatch.setattr(threads._Set, "loaded", 1)
