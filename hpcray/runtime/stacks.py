@@ -10,10 +10,13 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
-OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE = os.sep + "hpcray" + os.sep
+TEMPLATE = os.path.join("host", "template.py")
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _DEEPEST = 100
@@ -84,10 +87,19 @@ def await_chain(awaited: Any) -> list[list[Any]]:
     return found
 
 
+@cache
+def part_of_hpcray(file: str) -> str:
+    """Where in the package a file is; "" if it is not hpcray's. Who looks may have another copy than who is seen."""
+    if file.startswith(_HERE):
+        return file[len(_HERE) :]
+    part = file.rpartition(_PACKAGE)[2]
+    return part if part != file and os.path.exists(_HERE + part) else ""
+
+
 def is_users(frame: list[Any]) -> bool:
     """Whether a frame is of the user's program or its packages: not of hpcray, not of Python's library."""
     file = frame[0]
-    if file.startswith((OURS, "<frozen")):
+    if file.startswith("<frozen") or part_of_hpcray(file):
         return False
     return not file.startswith(_LIBRARY) or any(mark in file for mark in _PACKAGES)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hpcray.runtime.diagnosis import show_kernel
-from hpcray.runtime.stacks import OURS, is_users
+from hpcray.runtime.stacks import TEMPLATE, is_users, part_of_hpcray
 
-_TEMPLATE = OURS + os.path.join("host", "template.py")
 _MOST_IDS = 3
 
 
@@ -68,7 +66,7 @@ def _shown(row: dict[str, Any], thread: dict[str, Any]) -> bool:
 
 def _after_fork(frames: list[list[Any]]) -> list[list[Any]]:
     """A worker's stack begins with those of the processes that it was forked from."""
-    last = max((place for place, frame in enumerate(frames) if frame[0] == _TEMPLATE), default=-1)
+    last = max((place for place, frame in enumerate(frames) if part_of_hpcray(frame[0]) == TEMPLATE), default=-1)
     return frames[last + 1 :]
 
 
@@ -83,7 +81,7 @@ def _interesting(frames: list[list[Any]]) -> Iterator[list[Any]]:
     first = next((place for place, frame in enumerate(frames) if is_users(frame)), 0)
     before_ours = True
     for frame in frames[first:]:
-        ours = frame[0].startswith(OURS)
+        ours = bool(part_of_hpcray(frame[0]))
         if not ours or before_ours:
             yield frame
         before_ours = not ours

@@ -41,7 +41,7 @@ def test_counted_by_many():
         values = {line.split("{")[0] + (line.split('who="')[1].split('"')[0] if "who" in line else ""): line.split()[-1]
                   for line in lines}  # fmt: skip
         wanted = {"ray_test_hits_totaltask": "8", "ray_test_hits_totaldriver": "1.5", "ray_test_level": "4"}
-        return values == wanted
+        return wanted.items() <= values.items()  # this process may have others, of tests before
 
     eventually(told)
     command = [sys.executable, "-m", "hpcray.cli", "metrics", "--address", directory]

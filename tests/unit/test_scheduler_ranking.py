@@ -53,6 +53,16 @@ def test_the_best_is_the_best_whatever_changed(course: list[tuple[str, int, int]
                 changes.note(node)
 
 
+def test_a_change_right_after_the_first_question_is_noted() -> None:
+    used, changes = {0: 1, 1: 2}, Changes()
+    changes.note(1)
+    ranking = Ranking(used, lambda node: (0, float(used[node]), 0, node), changes)
+    assert ranking.best() == 0
+    used[1] = 0
+    changes.note(1)
+    assert ranking.best() == 1
+
+
 def test_changes_that_were_forgotten_are_not_missed() -> None:
     used = {node: node for node in range(3)}
     changes = Changes()

@@ -101,7 +101,7 @@ class Ranking:
         return [rank[-1] for rank in found]
 
     def _refresh(self) -> None:
-        changed = self._changes.since(self._seen, len(self._nodes)) if self._seen >= 0 else None
+        changed = self._changes.since(self._seen, len(self._nodes))
         self._seen = len(self._changes)
         if changed is None:
             ranks = ((node, self._rank(node)) for node in self._nodes)
