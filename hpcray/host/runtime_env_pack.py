@@ -9,7 +9,6 @@ import io
 import os
 import shutil
 import stat
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 
 LIMIT = 512 << 20
@@ -82,6 +81,8 @@ def pack(root: str, names: Sequence[str], top: str = "") -> bytes:
     Raises:
         PackageError: it would be larger than half a GiB.
     """
+    import zipfile  # not before: every `import hpcray` would pay for it
+
     total = sum(os.path.getsize(os.path.join(root, name)) for name in names)
     if total > LIMIT:
         largest = sorted(names, key=lambda name: -os.path.getsize(os.path.join(root, name)))[:3]
@@ -117,6 +118,8 @@ def unpack(session_dir: str, name: str, fetch: Callable[[], bytes]) -> str:
     Raises:
         PackageError: it is no zip, or has names that lead out of it. Nothing of it is left.
     """
+    import zipfile
+
     with locked(session_dir, name) as path:
         if os.path.isdir(path):
             return path

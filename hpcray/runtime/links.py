@@ -165,10 +165,10 @@ class Links:
         """Write out what the kernel would not take yet, for at most `patience` seconds: this process ends."""
         until = time.monotonic() + patience
         for link in list(self._links.values()):
-            while link.unsent and link.fd in self._links and time.monotonic() < until:
-                poll = select.poll()
-                poll.register(link.fd, select.POLLOUT)
-                poll.poll(1000 * patience)
+            poll = select.poll()
+            poll.register(link.fd, select.POLLOUT)
+            while link.unsent and link.fd in self._links and (left := until - time.monotonic()) > 0:
+                poll.poll(1000 * left)
                 self._write_rest(link)
 
     def _read(self, link: Link) -> bool:

@@ -24,11 +24,24 @@ DEFAULT_TIMEOUT = 30
 _ALL = 1 << 62
 
 Row = TypeVar("Row", bound=StateSchema)
+Found = TypeVar("Found")
 Filters = Sequence[Filter]
 
 
 class RayStateApiException(Exception):
     """Some of what was asked for is not known: a process did not answer."""
+
+
+def _gathered(gather: Callable[[Rows], Found], address: str | None, timeout: float, strict: bool) -> Found:
+    with attached(address or "auto") as process:
+        rows = Rows(process, timeout)
+        found = gather(rows)
+    if rows.missing:
+        text = f"the answer is not complete: {'; '.join(rows.missing)}"
+        if strict:
+            raise RayStateApiException(f"{text}; hint: raise_on_missing_output=False gives what is known")
+        warnings.warn(text, stacklevel=3)
+    return found
 
 
 def _list(
@@ -42,11 +55,7 @@ def _list(
 ) -> list[Row]:
     if limit < 1:
         raise ValueError(f"limit={limit} is not valid; hint: at least 1")
-    with attached(address or "auto") as process:
-        rows = Rows(process, timeout)
-        found = gather(rows)
-    _tell_missing(rows, strict)
-    chosen = select(found, filters, limit)
+    chosen = select(_gathered(gather, address, timeout, strict), filters, limit)
     if not detail:
         for row in chosen:
             for name in set(row.columns()) - set(row.base_columns()):
@@ -54,15 +63,9 @@ def _list(
     return chosen
 
 
-def _tell_missing(rows: Rows, strict: bool) -> None:
-    if rows.missing:
-        text = f"the answer is not complete: {'; '.join(rows.missing)}"
-        if strict:
-            raise RayStateApiException(f"{text}; hint: raise_on_missing_output=False gives what is known")
-        warnings.warn(text, stacklevel=3)
-
-
-def _get(gather: Callable[[Rows], list[Row]], column: str, ident: str, address: str | None, timeout: float) -> Any:
+def _get(
+    gather: Callable[[Rows], list[Row]], column: str, ident: str, address: str | None, timeout: float
+) -> Row | None:
     found = _list(gather, address, [(column, "=", ident)], _ALL, timeout, True, False)
     return found[0] if found else None
 
@@ -162,48 +165,42 @@ def get_actor(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> ActorState | None:
     """The actor with this id; None when there is none."""
-    found: ActorState | None = _get(Rows.actors, "actor_id", id, address, timeout)
-    return found
+    return _get(Rows.actors, "actor_id", id, address, timeout)
 
 
 def get_placement_group(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> PlacementGroupState | None:
     """The placement group with this id; None when there is none."""
-    found: PlacementGroupState | None = _get(Rows.placement_groups, "placement_group_id", id, address, timeout)
-    return found
+    return _get(Rows.placement_groups, "placement_group_id", id, address, timeout)
 
 
 def get_node(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> NodeState | None:
     """The node with this id; None when there is none."""
-    found: NodeState | None = _get(Rows.nodes, "node_id", id, address, timeout)
-    return found
+    return _get(Rows.nodes, "node_id", id, address, timeout)
 
 
 def get_job(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> JobState | None:
     """The job with this id; None when it is not this one."""
-    found: JobState | None = _get(Rows.jobs, "job_id", id, address, timeout)
-    return found
+    return _get(Rows.jobs, "job_id", id, address, timeout)
 
 
 def get_worker(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> WorkerState | None:
     """The process with this id; None when there is none that lives."""
-    found: WorkerState | None = _get(Rows.workers, "worker_id", id, address, timeout)
-    return found
+    return _get(Rows.workers, "worker_id", id, address, timeout)
 
 
 def get_task(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
 ) -> TaskState | None:
     """The task or call with this id; None when nobody remembers it."""
-    found: TaskState | None = _get(Rows.tasks, "task_id", id, address, timeout)
-    return found
+    return _get(Rows.tasks, "task_id", id, address, timeout)
 
 
 def get_objects(
@@ -213,14 +210,6 @@ def get_objects(
     return _list(Rows.objects, address, [("object_id", "=", id)], _ALL, timeout, True, False)
 
 
-def _summarize(gather: Callable[[Rows], dict[str, Any]], address: str | None, timeout: float, strict: bool) -> Any:
-    with attached(address or "auto") as process:
-        rows = Rows(process, timeout)
-        found = gather(rows)
-    _tell_missing(rows, strict)
-    return found
-
-
 def summarize_tasks(
     address: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
@@ -228,8 +217,7 @@ def summarize_tasks(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """How many tasks and calls there are, by name and state."""
-    found: dict[str, Any] = _summarize(Rows.summarize_tasks, address, timeout, raise_on_missing_output)
-    return found
+    return _gathered(Rows.summarize_tasks, address, timeout, raise_on_missing_output)
 
 
 def summarize_actors(
@@ -239,8 +227,7 @@ def summarize_actors(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """How many actors there are, by class and state."""
-    found: dict[str, Any] = _summarize(Rows.summarize_actors, address, timeout, raise_on_missing_output)
-    return found
+    return _gathered(Rows.summarize_actors, address, timeout, raise_on_missing_output)
 
 
 def summarize_objects(
@@ -250,5 +237,4 @@ def summarize_objects(
     _explain: bool = False,
 ) -> dict[str, Any]:
     """How many references there are, and their sizes, by where they were made (`record_ref_creation_sites`)."""
-    found: dict[str, Any] = _summarize(Rows.summarize_objects, address, timeout, raise_on_missing_output)
-    return found
+    return _gathered(Rows.summarize_objects, address, timeout, raise_on_missing_output)
