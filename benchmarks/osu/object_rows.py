@@ -1,8 +1,8 @@
 """Objects across nodes, through the API: put on one node, `get` by an actor that is pinned to another.
 
 Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well:
-`python object_rows.py FILE LARGEST ray`. On two nodes it measures latency, bandwidth one way and both ways; on more,
-pairs at once, one object to all, and each node's object to all.
+`python object_rows.py FILE LARGEST --engine=ray`. On two nodes it measures latency, bandwidth one way and both ways; on
+more, pairs at once, one object to all, and each node's object to all.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from effort import Effort, effort
 
-SIZES = tuple(1 << power for power in range(3, 29))
-BUDGET = 2 << 30
-IN_FLIGHT = 64 << 20
 WINDOW = 16
 WARM_UP = 3
-REPEATS = 5
 
 Column = dict[int, float]
 
@@ -30,7 +27,7 @@ Column = dict[int, float]
 class Nodes:
     """An actor on each node: it puts objects, and times how long it takes to get others."""
 
-    def __init__(self, engine: Any, strategies: Any) -> None:
+    def __init__(self, engine: Any, strategies: Any, effort: Effort) -> None:
         class Actor:
             def __init__(self) -> None:
                 self.refs: list[Any] = []
@@ -48,6 +45,7 @@ class Nodes:
 
         self._engine = engine
         self._number = 0
+        self.effort = effort
         here = engine.get_runtime_context().get_node_id()
         names = sorted((node["NodeID"] for node in engine.nodes() if node["Alive"]), key=lambda name: name != here)
         self.actors = [
@@ -81,7 +79,7 @@ class Nodes:
 def latency(engine: Any, nodes: Nodes, size: int) -> float:
     """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` of it would be local."""
     times: list[float] = []
-    for number in range(WARM_UP + max(5, min(100, BUDGET // size))):
+    for number in range(WARM_UP + max(5, min(100, 2 * nodes.effort.budget // size))):
         ref = engine.put(np.full(size, number % 251, dtype=np.uint8))
         seconds = engine.get(nodes.actors[1].read.remote([ref], number))
         if number >= WARM_UP:
@@ -92,23 +90,24 @@ def latency(engine: Any, nodes: Nodes, size: int) -> float:
 
 def bandwidth(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]]) -> float:
     """MB/s of all flows together: a window of objects each; the best of some, as for the wires."""
-    window = max(1, min(WINDOW, IN_FLIGHT // size))
-    best = min(nodes.timed(size, window, flows) for _ in range(REPEATS))
+    window = max(1, min(WINDOW, nodes.effort.in_flight // size))
+    best = min(nodes.timed(size, window, flows) for _ in range(nodes.effort.repeats))
     return len(flows) * window * size / best / 1e6
 
 
 def collective(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]]) -> float:
     """Median time until all have it, microseconds."""
-    return statistics.median(nodes.timed(size, 1, flows) for _ in range(REPEATS)) * 1e6
+    return statistics.median(nodes.timed(size, 1, flows) for _ in range(nodes.effort.repeats)) * 1e6
 
 
 def main() -> None:
     """Measure; write {row: {size: figure}} as JSON to the file named on the command line."""
-    path, largest, name = sys.argv[1], int(sys.argv[2]), (sys.argv[3:] or ["hpcray"])[0]
+    path, largest, how = sys.argv[1], int(sys.argv[2]), effort(sys.argv)
+    name = "ray" if "--engine=ray" in sys.argv else "hpcray"
     engine = importlib.import_module(name)
     strategies = importlib.import_module(name + ".util.scheduling_strategies")
     engine.init(**({"address": "auto"} if name == "ray" else {}))
-    nodes = Nodes(engine, strategies)
+    nodes = Nodes(engine, strategies, how)
     count = len(nodes.actors)
     if count < 2:
         sys.exit("object_rows.py needs two nodes")
@@ -129,10 +128,10 @@ def main() -> None:
                 nodes, size, [(node, [other for other in range(count) if other != node]) for node in range(count)]
             ),
         }
-    sizes = [size for size in SIZES if size <= largest]
+    sizes = [size for size in how.sizes if size <= largest]
     figures: dict[str, Column] = {}
     for row, measure in rows.items():
-        chosen = sizes if row == "latency" else [size for size in sizes if size * count <= 1 << 29][::2]
+        chosen = sizes if count == 2 else [size for size in sizes if size * count <= 1 << 29][::2]
         figures[row] = {size: measure(size) for size in chosen}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(figures, file)

@@ -10,9 +10,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from effort import Effort
 from table import Column
 
-_BUDGET = 1 << 30
 _TIMEOUT = 60.0
 
 
@@ -38,11 +38,12 @@ def find() -> tuple[str, dict[str, str]]:
     return program_found, dict(os.environ)
 
 
-def columns(sizes: list[int], memory: str = "host") -> tuple[Column, Column]:
+def columns(sizes: list[int], effort: Effort, memory: str = "host") -> tuple[Column, Column]:
     """Latency in us (half a round trip, the median) and bandwidth in MB/s, between two processes of this host.
 
     Args:
         sizes: bytes.
+        effort: how often.
         memory: "host" or "cuda".
 
     Raises:
@@ -52,7 +53,7 @@ def columns(sizes: list[int], memory: str = "host") -> tuple[Column, Column]:
     latency: Column = {}
     bandwidth: Column = {}
     for size in sizes:
-        count = max(10, min(2000, _BUDGET // size // 8))
+        count = max(10, min(2 * effort.messages, effort.budget // size // 8))
         latency[size] = _run(program, environ, "tag_lat", size, count, memory)[1]
         # Its MB are 2**20 bytes.
         bandwidth[size] = _run(program, environ, "tag_bw", size, count, memory)[5] * (1 << 20) / 1e6

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from table import Column
 
-_LABELS = {"latency": "time (µs)", "bcast": "time (µs)", "allgather": "time (µs)"}
+_LABELS = {"latency": "time (µs)", "fetch": "time (µs)", "bcast": "time (µs)", "allgather": "time (µs)"}
 
 
 def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> list[str]:
@@ -30,7 +30,7 @@ def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> li
     for row, columns in tables.items():
         if not columns:
             continue
-        figure, axes = pyplot.subplots(figsize=(8, 5))
+        figure, axes = pyplot.subplots(figsize=(7, 4.4))
         for name, column in columns.items():
             sizes = sorted(column)
             axes.plot(sizes, [column[size] for size in sizes], marker="o", markersize=3, label=name)
@@ -42,7 +42,7 @@ def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> li
         axes.grid(True, which="both", alpha=0.3)
         axes.legend()
         path = str(Path(directory, f"osu_{row}.png"))
-        figure.savefig(path, dpi=120, bbox_inches="tight")
+        figure.savefig(path, dpi=90, bbox_inches="tight")
         pyplot.close(figure)
         written.append(path)
     return written

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Callable
 from typing import Any
+
+from effort import place
+
+from hpcray.transport.ucx import make_context
 
 
 class Mpi:
@@ -22,11 +27,11 @@ class Mpi:
 
     def prepare(self, count: int, size: int) -> None:
         """See `Wire`."""
-        self._receives = [self._comm.Irecv(self._arena[:size], self._peer) for _ in range(count)]
+        self._receives = [self._comm.Irecv(self._at(number, size), self._peer) for number in range(count)]
 
     def send(self, size: int) -> None:
         """See `Wire`."""
-        self._sends.append(self._comm.Isend(self._arena[:size], self._peer))
+        self._sends.append(self._comm.Isend(self._at(len(self._sends), size), self._peer))
 
     def sent(self, count: int) -> None:
         """See `Wire`."""
@@ -51,21 +56,29 @@ class Mpi:
         """All are here."""
         self._comm.Barrier()
 
+    def _at(self, number: int, size: int) -> memoryview:
+        at = place(number, size)
+        return self._arena[at : at + size]
+
 
 class Ucx:
-    """ucxx's synchronous layer, with a context, a worker and an endpoint of its own, as UCX sets them up by itself.
+    """ucxx's synchronous layer, with a context, a worker and an endpoint of its own.
 
     Args:
         swap: gives our address to the peer and returns the peer's.
+        alike: set up as hpcray sets up UCX (a peer's death is survived, no segments that others can map); else as UCX
+            does by itself.
     """
 
-    def __init__(self, arena: memoryview, rank: int, swap: Callable[[bytes], bytes]) -> None:
+    def __init__(self, arena: memoryview, swap: Callable[[bytes], bytes], alike: bool) -> None:
         lib = importlib.import_module("ucxx._lib.libucxx")
         self._array = importlib.import_module("ucxx._lib.arr").Array
-        self._context = lib.UCXContext({}, (lib.Feature.TAG,))
+        self._context, guarded = (
+            make_context(lib, _one_host()) if alike else (lib.UCXContext({}, (lib.Feature.TAG,)), False)
+        )
         self._worker = lib.UCXWorker(self._context, False, False)
-        address = lib.UCXAddress.create_from_buffer(swap(self._worker.address.tobytes()))
-        self._endpoint = lib.UCXEndpoint.create_from_worker_address(self._worker, address, False)
+        address = lib.UCXAddress.create_from_buffer(swap(bytes(memoryview(self._worker.address))))
+        self._endpoint = lib.UCXEndpoint.create_from_worker_address(self._worker, address, guarded)
         self._tag = lib.UCXXTag(0)
         self._arena = arena
         self._sends: list[Any] = []
@@ -73,12 +86,11 @@ class Ucx:
 
     def prepare(self, count: int, size: int) -> None:
         """See `Wire`."""
-        buffer = self._array(self._arena[:size])
-        self._receives = [self._worker.tag_recv(buffer, self._tag) for _ in range(count)]
+        self._receives = [self._worker.tag_recv(self._at(number, size), self._tag) for number in range(count)]
 
     def send(self, size: int) -> None:
         """See `Wire`."""
-        self._sends.append(self._endpoint.tag_send(self._array(self._arena[:size]), self._tag))
+        self._sends.append(self._endpoint.tag_send(self._at(len(self._sends), size), self._tag))
 
     def sent(self, count: int) -> None:
         """See `Wire`."""
@@ -90,9 +102,19 @@ class Ucx:
         self._wait(self._receives[:count])
         del self._receives[:count]
 
+    def _at(self, number: int, size: int) -> Any:
+        at = place(number, size)
+        return self._array(self._arena[at : at + size])
+
     def _wait(self, requests: list[Any]) -> None:
         progress = self._worker.progress
         for request in requests:
             while not request.completed:
                 progress()
             request.check_error()
+
+
+def _one_host() -> bool:
+    from mpi4py import MPI
+
+    return len(set(MPI.COMM_WORLD.allgather(socket.gethostname()))) == 1

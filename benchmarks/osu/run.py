@@ -3,13 +3,16 @@
     python benchmarks/osu/run.py                                   # starts mpirun by itself
     python benchmarks/osu/run.py --json OUT --plots DIR --max 67108864 --mpirun "mpirun --map-by node"
     python benchmarks/osu/run.py --rows latency,bw --no-objects
+    python benchmarks/osu/run.py --quick                           # less than a minute
 
-Rows: `latency`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast` and `allgather`
-among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data planes, from
-arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of other nodes.
+Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast` and
+`allgather` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data
+planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of
+other nodes; `ucxx` is ucxx used directly, set up as hpcray sets up UCX, `ucxx (defaults)` as UCX does by itself.
 
-Latency is half a round trip for messages, the whole of one `get` for objects. `sleeping peer` is the control wire to
-a raylet that sleeps in epoll, which is what an idle one does.
+Latency is half a round trip for messages. What a `get` does is a request and its answer, the row `fetch`; the objects
+stand in it as in `latency`, with the time of one whole `get`. `sleeping peer` is the control wire to a raylet that
+sleeps in epoll, which is what an idle one does.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ from typing import Any
 import perftest
 import plots
 import table
+from effort import FULL, QUICK
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-POINT_TO_POINT = ("latency", "bw", "bibw")
+POINT_TO_POINT = ("latency", "fetch", "bw", "bibw")
 TOGETHER = ("mbw_mr", "bcast", "allgather")
-UNITS = {"latency": "us", "bcast": "us", "allgather": "us"}
+UNITS = {"latency": "us", "fetch": "us", "bcast": "us", "allgather": "us"}
 PLANES = ("ucx", "mpi")
 
 Tables = dict[str, dict[str, table.Column]]
@@ -66,6 +70,7 @@ class Suite:
         self.extra: dict[str, float] = {}
         self.failed: dict[str, str] = {}
         self._arguments = arguments
+        self._effort = QUICK if arguments.quick else FULL
 
     def measure(self) -> None:
         """All of it."""
@@ -81,10 +86,10 @@ class Suite:
 
     def perftest(self, memory: str) -> None:
         """UCX without Python."""
-        sizes = [1 << power for power in range(3, 29, 2) if 1 << power <= self._arguments.max]
+        sizes = [size for size in self._effort.sizes if size <= self._arguments.max][::2]
         name = "ucx_perftest" if memory == "host" else f"ucx_perftest ({memory})"
         try:
-            latency, bandwidth = perftest.columns(sizes, memory)
+            latency, bandwidth = perftest.columns(sizes, self._effort, memory)
         except (perftest.NoPerftestError, OSError) as error:
             self.failed[name] = str(error)
             return
@@ -96,7 +101,7 @@ class Suite:
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "figures.json"
             command = ["-m", "hpcray", str(HERE / "object_rows.py")] if not wires else [str(HERE / "wire_rows.py")]
-            command += [str(file), str(arguments.max)]
+            command += [str(file), str(arguments.max), *(["--quick"] if arguments.quick else [])]
             if wires and plane != arguments.planes[0]:
                 command.append("--data-only")  # the others are the same as before
             try:
@@ -112,6 +117,8 @@ class Suite:
             columns = found if wires else {f"objects ({plane})": found}
             for name, column in columns.items():
                 self._add(row, name, column)
+                if row == "latency" and not wires:
+                    self._add("fetch", name, column)
 
     def _add(self, row: str, name: str, column: dict[Any, float]) -> None:
         if row in self.tables:
@@ -141,6 +148,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4, help="ranks of mbw_mr, bcast, allgather (default: 4)")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=rows, help=f"of {','.join(rows)}")
     parser.add_argument("--planes", type=lambda text: text.split(","), default=list(PLANES), help="ucx,mpi")
+    parser.add_argument("--quick", action="store_true", help="few sizes, few repetitions: less than a minute")
     parser.add_argument("--no-objects", action="store_true", help="only the wires, not the API")
     parser.add_argument(
         "--device",
@@ -170,10 +178,22 @@ def main() -> int:
     for row, columns in suite.tables.items():
         if columns:
             print(table.show(f"osu_{row}", UNITS.get(row, "MB/s"), columns) + "\n")
+    ratios = {
+        f"{row} / ucxx": table.ratios(suite.tables.get(row, {}), "objects (ucx)", "ucxx") for row in ("fetch", "bw")
+    }
+    if any(ratios.values()):
+        print(table.show("objects (ucx)", "1 = as ucxx", ratios) + "\n")
     if "asleep_us" in suite.extra:
         print(f"# control, sleeping peer, 8 B: {suite.extra['asleep_us']:.1f} us one way")
     if arguments.json:
-        found = {"about": about, "load": os.getloadavg(), **suite.tables, **suite.extra, "failed": suite.failed}
+        found = {
+            "about": about,
+            "load": os.getloadavg(),
+            **suite.tables,
+            **suite.extra,
+            "ratios": ratios,
+            "failed": suite.failed,
+        }
         Path(arguments.json).write_text(json.dumps(found, indent=1))
     if arguments.plots:
         try:

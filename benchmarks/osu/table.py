@@ -16,3 +16,9 @@ def show(title: str, unit: str, columns: dict[str, Column]) -> str:
         cells = (f"{columns[name][size]:.2f}" if size in columns[name] else "-" for name in names)
         lines.append(str(size).ljust(12) + "".join(cell.rjust(width) for cell in cells))
     return "\n".join(lines)
+
+
+def ratios(columns: dict[str, Column], above: str, below: str) -> Column:
+    """One column over another, where both have a figure."""
+    over, under = columns.get(above, {}), columns.get(below, {})
+    return {size: over[size] / under[size] for size in over if under.get(size)}

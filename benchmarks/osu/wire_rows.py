@@ -1,9 +1,10 @@
 """Messages between ranks: hpcray's wires, mpi4py and ucxx, in the same processes and arenas.
 
 Run by run.py under mpirun: with two ranks it measures latency, bandwidth one way and both ways, with more of them pairs
-at once, and what mpi4py needs for a broadcast and an allgather. Latency is half a round trip, the median of all.
+at once, and what mpi4py needs for a broadcast and an allgather. Latency is half a round trip, the median of all; fetch
+is a request of 8 bytes and its answer of `size` bytes, from the first byte to the last, which is what a `get` does.
 Bandwidth is a window of messages and one small answer, as in osu_bw; the best repetition, since this measures wires and
-not the neighbours.
+not the neighbours. Every message arrives in a place of its own, as objects do.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 import raw
+from effort import LARGEST, Effort, effort, place
 from table import Column
 
 from hpcray.testing.wires import Wires
 
-SIZES = tuple(1 << power for power in range(3, 29))
-LARGEST = SIZES[-1]
-BUDGET = 1 << 30
 WINDOW = 64
-IN_FLIGHT = 256 << 20
-REPEATS = 3
+REQUEST = 8
+CONTROL_LARGEST = 1 << 20
+"""Control messages are not made for more: larger values travel as objects."""
 
 
 class Wire(Protocol):
@@ -87,21 +87,24 @@ class Data:
         self._peer = peer
         self._next = {"sent": 0, "received": 0}
         self._ended = {"sent": 0, "received": 0}
+        self._unsent = 0
 
     def prepare(self, count: int, size: int) -> None:
         """See `Wire`."""
-        for _ in range(count):
-            self._wires.data.receive(self._peer, self._next["received"], 0, size)
+        for number in range(count):
+            self._wires.data.receive(self._peer, self._next["received"], place(number, size), size)
             self._next["received"] += 1
 
     def send(self, size: int) -> None:
         """See `Wire`."""
-        self._wires.data.send(self._peer, self._next["sent"], 0, size)
+        self._wires.data.send(self._peer, self._next["sent"], place(self._unsent, size), size)
         self._next["sent"] += 1
+        self._unsent += 1
 
     def sent(self, count: int) -> None:
         """See `Wire`."""
         self._wait("sent", count)
+        self._unsent = 0
 
     def received(self, count: int) -> None:
         """See `Wire`."""
@@ -122,8 +125,9 @@ class Bench:
         first: whether this rank is the one that sends.
     """
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, effort: Effort) -> None:
         self.wires = wires
+        self.effort = effort
         half = wires.size // 2
         self.first = wires.rank < half
         self.peer = wires.rank + half if self.first else wires.rank - half
@@ -151,27 +155,34 @@ class Bench:
 
     def latency(self, wire: Wire, size: int) -> float:
         """Half a round trip, microseconds."""
-        count = max(4, min(1000, BUDGET // size // 8))
-        wire.prepare(count, size)
+        return self._there_and_back(wire, size, size) / 2
+
+    def fetch(self, wire: Wire, size: int) -> float:
+        """A small request and its answer, microseconds."""
+        return self._there_and_back(wire, REQUEST, size)
+
+    def _there_and_back(self, wire: Wire, there: int, back: int) -> float:
+        count = max(4, min(self.effort.messages, self.effort.budget // back // 8))
+        wire.prepare(count, back if self.first else there)
         self.barrier()
         times = []
         for _ in range(count):
             started = time.perf_counter()
             if self.first:
-                wire.send(size)
+                wire.send(there)
                 wire.received(1)
             else:
                 wire.received(1)
-                wire.send(size)
+                wire.send(back)
             wire.sent(1)
             times.append(time.perf_counter() - started)
-        return statistics.median(times) / 2 * 1e6
+        return statistics.median(times) * 1e6
 
     def bandwidth(self, wire: Wire, size: int, both_ways: bool = False) -> float:
         """MB/s of all pairs together, the lower half to the upper one, or both at once."""
-        window = max(1, min(WINDOW, IN_FLIGHT // size))
+        window = max(1, min(WINDOW, self.effort.in_flight // size))
         best = float("inf")
-        for _ in range(REPEATS):
+        for _ in range(self.effort.repeats):
             wire.prepare(1 if self.first and not both_ways else window, 8 if self.first and not both_ways else size)
             self.barrier()
             started = time.perf_counter()
@@ -194,7 +205,7 @@ class Bench:
     def collective(self, call: Callable[[int], None], barrier: Callable[[], None], size: int) -> float:
         """Median time until all ranks have what they get, microseconds."""
         times = []
-        for _ in range(max(5, min(200, BUDGET // size // 16))):
+        for _ in range(max(5, min(200, self.effort.budget // size // 16))):
             barrier()
             started = time.perf_counter()
             call(size)
@@ -227,7 +238,8 @@ def candidates(bench: Bench, data_only: bool) -> dict[str, Wire]:
     if not data_only:
         found["mpi4py"] = raw.Mpi(wires.arena, peer)
     if wires.data.name == "ucx":
-        found["ucxx"] = raw.Ucx(wires.arena, wires.rank, lambda address: _swap(wires, peer, address))
+        for name, alike in (("ucxx", True), ("ucxx (defaults)", False)):
+            found[name] = raw.Ucx(wires.arena, lambda address: _swap(wires, peer, address), alike)
     return found
 
 
@@ -238,6 +250,7 @@ def measure(bench: Bench, wires_by_name: dict[str, Wire], sizes: list[int]) -> d
     if pairs == 1:
         rows = {
             "latency": bench.latency,
+            "fetch": bench.fetch,
             "bw": bench.bandwidth,
             "bibw": lambda wire, size: bench.bandwidth(wire, size, both_ways=True),
         }
@@ -245,6 +258,8 @@ def measure(bench: Bench, wires_by_name: dict[str, Wire], sizes: list[int]) -> d
     for size in sizes:
         for row, call in rows.items():
             for name, wire in wires_by_name.items():
+                if isinstance(wire, Control) and size > CONTROL_LARGEST:
+                    continue
                 figures[row].setdefault(name, {})[size] = call(wire, size)
     mpi = wires_by_name.get("mpi4py")
     if pairs > 1 and isinstance(mpi, raw.Mpi):
@@ -256,14 +271,14 @@ def measure(bench: Bench, wires_by_name: dict[str, Wire], sizes: list[int]) -> d
 
 def main() -> None:
     """Measure everything; rank 0 writes the figures as JSON to the file named on the command line."""
-    largest = int(sys.argv[2])
+    largest, how = int(sys.argv[2]), effort(sys.argv)
     wires = Wires(LARGEST)
     if wires.size % 2:
         sys.exit(f"wire_rows.py needs an even number of ranks, not {wires.size}")
     for offset in range(0, LARGEST, 4096):
         wires.arena[offset] = 1 + wires.rank
-    bench = Bench(wires)
-    sizes = [size for size in SIZES if size <= largest]
+    bench = Bench(wires, how)
+    sizes = [size for size in how.sizes if size <= largest]
     figures: dict[str, object] = {}
     figures |= measure(bench, candidates(bench, "--data-only" in sys.argv), sizes if wires.size == 2 else sizes[::2])
     if wires.size == 2 and "--data-only" not in sys.argv:

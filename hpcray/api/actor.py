@@ -22,6 +22,7 @@ from hpcray.wire.serialization import Serialized, serialize
 
 __all__ = [
     "ActorClass",
+    "ActorClassInheritanceException",
     "ActorHandle",
     "ActorMethod",
     "exit_actor",
@@ -56,6 +57,19 @@ class _Export:
 T = TypeVar("T")
 
 
+class ActorClassInheritanceException(TypeError):
+    """A class inherits from an actor class."""
+
+
+def _no_subclass(actor_class: str, subclass: str = "") -> ActorClassInheritanceException:
+    what = f"define subclass '{subclass}' of" if subclass else "inherit from"
+    return ActorClassInheritanceException(
+        f"Attempted to {what} actor class '{actor_class}'. Inheriting from actor classes is not currently supported. "
+        "You can instead inherit from a non-actor base class and make the derived class an actor class (with "
+        "@ray.remote)."
+    )
+
+
 class ClassMetadata:
     """A class behind an actor class, by Ray's names.
 
@@ -86,10 +100,7 @@ class ActorClass(Generic[T]):
     def __init__(self, cls: type, options: ActorOptions, export: _Export | None = None) -> None:
         if not isinstance(cls, type):
             # `class B(A)` where A is an actor class: Python makes the new class by calling A's type.
-            raise TypeError(
-                f"Inheriting from an actor class is not allowed ({cls}); hint: inherit from the plain class and "
-                "decorate that"
-            )
+            raise _no_subclass(type(self).__name__[len("ActorClass(") : -1], cls)
         self.__ray_actor_class__ = cls
         self._options = options
         self._export = export or _Export()
@@ -103,16 +114,11 @@ class ActorClass(Generic[T]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not kwargs.pop("_made_by_hpcray", False):
-            raise TypeError(
-                "Inheriting from an actor class is not allowed; hint: inherit from the plain class and decorate that"
-            )
+            raise _no_subclass(cls.__mro__[1].__name__[len("ActorClass(") : -1], cls.__name__)
         super().__init_subclass__(**kwargs)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> NoReturn:
-        raise TypeError(
-            f"Inheriting from the actor class {self.__ray_actor_class__.__name__} is not allowed; "
-            "hint: inherit from the plain class and decorate that"
-        )
+        raise _no_subclass(self.__ray_actor_class__.__name__)
 
     def __getattr__(self, name: str) -> Any:
         if name == "__ray_actor_class__":
@@ -198,7 +204,8 @@ class ActorClass(Generic[T]):
 
 def make_actor_class(cls: type[T], options: ActorOptions, export: _Export | None = None) -> ActorClass[T]:
     """An `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
-    kind = type(f"ActorClass({cls.__name__})", (ActorClass,), {"__doc__": cls.__doc__}, _made_by_hpcray=True)
+    body = {"__doc__": cls.__doc__, "__module__": cls.__module__}
+    kind = type(f"ActorClass({cls.__name__})", (ActorClass,), body, _made_by_hpcray=True)
     made: ActorClass[T] = kind(cls, options, export)
     return made
 
@@ -285,7 +292,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
     with process.engine.lock:
         process.submitter.actors.client(actor)
-        process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by kill()"))
+        process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by `ray.kill`."))
         process.engine.flush()
 
 

@@ -45,14 +45,19 @@ def method(*args: Any, **options: Any) -> Any:
     """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
 
     Raises:
-        ValueError, TypeError: an option is unknown, or its value is not allowed.
+        AssertionError: an option is unknown, as in Ray. ValueError, TypeError: its value is not allowed.
     """
     if len(args) == 1 and callable(args[0]) and not options:
         return args[0]
-    if args or options.keys() - METHOD_RULES.keys():
-        raise ValueError(
-            f"The @method decorator takes keywords of {sorted(METHOD_RULES)}, got {args or sorted(options)}; "
-            "for example: @method(num_returns=2)"
+    if args:
+        raise AssertionError(
+            "The @ray.method decorator must be applied using no arguments or at least one of the arguments in the list "
+            f"{list(METHOD_RULES)}, for example '@ray.method(num_returns=2)'; got {args}"
+        )
+    for keyword in options.keys() - METHOD_RULES.keys():
+        raise AssertionError(
+            f"Unexpected keyword argument to @ray.method: '{keyword}'. The supported keyword arguments are "
+            f"{list(METHOD_RULES)}"
         )
     for keyword, value in options.items():
         METHOD_RULES[keyword].check(keyword, value)
@@ -76,7 +81,7 @@ class _Plan:
     own: what leads its calls off the fast path, if anything does. unsupported: why they are refused, "" if not.
     """
 
-    __slots__ = ("arity", "given", "kind", "num_returns", "own", "retries", "unsupported")
+    __slots__ = ("arity", "given", "high", "kind", "low", "num_returns", "own", "retries", "unsupported")
 
     def __init__(self, given: dict[str, Any], retries: int) -> None:
         retry = given.get(RETRY) or False
@@ -84,6 +89,7 @@ class _Plan:
         own_retries = given.get("max_task_retries")
         self.retries: int = retries if own_retries is None else own_retries
         self.arity: Arity = arity(given.get(SIGNATURE, ANYTHING))
+        self.low, self.high = self.arity.low, self.arity.high
         self.own = Own(
             name=given.get("name") or "",
             group=given.get("call_group") or "",
@@ -116,7 +122,8 @@ class ActorMethod:
             PendingCallsLimitExceeded: the actor has `max_pending_calls` of ours.
         """
         plan = self._plan
-        plan.arity.check(self._name, args, kwargs)
+        if kwargs or not plan.low <= len(args) <= plan.high:
+            plan.arity.check(self._name, args, kwargs)
         return (current.process or ensure()).submitter.actors.call(
             self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
         )
@@ -139,6 +146,15 @@ class ActorMethod:
             given["call_group"] = given.pop("concurrency_group")
         plan = _Plan({**self._plan.given, **given}, self._plan.retries)
         return plan.kind(self._handle, self._name, plan)
+
+    @property
+    def _method_name(self) -> str:
+        return self._name
+
+    @property
+    def _num_returns(self) -> int | str:
+        given: int | str | None = self._plan.given.get("num_returns")
+        return 1 if given is None else given
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
@@ -165,6 +181,8 @@ class _MethodWithOptions(ActorMethod):
 class ActorHandle:
     """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
 
+    _plans: dict[str, _Plan] = {}  # noqa: RUF012  # stays empty: of handles that are half made
+
     def __init__(
         self,
         actor: bytes,
@@ -177,21 +195,22 @@ class ActorHandle:
     ) -> None:
         self._actor, self._class_name, self._methods = actor, class_name, methods
         self._retries, self._limit, self._keep, self._out_of_order = retries, limit, keep, out_of_order
-        self._plans: dict[str, _Plan] = {}
+        self._plans = {}
 
     def __class_getitem__(cls, parameters: Any) -> types.GenericAlias:
         """`ActorHandle[Class]`, in annotations."""
         return types.GenericAlias(cls, parameters)
 
     def __getattr__(self, name: str) -> ActorMethod:
-        plans = self.__dict__.get("_plans")
-        plan = (plans and plans.get(name)) or self._planned(name)
+        plan = self._plans.get(name) or self._planned(name)
         return plan.kind(self, name, plan)
 
     def _planned(self, name: str) -> _Plan:
         options = self.__dict__.get("_methods", {}).get(name)
         if options is None:
             if name not in _BUILT_IN or "_methods" not in self.__dict__:
+                if name == "_ray_actor_creation_function_descriptor" and "_class_name" in self.__dict__:
+                    return types.SimpleNamespace(class_name=self._class_name)  # type: ignore[return-value]
                 raise AttributeError(
                     f"'ActorHandle' object has no attribute {name!r}: the actor class "
                     f"{self.__dict__.get('_class_name', '?')!r} has no method of this name"

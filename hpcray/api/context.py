@@ -10,6 +10,7 @@ from hpcray.api.environments import environments_of, shown
 from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
 from hpcray.api.session import ensure
 from hpcray.base.bundle_names import plain
+from hpcray.base.errors import RaySystemError
 from hpcray.base.resources import Resources
 from hpcray.host.accelerators import assigned_gpus
 from hpcray.runtime.actor_lanes import async_task
@@ -106,17 +107,46 @@ def get_runtime_context() -> RuntimeContext:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """The nodes of the cluster: id, address, whether it lives, resources."""
-    return ensure().gcs.nodes()
+    """The nodes of the cluster: id, address, whether it lives, resources. Ports and sockets there are none.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    return [_as_in_ray(row) for row in _started().gcs.nodes()]
 
 
 def cluster_resources() -> dict[str, float]:
-    """Total of every resource of the living nodes."""
-    found: dict[str, float] = ensure().gcs.call("cluster_resources")
+    """Total of every resource of the living nodes.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    found: dict[str, float] = _started().gcs.call("cluster_resources")
     return found
 
 
 def available_resources() -> dict[str, float]:
-    """What of them is free now, as far as the head has heard."""
-    found: dict[str, float] = ensure().gcs.call("available_resources")
+    """What of them is free now, as far as the head has heard.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    found: dict[str, float] = _started().gcs.call("available_resources")
     return found
+
+
+def _started() -> Process:
+    """The process; what asks for the cluster's state does not start one, as in Ray."""
+    if current.process is None:
+        raise RaySystemError("Ray has not been started yet. hint: call init() before asking for the cluster's state")
+    return current.process
+
+
+_PORTS = ("DashboardAgentListenPort", "MetricsAgentPort", "RuntimeEnvAgentPort")
+_ALIVE, _UNEXPECTED = 0, 2
+
+
+def _as_in_ray(row: dict[str, Any]) -> dict[str, Any]:
+    told = row["DeathReason"]
+    dead = {"DeathReason": _UNEXPECTED if told else _ALIVE, "DeathReasonMessage": told, "alive": row["Alive"]}
+    return {**row, **dict.fromkeys(_PORTS, 0), **dead}

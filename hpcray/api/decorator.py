@@ -47,12 +47,13 @@ def remote(*args: Any, **options: Any) -> Any:
     Use it bare (`@remote`) or with options (`@remote(num_cpus=2)`).
 
     Raises:
-        TypeError: not a function or class. ValueError: an option is unknown or out of range, or an `async def`.
+        TypeError: not a function or class, or remote already. AssertionError: arguments that are no options, as in Ray.
+        ValueError: an option is unknown or out of range, an `async def`, or a generator's option for what is none.
     """
     if len(args) == 1 and not options and callable(args[0]):
         return _make(args[0], {})
     if args or not options:
-        raise TypeError(
+        raise AssertionError(
             "The @ray.remote decorator must be applied either with no arguments and no parentheses, for example "
             f"'@ray.remote', or it must be applied using some of the arguments in the list {_ALL_OPTIONS}, for example "
             "'@ray.remote(num_returns=2, resources={\"CustomResource\": 1})'."
@@ -69,9 +70,19 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
             "'async def' should not be used for remote tasks; hint: make it a method of an actor, or call "
             "`asyncio.run(...)` inside a plain function"
         )
-    if callable(target):
+    if callable(target) and not isinstance(target, (RemoteFunction, ActorClass)):
+        if options.get("num_returns") in ("streaming", "dynamic"):
+            _check_generator(target, options["num_returns"])
         return make_remote_function(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")
+
+
+def _check_generator(target: Any, num_returns: str) -> None:
+    if inspect.isfunction(target) and not inspect.isgeneratorfunction(target):
+        raise ValueError(
+            f"num_returns='{num_returns}' can only be used with generator functions (functions that use 'yield'). The "
+            "decorated function is not a generator function."
+        )
 
 
 def _plain_class(target: Any) -> Any:

@@ -10,6 +10,7 @@ from hpcray.runtime.refs import ObjectRef, current
 from hpcray.runtime.streams import ObjectRefGenerator
 
 T = TypeVar("T")
+_ONE = 1
 
 
 @overload
@@ -35,7 +36,7 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
     if timeout == -1:
         timeout = None
     if isinstance(object_refs, ObjectRef):
-        return process.get((object_refs,), timeout)[0]
+        return process.get_one(object_refs, timeout)
     if not isinstance(object_refs, list):
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
@@ -60,15 +61,23 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
         TypeError: it is itself a ref, or cannot be pickled. ValueError: replicas. ObjectStoreFullError: no room, and
             none came within ten seconds; at once if it is larger than the store.
     """
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
-        raise ValueError(f"replicas={replicas!r} is not a number of nodes; hint: 2 keeps a second copy on another node")
-    process = current.process or ensure()
     if isinstance(value, ObjectRef):
         raise TypeError(
-            "Calling 'put' on an ObjectRef is not allowed. hint: put it into a list if a ref to a ref is really meant"
+            "Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, you can wrap the "
+            "ray.ObjectRef in a list and call 'put' on it."
         )
-    if _owner is not None or _tensor_transport not in (None, "object_store"):
-        raise NotImplementedError("put(_owner=…) and put(_tensor_transport=…) are not supported yet")
+    if replicas is _ONE and _owner is None and _tensor_transport is None:
+        return (current.process or ensure()).put(value)
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
+        raise ValueError(f"replicas={replicas!r} is not a number of nodes; hint: 2 keeps a second copy on another node")
+    if _owner is not None:
+        raise ValueError(
+            "The experimental `_owner` argument to `ray.put` has been removed in Ray 2.56. hint: the process that puts "
+            "owns; let the actor that is to own the object call put()"
+        )
+    if _tensor_transport not in (None, "object_store"):
+        raise NotImplementedError("put(_tensor_transport=…) is not supported; hint: leave it out")
+    process = current.process or ensure()
     ref = process.put(value)
     if replicas > 1:
         process.losses.replicate(ref, replicas)

@@ -46,18 +46,21 @@ class Rule:
 
 
 def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:
-    meaning = ", where -1 represents infinity" if minimum == -1 else ""
+    allowed = {
+        -1: "None, 0, -1 or a positive integer, where -1 represents infinity",
+        0: "None, 0 or a positive integer",
+    }.get(minimum, "None or a positive integer")
 
     def problem(value: Any) -> str | None:
         if value is None or value >= minimum:
             return None
-        return f"The keyword '{name}' only accepts None or an integer of at least {minimum}{meaning}; got {value}."
+        return f"The keyword '{name}' only accepts {allowed}; got {value}."
 
     return Rule((int, _NONE), problem, default)
 
 
 def _amount_problem(name: object, value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)):
         return f"The quantity of resource {name} must be a number, but is {value!r}"
     if not math.isfinite(value):
         return f"The quantity of resource {name} must be finite, but is {value!r}"
@@ -75,13 +78,6 @@ def _amount(name: str, default: float | None = None) -> Rule:
     return Rule((float, int, _NONE), problem, default)
 
 
-def _gpus_problem(value: Any) -> str | None:
-    problem = None if value is None else _amount_problem("num_gpus", value)
-    if problem is None and value is not None and value > 1 and value != int(value):
-        return f"GPU resource quantities >1 must be whole numbers. The specified quantity {value} is invalid."
-    return problem
-
-
 def _resources_problem(resources: Any) -> str | None:
     for name, amount in (resources or {}).items():
         if not isinstance(name, str) or not name:
@@ -96,14 +92,25 @@ def _resources_problem(resources: Any) -> str | None:
     return None
 
 
-def _strategy_problem(strategy: Any) -> str | None:
+def problem_at_submission(given: Mapping[str, Any]) -> str:
+    """What is wrong with options that, as in Ray, `.remote()` refuses and not `.options()`; "" if nothing is."""
+    gpus, strategy = given.get("num_gpus"), given.get("scheduling_strategy")
+    if gpus is not None and gpus > 1 and gpus != int(gpus):
+        return f"GPU resource quantities >1 must be whole numbers. The specified quantity {gpus} is invalid."
     if isinstance(strategy, str) and strategy not in ("DEFAULT", "SPREAD"):
         return (
             f"Invalid scheduling_strategy value {strategy}. Valid values are "
             '["DEFAULT" | "SPREAD" | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy '
             "| NodeLabelSchedulingStrategy]"
         )
-    return None
+    return ""
+
+
+def _group_problem(value: Any) -> str | None:
+    """Its class needs the session, and that needs these rules: it is known by its name here."""
+    if value is None or isinstance(value, str) or type(value).__name__ == "PlacementGroup":
+        return None
+    return f"it must be a PlacementGroup, 'default' or None, but is {value!r} of type {type(value)}"
 
 
 def _num_returns_problem(value: Any) -> str | None:
@@ -118,6 +125,13 @@ def _retry_problem(value: Any) -> str | None:
     if isinstance(value, bool) or all(isinstance(cls, type) and issubclass(cls, Exception) for cls in value):
         return None
     return f"retry_exceptions must be either a boolean or a list of exceptions; got {value!r}"
+
+
+class _TypeRule(Rule):
+    def check(self, keyword: str, value: Any) -> None:
+        problem = self.problem(value) if self.problem else None
+        if problem:
+            raise TypeError(f"The type of keyword '{keyword}' is wrong: {problem}")
 
 
 class _RuntimeEnvRule(Rule):
@@ -167,9 +181,9 @@ _COMMON: dict[str, Rule] = {
     "memory": _amount("memory"),
     "name": Rule((str, _NONE)),
     "num_cpus": _amount("num_cpus"),
-    "num_gpus": Rule((float, int, _NONE), _gpus_problem),
+    "num_gpus": _amount("num_gpus"),
     "object_store_memory": _count("object_store_memory", minimum=0),
-    "placement_group": Rule(default="default"),
+    "placement_group": _TypeRule(problem=_group_problem, default="default"),
     "placement_group_bundle_index": Rule((int,), default=-1),
     "placement_group_capture_child_tasks": Rule((bool, _NONE)),
     "resources": Rule((dict, _NONE), _resources_problem),
@@ -181,8 +195,7 @@ _COMMON: dict[str, Rule] = {
             PlacementGroupSchedulingStrategy,
             NodeAffinitySchedulingStrategy,
             NodeLabelSchedulingStrategy,
-        ),
-        _strategy_problem,
+        )
     ),
     "enable_task_events": Rule((bool,), default=True),
     "_labels": Rule((dict, _NONE)),

@@ -34,12 +34,14 @@ class _OptionsBase:
     """What both kinds share.
 
     Options that are valid but not supported yet are accepted, so that a program can be imported; the shapes are then
-    left unset, and whoever reads one to submit work gets the NotImplementedError.
+    left unset, and whoever reads one to submit work gets the NotImplementedError. So it is, with a ValueError, with
+    what Ray refuses only when work is submitted.
     """
 
     given: Mapping[str, Any] = field(default_factory=dict)
     name: str = field(init=False, compare=False, default="")
     unsupported: str = field(init=False, compare=False, default="")
+    wrong: str = field(init=False, compare=False, default="")
 
     RULES: ClassVar[Mapping[str, rules.Rule]] = {}
     KIND: ClassVar[str] = ""
@@ -71,12 +73,15 @@ class _OptionsBase:
             )
         self._set("name", self._option("name") or "")
         self._set("unsupported", self._find_unsupported())
+        self._set("wrong", rules.problem_at_submission(self.given))
 
     def __getattr__(self, attribute: str) -> Any:
         # Only reached for attributes that are not set: the shapes of unsupported options.
-        unsupported = self.__dict__.get("unsupported")
-        if attribute in ("shape", "place", "hold") and unsupported:
-            raise NotImplementedError(unsupported)
+        if attribute in ("shape", "place", "hold"):
+            if wrong := self.__dict__.get("wrong"):
+                raise ValueError(wrong)
+            if unsupported := self.__dict__.get("unsupported"):
+                raise NotImplementedError(unsupported)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
 
     def _set(self, attribute: str, value: Any) -> None:
@@ -165,7 +170,7 @@ class TaskOptions(_OptionsBase):
         self._set("retry_exceptions", retry if isinstance(retry, bool) else tuple(retry))
         gpu_task = (self.given.get("num_gpus") or 0) > 0 and self.given.get("max_calls") is None
         self._set("max_calls", 1 if gpu_task else self._option("max_calls"))
-        if not self.unsupported:
+        if not (self.unsupported or self.wrong):
             self._set("shape", self._shape(self._asked()))
 
     def _find_unsupported(self) -> str:
@@ -230,7 +235,7 @@ class ActorOptions(_OptionsBase):
         self._set("detached", self.given.get("lifetime") == "detached")
         for keyword in ("get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls"):
             self._set(keyword, self._option(keyword))
-        if not self.unsupported:
+        if not (self.unsupported or self.wrong):
             asked = self._asked()
             simple = not set(asked) - {"memory"}
             self._set("hold", self._shape(asked if simple else {"CPU": 1, **asked}))

@@ -8,7 +8,6 @@ from hpcray.api.options import exact_units
 from hpcray.api.session import ensure
 from hpcray.base.bundle_names import ANY
 from hpcray.base.labels import conditions, selector_problem, to_strategy
-from hpcray.base.resources import to_amounts
 from hpcray.core.scheduler.planning import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
 from hpcray.runtime.process import Process
 from hpcray.runtime.refs import ObjectRef, current
@@ -127,7 +126,7 @@ def placement_group(
             the job.
 
     Raises:
-        ValueError: an argument is not valid, or the name is taken. Nothing is reserved.
+        ValueError, TypeError: an argument is not valid, or the name is taken. Nothing is reserved.
         NotImplementedError: for the arguments that are not named here.
     """
     units = _checked(bundles)
@@ -136,6 +135,8 @@ def placement_group(
         raise ValueError(f"Invalid placement group strategy {strategy}. Supported strategies are: {set(STRATEGIES)}.")
     if lifetime not in (None, "detached"):
         raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"Placement group `name` argument must be a string, got {type(name)}.")
     others = {
         "_soft_target_node_id": _soft_target_node_id,
         "topology_strategy": topology_strategy,
@@ -149,13 +150,13 @@ def placement_group(
     namespace = process.job.namespace if process.job else ""
     spec = m.GroupSpec(bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors)
     process.groups.create(spec)
-    return PlacementGroup(ident, [to_amounts(amounts) for amounts in units])
+    return PlacementGroup(ident, [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles])
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
     """End a group: what runs in it is killed, and what it reserved is free when that has ended. Returns at once."""
-    placement_group._check()
-    ensure().groups.remove(bytes(placement_group.id))
+    if not placement_group.is_empty:
+        ensure().groups.remove(bytes(placement_group.id))
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:

@@ -69,6 +69,9 @@ class RemoteFunction(Generic[P, R]):
         self._export = export or _Export(function, options.max_calls)
         self._process: Process | None = None
         self._shape: Any = None
+        self._klass: Any = None
+        self._low: float = 0
+        self._high: float = 0
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,11 +105,11 @@ class RemoteFunction(Generic[P, R]):
         process = current.process
         if process is None or process is not self._process:
             process = self._bind()
-        options, check = self._options, self._export.arity
-        if kwargs or not check.low <= len(args) <= check.high:
-            check.check(self._export.record.name, args, kwargs)
+        options, export = self._options, self._export
+        if kwargs or not self._low <= len(args) <= self._high:
+            export.arity.check(export.record.name, args, kwargs)
         return process.submitter.submit(
-            self._export.record, self._shape, options.num_returns, options.max_retries, options.retry_exceptions,
+            export.record, self._klass, options.num_returns, options.max_retries, options.retry_exceptions,
             args, kwargs,
         )  # fmt: skip
 
@@ -139,7 +142,8 @@ class RemoteFunction(Generic[P, R]):
             process.groups.bound.add(self)
         if self._export.process is not process:
             self._export.to(process)
-        self._shape = shape
+        self._shape, self._klass = shape, process.submitter.klass(shape)
+        self._low, self._high = self._export.arity.low, self._export.arity.high
         self._process = process
         return process
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from hpcray.base.labels import DOES_NOT_EXIST, EXISTS, IN, NOT_IN, Condition, Conditions
 
+_NODE_ID_BYTES = 28
+
 
 @dataclass
 class PlacementGroupSchedulingStrategy:
@@ -34,7 +36,7 @@ class NodeAffinitySchedulingStrategy:
         _fail_on_unavailable: without `soft`: fail when the node is busy, instead of waiting.
 
     Raises:
-        ValueError: the id is not hex, or the private flags contradict `soft`.
+        ValueError: the id is none, or the private flags contradict `soft`.
     """
 
     def __init__(
@@ -46,11 +48,14 @@ class NodeAffinitySchedulingStrategy:
     ) -> None:
         text = node_id if isinstance(node_id, str) else node_id.hex()
         try:
-            valid = bool(bytes.fromhex(text))
+            valid = len(bytes.fromhex(text)) == _NODE_ID_BYTES
         except ValueError:
             valid = False
         if not valid:
-            raise ValueError(f"Invalid node_id {text!r}: it must be a hex string; hint: take it from nodes()")
+            raise ValueError(
+                f"Invalid node_id {text!r}. Node ID must be a valid hex string, of {2 * _NODE_ID_BYTES} digits; "
+                "hint: take it from ray.nodes()"
+            )
         if _spill_on_unavailable and not soft:
             raise ValueError("_spill_on_unavailable needs soft=True")
         if _fail_on_unavailable and soft:

@@ -8,7 +8,7 @@ Layout (big endian)::
     actor id  13 B   the task id of the actor's creation
 
 The owner of an object is the process that made its id, so an id alone is enough to find the owner: a reference
-travels as 16 bytes. Process number 0 of a node is its raylet; node 0's raylet hosts the GCS.
+travels as 16 bytes. Process number 0 of a node is its raylet; one of these hosts the GCS, node 0's at first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def raylet_of(node: int) -> bytes:
     return _PROC.pack(node, 0, 0)
 
 
-HEAD = raylet_of(0)
+HEAD = raylet_of(0xFFFE)
+"""The GCS, in whichever raylet it is: routers find it. What it says itself comes from that raylet."""
 
 
 def node_of(ident: bytes) -> int:
@@ -103,6 +104,8 @@ def return_index(index: int) -> bytes:
 
 
 def show_proc(proc: bytes) -> str:
-    """`raylet 2` or `process 2.17`: node and process number, for people."""
+    """`raylet 2`, `process 2.17` (node and process number), or `the head`, for people."""
+    if proc == HEAD:
+        return "the head"
     node, number, _ = _PROC.unpack_from(proc)
     return f"raylet {node}" if number == 0 else f"process {node}.{number}"

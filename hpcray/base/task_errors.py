@@ -118,9 +118,9 @@ class ActorDiedError(RayActorError):
             text = f"The actor died because of an error raised in its creation task, {cause}"
             super().__init__(actor_id or getattr(cause, "actor_id", None), text, True, preempted)
             return
-        known = {"actor_id": actor_id, **details}
+        known = {"class_name": details.pop("class_name", None), "actor_id": actor_id, **details}
         lines = [f"\t{name}: {value}" for name, value in known.items() if value not in (None, "", 0)]
-        text = "\n".join([self.BASE_ERROR_MSG, *lines, *([cause] if cause else [])])
+        text = "\n".join([self.BASE_ERROR_MSG, *lines, *([f"The actor is dead because {cause}"] if cause else [])])
         super().__init__(actor_id, text, False, preempted)
 
     @staticmethod
@@ -134,7 +134,10 @@ class ActorUnavailableError(RayActorError):
 
     def __init__(self, error_message: str, actor_id: bytes | str | None = None) -> None:
         ident = actor_id.hex() if isinstance(actor_id, bytes) else actor_id
-        text = f"The actor {ident} is unavailable: {error_message}. The task may or may not have been executed on it."
+        text = (
+            f"The actor {ident} is unavailable: {error_message}. The task may or may not have been executed on the "
+            "actor."
+        )
         super().__init__(ident, text)
 
 

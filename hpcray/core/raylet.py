@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of
+from hpcray.base.ids import HEAD, make_proc, node_of, number_of
 from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
 from hpcray.core.pool import STARTING, Worker
@@ -26,10 +26,10 @@ PATIENCE = 2.0
 
 HANDLES: tuple[type, ...] = (
     m.Demand, m.LeaseReturn, m.Blocked, m.Unblocked, m.GrantFor, m.StartActor, m.KillActor, m.ActorLeaving,
-    m.SetJob, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles,
+    m.SetJob, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.OthersWait,
 )  # fmt: skip
-"""Message types for `RayletCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
-raylet core when their source is the head, else for the head core."""
+"""Message types for `RayletCore.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when their
+source is the head, else for the head core."""
 
 
 class RayletCore(Books):
@@ -62,6 +62,7 @@ class RayletCore(Books):
             **self._keeper.handlers(
                 self._anything, self._owe, self._answer_last, self._changed, self._unbind, self._sent_back
             ),
+            m.OthersWait: self._others_wait,
             m.ProcDied: lambda now, src, msg: self._holder_gone(now, msg.proc),
             m.Undeliverable: lambda now, src, msg: self._holder_gone(now, msg.proc),
         }
@@ -120,6 +121,22 @@ class RayletCore(Books):
             if node_of(holder) == node:
                 out += self._holder_gone(now, holder)
         return self._finish(now, out)
+
+    def head_moved(self, now: float) -> list[Effect]:
+        """The head is another one. It hears what has begun here; what was only waiting to begin it sends anew."""
+        actors = [(actor, claim.worker, claim.restarts) for actor, claim in self._claims.actors.items()]
+        for want in [want for want in self._room if want.bound]:
+            if want.attempt is not None:
+                self._keeper.forget(now, want.attempt.group)
+                continue
+            if want.spec is not None:
+                self._wants.actors.pop(want.spec.actor, None)
+            want.bound = 0
+            self._changed(now, want)
+        for want in self._wants.untold():
+            self._changed(now, want)
+        self._owed = True
+        return self._finish(now, [Send(HEAD, m.Held(self.node, actors, self._keeper.held()))])
 
     def drain(self, now: float) -> list[Effect]:
         """The job is about to end: no lease is granted and no actor started any more. What runs goes on."""
@@ -210,6 +227,10 @@ class RayletCore(Books):
         self._refuse(want.holder, want.klass, msg.count - needed + left)
         return out
 
+    def _others_wait(self, now: float, src: bytes, msg: m.OthersWait) -> list[Effect]:
+        self._crowded = msg.waits
+        return [Send(holder, m.ReclaimIdle(False)) for holder in self._claims.held] if msg.waits else []
+
     # ------------------------------------------------------------ actors
 
     def _start_actor(self, now: float, src: bytes, msg: m.StartActor) -> list[Effect]:
@@ -266,7 +287,7 @@ class RayletCore(Books):
     # ------------------------------------------------------------ the job
 
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
-        if src != HEAD:
+        if number_of(src):
             return [Send(HEAD, msg)]
         self.job = msg.job
         return [Send(proc, msg) for proc in self._procs]

@@ -14,6 +14,7 @@ from typing import Any, Union
 import msgspec
 
 from hpcray.base.config import Config
+from hpcray.base.ids import show_proc
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.raylet import RayletCore
 from hpcray.core.store.node_store import NodeStore
@@ -21,7 +22,8 @@ from hpcray.wire.messages import Message, NodeInfo
 
 MOST_INPUTS = 200_000
 MOST_BYTES = 64 << 20
-_SHOWN = 400
+SHOWN = 400
+"""Characters of effects that a record shows to people."""
 
 _Time = float
 _Text = Union[str, None]
@@ -34,6 +36,7 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "remote_process_died": tuple[_Time, bytes],
         "node_died": tuple[_Time, int],
         "drain": tuple[_Time],
+        "head_moved": tuple[_Time],
         "start": tuple[_Time],
         "tick": tuple[_Time],
         "new_number": tuple[()],
@@ -59,18 +62,25 @@ _INPUTS: dict[str, dict[str, Any]] = {
 
 
 class Input(msgspec.Struct, array_like=True):
-    """One input: the method, its packed arguments, and the digest and the beginning of the effects it had."""
+    """One input: the method, its packed arguments, and the digest and the beginning of the effects it had.
+
+    depth, anchor: of one that came while the core dealt with another (see `core.owner.noted`): how deep, during which
+    effect of that. facts: what the core looked at that is not its own.
+    """
 
     method: str
     args: bytes
     digest: bytes
     effects: str
+    depth: int = 0
+    anchor: bytes = b""
+    facts: list[tuple[bytes, Any]] = []
 
 
 class Record(msgspec.Struct):
     """All inputs of one core.
 
-    made: how to make it again (`make`). forgotten: inputs that are not in the record.
+    made: how to make it again (`make`). forgotten: inputs that are not in the record. proc: of an owner, its process.
     """
 
     core: str
@@ -78,6 +88,7 @@ class Record(msgspec.Struct):
     made: dict[str, Any]
     inputs: list[Input] = []
     forgotten: int = 0
+    proc: bytes = b""
 
 
 class Recorder:
@@ -110,7 +121,7 @@ class Recorder:
         if record.forgotten or len(record.inputs) >= MOST_INPUTS or self._bytes >= MOST_BYTES:
             record.forgotten += 1
             return
-        text = show(effects)[:_SHOWN]
+        text = show(effects)[:SHOWN]
         self._bytes += len(packed) + len(text)
         record.inputs.append(Input(name, packed, digest(effects), text))
 
@@ -135,6 +146,12 @@ class Replay:
     steps: int = 0
     differences: list[Difference] = field(default_factory=list)
     error: str = ""
+    proc: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"node {self.node} {self.core}{f' {show_proc(self.proc)}' if self.proc else ''}"
 
 
 def replay(record: Record, most: int = 10) -> Replay:
@@ -143,9 +160,14 @@ def replay(record: Record, most: int = 10) -> Replay:
     Args:
         record: from its first input on. most: stop after so many differences; what follows one may follow from it.
     """
-    done = Replay(record.core, record.node)
+    done = Replay(record.core, record.node, proc=record.proc)
     if record.forgotten:
         done.error = f"its last {record.forgotten} inputs are not in the record, which was full"
+    if record.core == "owner":
+        from hpcray.core.owner.again import replay_owner  # a process that records has no use for it
+
+        replay_owner(record, done, most)
+        return done
     core = make(record)
     decoders = {name: msgspec.msgpack.Decoder(kind) for name, kind in _INPUTS[record.core].items()}
     for step, given in enumerate(record.inputs):
@@ -154,11 +176,22 @@ def replay(record: Record, most: int = 10) -> Replay:
         effects = getattr(target, given.method)(*args)
         done.steps += 1
         if digest(effects) != given.digest:
-            found = Difference(step, given.method, repr(args)[:_SHOWN], given.effects, show(effects)[:_SHOWN])
+            found = Difference(step, given.method, repr(args)[:SHOWN], given.effects, show(effects)[:SHOWN])
             done.differences.append(found)
             if len(done.differences) >= most:
                 break
     return done
+
+
+def portion(record: Record, start: int, size: int = 1 << 20) -> Any:
+    """The record from input `start` on, about `size` bytes of it, as it travels."""
+    chosen, taken = [], 0
+    for given in record.inputs[start:]:
+        chosen.append(given)
+        taken += len(given.args) + len(given.effects)
+        if taken >= size:
+            break
+    return msgspec.to_builtins(msgspec.structs.replace(record, inputs=chosen), builtin_types=(bytes,))
 
 
 def make(record: Record) -> Any:

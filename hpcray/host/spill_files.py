@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from hpcray.base.errors import StartupError
 from hpcray.host.allocation_tmp import Directory, directories, look_at
 from hpcray.host.arena import Arena
+from hpcray.host.direct_io import PAGE, Stream, buffer, nameless, read
 
 _READERS = 2
 _CLOSING = 3.0  # seconds for the system calls that are under way at the end
-_CHUNK = 64 << 20  # bytes of one system call: the lock that guards the descriptors is not held for longer
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 _fallocate = ctypes.CDLL(None).fallocate
@@ -51,6 +51,7 @@ class SpillFiles:
         self._ended: deque[Report] = deque()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
+        self._own = threading.local()
         self._closed = False
 
     def fileno(self) -> int:
@@ -116,11 +117,12 @@ class SpillFiles:
         try:
             fd = self._segments.get(segment)
             if fd is None:
-                fd = self._segments[segment] = _nameless(self.directory)
+                fd = self._segments[segment] = nameless(self.directory)
+            stream = Stream(fd, pieces[0][2], self._bounce(), self._over)
             for offset, size, position in pieces:
-                view = self._arena.view(offset, size)
-                for at in range(0, size, _CHUNK):
-                    self._all(os.pwrite, fd, view[at : at + _CHUNK], position + at)
+                stream.skip_to(position)
+                stream.put(self._arena.view(offset, size), not offset % PAGE)
+            stream.finish()
         except OSError as problem:
             error = f"{problem.strerror or problem} ({self.directory})"
         self._tell(b"", error)
@@ -128,12 +130,10 @@ class SpillFiles:
     def _read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
         error = None
         try:
-            view = self._arena.view(offset, size)
             fd = self._segments.get(segment)
             if fd is None:
                 raise OSError("it was given up meanwhile")
-            for at in range(0, size, _CHUNK):
-                self._all(_preadv, fd, view[at : at + _CHUNK], position + at)
+            read(fd, position, self._arena.view(offset, size), not offset % PAGE, self._bounce(), self._over)
         except OSError as problem:
             error = f"{problem.strerror or problem} ({self.directory})"
         self._tell(ident, error)
@@ -147,18 +147,19 @@ class SpillFiles:
             with contextlib.suppress(OSError):  # some network file systems tell here what went wrong before
                 os.close(fd)
         else:
-            _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))  # not every file system can
+            begin, end = -(-position // PAGE) * PAGE, (position + size) // PAGE * PAGE
+            if end > begin:  # not every file system can
+                _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(end - begin))
 
-    def _all(self, call: Callable[[int, memoryview, int], int], fd: int, view: memoryview, position: int) -> None:
-        """Repeat a system call until all is written, or read."""
-        while view:
-            if self._closed:
-                raise OSError("the job is over")
-            done = call(fd, view, position)
-            if not done:
-                raise OSError(f"the file ended {len(view)} bytes early")
-            view = view[done:]
-            position += done
+    def _bounce(self) -> memoryview:
+        """A buffer of this thread's own."""
+        found: memoryview | None = getattr(self._own, "bounce", None)
+        if found is None:
+            found = self._own.bounce = buffer()
+        return found
+
+    def _over(self) -> bool:
+        return self._closed
 
     def _tell(self, ident: bytes, error: str | None) -> None:
         self._ended.append((ident, error))
@@ -199,18 +200,3 @@ def describe(directory: Directory) -> str:
 
 def _nothing() -> None:
     """Wakes a thread, so that it looks whether it is to end."""
-
-
-def _nameless(directory: str) -> int:
-    """A new file that no directory knows."""
-    try:
-        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        # Not every file system can; and where the directory itself is the trouble, this fails with the reason.
-        fd, path = tempfile.mkstemp(prefix="hpcray-spill-", dir=directory)
-        os.unlink(path)
-        return fd
-
-
-def _preadv(fd: int, view: memoryview, position: int) -> int:
-    return os.preadv(fd, [view], position)

@@ -18,10 +18,11 @@ from hpcray.base.ids import FIRST_RETURN, HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.actor_client import ALIVE, DEAD, ActorClient, Handle
-from hpcray.runtime.arguments import pack
+from hpcray.runtime.arguments import NO_ARGS, pack
 from hpcray.runtime.crashes import actor_error
+from hpcray.runtime.links import MAX_BATCH
 from hpcray.runtime.own_options import Own, OwnTask
-from hpcray.runtime.refs import ObjectRef, new_ref
+from hpcray.runtime.refs import ObjectRef, make_ref, new_ref
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import NONE_BLOB, serialize_error
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ActorCalls", "ActorClient"]
 
 _DEAD_KEPT = 1000
+_NOTHING = (NO_ARGS, None, None)
 
 
 class ActorCalls:
@@ -71,7 +73,7 @@ class ActorCalls:
                 object_id = spec.actor + PUT_INDEX
                 entry = table.create(object_id)
                 entry.state, entry.value, entry.local = INLINE, NONE_BLOB, 1
-                table.on_free[object_id] = lambda: self._out_of_scope(spec.actor)
+                table.when_freed(object_id, lambda: self._out_of_scope(spec.actor))
                 handle = new_ref(object_id)
 
             named, registered = bool(spec.name), not spec.name
@@ -114,12 +116,10 @@ class ActorCalls:
 
     def _reserve(self, spec: m.ActorSpec, task: Task, ready: bool) -> m.GcsReply:
         """Register a named actor, and its name alone as long as its arguments are not `ready` (lock held)."""
-        request = self._process.gcs.next_request()
         if ready:
             spec.refs, spec.inline = self._creation_values(task)
         known = spec if ready else msgspec.structs.replace(spec, cls=b"", args=b"")
-        self._engine.send(HEAD, m.CreateActor(request, known, ready))
-        return self._process.gcs.await_reply(request)
+        return self._process.gcs.ask(lambda request: m.CreateActor(request, known, ready))
 
     def _creation_values(self, task: Task) -> tuple[list[m.ArgRef], list[bytes] | None]:
         refs, inline = self._submitter.slot_values(task)
@@ -138,7 +138,7 @@ class ActorCalls:
     ) -> Any:
         """Call a method. Calls of one caller start in the order in which it made them."""
         process, engine = self._process, self._engine
-        blob, keep, slots = pack(process, args, kwargs)
+        blob, keep, slots = pack(process, args, kwargs) if args or kwargs else _NOTHING
         nested = engine.nested()
         with engine.lock:
             client = self._clients.get(handle._actor) or self.client(handle)
@@ -152,7 +152,8 @@ class ActorCalls:
             if num_returns == 1:
                 object_id = task_id + FIRST_RETURN
                 self._table.create(object_id, task).local = 1
-                result: Any = new_ref(object_id)
+                result: Any = make_ref(ObjectRef)  # `new_ref`, without a call
+                result._id = object_id
             else:
                 result = self._submitter.returns(task)
             if client.state == DEAD:
@@ -271,8 +272,14 @@ class ActorCalls:
         refs, inline = (None, None) if task.slots is None else self._submitter.slot_values(task)
         if task.attempt and task.num_returns > 1:
             self._submitter.tell_wanted(task, client.worker)
-        call = m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline)
-        self._submitter.queue(self._engine.peer(client.worker), call)
+        engine = self._engine
+        peer = engine.peers.get(client.worker) or engine.peer(client.worker)
+        peer.out.append(m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline))
+        if not peer.dirty:
+            peer.dirty = True
+            engine.dirty.append(peer)
+        elif len(peer.out) >= MAX_BATCH:
+            engine.flush_peer(peer)
 
     def answered(self, src: bytes, task_id: bytes) -> Task | None:
         """A reply of an actor came."""
@@ -313,15 +320,17 @@ class ActorCalls:
             self._engine.read_rest(client.worker)  # its last answers: we hear of its end on another way
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
         if msg.state == ALIVE:
+            if client.inflight and next(iter(client.inflight.values())).worker != msg.worker:
+                self._interrupted(client, msg.reason)  # that it restarted went down with a head
             client.worker = msg.worker
             self._by_worker[msg.worker] = client
             if not client.restartable:
                 client.creation_keep = None
             self._pump(client)
             return
-        self._unbind(client)
-        inflight, client.inflight = client.inflight, {}
         if msg.state == DEAD:
+            self._unbind(client)
+            inflight, client.inflight = client.inflight, {}
             client.creation_keep = client.hold = None
             calls = [*inflight.values(), *client.queue, *client.late.values()]
             client.queue.clear()
@@ -330,17 +339,29 @@ class ActorCalls:
                 self._fail_dead(client, task)
             self._forget_dead(client)
         else:
-            again = [task for task in inflight.values() if task.retries and not task.cancelled]
-            for task in inflight.values():
-                task.attempt += 1
-                if task.cancelled:
-                    self._submitter.fail_cancelled(task)
-                elif task.retries > 0:
-                    task.retries -= 1
-                elif task.retries == 0:
-                    text = f"The actor died and is being restarted; this call may have run. {msg.reason}"
-                    self._submitter.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
-            client.queue.extendleft(reversed(again))
+            self._interrupted(client, msg.reason)
+
+    def _interrupted(self, client: ActorClient, reason: str) -> None:
+        """It restarts: calls in flight are made again or fail."""
+        self._unbind(client)
+        inflight, client.inflight = client.inflight, {}
+        again = [task for task in inflight.values() if task.retries and not task.cancelled]
+        for task in inflight.values():
+            task.attempt += 1
+            if task.cancelled:
+                self._submitter.fail_cancelled(task)
+            elif task.retries > 0:
+                task.retries -= 1
+            elif task.retries == 0:
+                text = f"The actor died and is being restarted; this call may have run. {reason}"
+                self._submitter.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
+        client.queue.extendleft(reversed(again))
+
+    def head_moved(self) -> None:
+        """What the old head said last of them may have been lost: ask the new one (lock held)."""
+        for client in self._clients.values():
+            if client.state != DEAD:
+                self._engine.send(HEAD, m.WatchActor(client.actor))
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A worker is gone; if it was an actor's, the GCS will say what follows. Calls wait for its word."""

@@ -10,6 +10,7 @@ calls      []                  the tasks and calls that run here
 tasks      [limit]             the tasks and calls of ours that have not returned, and how many there are
 objects    [limit]             the objects that we own or borrow, and how many there are
 events     []                  what ran here and has ended: `Record.dump`
+log        [core, start]       what the object table was told, if that is recorded: `recorders.owner_portion`
 =========  ==================  =========================================================================
 """
 
@@ -54,6 +55,10 @@ class Answers:
             "objects": self._objects,
             "events": self._events,
         }
+        if process.config.record:
+            from hpcray.runtime.recorders import owner_portion
+
+            self._methods["log"] = owner_portion(process)
 
     def on_ask(self, src: bytes, msg: m.Ask) -> None:
         """Somebody asks (lock held)."""

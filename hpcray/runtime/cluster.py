@@ -41,9 +41,9 @@ class Cluster:
         leaving: the end of this node.
         template_pid: the template process.
         elders: this process, and others whose parent must live as long as the node.
-        membership: node 0's book of nodes; None elsewhere.
-        watch: the other nodes' eye on the head; None on node 0.
-        on_up: called on node 0 when all nodes are up, elsewhere when this node has the table.
+        membership: the head's book of nodes; None elsewhere.
+        watch: the other nodes' eye on the head; None on the head.
+        on_up: called on the head when all nodes are up, elsewhere when this node has the table.
 
     Attributes:
         failure: why the cluster did not come up or this node had to give up; "" when all went well.
@@ -213,7 +213,7 @@ class Cluster:
                     self.give_up(f"no connection to node {info.index} on {info.host}: {error}")
                     return _NOTHING
         self._name = msg.session
-        self._head_host = next((info.host for info in msg.nodes if info.index == 0), "")
+        self._head_host = next((info.host for info in msg.nodes if info.index == self._raylet.headship.node), "")
         if self._watch is not None:
             self._watch.begin(now, [info.index for info in msg.nodes])
         raylet.run = msg.run
@@ -250,7 +250,7 @@ class Cluster:
     def _wire_lost(self, node: int, reason: str) -> None:
         if self._membership is not None:
             self._raylet.apply(self._membership.node_failed(self._loop.now, node, reason))
-        elif node == 0:
+        elif node == self._raylet.headship.node:
             self._head_died(reason)
         else:
             self._router.send(HEAD, m.PeerFailed(node, reason))
@@ -314,8 +314,9 @@ class Cluster:
     def _head_died(self, reason: str) -> None:
         if not self._leaving.begun:
             self.failure = (
-                f"the head (node 0, host {self._head_host or 'unknown'}) died: {reason}. The job cannot go on without "
-                "it; hint: checkpoints of actors and program are there for the next run (docs/explain/faults.md)"
+                f"the head (node {self._raylet.headship.node}, host {self._head_host or 'unknown'}) died: {reason}. "
+                "The job cannot go on without it; hint: checkpoints of actors and program are there for the next run "
+                "(docs/explain/faults.md)"
             )
             self._raylet.say(self.failure)
             self._stay_until = self._loop.now + _ALL_TOLD

@@ -27,7 +27,10 @@ class Crashes:
         """
         told = out_of_memory(reason)
         if not told:
-            text = f"the worker that ran {task.name!r} died: {reason or where}"
+            text = (
+                f"The worker died unexpectedly while executing this task. The worker that ran {task.name!r} died: "
+                f"{reason or where}"
+            )
             return WorkerCrashedError(text) if task.retries == 0 else None
         count = self._counts.pop(task.id, 0)
         if task.retries == 0 or 0 <= self._limit <= count:

@@ -32,6 +32,7 @@ from hpcray.base.errors import RaySystemError
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.early_thread import EarlyThread
 from hpcray.runtime.links import Links
+from hpcray.runtime.refs import released
 
 TICK = 0.002
 QUIET_TICKS = 25
@@ -39,6 +40,9 @@ LONGEST_SLEEP = 3600.0
 GRACE = 0.01
 """For so long after its deadline a wait still takes in what streams in: `get(timeout=0)` sees what is there."""
 _LISTEN_AGAIN = 0.1
+_WRITABLE = select.EPOLLOUT
+_NESTED = "a destructor or signal handler that interrupted hpcray itself cannot wait"
+FOREVER = float("inf")
 IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
 AWAKE = 0.0
 
@@ -116,10 +120,6 @@ class Engine(Links):
         if self._sleep_until > AWAKE:
             self.wake()
 
-    def nested(self) -> bool:
-        """Whether this thread holds the lock already: a destructor or a signal handler that interrupted us asks."""
-        return self.lock._is_owned()  # type: ignore[attr-defined,no-any-return]
-
     def add_timer(self, when: float, call: Callable[[float], None]) -> None:
         """Call `call(now)` under the lock at `when` (monotonic seconds) or a little later."""
         self._timer_count += 1
@@ -161,9 +161,8 @@ class Engine(Links):
         Raises:
             RaySystemError: the session ended meanwhile, or the caller interrupts a table update (see the module).
         """
-        self.flush()
-        if waiter.count > 0:
-            self._check_depth()
+        if self.dirty:
+            self.flush()
         in_time = True
         while waiter.count > 0 and in_time:
             if self.closed:
@@ -182,12 +181,6 @@ class Engine(Links):
             self._run_after()
         return waiter.count <= 0
 
-    def _check_depth(self) -> None:
-        state = self.lock._release_save()  # type: ignore[attr-defined]
-        self.lock._acquire_restore(state)  # type: ignore[attr-defined]
-        if state[0] > 1:
-            raise RaySystemError("a destructor or signal handler that interrupted hpcray itself cannot wait")
-
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
         gate = waiter.lock = threading.Lock()
         gate.acquire()
@@ -199,6 +192,8 @@ class Engine(Links):
         completed = False
         self.lock.release()
         try:
+            if self.nested():
+                raise RaySystemError(_NESTED)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             gate.acquire(timeout=timeout)
             completed = True
@@ -239,23 +234,22 @@ class Engine(Links):
         Returns:
             False when the deadline has passed.
         """
-        if self.after:
-            self._run_after()
+        if self.after and self._run_after():
             return deadline is None or monotonic() < deadline
-        self._drain()
+        if released:
+            self._drain()
         if self.dirty:
             self.flush()
-        timeout = -1.0
-        self._sleep_until = float("inf")
-        if self._timers or deadline is not None:
-            until = self._timers[0][0] if self._timers else float("inf")
-            if deadline is not None and deadline < until:
-                until = deadline
-            self._sleep_until = until
-            timeout = min(max(0.0, until - monotonic()), LONGEST_SLEEP)
+        until = self._timers[0][0] if self._timers else FOREVER
+        if deadline is not None and deadline < until:
+            until = deadline
+        self._sleep_until = until
+        timeout = -1.0 if until == FOREVER else min(max(0.0, until - monotonic()), LONGEST_SLEEP)
         me = get_ident()
         self.lock.release()
         try:
+            if self.nested():
+                raise RaySystemError(_NESTED)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             events = self._epoll.poll(timeout)
         finally:
@@ -268,9 +262,9 @@ class Engine(Links):
         for fd, event in events:
             link = self._links.get(fd)
             if link is not None:
-                if event & select.EPOLLOUT:
+                if event & _WRITABLE:
                     self._write_rest(link)
-                if event & ~select.EPOLLOUT:
+                if event & ~_WRITABLE:
                     self._read(link)
             elif fd == self._kick:
                 with contextlib.suppress(BlockingIOError):
@@ -282,7 +276,8 @@ class Engine(Links):
             now = monotonic()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2](now)
-        self._drain()
+        if released:
+            self._drain()
         if self.dirty:
             self.flush()
         if self.after:
@@ -295,11 +290,14 @@ class Engine(Links):
             with self.lock:
                 self._run_after()
 
-    def _run_after(self) -> None:
+    def _run_after(self) -> bool:
+        """False: the lock is held further out too, so they must wait."""
         after, self.after = self.after, []
         calls = iter(after)
         self.lock.release()
         try:
+            if self.nested():
+                return False
             for call in calls:
                 try:
                     call()
@@ -308,6 +306,7 @@ class Engine(Links):
         finally:
             self.lock.acquire()
             self.after[:0] = calls
+        return True
 
     def _background(self) -> None:
         seen = -1

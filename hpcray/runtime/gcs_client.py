@@ -25,15 +25,15 @@ class GcsClient:
         self._engine = process.engine
         self._last = 0
         self._replies: dict[int, Any] = {}
+        self._questions: dict[int, m.Message] = {}
         self._asked: list[dict[bytes, int]] = []
         self._node_indices: dict[str, int] = {}
 
     def call(self, method: str, *args: Any) -> Any:
         """One query to the GCS. Raises ValueError with its message when it refuses."""
+        packed = msgspec.msgpack.encode(args)
         with self._engine.lock:
-            request = self.next_request()
-            self._engine.send(HEAD, m.GcsCall(request, method, msgspec.msgpack.encode(args)))
-            reply = self.await_reply(request)
+            reply = self.ask(lambda request: m.GcsCall(request, method, packed))
         if not reply.ok:
             raise ValueError(reply.value.decode())
         return msgspec.msgpack.decode(reply.value)
@@ -81,17 +81,25 @@ class GcsClient:
         return found
 
     def next_request(self) -> int:
-        """A number for a request whose GcsReply `await_reply` takes (lock held)."""
+        """A number for a request whose GcsReply is waited for (lock held)."""
         self._process.check_alive()
         self._last += 1
         self._replies[self._last] = Waiter()
         return self._last
 
-    def await_reply(self, request: int) -> m.GcsReply:
-        """The answer to a request (lock held; released while waiting)."""
+    def ask(self, question: Callable[[int], m.Message]) -> m.GcsReply:
+        """The GCS's answer (lock held; released while waiting). Should the head move meanwhile, it is asked again.
+
+        Args:
+            question: makes the message of a request number. The GCS answers the same number in the same way.
+        """
+        request = self.next_request()
+        message = self._questions[request] = question(request)
+        self._engine.send(HEAD, message)
         try:
             self._process.block(self._replies[request], None)
         finally:
+            del self._questions[request]
             reply = self._replies.pop(request)
         if not isinstance(reply, m.GcsReply):
             raise LocalRayletDiedError(self._process.dead or "the raylet is gone")
@@ -104,6 +112,11 @@ class GcsClient:
             self._replies[msg.req] = msg
             waiter.count = 0
             self._engine.notify(waiter)
+
+    def head_moved(self) -> None:
+        """An answer may have gone down with the old head: ask the new one, in the same order (lock held)."""
+        for question in self._questions.values():
+            self._engine.send(HEAD, question)
 
     def process_died(self, proc: bytes) -> None:
         """It will not answer (lock held)."""

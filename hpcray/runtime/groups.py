@@ -70,9 +70,7 @@ class Groups:
                 self._engine.send(HEAD, m.CreateGroup(0, spec))
                 self._engine.flush()
                 return
-            request = self._process.gcs.next_request()
-            self._engine.send(HEAD, m.CreateGroup(request, spec))
-            reply = self._process.gcs.await_reply(request)
+            reply = self._process.gcs.ask(lambda request: m.CreateGroup(request, spec))
         if not reply.ok:
             raise ValueError(reply.value.decode())
 
@@ -133,6 +131,11 @@ class Groups:
             self._engine.notify(waiter)
         if msg.state == REMOVED and len(self._states) > _REMEMBERED:
             self._forget()
+
+    def head_moved(self) -> None:
+        """What the old head said last may have been lost: ask the new one (lock held)."""
+        for group in self._watched:
+            self._engine.send(HEAD, m.WatchGroup(group))
 
     def fail(self) -> None:
         """Our raylet is gone: whoever waits wakes (lock held)."""

@@ -13,14 +13,14 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
 from hpcray.host.peers import bind_private, is_ours
-from hpcray.wire.frames import FrameError, FrameReader, pack
+from hpcray.wire.frames import HEADER, LENGTH, ROUTE, FrameError, FrameReader, pack
 from hpcray.wire.messages import Hello, Message, decode, encode
 
 RECV = 1 << 18
@@ -47,12 +47,12 @@ class Link:
 
 
 class Peer:
-    """A process we write to: directly when it is of our node, through our raylet otherwise."""
+    """A process we write to: directly when it is of our node, through our raylet otherwise. route: to it, from `me`."""
 
-    __slots__ = ("dead", "dirty", "functions", "link", "out", "proc")
+    __slots__ = ("dead", "dirty", "functions", "link", "out", "proc", "route")
 
-    def __init__(self, proc: bytes, link: Link) -> None:
-        self.proc, self.link = proc, link
+    def __init__(self, proc: bytes, link: Link, me: bytes) -> None:
+        self.proc, self.link, self.route = proc, link, proc + me
         self.out: list[Message] = []
         self.dirty = False
         self.dead = False
@@ -64,13 +64,16 @@ class Links:
 
     Attributes:
         lock: guards everything in here, and the tables of the process.
+        nested: whether this thread holds the lock already: a destructor or a signal handler that interrupted us asks.
         after: calls to be made as soon as the lock is free.
-        dirty: peers with something to send.
+        peers: the processes that we have written to or heard of, by proc id; see `peer`.
+        dirty: those with something to send.
     """
 
     def __init__(self, me: bytes, session_dir: str) -> None:
         self.me = me
         self.lock = threading.RLock()
+        self.nested: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self.after: list[Callable[[], object]] = []
         self.dirty: list[Peer] = []
         self._dir = session_dir
@@ -82,7 +85,7 @@ class Links:
         # `recv` would allocate RECV bytes each time: three system calls and two page faults, as malloc sees them.
         self._inbox = memoryview(bytearray(RECV))
         self._writing = False
-        self._peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, Peer] = {}
         self._listener: socket.socket
         self._spare: list[int] = []
         self._raylet: Link
@@ -98,14 +101,14 @@ class Links:
 
     def peer(self, proc: bytes) -> Peer:
         """The peer record of a process, connecting when it is of our node."""
-        found = self._peers.get(proc)
+        found = self.peers.get(proc)
         if found is None:
-            found = self._peers[proc] = Peer(proc, self._connect(proc))
+            found = self.peers[proc] = Peer(proc, self._connect(proc), self.me)
         return found
 
     def send(self, proc: bytes, msg: Message) -> None:
         """Queue a message; it leaves at the next flush."""
-        peer = self._peers.get(proc) or self.peer(proc)
+        peer = self.peers.get(proc) or self.peer(proc)
         peer.out.append(msg)
         if not peer.dirty:
             peer.dirty = True
@@ -129,34 +132,35 @@ class Links:
             try:
                 fresh: list[Message] = []
                 out, peer.out = peer.out, fresh
-                self._write(peer.link, pack(peer.proc, self.me, encode(out)))
+                body = encode(out)
+                size = len(body) + ROUTE
+                frame = LENGTH.pack(size) + peer.route + body
+                link = peer.link
+                # What the kernel does not take at once goes to `unsent`; so does all that comes after it.
+                if link.unsent:
+                    link.unsent.append(frame)
+                elif (sent := link.sock.send(frame)) < size + 4:
+                    self._keep_rest(link, frame, sent)
+            except BlockingIOError:
+                self._keep_rest(link, frame, 0)
+            except OSError:
+                self._unlink(link, "its connection broke")
             finally:
                 self._writing = False
 
-    def _write(self, link: Link, frame: bytes) -> None:
-        if link.unsent:
-            link.unsent.append(frame)
-            return
-        try:
-            sent = link.sock.send(frame)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self._unlink(link, "its connection broke")
-            return
-        if sent < len(frame):
-            link.unsent.append(memoryview(frame)[sent:])
-            self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
+    def _keep_rest(self, link: Link, frame: bytes, sent: int) -> None:
+        link.unsent.append(memoryview(frame)[sent:])
+        self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
 
     def peers_of(self, node: int) -> list[bytes]:
         """The processes of a node that we have written to or heard of."""
-        return [proc for proc in self._peers if node_of(proc) == node]
+        return [proc for proc in self.peers if node_of(proc) == node]
 
     # ------------------------------------------------------------ reading and writing
 
     def read_rest(self, proc: bytes) -> None:
         """Handle all that a process of our node has written to us by now: somebody tells us that it is dead."""
-        peer = self._peers.get(proc)
+        peer = self.peers.get(proc)
         if peer is not None and peer.link is not self._raylet:
             while peer.link.fd in self._links and self._read(peer.link):
                 pass
@@ -173,25 +177,31 @@ class Links:
 
     def _read(self, link: Link) -> bool:
         """Handle what a link holds; False when there was nothing, or it has ended."""
+        inbox = self._inbox
         try:
-            data = bytes(self._inbox[: link.sock.recv_into(self._inbox)])
+            size = link.sock.recv_into(inbox)
         except BlockingIOError:
             return False
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self._unlink(link, "its connection ended")
             return False
         handlers = self._handlers
+        frames: Iterable[memoryview]
         try:
-            for frame in link.reader.feed(data):
+            if size >= HEADER and not link.reader.held and LENGTH.unpack_from(inbox)[0] + 4 == size:
+                frames = (inbox[:size],)  # just one, as a rule: it is decoded where it is
+            else:
+                frames = link.reader.feed(bytes(inbox[:size]))
+            for frame in frames:
                 src = bytes(frame[12:20])
                 if link.proc is None:
                     if node_of(src) != self._my_node or number_of(src) == 0:
                         raise FrameError("only processes of this node connect to us, and never a raylet")
                     link.proc = src
-                    if src not in self._peers:
-                        self._peers[src] = Peer(src, link)
+                    if src not in self.peers:
+                        self.peers[src] = Peer(src, link, self.me)
                 for msg in decode(frame[20:]):
                     try:
                         handlers[type(msg)](src, msg)
@@ -278,14 +288,14 @@ class Links:
             self._epoll.unregister(link.fd)
         link.sock.close()
         if link.proc is not None:
-            peer = self._peers.get(link.proc)
+            peer = self.peers.get(link.proc)
             if peer is None or peer.link is link or link is self._raylet:
-                self._peers.pop(link.proc, None)
+                self.peers.pop(link.proc, None)
                 self._peer_lost(link.proc, reason)
 
     def drop_peer(self, proc: bytes) -> None:
         """Forget a process that is dead (lock held)."""
-        peer = self._peers.pop(proc, None)
+        peer = self.peers.pop(proc, None)
         if peer is not None:
             peer.dead = True
             peer.out.clear()

@@ -25,7 +25,7 @@ from hpcray.runtime.links import greet
 from hpcray.runtime.losses import Losses, lost_blob
 from hpcray.runtime.progress import unavailable
 from hpcray.runtime.reading import Reader
-from hpcray.runtime.refs import ObjectRef, current, new_ref, released
+from hpcray.runtime.refs import ObjectRef, current, make_ref, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.runtime.survey import RecordingTable, Survey
@@ -35,6 +35,7 @@ from hpcray.wire.views import view_tensors
 
 _sessions = itertools.count()
 _LAST_WORDS = 0.3
+_MANY_DEAD = 256
 
 
 class Process(Reader):
@@ -44,9 +45,7 @@ class Process(Reader):
         me = welcome.proc
         engine = Engine(me, session_dir)
         config = Config(**welcome.config)
-        # Who wants to know where refs come from pays for it; nobody else does.
-        table_kind = RecordingTable if config.record_ref_creation_sites else ObjectTable
-        table = table_kind(me, engine.send, engine.notify, self._lost_blob, config.lineage_limit)
+        table = _table_kind(config)(me, engine.send, engine.notify, self._lost_blob, config.lineage_limit)
         super().__init__(me, engine, table, arena)
         self.node = node_of(welcome.proc)
         self.node_id = welcome.node_id
@@ -56,6 +55,7 @@ class Process(Reader):
         self.session_dir = session_dir
         self.cluster_size = welcome.cluster_size
         self.config = config
+        self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
         self.run = welcome.run
         self.on_exit: Callable[[int], None] = lambda code: None
@@ -105,6 +105,7 @@ class Process(Reader):
             m.Undeliverable: lambda _, msg: self.process_died(msg.proc, msg.reason),
             m.ObjectLost: table.on_object_lost,
             m.NodeDied: lambda _, msg: self.losses.node_died(msg),
+            m.HeadMoved: lambda _, msg: self._head_moved(),
         }
 
     # ------------------------------------------------------------ references
@@ -114,11 +115,13 @@ class Process(Reader):
         self._counter += 1
         return self.me + self._counter.to_bytes(5, "big")
 
-    def ref_arrived(self, oid: bytes) -> None:
-        """A ref was deserialized (or made by hand) in this thread."""
+    def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
+        """A ref was deserialized (or made by hand) in this thread; perhaps it tells size and places of its object."""
         engine = self.engine
         with engine.lock:
             self.table.arrived(oid, self.local.protected)
+            if places is not None:
+                self.table.told(oid, *places)
             if engine.dirty:
                 engine.flush()
 
@@ -139,16 +142,15 @@ class Process(Reader):
             TypeError: it cannot be pickled. ObjectStoreFullError: no room in the node's store.
         """
         blob, refs = serialize(value)
-        limit = self.config.inline_limit
-        if isinstance(blob, Serialized):
-            if blob.size > limit:
+        if type(blob) is not bytes:
+            if blob.size > self._inline_limit:
                 return self._put_large(blob, refs)
             blob = blob.join()
-        elif len(blob) > limit:
+        elif len(blob) > self._inline_limit:
             return self._put_large(blob, refs)
         engine = self.engine
         with engine.lock:
-            if len(released) > 256:
+            if len(released) > _MANY_DEAD:
                 self.drain()
                 engine.flush()
             self._counter += 1
@@ -159,7 +161,9 @@ class Process(Reader):
             entry.local = 1
             if refs:
                 entry.contained = refs
-        return new_ref(oid)
+        ref: ObjectRef[Any] = make_ref(ObjectRef)  # `new_ref`, without a call
+        ref._id = oid
+        return ref
 
     def _put_large(self, blob: bytes | Serialized, refs: list[Any]) -> ObjectRef[Any]:
         with self.engine.lock:
@@ -221,6 +225,11 @@ class Process(Reader):
         self.submitter.process_died(proc, reason)
         self.table.process_died(proc, reason)
 
+    def _head_moved(self) -> None:
+        self.gcs.head_moved()
+        self.groups.head_moved()
+        self.submitter.actors.head_moved()
+
     def left_behind(self, task: Task, proc: bytes) -> None:
         """A process died before it answered this task; perhaps large returns were in its node's store already."""
         for index in range(task.num_returns):
@@ -244,6 +253,15 @@ class Process(Reader):
         self._callbacks.put(None)
         self.engine.close()
         self.arena.close()
+
+
+def _table_kind(config: Config) -> type[ObjectTable]:
+    """Who wants a record of what is decided, or to know where refs come from, pays for it; nobody else does."""
+    if config.record:
+        from hpcray.core.owner.noted import NotedTable
+
+        return NotedTable
+    return RecordingTable if config.record_ref_creation_sites else ObjectTable
 
 
 def _forked() -> None:

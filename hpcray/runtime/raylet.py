@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.config import Config
-from hpcray.base.ids import make_proc, node_of, raylet_of, show_proc
+from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of, show_proc
 from hpcray.core import effects as fx
 from hpcray.core.gcs import head as gcs
 from hpcray.core.raylet import HANDLES, RayletCore
@@ -61,6 +61,7 @@ class Raylet:
         on_node_lost: called when the wire finds a node dead.
         on_death: called after each death of a local process.
         on_joined: called with each process that was welcomed.
+        headship: where the head is.
         run: what the head knows of this run of the job.
     """
 
@@ -90,6 +91,7 @@ class Raylet:
         self.on_death: Callable[[], None]
         self.on_joined: Callable[[bytes], None] = lambda proc: None
         self.run = m.RunInfo()
+        self.headship = router.headship
         self._me = raylet_of(self.node)
         self._prefault = prefault
         self._data = data
@@ -99,6 +101,7 @@ class Raylet:
         if head is not None:
             self.handlers |= dict.fromkeys(gcs.HANDLES, head.handle)
             self.handlers |= {m.KillActor: self._for_core_or_head, m.SetJob: self._for_core_or_head}
+        self.headship.listeners.append(self._head_moved)
         self.handlers[m.ListStore] = self._list_store
         self.carriers: dict[type, Callable[[Any], None]] = {
             fx.Send: lambda effect: router.send(effect.dest, effect.msg),
@@ -181,9 +184,10 @@ class Raylet:
         now = self.loop.now
         self.apply(self.core.process_died(now, proc, reason))
         nodes = {node_of(peer) for peer in peers}
+        nodes -= {self.node, node_of(HEAD)}
         if self.head is None:
-            nodes.add(0)
-        nodes.discard(self.node)
+            nodes.discard(self.headship.node)
+            self.router.send(HEAD, m.ProcDied(proc, reason))
         for node in nodes:
             self.router.send(raylet_of(node), m.ProcDied(proc, reason))
         self._tell_of_death(proc, reason)
@@ -223,10 +227,17 @@ class Raylet:
                 link.peers.discard(proc)
                 self.router.send(link.proc, m.ProcDied(proc, reason))
 
+    def _head_moved(self) -> None:
+        """The successor hears what is here, after what was on its way to the old head."""
+        moved = m.HeadMoved(self.headship.node, self.headship.epoch)
+        self.apply(self.core.head_moved(self.loop.now))
+        for proc in self.router.links:
+            self.router.send(proc, moved)
+
     # ------------------------------------------------------------ dispatch that type alone does not decide
 
     def _for_core_or_head(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
-        """On node 0, what the head says to its own raylet and what processes say to the head look alike."""
+        """In the head's raylet, what it says to itself and what processes say to the head look alike."""
         if src == self._me or self.head is None:
             return self.core.handle(now, src, msg)
         return self.head.handle(now, src, msg)

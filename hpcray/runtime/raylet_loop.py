@@ -17,7 +17,7 @@ from typing import Protocol
 
 import msgspec
 
-from hpcray.base.ids import NIL_PROC
+from hpcray.base.ids import HEAD, NIL_PROC
 from hpcray.runtime.local_links import RECEIVE, Link, Listener
 from hpcray.runtime.router import Router
 from hpcray.transport.base import FOREVER, ControlTransport, DataPlane
@@ -137,13 +137,21 @@ class RayletLoop:
             if call is not None:
                 call(event)
         if self._control is not None:
+            if ready:
+                self._flush()  # the wires take their time
             self._poll_wires(self._control)
         while self._timers and self._timers[0][0] <= self.now:
             heapq.heappop(self._timers)[2]()
         router = self._router
+        if router.overdue:
+            self._read_overdue()
         while router.inbox:
             inbox, router.inbox = router.inbox, []
             self._events.messages(router.me, inbox)
+        self._flush()
+
+    def _flush(self) -> None:
+        router = self._router
         for node, reason in router.flush():
             self._events.node_lost(node, reason)
         dirty = router.dirty
@@ -155,7 +163,7 @@ class RayletLoop:
 
     def _sleep(self) -> float:
         router = self._router
-        if router.inbox or router.dirty:
+        if router.inbox or router.dirty or router.overdue:
             return 0.0
         sleep = self._timers[0][0] - self.now if self._timers else FOREVER
         control, data = self._control, self._data
@@ -171,23 +179,31 @@ class RayletLoop:
         for node, batch in control.poll():
             if node not in self._router.lost_nodes:  # who was declared dead stays dead
                 self.heard[node] = self.now
-                self._read_batch(batch)
+                self._read_batch(node, batch)
         if self._data is not None:
             for what, _, tag, error in self._data.progress():
                 self._events.transfer_ended(what, tag, error)
         for node, reason in control.lost():
             self._events.node_lost(node, reason)
 
-    def _read_batch(self, batch: bytes) -> None:
+    def _read_overdue(self) -> None:
+        """What processes of this node wrote to the head before this raylet became it."""
+        overdue, self._router.overdue = self._router.overdue, []
+        for src, frame in overdue:
+            self._events.messages(src, decode(frame[20:]))
+
+    def _read_batch(self, node: int, batch: bytes) -> None:
         """Frames from another node, in one message."""
-        me = self._router.me
+        mine = self._router.mine
         view = memoryview(batch)
         pos, end = 0, len(batch)
         while pos < end:
             stop = pos + 4 + _LENGTH.unpack_from(batch, pos)[0]
             dest = batch[pos + 4 : pos + 12]
             src = batch[pos + 12 : pos + 20]
-            if dest == me:
+            if dest in mine:
+                if dest == HEAD:
+                    self._router.to_head.arrived(node)
                 self._events.messages(src, decode(view[pos + 20 : stop]))
             else:
                 self._router.forward(dest, src, view[pos:stop])
@@ -220,13 +236,13 @@ class RayletLoop:
             self._lose(link, "its connection closed")
             return False
         router = self._router
-        me, peers = router.me, link.peers
+        mine, peers = router.mine, link.peers
         try:
             for frame in link.reader.feed(data):
                 dest = bytes(frame[4:12])
                 if not link.kind:
                     self._greet(link, frame)
-                elif dest == me:
+                elif dest in mine:
                     self._events.messages(bytes(frame[12:20]), decode(frame[20:]))
                 else:
                     peers.add(dest)

@@ -56,14 +56,38 @@ class Reader:
 
     def drain(self) -> None:
         """Take deferred deaths of refs and views into account (lock held)."""
-        while released:
-            item = released.popleft()
-            if type(item) is bytes:
-                self.table.release(item)
-            else:
-                self.table.view_died(item[0])
+        self.table.bury(released)
 
     # ------------------------------------------------------------ get, wait
+
+    def get_one(self, ref: ObjectRef[Any], timeout: float | None) -> Any:
+        """The value of one ref: what `get` does, at less cost for a value that comes in a message."""
+        engine, entries, oid = self.engine, self.table.entries, ref._id
+        with engine.lock:
+            if released:
+                self.drain()
+            entry = entries.get(oid)
+            if entry is None:
+                raise foreign(oid)
+            if entry.state != INLINE and entry.mapping is None:
+                oids = [oid]
+                gathering = self.table.pins.gathering
+                gathering.append(oids)
+                try:
+                    self._await_local(oids, timeout)
+                finally:
+                    gathering.remove(oids)
+            elif engine.dirty:
+                engine.flush()
+            blob = entry.value if entry.state == INLINE else None
+        if engine.after:
+            engine.run_after()
+        if blob is None:  # it is in our node's store
+            return self.get((ref,), timeout)[0]
+        value = deserialize(blob)
+        if blob[-1] == ERROR:
+            raise raised_form(value)
+        return value
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         """The values of the refs, in order.
@@ -124,17 +148,19 @@ class Reader:
         return values
 
     def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
-        self.check_alive()
-        waiter = Waiter(len(oids), eager=True)
+        if self.dead is not None:
+            self.check_alive()
+        waiter = Waiter(len(oids), None, True)
+        want = self.table.want_local
         for oid in oids:
-            if self.table.want_local(oid, waiter):
+            if want(oid, waiter):
                 waiter.count -= 1
         if not self.block(waiter, None if timeout is None else monotonic() + timeout):
             self.table.forget(oids, waiter)
             open_ids = [oid for oid in oids if not self.table.entries[oid].available]
             if open_ids:
                 raise GetTimeoutError(self.explain(open_ids, timeout))
-        elif waiter.count < 0 or len(oids) > 1:
+        elif waiter.count < 0 or not waiter.eager:
             self.table.forget(oids, waiter)
 
     def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:

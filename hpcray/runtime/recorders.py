@@ -1,17 +1,16 @@
-"""A raylet whose cores note what they are told (`HPCRAY_RECORD=1`), for `hpcray dump`."""
+"""Raylets and processes whose cores note what they are told (`HPCRAY_RECORD=1`), for `hpcray dump`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from hpcray.core.recording import Recorder
+from hpcray.core.owner.noted import NotedTable
+from hpcray.core.recording import Recorder, portion
 
 if TYPE_CHECKING:
+    from hpcray.runtime.process import Process
     from hpcray.runtime.raylet import Raylet
-
-_PORTION = 1 << 20
 
 
 class Recorders:
@@ -55,11 +54,16 @@ class Recorders:
         """Without a name: the names of the cores. Else the record from input `start` on, about a MB of it."""
         if not name:
             return list(self._recorders)
-        record = self._recorders[name].record
-        chosen, size = [], 0
-        for given in record.inputs[start:]:
-            chosen.append(given)
-            size += len(given.args) + len(given.effects)
-            if size >= _PORTION:
-                break
-        return msgspec.to_builtins(msgspec.structs.replace(record, inputs=chosen), builtin_types=(bytes,))
+        return portion(self._recorders[name].record, start)
+
+
+def owner_portion(process: Process) -> Callable[..., Any]:
+    """The same of a driver's or worker's object table; `process` records."""
+    table = process.table
+    assert isinstance(table, NotedTable)
+    record = table.log.record
+
+    def told(name: str = "", start: int = 0) -> Any:
+        return portion(record, start) if name else [record.core]
+
+    return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -59,11 +60,14 @@ class ObjectRef(Generic[T]):
         self._id = object_id
         process = current.process
         if process is not None:
-            process.ref_arrived(object_id)
+            process.ref_arrived(object_id, None)
 
     def __del__(self) -> None:
-        try:
-            died(self._id)
+        try:  # as `died` does, without a call
+            _append(self._id)
+            process = current.process
+            if process is not None and process.engine.driver:
+                process.engine.wake()
         except (AttributeError, TypeError):  # half made, or the interpreter is going down
             pass
 
@@ -98,6 +102,23 @@ class ObjectRef(Generic[T]):
         job = current.process.job if current.process is not None else None
         return JobID(bytes.fromhex(job.job_id) if job is not None else b"")
 
+    @classmethod
+    def from_binary(cls, object_id: bytes) -> ObjectRef[Any]:
+        """The ref with these bytes."""
+        return cls(object_id)
+
+    @classmethod
+    def from_random(cls) -> ObjectRef[Any]:
+        """A ref to nothing, unlike all others."""
+        return new_ref(os.urandom(OBJECT_BYTES))
+
+    def call_site(self) -> str:
+        """Where the ref was made. It is not kept with the ref: `hpcray memory` knows, if it is recorded."""
+        return ""
+
+    def tensor_transport(self) -> None:
+        """How a tensor in it travels: there are no other ways than that of all objects."""
+
     def owner_address(self) -> bytes:
         """Proc id of the owner."""
         return owner_of(self._id)
@@ -111,10 +132,12 @@ class ObjectRef(Generic[T]):
     def __repr__(self) -> str:
         return f"ObjectRef({self._id.hex()})"
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
-        if not note_ref(self) and current.process is not None:
-            current.process.pin_forever(self)
-        return ObjectRef, (self._id,)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        process = current.process
+        places = None if process is None else process.table.places(self._id)
+        if not note_ref(self) and process is not None:
+            process.pin_forever(self)
+        return (ObjectRef, (self._id,)) if places is None else (placed_ref, (self._id, *places))
 
     def __copy__(self) -> ObjectRef[T]:
         return self
@@ -175,11 +198,19 @@ def need_process() -> Process:
     return process
 
 
+def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef[Any]:
+    """A ref that was pickled where its object was known to be in these nodes' stores: its owner need not be asked."""
+    ref = new_ref(object_id)
+    if current.process is not None:
+        current.process.ref_arrived(object_id, (size, nodes))
+    return ref
+
+
 def new_ref(object_id: bytes) -> ObjectRef[Any]:
     """A ref whose count the caller has already taken."""
-    ref: ObjectRef[Any] = _make(ObjectRef)
+    ref: ObjectRef[Any] = make_ref(ObjectRef)
     ref._id = object_id
     return ref
 
 
-_make = ObjectRef.__new__
+make_ref = ObjectRef.__new__

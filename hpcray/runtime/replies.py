@@ -41,6 +41,7 @@ class Replies:
         self._worker = worker
         self._process = process
         self._engine = process.engine
+        self._table = process.table
         self._raylet = raylet_of(process.node)
         self._inline_limit = process.config.inline_limit
         self.since_flush = 0
@@ -62,8 +63,7 @@ class Replies:
     ) -> None:
         """Send a result (or an exception) to the submitter; large values go into the node's store first."""
         if self._ended is not None:
-            own = self._worker.options.get(task) if self._worker.options else None
-            called = own.name if own is not None and own.name else name
+            called = self._worker.called(task, name) if self._worker.options else name
             self._ended((task, called, perf_counter(), us, error is not None))
         returns: list[m.Returned] | None = None
         if error is None:
@@ -171,11 +171,15 @@ class Replies:
         """Queue a reply. It leaves at once unless more short work waits (then after a millisecond of it at most)."""
         engine = self._engine
         with engine.lock:
-            if self._process.table.unacked:
-                self._process.table.hold(dest, msg)
+            if self._table.unacked:
+                self._table.hold(dest, msg)
                 engine.flush()
                 return
-            engine.send(dest, msg)
+            peer = engine.peers.get(dest) or engine.peer(dest)  # `send`, without a call
+            peer.out.append(msg)
+            if not peer.dirty:
+                peer.dirty = True
+                engine.dirty.append(peer)
             self.since_flush += us + 10
             if not self._worker.queue or self.since_flush > _FLUSH_US:
                 self.since_flush = 0

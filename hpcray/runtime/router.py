@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 
-from hpcray.base.ids import node_of, raylet_of
+from hpcray.base.ids import HEAD, node_of, raylet_of
+from hpcray.runtime.headship import Headship, ToHead
 from hpcray.runtime.local_links import Link, Piece
 from hpcray.transport.base import ControlTransport, PeerLost
 from hpcray.wire.frames import pack
@@ -25,14 +26,27 @@ class Router:
         dirty: links with something to send.
         inbox: messages of this raylet to itself.
         lost_nodes: node to reason.
+        spoken: the nodes to which something was sent; who looks at it empties it.
+        headship: where the head is.
+        mine: the addresses for which this raylet is meant; the head's among them where it is the head.
+        to_head: what is on its way to the head.
+        overdue: (source, frame) of what waited for a head, now that this raylet is it.
     """
 
-    def __init__(self, node: int, cluster_size: int, control: ControlTransport | None) -> None:
+    def __init__(
+        self, node: int, cluster_size: int, control: ControlTransport | None, headship: Headship | None = None
+    ) -> None:
         self.me = raylet_of(node)
+        self.headship = headship or Headship()
+        self.mine = {self.me, HEAD} if self.headship.node == node else {self.me}
+        self.to_head = ToHead(self.headship)
+        self.overdue: list[tuple[bytes, bytes]] = []
+        self.headship.listeners.append(self._head_moved)
         self.links: dict[bytes, Link] = {}
         self.dirty: list[Link] = []
         self.inbox: list[Message] = []
         self.lost_nodes: dict[int, str] = {}
+        self.spoken: set[int] = set()
         self._node = node
         self._cluster_size = cluster_size
         self._control = control
@@ -42,7 +56,7 @@ class Router:
 
     def send(self, dest: bytes, msg: Message) -> None:
         """Say something to any process of the job, at the end of this turn."""
-        if dest == self.me:
+        if dest in self.mine:
             self.inbox.append(msg)
             return
         waiting = self._pending.get(dest)
@@ -87,6 +101,7 @@ class Router:
             self._encode_pending()
         if self._batches and self._control is not None:
             batches, self._batches = self._batches, {}
+            self.spoken.update(batches)
             for node, frames in batches.items():
                 try:
                     self._control.send(node, b"".join(frames))
@@ -107,9 +122,26 @@ class Router:
         if batch is not None:
             batch.append(frame)
         elif node == self._node or node >= self._cluster_size or node in self.lost_nodes or self._control is None:
-            self._undeliverable(dest, src)
+            if dest == HEAD:
+                self._to_head(src, frame)
+            else:
+                self._undeliverable(dest, src)
         else:
             self._batches[node] = [frame]
+
+    def _to_head(self, src: bytes, frame: Piece) -> None:
+        if self.headship.node == self._node:
+            self.overdue.append((src, bytes(frame)))
+        elif self.to_head.passes(frame):
+            self._batches.setdefault(self.headship.node, []).append(frame)
+
+    def _head_moved(self) -> None:
+        again = self.to_head.again()
+        if self.headship.node == self._node:
+            self.mine = {self.me, HEAD}
+            self.overdue += [(frame[12:20], frame) for frame in again]
+        elif again:
+            self._batches.setdefault(self.headship.node, []).extend(again)
 
     def _undeliverable(self, dest: bytes, src: bytes) -> None:
         node = node_of(dest)

@@ -15,13 +15,13 @@ from hpcray.core.owner.locality import Locality
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Function, LeaseClass, Task
 from hpcray.runtime.actor_calls import ActorCalls
-from hpcray.runtime.arguments import pack
+from hpcray.runtime.arguments import NO_ARGS, pack
 from hpcray.runtime.cancelling import Cancelling
 from hpcray.runtime.crashes import Crashes
 from hpcray.runtime.engine import monotonic
-from hpcray.runtime.links import MAX_BATCH, Peer
+from hpcray.runtime.links import MAX_BATCH
 from hpcray.runtime.own_options import Own, OwnTask
-from hpcray.runtime.refs import new_ref
+from hpcray.runtime.refs import ObjectRef, make_ref, new_ref
 from hpcray.runtime.retrying import Retrying
 from hpcray.runtime.streams import Streams
 from hpcray.wire import messages as m
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
 _LEASE_TICK = 0.02
+
+
+_NOTHING = (NO_ARGS, None, None)
 
 
 class Submitter:
@@ -64,7 +67,7 @@ class Submitter:
             m.TaskDone: self._on_done,
             m.TaskReply: self._on_reply,
             m.TakenBack: self._on_taken_back,
-            m.ReclaimIdle: lambda src, msg: self.leases.reclaim(node_of(src)),
+            m.ReclaimIdle: lambda src, msg: self.leases.reclaim(node_of(src), msg.busy),
             m.LeaseRevoked: lambda _, msg: self.process_died(msg.worker, msg.reason),
             m.Infeasible: self._on_infeasible,
             m.ActorState: lambda _, msg: self.actors.on_state(msg),
@@ -74,10 +77,15 @@ class Submitter:
 
     # ------------------------------------------------------------ submitting
 
+    def klass(self, shape: m.Shape) -> LeaseClass:
+        """The class of a shape."""
+        with self._engine.lock:
+            return self.leases.klass(shape)
+
     def submit(
         self,
         fn: Function,
-        shape: m.Shape,
+        klass: LeaseClass,
         num_returns: int,
         retries: int,
         retry_exceptions: Any,
@@ -85,8 +93,8 @@ class Submitter:
         kwargs: dict[str, Any],
     ) -> Any:
         """Submit one task. Returns its ref, a list of refs (num_returns > 1), or None (0)."""
-        process, engine, table = self._process, self._engine, self._table
-        blob, keep, slots = pack(process, args, kwargs)
+        process, engine = self._process, self._engine
+        blob, keep, slots = pack(process, args, kwargs) if args or kwargs else _NOTHING
         nested = engine.nested()
         with engine.lock:
             process._counter += 1
@@ -94,11 +102,12 @@ class Submitter:
             task = Task(task_id, fn, "", blob, num_returns, keep, slots, retries)
             if retry_exceptions:
                 task.retry_exceptions = retry_exceptions
-            klass = self.leases.classes.get(shape) or self.leases.klass(shape)
+            result: Any
             if num_returns == 1:
                 object_id = task_id + FIRST_RETURN
-                table.create(object_id, task).local = 1
-                result: Any = new_ref(object_id)
+                self._table.create(object_id, task).local = 1
+                result = make_ref(ObjectRef)  # `new_ref`, without a call
+                result._id = object_id
             else:
                 result = self.returns(task)
             # No lambdas here: they would make cells of the variables of every call.
@@ -204,16 +213,25 @@ class Submitter:
 
     def _push(self, task: Task, proc: bytes) -> None:
         engine = self._engine
-        peer = engine.peer(proc)
+        peer = engine.peers.get(proc) or engine.peer(proc)
         fn = task.fn
         assert fn is not None
         if fn.id not in peer.functions:
             peer.functions.add(fn.id)
             engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob, fn.max_calls))
-        refs, inline = self.slot_values(task) if task.slots is not None else (None, None)
         if task.attempt and task.num_returns > 1:
             self.tell_wanted(task, proc)
-        self.queue(peer, m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline))
+        if task.slots is None:
+            msg = m.PushTask(task.id, fn.id, task.args, task.num_returns)
+        else:
+            refs, inline = self.slot_values(task)
+            msg = m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline)
+        peer.out.append(msg)
+        if not peer.dirty:
+            peer.dirty = True
+            engine.dirty.append(peer)
+        elif len(peer.out) >= MAX_BATCH:
+            engine.flush_peer(peer)
 
     def tell_wanted(self, task: Task, proc: bytes) -> None:
         """A task with several returns runs again: those that are still there are not to be made."""
@@ -221,15 +239,6 @@ class Submitter:
             want = self.retrying.wanted(task)
             if want is not None:
                 self._engine.send(proc, m.CallOptions(task.id, want=want))
-
-    def queue(self, peer: Peer, msg: m.Message) -> None:
-        """Put a message into a peer's batch; a full batch leaves at once."""
-        peer.out.append(msg)
-        if not peer.dirty:
-            peer.dirty = True
-            self._engine.dirty.append(peer)
-        elif len(peer.out) >= MAX_BATCH:
-            self._engine.flush_peer(peer)
 
     # ------------------------------------------------------------ answers
 
@@ -248,7 +257,10 @@ class Submitter:
             self._engine.add_timer(now + _LEASE_TICK, self._tick)
 
     def _on_done(self, src: bytes, msg: m.TaskDone) -> None:
-        task = self.leases.answered(src, msg.task, msg.us, monotonic()) or self.actors.answered(src, msg.task)
+        leases = self.leases
+        task = leases.answered(src, msg.task, msg.us, monotonic()) if src in leases.workers else None
+        if task is None:
+            task = self.actors.answered(src, msg.task)
         if task is not None:
             task.keep = None
             self._table.set_inline(msg.task + FIRST_RETURN, msg.value)

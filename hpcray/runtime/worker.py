@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import inspect
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.environment import Environment
+from hpcray.runtime.names import qualified_name
 from hpcray.runtime.process import Process
 from hpcray.runtime.replies import Replies
 from hpcray.runtime.retiring import COUNTED, Retire, counted, finish
@@ -127,7 +127,10 @@ class Worker:
 
     def _on_work(self, src: bytes, msg: Any) -> None:
         self.queue.append((src, msg))
-        self._wake()
+        idle = self._idle  # `_wake`, without a call
+        if idle is not None and idle.count:
+            idle.count = 0
+            self.engine.notify(idle)
 
     def urgent(self, msg: m.Message) -> None:
         """What comes before all that waits (lock held)."""
@@ -217,21 +220,22 @@ class Worker:
                         self._idle = None
                         self.replies.since_flush = 0
                     src, msg = self.queue.popleft()
-                    if type(msg) is m.PushTask:
+                    kind = type(msg)
+                    if kind is m.PushTask:
                         self.running = msg.task
                         self._children_from = self.process._counter
-                if type(msg) is m.PushTask:
+                if kind is m.PushTask:
                     self._run_task(src, msg)
-                elif type(msg) is m.ActorCall:
+                elif kind is m.ActorCall:
                     assert self.actor is not None
                     self.actor.call(src, msg)
-                elif type(msg) is m.Leased:
+                elif kind is m.Leased:
                     use_cpus(self.holds.get("CPU", 0))
-                elif type(msg) in URGENT:
+                elif kind in URGENT:
                     self.end.take(msg)
-                elif type(msg) is Retire:
+                elif kind is Retire:
                     finish(self)
-                elif type(msg) is m.BecomeActor:
+                elif kind is m.BecomeActor:
                     hold = msg.spec.hold
                     use_cpus(self.process.groups.enter(hold.resources, hold.strategy).get("CPU", 0))
                     self._take_env(msg.spec.hold.env)
@@ -254,7 +258,7 @@ class Worker:
         name = ""
         try:
             self._interruptible = True
-            if msg.task in self.cancelled:
+            if self.cancelled and msg.task in self.cancelled:
                 raise KeyboardInterrupt  # since it left the queue
             found = self._functions.get(msg.fn) or self._load(msg.fn)
             name, function = found
@@ -307,11 +311,15 @@ class Worker:
         """The calling thread will run tasks or calls: `thread_locals` shows to others what it runs."""
         self.thread_locals[threading.get_ident()] = vars(self.process.local)
 
+    def called(self, task: bytes, name: str) -> str:
+        """What people call a task: by its option `name`, else `name`."""
+        own = self.options.get(task)
+        return own.name if own is not None and own.name else name
+
     def label(self, msg: m.PushTask | m.ActorCall) -> str:
         """What people call a task or call that runs. Runs no code of the user."""
-        own = self.options.get(msg.task)
-        if own is not None and own.name:
-            return own.name
+        if own := self.called(msg.task, ""):
+            return own
         if isinstance(msg, m.ActorCall):
             return f"{self.actor.spec.class_name}.{msg.method}" if self.actor is not None else msg.method
         found = self._functions.get(msg.fn)
@@ -320,7 +328,6 @@ class Worker:
 
     def names_of(self, msg: m.PushTask | m.ActorCall) -> tuple[str, str]:
         """The names of a running task, for people: its own (or what it calls), and that of the function."""
-        own = self.options.get(msg.task)
         if isinstance(msg, m.PushTask):
             name, function = self._functions.get(msg.fn) or ("", None)
             called = qualified_name(function)
@@ -331,7 +338,7 @@ class Worker:
             called = qualified_name(method)  # of a class sent by value only its functions remember where it was defined
             if not called.endswith(f"{cls.__name__}.{msg.method}"):
                 called = f"{qualified_name(cls)}.{msg.method}"
-        return (own.name if own is not None and own.name else name), called
+        return self.called(msg.task, name), called
 
     # ------------------------------------------------------------ blocking
 
@@ -387,12 +394,3 @@ def in_user_code(frame: FrameType | None) -> bool:
             return frame.f_code in _CALLS_USERS or frame.f_code in COUNTED
         frame = frame.f_back
     return False
-
-
-def qualified_name(called: Any) -> str:
-    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`."""
-    module = getattr(called, "__module__", "") or ""
-    if module == "__main__":
-        with contextlib.suppress(TypeError, OSError):
-            module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
-    return f"{module}.{getattr(called, '__qualname__', type(called).__qualname__)}"

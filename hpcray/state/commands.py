@@ -164,7 +164,7 @@ def timeline_(file: str, address: str) -> None:
 @click.option("--address", default="auto", help=_HELP)
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that a raylet may take.")
 def dump(file: Path, address: str, timeout: float) -> None:
-    """Write what the cores of a running job's raylets and head were told, and decided, to FILE.
+    """Write what the cores of a running job (head, raylets, owners) were told, and decided, to FILE.
 
     The job must have been started with HPCRAY_RECORD=1. `hpcray replay FILE` then makes the same decisions again.
     """

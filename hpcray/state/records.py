@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from hpcray.base.ids import raylet_of
+from hpcray.base.ids import raylet_of, show_proc
 from hpcray.core.recording import Record, Replay, replay
-from hpcray.runtime.diagnosis import Diagnosis
+from hpcray.runtime.diagnosis import ATTACHED, Diagnosis
 
 _FORMAT = "hpcray record 1"
 
@@ -22,29 +22,32 @@ class RecordFile(msgspec.Struct):
 
 
 def fetch(diagnosis: Diagnosis) -> tuple[list[Record], list[str]]:
-    """The records of all raylets that answer, and what the others lack."""
+    """The records of all raylets, drivers and workers that answer, and what the others lack."""
     found: list[Record] = []
     missing: list[str] = []
     for node in diagnosis.roll():
         raylet = raylet_of(node.index)
-        names = diagnosis.ask([raylet], "log").get(raylet) if not node.problem else None
-        if names is None:
+        people = {one.proc: one for one in node.people if one.kind != ATTACHED}
+        told = diagnosis.ask([raylet, *people], "log") if not node.problem else {}
+        if raylet not in told:
             missing.append(f"node {node.index}: {node.problem or 'it does not record; hint: HPCRAY_RECORD=1'}")
             continue
-        for name in names:
-            record = _fetch_one(diagnosis, raylet, name)
-            if record is None:
-                missing.append(f"node {node.index}: no answer while its {name} core was read")
-            else:
-                found.append(record)
+        missing += [f"node {node.index}: {one.title} did not answer" for one in people.values() if one.proc not in told]
+        for proc, names in told.items():
+            for name in names:
+                record = _fetch_one(diagnosis, proc, name)
+                if record is None:
+                    missing.append(f"node {node.index}: no answer while the {name} core of {show_proc(proc)} was read")
+                else:
+                    found.append(record)
     return found, missing
 
 
-def _fetch_one(diagnosis: Diagnosis, raylet: bytes, name: str) -> Record | None:
+def _fetch_one(diagnosis: Diagnosis, proc: bytes, name: str) -> Record | None:
     whole: Record | None = None
     while True:
         start = len(whole.inputs) if whole is not None else 0
-        told = diagnosis.ask([raylet], "log", name, start).get(raylet)
+        told = diagnosis.ask([proc], "log", name, start).get(proc)
         if told is None:
             return None
         part = msgspec.convert(told, Record)
@@ -86,7 +89,7 @@ def show(results: list[Replay]) -> Iterator[str]:
     """Lines for people."""
     for done in results:
         verdict = f"{len(done.differences)} differences" if done.differences else "the same decisions"
-        yield f"node {done.node} {done.core}: {done.steps} inputs, {verdict}{'; ' + done.error if done.error else ''}"
+        yield f"{done.name}: {done.steps} inputs, {verdict}{'; ' + done.error if done.error else ''}"
         for found in done.differences:
             yield f"  input {found.step}: {found.method}{found.args}"
             yield f"    then: {found.then or 'nothing'}"

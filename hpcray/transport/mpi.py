@@ -54,6 +54,7 @@ class MpiControl:
         self._stuck: list[Any] = []
         self._backoff = Backoff()
         self._whole = False
+        self._slept = False
 
     # ------------------------------------------------------------ sending
 
@@ -99,9 +100,12 @@ class MpiControl:
             self._reap()
         if self._late:
             self._advance()
+        again, self._slept = self._slept, False
         for _ in range(_PER_POLL):
             if not self._next():
-                break
+                if not again:
+                    break
+                again = False  # MPI looks first and moves on then: what has woken us, it finds the second time
         arrived = self._arrived
         if arrived:
             self._arrived = []
@@ -197,6 +201,7 @@ class MpiControl:
                 return False
         except self._mpi.Exception:
             return False
+        self._slept = True
         return True
 
     def patience(self) -> float:

@@ -97,7 +97,7 @@ class UcxEngine:
         self._keyed = hashlib.blake2b(key=secret, digest_size=8)
         self.lib = lib
         self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
-        self._context, self._guards_shm = _make_context(lib, one_host)
+        self._context, self._guards_shm = make_context(lib, one_host)
         try:
             self.worker = lib.UCXWorker(self._context, False, False)
             self.worker.init_blocking_progress_mode()
@@ -299,7 +299,16 @@ class UcxEngine:
         self._context = None
 
 
-def _make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
+def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
+    """A UCX context as hpcray wants it, and whether endpoints on this host may have error handling.
+
+    Args:
+        lib: libucxx, from `load`.
+        one_host: whether all ranks are on this host.
+
+    Raises:
+        TransportError: UCX does not start.
+    """
     features = (lib.Feature.TAG, lib.Feature.WAKEUP)
     wanted = {name: value for name, value in _WANTED.items() if "UCX_" + name not in os.environ}
     guards = not any(os.environ.get(f"UCX_{name}_ERROR_HANDLING") in ("n", "no", "0") for name in ("POSIX", "SYSV"))

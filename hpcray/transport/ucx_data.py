@@ -8,6 +8,7 @@ What is beyond UCX's rendezvous threshold waits in the sender's arena until it i
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -20,6 +21,10 @@ _LABEL_MASK = (1 << 60) - 1
 _NUMBER_MASK = (1 << 32) - 1
 _LAST_WORDS = 2.0
 _NOBODY = -1
+_ROUNDS = 3  # of matching in one `progress`
+_SPIN = 0.0002
+"""Seconds without sleep since something moved, while more is on its way: a peer answers in less, and to be woken takes
+as long as to receive 100 KB."""
 
 _Place = tuple[int, int, int, int]  # source node, offset, size, tag
 _Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
@@ -41,6 +46,7 @@ class UcxData:
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
+        self._moved = 0.0
 
     def address(self) -> bytes:
         """The UCX worker address."""
@@ -62,6 +68,7 @@ class UcxData:
         engine = self._engine
         label = self._labels[tag] = engine.label(node, engine.rank, tag & _NUMBER_MASK)
         self._expected[label] = (node, offset, size, tag)
+        self._moved = time.monotonic()
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
@@ -106,11 +113,17 @@ class UcxData:
 
     def progress(self) -> list[Report]:
         """See `DataPlane.progress`."""
-        self._engine.progress()
-        self._match()
+        engine = self._engine
+        engine.progress()
+        for _ in range(_ROUNDS):
+            if not self._match():
+                break
+            engine.progress()  # small things are here at once
         if self._flights:
             self._land()
         done, self._done = self._done, []
+        if done:
+            self._moved = time.monotonic()
         return done
 
     def busy(self) -> bool:
@@ -118,8 +131,13 @@ class UcxData:
         return bool(self._flights or self._expected or self._done)
 
     def patience(self) -> float:
-        """See `DataPlane.patience`. UCX's own descriptor wakes us for whatever else is to come."""
-        return 0.0 if self._done or self._engine.hungry() else FOREVER
+        """See `DataPlane.patience`. UCX's own descriptor wakes us for what does not come soon."""
+        if self._done or self._engine.hungry():
+            return 0.0
+        if (self._expected or self._flights) and time.monotonic() < self._moved + _SPIN:
+            os.sched_yield()  # whoever is to send may be waiting for this core
+            return 0.0
+        return FOREVER
 
     def close(self) -> None:
         """See `DataPlane.close`."""
@@ -130,12 +148,15 @@ class UcxData:
         self._engine.close()
         self._arena = memoryview(b"")
 
-    def _match(self) -> None:
+    def _match(self) -> bool:
+        """Receive what has come; whether anything had."""
         worker = self._engine.worker
+        any_came = False
         while True:
             found = worker.tag_probe(self._any_data, self._class_mask, True)
             if not found.matched:
-                return
+                return any_came
+            any_came = True
             self._take(found, found.sender_tag.value & _LABEL_MASK, found.length)
 
     def _take(self, found: Any, label: int, length: int) -> None:

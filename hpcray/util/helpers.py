@@ -50,8 +50,8 @@ def map_unordered(
     """
     if chunk_size < 1:
         raise ValueError("`chunk_size` must be >= 1")
-    if backpressure_size is not None and backpressure_size < chunk_size:
-        raise ValueError("backpressure_size must be >= chunk_size, or None")
+    if backpressure_size is not None and backpressure_size < 1:
+        raise ValueError("`backpressure_size` must be >= 1, or None")
     return _mapped(fn, items, backpressure_size, chunk_size, yield_obj_refs, kwargs)
 
 

@@ -11,7 +11,8 @@ import struct
 from collections.abc import Iterator
 
 HEADER = 20
-_LEN = struct.Struct("<I")
+ROUTE = 16
+LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 31
 
 Frame = tuple[bytes, bytes, memoryview]
@@ -23,33 +24,37 @@ class FrameError(Exception):
 
 def pack(dest: bytes, src: bytes, body: bytes) -> bytes:
     """One frame, ready for a socket."""
-    return _LEN.pack(len(body) + 16) + dest + src + body
+    return LENGTH.pack(len(body) + ROUTE) + dest + src + body
 
 
 class FrameReader:
-    """Cuts a byte stream into frames. `feed` takes what a socket gave; a partial frame waits for its rest."""
+    """Cuts a byte stream into frames. `feed` takes what a socket gave; a partial frame waits for its rest.
 
-    __slots__ = ("_have", "_need", "_parts")
+    Attributes:
+        held: bytes of a partial frame.
+    """
+
+    __slots__ = ("_need", "_parts", "held")
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
-        self._have = 0
+        self.held = 0
         self._need = 4
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """Yield each complete frame (header included) as a view of an immutable buffer."""
-        if self._have:
+        if self.held:
             self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
+            self.held += len(data)
+            if self.held < self._need:
                 return
             data = b"".join(self._parts)
             self._parts = []
-            self._have = 0
+            self.held = 0
         view = memoryview(data)
         pos, end = 0, len(data)
         while end - pos >= 4:
-            size: int = _LEN.unpack_from(data, pos)[0] + 4
+            size: int = LENGTH.unpack_from(data, pos)[0] + 4
             if size < HEADER or size > MAX_FRAME:
                 raise FrameError(f"frame length {size} out of range {HEADER}..{MAX_FRAME}")
             if end - pos < size:
@@ -61,7 +66,7 @@ class FrameReader:
             self._need = 4
         if pos < end:
             self._parts = [bytes(view[pos:])]
-            self._have = end - pos
+            self.held = end - pos
 
 
 def dest_of(frame: memoryview) -> bytes:

@@ -12,13 +12,14 @@ from typing import TypeVar
 import pytest
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.base.ids import HEAD, NIL_PROC, make_proc, number_of
+from hpcray.base.ids import NIL_PROC, make_proc, number_of, raylet_of
 from hpcray.base.resources import UNIT
 from hpcray.runtime.bootstrap import NodeChild
 from hpcray.runtime.options import NodeOptions
 from hpcray.wire import messages as m
 from hpcray.wire.frames import FrameReader, pack
 
+RAYLET = raylet_of(0)
 ONE_CPU = m.Shape((("CPU", UNIT),))
 Kind = TypeVar("Kind")
 
@@ -44,7 +45,7 @@ class Peer:
         self.me = welcome.proc
         return welcome
 
-    def say(self, *messages: m.Message, dest: bytes = HEAD) -> None:
+    def say(self, *messages: m.Message, dest: bytes = RAYLET) -> None:
         """Send one frame."""
         self.sock.sendall(pack(dest, self.me, m.encode(list(messages))))
 
@@ -156,9 +157,9 @@ def test_no_such_process(peer: Peer) -> None:
     "nonsense",
     [
         b"\xff\xff\xff\xff" + bytes(16),
-        pack(HEAD, NIL_PROC, b"\xc1"),
-        pack(HEAD, NIL_PROC, m.encode([m.Exit(0)])),
-        pack(HEAD, NIL_PROC, m.encode([m.Hello(1, "king", b"")])),
+        pack(RAYLET, NIL_PROC, b"\xc1"),
+        pack(RAYLET, NIL_PROC, m.encode([m.Exit(0)])),
+        pack(RAYLET, NIL_PROC, m.encode([m.Hello(1, "king", b"")])),
     ],
 )
 def test_nonsense_closes_that_connection_only(node: NodeChild, peer: Peer, nonsense: bytes) -> None:
@@ -176,7 +177,7 @@ def test_nonsense_after_hello_is_a_death(node: NodeChild, peer: Peer) -> None:
     other.join()
     peer.say(m.Blocked(), dest=other.me)
     other.expect(m.Blocked)
-    other.sock.sendall(pack(HEAD, other.me, b"\xc1"))
+    other.sock.sendall(pack(RAYLET, other.me, b"\xc1"))
     assert other.closed()
     assert "not a message" in peer.expect(m.ProcDied).reason
     other.close()

@@ -19,7 +19,7 @@ from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 import hpcray as ray
 from hpcray.base.errors import RaySystemError
-from hpcray.base.ids import HEAD, NIL_PROC, make_proc, raylet_of
+from hpcray.base.ids import NIL_PROC, make_proc, raylet_of
 from hpcray.host.session import Session, live_sessions
 from hpcray.runtime.links import Links
 from hpcray.runtime.process import connect
@@ -151,7 +151,7 @@ def test_every_socket_turns_a_stranger_away_even_where_the_directory_is_open(
     said = stranger_says(
         """\
 import socket, sys
-from hpcray.base.ids import HEAD, NIL_PROC
+from hpcray.base.ids import NIL_PROC, raylet_of
 from hpcray.wire.frames import pack
 from hpcray.wire.messages import Exit, Hello, encode
 for path in sys.argv[1:]:
@@ -159,8 +159,8 @@ for path in sys.argv[1:]:
     sock.settimeout(60)
     sock.connect(path)
     try:
-        sock.sendall(pack(HEAD, NIL_PROC, encode([Hello(1, "driver", b"")])))
-        sock.sendall(pack(HEAD, HEAD, encode([Exit(3)])))
+        sock.sendall(pack(raylet_of(0), NIL_PROC, encode([Hello(1, "driver", b"")])))
+        sock.sendall(pack(raylet_of(0), raylet_of(0), encode([Exit(3)])))
         print(len(sock.recv(1000)))
     except ConnectionError:
         print(0)
@@ -272,7 +272,8 @@ def test_no_pickle_is_opened_before_a_process_has_joined(session: str, tmp_path:
     bomb = pickle.dumps(Bomb(tmp_path / "boom"), 5)
     task = m.encode([m.ObjectReady(b"x" * 14, 0, bomb + b"\0", 0, [])])
     for path in sockets_of(session):
-        for nonsense in (bomb, pack(HEAD, NIL_PROC, bomb), pack(HEAD, raylet_of(0), task), os.urandom(4096)):
+        head = raylet_of(0)
+        for nonsense in (bomb, pack(head, NIL_PROC, bomb), pack(head, head, task), os.urandom(4096)):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(60)
                 sock.connect(path)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from simcluster import SimCluster
+from simcluster import SEAT, SimCluster
 
 from hpcray.base.config import Config
 from hpcray.base.ids import HEAD, node_of, number_of, raylet_of
 from hpcray.base.resources import Resources
 from hpcray.core.effects import Send
 from hpcray.core.gcs.membership import UP, HeadWatch, Membership, NodeLost, Outcome
+from hpcray.core.gcs.silence import Unanswered
 from hpcray.wire import messages as m
 
 TWICE = (
@@ -58,6 +59,10 @@ class FaultCluster(SimCluster):
         self._lost: list[set[int]] = [set() for _ in range(size)]
         self.member = Membership(size, "session", config, 0.0)
         self.watches = {node: HeadWatch(node, config) for node in range(1, size)}
+        period, timeout = config.heartbeat_interval, config.node_timeout
+        self._unanswered = {node: Unanswered(period, timeout) for node in range(1, size)}
+        self._spoken: list[set[int]] = [set() for _ in range(size)]
+        self._heard: list[dict[int, float]] = [{} for _ in range(size)]
         super().__init__(totals, delays, config)
         for node in range(size):
             info = m.NodeInfo(node, f"id{node}", f"host{node}", "a", 1, {}, b"", "mpi", 0)
@@ -75,11 +80,7 @@ class FaultCluster(SimCluster):
     def crash(self, node: int) -> None:
         """It vanishes, with everything on it."""
         if node not in self.dead_nodes:
-            self.dead_nodes.add(node)
-            for proc in [proc for proc in {*self.workers, *self.submitters} if node_of(proc) == node]:
-                self.workers.pop(proc, None)
-                self.submitters.pop(proc, None)
-                self.dead.add(proc)
+            super().crash(node)
 
     def cut(self, one: int, other: int, seconds: float) -> None:
         """Nothing passes between the two for so long."""
@@ -120,16 +121,26 @@ class FaultCluster(SimCluster):
         else:
             effects, dead = self.watches[node].tick(now)
             self.carry_out(raylet_of(node), effects)
+            self._look_at_peers(node)
             if dead:
                 self.alone[node] = self.watches[node].alone
                 self.crash(node)
         self.net.after(self.config.heartbeat_interval, lambda: self.beat(node))
 
+    def _look_at_peers(self, node: int) -> None:
+        spoken, self._spoken[node] = self._spoken[node], set()
+        spoken.discard(0)
+        silent, accused = self._unanswered[node].tick(self.net.now, spoken, self._heard[node], self._lost[node])
+        for other in silent:
+            self.post(raylet_of(node), raylet_of(other), m.Ping(node))
+        for other, _ in accused:
+            self.post(raylet_of(node), HEAD, m.PeerFailed(other, "no answer"))
+
     def outcomes(self, outcomes: list[Outcome]) -> None:
         failed: list[int] = []
         for outcome in outcomes:
             if isinstance(outcome, Send):
-                self.post(HEAD, outcome.dest, outcome.msg)
+                self.post(SEAT, outcome.dest, outcome.msg)
                 if node_of(outcome.dest) in self.dead_nodes and self.wire_notices:
                     failed.append(node_of(outcome.dest))
             else:
@@ -137,8 +148,8 @@ class FaultCluster(SimCluster):
                 assert outcome.epoch == len(self.declared) + 1 and outcome.node not in self.declared
                 self.declared[outcome.node] = self.net.now
                 died = m.NodeDied(outcome.node, outcome.reason, outcome.epoch)
-                self.post(HEAD, raylet_of(outcome.node), died)
-                self.carry_out(HEAD, self.head.node_died(self.net.now, outcome.node, outcome.reason))
+                self.post(SEAT, raylet_of(outcome.node), died)
+                self.carry_out(SEAT, self.head.node_died(self.net.now, outcome.node, outcome.reason))
                 self.told(0, died)
         for node in failed:
             self.outcomes(self.member.node_failed(self.net.now, node, "MPI send failed"))
@@ -156,8 +167,12 @@ class FaultCluster(SimCluster):
     # ------------------------------------------------------------ the network
 
     def post(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if dest == HEAD:
+            dest = SEAT
         a, b = node_of(src), node_of(dest)
         since = self._cut.get(frozenset((a, b)), (self.net.now, []))[0]
+        if a != b:
+            self._spoken[a].add(b)
         if a and b and a != b and b not in self._lost[a] and self.net.now - since > GIVES_UP:
             super().post(raylet_of(a), HEAD, m.PeerFailed(b, "timed out"))
         super().post(src, dest, msg)
@@ -171,6 +186,8 @@ class FaultCluster(SimCluster):
         through_raylet = a != b or number_of(dest) == 0
         if (through_raylet and self._waits(b, lambda: self.deliver(src, dest, msg))) or a in self._lost[b]:
             return
+        if a != b:
+            self._heard[b][a] = self.net.now
         if b == 0 and a != 0:
             self.member.heard(self.net.now, a)
         elif a == 0 and b in self.watches:
@@ -227,19 +244,21 @@ class FaultCluster(SimCluster):
 
     def task_done(self, holder: bytes, worker: bytes, task: object) -> None:
         a, b = node_of(worker), node_of(holder)
+        self._spoken[a].add(b)
         held = self._cut.get(frozenset((a, b))) if a != b else None
         if held is not None:
             held[1].append(lambda: self.task_done(holder, worker, task))
         elif a not in self._lost[b]:
             super().task_done(holder, worker, task)  # type: ignore[arg-type]
 
-    def pushed(self, src: bytes, proc: bytes, task: object) -> None:
+    def pushed(self, src: bytes, proc: bytes, task: object, ident: bytes = b"") -> None:
         a, b = node_of(src), node_of(proc)
+        self._spoken[a].add(b)
         held = self._cut.get(frozenset((a, b))) if a != b else None
         if held is not None:
-            held[1].append(lambda: self.pushed(src, proc, task))
+            held[1].append(lambda: self.pushed(src, proc, task, ident))
         elif a not in self._lost[b]:
-            super().pushed(src, proc, task)  # type: ignore[arg-type]
+            super().pushed(src, proc, task, ident)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ what must hold
 

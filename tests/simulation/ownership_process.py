@@ -13,7 +13,7 @@ from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_
 
 from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
 from hpcray.core.owner.lineage import DEPENDENCY
-from hpcray.core.owner.table import FREED, INLINE, PENDING, ObjectTable, Waiter
+from hpcray.core.owner.table import FREED, INLINE, PENDING, Waiter
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Process:
         self.pinned: list[Ref] = []
         self.tasks: dict[bytes, Submitted] = {}
         self.gets: list[tuple[Frame, Ref, Waiter]] = []
-        self.table = ObjectTable(proc, self.send, self.notify, self.lost, world.lineage_limit)
+        self.table = world.table(proc, self.send, self.notify, self.lost, world.lineage_limit)
         self.table.entries = world.watched(self)
         self.table.remake = self.remake
         self.table.hibernate = self.hibernate  # type: ignore[method-assign]
@@ -59,12 +59,7 @@ class Process:
         return f"{why}: {reason}".encode() + ERROR
 
     def drain(self) -> None:
-        while self.released:
-            item = self.released.popleft()
-            if type(item) is bytes:
-                self.table.release(item)
-            else:
-                self.table.view_died(item[0])
+        self.table.bury(self.released)
 
     def turn(self) -> None:
         """What happens between two events: deaths of refs are noticed, threads that wait in get go on."""

@@ -16,6 +16,7 @@ from ownership_process import Process
 from ownership_store import Store
 
 from hpcray.base.ids import FIRST_RETURN, make_proc, node_of, number_of, owner_of, raylet_of
+from hpcray.core.owner.table import ObjectTable
 from hpcray.wire import messages as m
 
 Pick = Callable[[int], int]
@@ -23,7 +24,13 @@ DIED = object()
 
 
 class World(Losing):
-    """All processes, all stores, the network. `pick(n)` draws a number below n."""
+    """All processes, all stores, the network. `pick(n)` draws a number below n.
+
+    Attributes:
+        table: what makes the object table of a process.
+    """
+
+    table: type[ObjectTable] = ObjectTable
 
     def __init__(
         self, pick: Pick, processes: int = 4, nodes: int = 2, deaths: int = 0, losses: int = 0, lineage: int = 1 << 30

@@ -29,7 +29,7 @@ class RealSubmitter:
         self.client = LeaseClient(
             proc, lambda dest, msg: cluster.post(proc, dest, msg), self._push, cluster.config.idle_lease_timeout
         )
-        self.function = Function(b"f" * 16, "f", b"")
+        self.functions: dict[str, Function] = {}
         self.tasks: dict[bytes, SimTask] = {}
         self.warnings: list[str] = []
         self.waiting_for = 0
@@ -49,7 +49,8 @@ class RealSubmitter:
         ident = self.proc + self.count.to_bytes(5, "big")
         self.tasks[ident] = sim
         self.waiting_for += 1
-        self.client.submit(Task(ident, self.function, "", b"", 1, None, None, 3), self.client.klass(sim.shape))
+        function = self.functions.setdefault(sim.function, Function(b"f" * 16, sim.function, b""))
+        self.client.submit(Task(ident, function, "", b"", 1, None, None, 3), self.client.klass(sim.shape))
 
     def receive(self, msg: m.Message) -> None:
         if isinstance(msg, m.LeaseGranted):
@@ -65,8 +66,11 @@ class RealSubmitter:
             for proc in [proc for proc in self.client.workers if node_of(proc) == msg.node]:
                 self._lost(proc)
 
-    def reclaim(self, node: int) -> None:
-        self.client.reclaim(node)
+    def reclaim(self, node: int, busy: bool) -> None:
+        self.client.reclaim(node, busy)
+
+    def taken_back(self, worker: bytes, msg: m.TakenBack) -> None:
+        self.client.taken_back(worker, msg.tasks)
 
     def finished(self, worker: bytes, sim: SimTask) -> None:
         leased = self.client.workers.get(worker)
@@ -87,7 +91,7 @@ class RealSubmitter:
             self.cluster.net.after(self.period, self._look)
 
     def _push(self, task: Task, worker: bytes) -> None:
-        self.cluster.push(self.proc, worker, self.tasks[task.id])
+        self.cluster.push(self.proc, worker, self.tasks[task.id], task.id)
 
     def _lost(self, proc: bytes) -> None:
         for task in self.client.lost(proc):

@@ -20,13 +20,16 @@ from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
 from hpcray.core.raylet import RayletCore
 from hpcray.wire import messages as m
 
+SEAT = raylet_of(0)
+"""The raylet that is the head."""
+
 
 @dataclass(eq=False)
 class SimWorker:
     """A worker process: runs one task at a time, or is an actor."""
 
     proc: bytes
-    queue: deque[tuple[bytes, SimTask]] = field(default_factory=deque)
+    queue: deque[tuple[bytes, SimTask, bytes]] = field(default_factory=deque)
     running: tuple[bytes, SimTask] | None = None
     blocked: bool = False
     was_blocked: bool = False
@@ -45,9 +48,10 @@ class SimCluster:
         lazy: bool = False,
         failing_forks: Sequence[int] = (),
         real: bool = False,
+        net: SimNet | None = None,
     ) -> None:
         self.config = config or Config(prestart=0)
-        self.net = SimNet(delays)
+        self.net = net or SimNet(delays)
         self.lazy = lazy
         self.real = real
         self.totals = [dict(total) for total in totals]
@@ -67,7 +71,7 @@ class SimCluster:
             m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0)
             for n, t in enumerate(totals)
         ]
-        self.carry_out(HEAD, self.head.cluster_up(0.0, "session", infos))
+        self.carry_out(SEAT, self.head.cluster_up(0.0, "session", infos))
         for node, raylet in enumerate(self.raylets):
             self.carry_out(raylet_of(node), raylet.start(0.0))
             self.net.after(self.net.delay(), lambda node=node: self.tick(node))
@@ -75,11 +79,13 @@ class SimCluster:
     # ------------------------------------------------------------ the network
 
     def post(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if dest == HEAD:
+            dest = SEAT
         body = m.encode([msg])
         self.net.send(src, dest, lambda: self.deliver(src, dest, m.decode(body)[0]))
 
-    def push(self, src: bytes, worker: bytes, task: SimTask) -> None:
-        self.net.send(src, worker, lambda: self.pushed(src, worker, task))
+    def push(self, src: bytes, worker: bytes, task: SimTask, ident: bytes = b"") -> None:
+        self.net.send(src, worker, lambda: self.pushed(src, worker, task, ident))
 
     def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
         if node_of(dest) in self.dead_nodes or node_of(src) in self.dead_nodes:
@@ -96,9 +102,9 @@ class SimCluster:
         now = self.net.now
         to_head = type(msg) in head_module.HANDLES
         if type(msg) in RAYLET_HANDLES and to_head:
-            to_head = node == 0 and src != HEAD
+            to_head = node == 0 and src != SEAT
         if to_head:
-            self.carry_out(HEAD, self.head.handle(now, src, msg))
+            self.carry_out(SEAT, self.head.handle(now, src, msg))
         else:
             self.carry_out(raylet_of(node), self.raylets[node].handle(now, src, msg))
 
@@ -118,13 +124,18 @@ class SimCluster:
                     self.net.delay(), lambda: self.if_alive(dest, HEAD, m.ActorReady(msg.spec.actor, error, []))
                 )
                 return
+            if isinstance(msg, m.TakeBack):
+                self.give_back(worker, src)
+                return
             if isinstance(msg, m.TerminateActor):
                 self.post(dest, raylet_of(node_of(dest)), m.ActorLeaving(msg.actor, "all handles to it are gone"))
                 self.net.after(self.net.delay() * 3 + 0.01, lambda: self.die(dest, "exit code 0"))
                 return
         submitter = self.submitters.get(dest)
         if isinstance(submitter, RealSubmitter) and isinstance(msg, m.ReclaimIdle):
-            submitter.reclaim(node_of(src))
+            submitter.reclaim(node_of(src), msg.busy)
+        elif isinstance(submitter, RealSubmitter) and isinstance(msg, m.TakenBack):
+            submitter.taken_back(src, msg)
         elif submitter is not None:
             submitter.receive(msg)
 
@@ -198,27 +209,31 @@ class SimCluster:
         if node in self.dead_nodes:
             return
         self.carry_out(raylet_of(node), self.raylets[node].process_died(self.net.now, proc, reason))
-        self.net.send(raylet_of(node), HEAD, lambda: self.head_noticed(proc, reason))
+        self.net.send(raylet_of(node), SEAT, lambda: self.head_noticed(proc, reason))
 
     def head_noticed(self, proc: bytes, reason: str) -> None:
         if node_of(proc) not in self.dead_nodes:
-            self.carry_out(HEAD, self.head.process_died(self.net.now, proc, reason))
+            self.carry_out(SEAT, self.head.process_died(self.net.now, proc, reason))
 
     def kill_node(self, node: int) -> None:
         """The node vanishes; the head notices, then everybody."""
         assert node != 0
+        self.crash(node)
+        self.net.after(self.net.delay(), lambda: self.node_noticed(node))
+
+    def crash(self, node: int) -> None:
+        """It vanishes, with everything on it."""
         self.dead_nodes.add(node)
         for proc in [p for p in {*self.workers, *self.submitters} if node_of(p) == node]:
             self.workers.pop(proc, None)
             self.submitters.pop(proc, None)
             self.dead.add(proc)
-        self.net.after(self.net.delay(), lambda: self.node_noticed(node))
 
     def node_noticed(self, node: int) -> None:
-        self.carry_out(HEAD, self.head.node_died(self.net.now, node, "heartbeat lost"))
+        self.carry_out(SEAT, self.head.node_died(self.net.now, node, "heartbeat lost"))
         for other in range(len(self.raylets)):
             if other not in self.dead_nodes:
-                self.net.send(HEAD, raylet_of(other), lambda other=other: self.node_told(other, node))
+                self.net.send(SEAT, raylet_of(other), lambda other=other: self.node_told(other, node))
 
     def node_told(self, other: int, node: int) -> None:
         if other in self.dead_nodes:
@@ -229,18 +244,31 @@ class SimCluster:
 
     # ------------------------------------------------------------ tasks
 
-    def pushed(self, src: bytes, proc: bytes, task: SimTask) -> None:
+    def pushed(self, src: bytes, proc: bytes, task: SimTask, ident: bytes) -> None:
         worker = self.workers.get(proc)
         if worker is None:
             return
         assert not worker.actor, "a task was pushed to an actor's worker"
-        worker.queue.append((src, task))
+        worker.queue.append((src, task, ident))
         self.run_next(worker)
+
+    def give_back(self, worker: SimWorker, asked_by: bytes | None) -> None:
+        """Return what has not started: to one submitter that asked, or to all because it blocks."""
+        back: dict[bytes, list[bytes]] = {} if asked_by is None else {asked_by: []}
+        kept: deque[tuple[bytes, SimTask, bytes]] = deque()
+        for item in worker.queue:
+            if asked_by in (None, item[0]):
+                back.setdefault(item[0], []).append(item[2])
+            else:
+                kept.append(item)
+        worker.queue = kept
+        for holder, tasks in back.items():
+            self.post(worker.proc, holder, m.TakenBack(tasks, asked_by is not None))
 
     def run_next(self, worker: SimWorker) -> None:
         if worker.running is not None or not worker.queue:
             return
-        worker.running = worker.queue.popleft()
+        worker.running = worker.queue.popleft()[:2]
         task = worker.running[1]
         task.ran_on.append(node_of(worker.proc))
         task.began = self.net.now
@@ -256,8 +284,10 @@ class SimCluster:
             return
         submitter = self.submitters[proc]
         for child in children:
+            child.submitted = self.net.now
             submitter.submit(child)
         worker.blocked = worker.was_blocked = True
+        self.give_back(worker, None)
         self.post(proc, raylet_of(node_of(proc)), m.Blocked())
 
     def progressed(self, proc: bytes) -> None:
@@ -287,7 +317,7 @@ class SimCluster:
             return
         now = self.net.now
         if node == 0:
-            self.carry_out(HEAD, self.head.tick(now))
+            self.carry_out(SEAT, self.head.tick(now))
         self.carry_out(raylet_of(node), self.raylets[node].tick(now))
         for submitter in list(self.on_node[node].values()):
             submitter.tick(self.config.idle_lease_timeout)

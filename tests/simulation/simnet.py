@@ -10,7 +10,11 @@ MOST_EVENTS = 200_000
 
 
 class SimNet:
-    """Events in virtual time. `delays` (seconds) are used up in turn, again and again."""
+    """Events in virtual time. `delays` (seconds) are used up in turn, again and again.
+
+    Attributes:
+        sent: messages so far. events: what has happened so far.
+    """
 
     def __init__(self, delays: Sequence[float]) -> None:
         self.now = 0.0
@@ -19,7 +23,7 @@ class SimNet:
         self._events: list[tuple[float, int, Callable[[], Any]]] = []
         self._serial = 0
         self._last: dict[tuple[bytes, bytes], float] = {}
-        self.sent = 0
+        self.sent = self.events = 0
         self.most_events = MOST_EVENTS
 
     def delay(self) -> float:
@@ -50,6 +54,7 @@ class SimNet:
                 return False
             self.now, _, what = heapq.heappop(self._events)
             what()
+            self.events += 1
             check()
         raise AssertionError(f"livelock: {self.most_events} events up to t={self.now}")
 

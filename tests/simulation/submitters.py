@@ -25,14 +25,16 @@ CPU1 = shape(CPU=1)
 
 @dataclass(eq=False)
 class SimTask:
-    """Runs `seconds`, then submits its children and waits for them."""
+    """Runs `seconds`, then submits its children and waits for them. function: whose run times its submitter knows."""
 
     shape: m.Shape = CPU1
     seconds: float = 0.01
     children: list[SimTask] = field(default_factory=list)
     done: int = 0
+    submitted: float = 0.0
     began: float = -1.0
     ran_on: list[int] = field(default_factory=list)
+    function: str = "f"
 
 
 @dataclass(eq=False)
@@ -104,7 +106,7 @@ class Submitter:
             self.lost(msg.lease)
         elif isinstance(msg, m.ReclaimIdle):
             for worker in list(self.leased.values()):
-                worker.last = True
+                worker.last = worker.last or msg.busy
                 if worker.task is None:
                     self.give_back(worker)
         elif isinstance(msg, m.Infeasible):

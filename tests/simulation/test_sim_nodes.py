@@ -55,7 +55,7 @@ def test_whatever_happens_to_nodes_very_often(delays: list[float], seed: int) ->
     anything(delays, seed)
 
 
-def anything(delays: list[float], seed: int) -> None:
+def anything(delays: list[float], seed: int) -> FaultCluster:
     rng = random.Random(seed)
     cluster = FaultCluster(nodes(4, 2, 2, 3, 2), delays, rng, CONFIG)
     owner, elsewhere = cluster.driver(0), cluster.driver(rng.randrange(1, 5))
@@ -98,6 +98,7 @@ def anything(delays: list[float], seed: int) -> None:
         assert known is None or known.state == states[spec.actor].state
     assert all(task.done == 1 for task in tasks), cluster.explain()
     assert not owner.waiting_for
+    return cluster
 
 
 @FEW
@@ -114,8 +115,10 @@ def test_nobody_dies_of_a_short_trouble(delays: list[float], seed: int) -> None:
     for _ in range(4):
         at += 6.0 + rng.random()
         victim = rng.randrange(3)
-        if victim == 0:
+        if victim == 0 and rng.random() < 0.5:
             cluster.net.after(at, lambda: cluster.stop(0, 5.5))
+        elif victim == 0:
+            cluster.net.after(at, lambda: cluster.cut(1, 2, 2.8))
         elif rng.random() < 0.5:
             cluster.net.after(at, lambda v=victim: cluster.stop(v, 2.8))
         else:
@@ -141,6 +144,38 @@ def test_a_lost_node_is_declared_dead_in_time(delays: list[float], seed: int, ho
     assert cluster.declared[2] - began < 5.0 + max(delays)
     assert cluster.dead_nodes == {2}, "a node that is cut off ends itself"
     assert cluster.alone == ({2: True} if how == "isolate" else {})
+
+
+@FEW
+@given(DELAYS, st.integers(0, 2**32))
+def test_a_cut_between_two_nodes_that_reach_the_head_is_noticed_in_time(delays: list[float], seed: int) -> None:
+    """One has something to say to the other, whatever it is; nobody but the two can know. One of them goes."""
+    rng = random.Random(seed)
+    cluster = FaultCluster(nodes(0, 2, 2), delays, rng, CONFIG)
+    driver = cluster.driver(1)
+    tasks = [SimTask(shape("node:2", CPU=1), rng.choice([0.1, 1.0, 9.0])) for _ in range(6)]
+    tasks += [SimTask(shape("SPREAD", CPU=1), 0.5) for _ in range(rng.randint(0, 20))]
+    for task in tasks:
+        cluster.net.after(rng.random() * 3, lambda task=task: driver.submit(task))
+    cluster.run_for(2.0)
+    driver.submit(SimTask(shape("node:2", CPU=1), 0.1))
+    cluster.cut(1, 2, 60.0)
+    began = cluster.net.now
+    cluster.run_for(30.0)
+    assert len(cluster.declared) == 1 and set(cluster.declared) < {1, 2}
+    (when,) = cluster.declared.values()
+    last_word = 1.5  # a task that runs for long says nothing meanwhile
+    assert when - began < CONFIG.node_timeout + 4 * CONFIG.heartbeat_interval + 4 * max(delays) + last_word
+
+
+@FEW
+@given(DELAYS, st.integers(0, 2**32))
+def test_nodes_that_say_nothing_to_each_other_do_not_mind_a_cut(delays: list[float], seed: int) -> None:
+    cluster = FaultCluster(nodes(2, 2, 2), delays, random.Random(seed), CONFIG)
+    cluster.run_for(3.0)
+    cluster.cut(1, 2, 20.0)
+    cluster.run_for(30.0)
+    assert cluster.declared == {} and cluster.dead_nodes == set()
 
 
 @FEW

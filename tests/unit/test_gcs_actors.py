@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import head as head_module
@@ -166,7 +166,8 @@ def test_a_constructor_that_raises_ends_the_actor_and_its_worker() -> None:
 
 def test_a_crash_without_restarts_is_the_end_and_says_what_died_where() -> None:
     head = alive()
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "its worker process 40 (pid 1) on node 0 died: signal 9", False))
+    how = "its worker process 40 (pid 1) on node 0 died: signal 9"
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, how, False))
     (state,) = head.take(m.ActorState, OWNER)
     assert state.state == "DEAD" and "signal 9 (host host0)" in state.reason
     head.handle(OTHER, m.WatchActor(ACTOR))
@@ -194,7 +195,7 @@ def test_a_crash_restarts_while_restarts_are_left(limit: int, lives: int) -> Non
 
 def test_an_intended_end_is_not_restarted() -> None:
     head = alive(max_restarts=-1)
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "exit_actor() was called", True))
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "exit_actor() was called", True))
     (state,) = head.take(m.ActorState, OWNER)
     assert (state.state, state.reason) == ("DEAD", "exit_actor() was called")
 
@@ -203,8 +204,8 @@ def test_kill_for_good_is_told_at_once_and_done_by_the_raylet() -> None:
     head = alive(max_restarts=-1, name="n")
     head.handle(OTHER, m.KillActor(ACTOR, True, "killed with kill()"))
     assert head.states() == ["DEAD"]
-    assert head.take(m.KillActor, HEAD) == [m.KillActor(ACTOR, True, "killed with kill()")]
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "killed", True))
+    assert head.take(m.KillActor, raylet_of(0)) == [m.KillActor(ACTOR, True, "killed with kill()")]
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "killed", True))
     head.handle(OTHER, m.KillActor(ACTOR, True, "again"))
     assert head.sent == []
 
@@ -212,15 +213,15 @@ def test_kill_for_good_is_told_at_once_and_done_by_the_raylet() -> None:
 def test_kill_to_restart_uses_a_restart() -> None:
     head = alive(max_restarts=1)
     head.handle(OTHER, m.KillActor(ACTOR, False, "shake it"))
-    assert len(head.take(m.KillActor, HEAD)) == 1 and head.states() == []
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "shake it", False))
+    assert len(head.take(m.KillActor, raylet_of(0))) == 1 and head.states() == []
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "shake it", False))
     assert head.states() == ["RESTARTING"]
 
 
 def test_a_late_ready_does_not_raise_the_dead_nor_an_earlier_life() -> None:
     head = Head(4)
     head.create(spec(max_restarts=1))
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "crash in the constructor", False))
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "crash in the constructor", False))
     assert head.states() == ["RESTARTING"]
     head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
     assert head.states() == []
@@ -234,7 +235,7 @@ def test_out_of_scope_lets_a_living_actor_finish_and_cancels_an_unplaced_one() -
     head = alive(max_restarts=-1)
     head.handle(OWNER, m.ActorOutOfScope(ACTOR))
     assert head.take(m.TerminateActor, WORKER) == [m.TerminateActor(ACTOR)]
-    head.handle(HEAD, m.ActorGone(ACTOR, WORKER, "crashed on the way out", False))
+    head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "crashed on the way out", False))
     assert head.states() == ["DEAD"], "nobody can call it, so it is not restarted"
     unplaced = spec(2, place=m.Shape((("GPU", UNIT),)))
     head.create(unplaced)
@@ -255,13 +256,13 @@ def test_a_refused_actor_goes_to_another_node_then_waits_for_news() -> None:
     head = Head(4, 4)
     head.create(spec(hold=CPU1))
     assert head.started_on() == [0]
-    head.handle(HEAD, m.NodeView(0, 1, {"CPU": 0}))
-    head.handle(HEAD, m.StartActorRefused(ACTOR, ""))
+    head.handle(raylet_of(0), m.NodeView(0, 1, {"CPU": 0}))
+    head.handle(raylet_of(0), m.StartActorRefused(ACTOR, ""))
     assert head.started_on() == [1]
     head.handle(raylet_of(1), m.NodeView(1, 1, {"CPU": 0}))
     head.handle(raylet_of(1), m.StartActorRefused(ACTOR, ""))
     assert head.started_on() == []
-    head.handle(HEAD, m.NodeView(0, 2, {"CPU": UNIT}))
+    head.handle(raylet_of(0), m.NodeView(0, 2, {"CPU": UNIT}))
     assert head.started_on() == [0]
 
 
@@ -277,7 +278,7 @@ def test_an_actor_that_finds_no_room_queues_at_a_busy_node() -> None:
     (start,) = head.take(m.StartActor, raylet_of(0))
     assert start.spec.place.strategy == "node:0"
     head.now = 3.0
-    head.handle(HEAD, m.StartActorRefused(ACTOR, ""))
+    head.handle(raylet_of(0), m.StartActorRefused(ACTOR, ""))
     head.tick(3.6)
     assert head.started_on() == [1], "the nodes in turn"
 
@@ -289,7 +290,7 @@ def test_when_no_worker_starts_the_owner_hears_why_and_retries_slow_down() -> No
     for step in range(1, 41):
         if head.started_on():
             tries.append(head.now)
-            head.handle(HEAD, m.StartActorRefused(ACTOR, "node 0 cannot start workers: no memory"))
+            head.handle(raylet_of(0), m.StartActorRefused(ACTOR, "node 0 cannot start workers: no memory"))
         head.tick(step * 0.5)
     (warning,) = head.take(m.Infeasible, OWNER)
     assert warning.klass == -1 and "no memory" in warning.reason and "Counter" in warning.reason

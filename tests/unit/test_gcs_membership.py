@@ -81,7 +81,7 @@ def test_ranks_that_do_not_come_are_named_and_the_others_sent_home() -> None:
 def test_ranks_that_join_but_do_not_connect_are_named_with_their_host() -> None:
     member = Membership(2, "session", Config(start_timeout=5.0), 0.0)
     hello(member, 0, 1)
-    member.handle(0.0, HEAD, m.NodeReady(0))
+    member.handle(0.0, raylet_of(0), m.NodeReady(0))
     (failed,) = events(member.tick(5.0), StartFailed)
     assert "rank 1 (host host1, pid 1) joined but did not connect" in failed.reason
 
@@ -90,7 +90,7 @@ def test_two_processes_with_one_rank_are_an_error() -> None:
     member = Membership(2, "session", Config(), 0.0)
     hello(member, 0)
     assert hello(member, 0) == [], "the same again is harmless"
-    (failed,) = events(member.handle(0.0, HEAD, m.NodeHello(info(0, pid=2))), StartFailed)
+    (failed,) = events(member.handle(0.0, raylet_of(0), m.NodeHello(info(0, pid=2))), StartFailed)
     assert "two processes say they are rank 0" in failed.reason
     stray = Membership(2, "session", Config(), 0.0)
     assert "only 2 ranks" in events(hello(stray, 5), StartFailed)[0].reason
@@ -156,7 +156,7 @@ def test_a_slow_start_is_not_taken_for_silence() -> None:
     member.handle(1.0, raylet_of(1), m.NodeReady(1))
     for second in range(2, 50):
         assert sent(member.tick(second), m.Heartbeat) == [1], "it waits for the others, and shall not think us dead"
-    member.handle(50.0, HEAD, m.NodeReady(0))
+    member.handle(50.0, raylet_of(0), m.NodeReady(0))
     assert events(member.tick(50.5), NodeLost) == []
 
 
@@ -201,7 +201,7 @@ def test_the_end_waits_for_everybody_and_carries_the_code() -> None:
     outcomes = member.stop(1.0, 7)
     assert sent(outcomes, m.Stop) == [0, 1, 2] and member.stop(1.0, 8) == []
     assert member.handle(1.1, raylet_of(1), m.NodeStopped(1)) == []
-    assert member.handle(1.2, HEAD, m.NodeStopped(0)) == []
+    assert member.handle(1.2, raylet_of(0), m.NodeStopped(0)) == []
     assert events(member.handle(1.3, raylet_of(2), m.NodeStopped(2)), AllStopped) == [AllStopped(7, [])]
     assert member.tick(9.0) == []
 
@@ -224,7 +224,7 @@ def test_who_comes_after_the_end_began_is_sent_home_and_waited_for(order: list[i
 def test_the_end_does_not_wait_for_ever_nor_for_the_dead() -> None:
     member = up(stop_timeout=2.0)
     member.stop(1.0, 0)
-    member.handle(1.0, HEAD, m.NodeStopped(0))
+    member.handle(1.0, raylet_of(0), m.NodeStopped(0))
     assert events(member.node_failed(1.1, 1, "gone"), NodeLost) != []
     assert member.tick(3.9) == []
     assert events(member.tick(4.0), AllStopped) == [AllStopped(0, [2])]

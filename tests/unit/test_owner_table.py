@@ -99,7 +99,7 @@ class TestOwned:
     def test_on_free_is_called_once(self, table: Table) -> None:
         calls: list[str] = []
         table.owned(put_id(), local=2)
-        table.on_free[put_id()] = lambda: calls.append("freed")
+        table.when_freed(put_id(), lambda: calls.append("freed"))
         table.release(put_id())
         assert calls == []
         table.release(put_id())

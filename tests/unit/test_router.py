@@ -166,3 +166,65 @@ def test_the_last_word_goes_out_at_once_past_what_waits_and_to_the_dead_it_is_lo
     wire.dead.add(0)
     router.last_word(0, died)
     assert len(wire.sent) == 1
+
+
+# ------------------------------------------------------------ the head, wherever it is
+
+
+def told(wire: Wire) -> list[tuple[int, m.Message]]:
+    """(node, message) of all that the head was sent, in order."""
+    return [(node, msg) for node, data in wire.sent for dest, _, found in read(data) if dest == HEAD for msg in found]
+
+
+def test_what_is_for_the_head_waits_for_its_successor(router: Router, wire: Wire) -> None:
+    router.send(HEAD, m.Exit(1))
+    router.flush()
+    router.headship.gone()
+    router.send(HEAD, m.Exit(2))
+    router.forward(HEAD, HERE, frame(HEAD, HERE, 3))
+    router.flush()
+    assert told(wire) == [(0, m.Exit(1))]
+    assert router.headship.moved_to(2, 1)
+    router.send(HEAD, m.Exit(4))
+    router.flush()
+    assert told(wire)[1:] == [(2, m.Exit(2)), (2, m.Exit(3)), (2, m.Exit(4))]
+    assert not router.headship.moved_to(0, 1), "it moves once for each epoch"
+    router.flush()
+    assert len(told(wire)) == 4
+
+
+def test_the_new_head_gets_what_it_has_not_seen(router: Router, wire: Wire) -> None:
+    router.to_head.keeping = True
+    for number in range(6):
+        router.send(HEAD, m.Exit(number))
+        router.flush()
+    router.to_head.settled(2)
+    router.to_head.settled(1)
+    router.headship.gone()
+    router.send(HEAD, m.Exit(6))
+    router.flush()
+    wire.sent.clear()
+    router.headship.moved_to(2, 1, taken=4)
+    router.flush()
+    assert told(wire) == [(2, m.Exit(4)), (2, m.Exit(5)), (2, m.Exit(6))]
+    wire.sent.clear()
+    router.headship.moved_to(0, 2, taken=5)
+    router.flush()
+    assert told(wire) == [(0, m.Exit(5)), (0, m.Exit(6))], "what the first successor had not settled goes to the second"
+
+
+def test_a_raylet_that_becomes_the_head_reads_what_waited_for_it(router: Router, wire: Wire) -> None:
+    router.headship.gone()
+    router.forward(HEAD, HERE, frame(HEAD, HERE, 1))
+    router.send(HEAD, m.Exit(2))
+    router.flush()
+    router.send(HEAD, m.Exit(3))
+    router.headship.moved_to(ME, 1)
+    router.flush()
+    assert [(src, m.decode(frame[20:])) for src, frame in router.overdue] == [
+        (HERE, [m.Exit(1)]),
+        (raylet_of(ME), [m.Exit(2)]),
+        (raylet_of(ME), [m.Exit(3)]),
+    ]
+    router.send(HEAD, m.Exit(4))
+    assert router.inbox == [m.Exit(4)] and wire.sent == [] and HEAD in router.mine

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from test_spill_files import SIZE, Disk
 
-from hpcray.host import spill_files
+from hpcray.host import direct_io, spill_files
 from hpcray.host.arena import Arena
 
 
@@ -47,12 +47,12 @@ def test_close_does_not_wait_for_a_file_system_that_does_not_answer(
 ) -> None:
     answers, asked = threading.Event(), threading.Event()
 
-    def silent(fd: int, view: memoryview, position: int) -> int:
+    def silent(fd: int, parts: list[memoryview], position: int) -> int:
         asked.set()
         answers.wait()
-        return len(view)
+        return sum(map(len, parts))
 
-    monkeypatch.setattr(spill_files.os, "pwrite", silent)
+    monkeypatch.setattr(direct_io.os, "pwritev", silent)
     monkeypatch.setattr(spill_files, "_CLOSING", 0.1)
     disk = Disk(tmp_path, arena)
     disk.files.write(1, [(0, 4096, 0)])

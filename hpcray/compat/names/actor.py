@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, exit_actor
+from hpcray.api.actor import ActorClass, ActorClassInheritanceException, ActorHandle, ActorMethod, exit_actor
 
-__all__ = ["ActorClass", "ActorHandle", "ActorMethod", "exit_actor"]
+__all__ = ["ActorClass", "ActorClassInheritanceException", "ActorHandle", "ActorMethod", "exit_actor"]
 
 
 def _modify_class(cls: type) -> type:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from hpcray.base.bundle_names import bundle_of
 from hpcray.base.ids import node_of, owner_of, raylet_of, show_proc
-from hpcray.base.resources import Resources
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs import notes
+from hpcray.core.gcs.actor import ALIVE, DEAD, RESTARTING, Actor
 from hpcray.core.gcs.early import Early, EarlyQuestions, unknown
+from hpcray.core.gcs.notes import Notes
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.wants import ACTOR_KLASS, node_affinity
 from hpcray.wire import messages as m
 
-PENDING, ALIVE, RESTARTING, DEAD = "PENDING", "ALIVE", "RESTARTING", "DEAD"
 PARK_AFTER = 0.5
 """An actor that found no room for this long queues at a busy node."""
 LONGEST_PAUSE = 8.0
@@ -25,55 +25,23 @@ DEAD_KEPT = 10_000
 """So many dead actors are remembered, for those who ask what became of them."""
 
 
-@dataclass(slots=True, eq=False)
-class Actor:
-    """One actor. `node` is where it was sent, -1 while it waits for a place; `worker` is known once it is ALIVE.
-
-    complete: False as long as its creator waits for the constructor's arguments; until then it has only a name.
-    """
-
-    spec: m.ActorSpec
-    state: str = PENDING
-    node: int = -1
-    worker: bytes = b""
-    restarts: int = 0
-    reason: str = ""
-    error: bytes = b""
-    watchers: set[bytes] = field(default_factory=set)
-    out_of_scope: bool = False
-    complete: bool = True
-    since: float = 0.0
-    refusals: int = 0
-    retry_at: float = 0.0
-    warned: bool = False
-    former: deque[bytes] = field(default_factory=lambda: deque(maxlen=16))
-    soft: Resources = field(init=False)
-
-    def __post_init__(self) -> None:
-        hold = dict(self.spec.hold.resources)
-        place = self.spec.place.resources
-        self.soft = {name: units - hold.get(name, 0) for name, units in place if units > hold.get(name, 0)}
-
-    @property
-    def owner(self) -> bytes:
-        return owner_of(self.spec.actor)
-
-    def title(self) -> str:
-        name = f" {self.spec.name!r}" if self.spec.name else ""
-        return f"actor {self.spec.class_name}{name}"
-
-
 class ActorTable:
-    """Registers, places, restarts and ends actors."""
+    """Registers, places, restarts and ends actors.
+
+    Attributes:
+        early: questions about actors that are not registered yet.
+        notes: which rows have changed, for the journal.
+    """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
+        self.notes = Notes()
         self.actors: dict[bytes, Actor] = {}
         self.names: dict[tuple[str, str], bytes] = {}
         self._owned: dict[bytes, set[bytes]] = {}
         self._homeless: dict[tuple[m.Shape, m.Shape], OrderedDict[bytes, Actor]] = {}
         self._dead: deque[bytes] = deque()
-        self._early = EarlyQuestions()
+        self.early = EarlyQuestions()
         self._incomplete: set[bytes] = set()
         self._parked_last = -1
 
@@ -98,7 +66,10 @@ class ActorTable:
             self.names[name] = spec.actor
         if not spec.detached:
             self._owned.setdefault(actor.owner, set()).add(spec.actor)
-        early = self._early.take(spec.actor)
+        self.notes.add(notes.SPEC, spec.actor)
+        self.notes.add(notes.ACTOR, spec.actor)
+        self.notes.add(notes.WATCH, spec.actor + src)
+        early = self.early.take(spec.actor)
         if early is not None:
             actor.watchers |= early.watchers
         if early is not None and early.killed:
@@ -113,6 +84,7 @@ class ActorTable:
         out: list[Effect] = []
         if msg.ready and not actor.complete and actor.state != DEAD:
             actor.spec, actor.complete, actor.since = msg.spec, True, now
+            self.notes.add(notes.SPEC, msg.spec.actor)
             self._incomplete.discard(msg.spec.actor)
             self._place(now, actor, out)
         return out
@@ -120,9 +92,10 @@ class ActorTable:
     def watch(self, src: bytes, msg: m.WatchActor) -> list[Effect]:
         """Tell the state, now and at each change."""
         actor = self.actors.get(msg.actor)
+        self.notes.add(notes.WATCH, msg.actor + src)
         if actor is None:
-            if self._early.may_come(msg.actor):
-                self._early.of(msg.actor).watchers.add(src)
+            if self.early.may_come(msg.actor):
+                self.early.of(msg.actor).watchers.add(src)
                 return []
             return [Send(src, unknown(msg.actor))]
         if actor.state != DEAD:
@@ -133,8 +106,9 @@ class ActorTable:
         """End it now, for good or to be restarted."""
         out: list[Effect] = []
         actor = self.actors.get(msg.actor)
-        if actor is None and msg.no_restart and self._early.may_come(msg.actor):
-            self._early.of(msg.actor).killed = msg.reason or "it was killed"
+        if actor is None and msg.no_restart and self.early.may_come(msg.actor):
+            self.early.of(msg.actor).killed = msg.reason or "it was killed"
+            self.notes.add(notes.KILLED, msg.actor)
         if actor is None or actor.state == DEAD:
             return out
         if msg.no_restart:
@@ -150,6 +124,7 @@ class ActorTable:
         if actor is None or actor.state == DEAD:
             return out
         actor.out_of_scope = True
+        self.notes.add(notes.ACTOR, msg.actor)
         if actor.node < 0:
             self._end(actor, "all handles to it are gone", out)
         elif actor.state == ALIVE:
@@ -220,7 +195,7 @@ class ActorTable:
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
             self._owner_died(owner, f"node {node} died: {reason}", out)
         self._creators_died({owner_of(ident) for ident in self._incomplete if node_of(ident) == node}, out)
-        self._never_come(self._early.node_died(node), out)
+        self._never_come(self.early.node_died(node), out)
         for actor in list(self.actors.values()):
             actor.watchers = {proc for proc in actor.watchers if node_of(proc) != node}
             if actor.node != node or actor.state == DEAD:
@@ -239,7 +214,7 @@ class ActorTable:
             actor.watchers.discard(proc)
         self._owner_died(proc, f"{show_proc(proc)} died: {reason}", out)
         self._creators_died({proc}, out)
-        self._never_come(self._early.creator_died(proc), out)
+        self._never_come(self.early.creator_died(proc), out)
         return out
 
     def _never_come(self, waited_for: list[tuple[bytes, Early]], out: list[Effect]) -> None:
@@ -285,6 +260,24 @@ class ActorTable:
         """Actors that have no place yet."""
         return [actor for group in self._homeless.values() for actor in group.values()]
 
+    def adopt(self, actor: Actor) -> None:
+        """Take in an actor that another head has had."""
+        spec = actor.spec
+        self.actors[spec.actor] = actor
+        if actor.state == DEAD:
+            self._dead.append(spec.actor)
+            return
+        if spec.name:
+            self.names[spec.namespace, spec.name] = spec.actor
+        if not spec.detached:
+            self._owned.setdefault(actor.owner, set()).add(spec.actor)
+        if actor.node >= 0:
+            self._view.take_soft(actor.node, actor.soft)
+        elif actor.complete:
+            self._wait(actor)
+        if not actor.complete:
+            self._incomplete.add(spec.actor)
+
     # ------------------------------------------------------------ inside
 
     def _place(self, now: float, actor: Actor, out: list[Effect]) -> bool:
@@ -318,6 +311,7 @@ class ActorTable:
 
     def _start(self, actor: Actor, node: int, spec: m.ActorSpec, out: list[Effect]) -> None:
         self._unwait(actor)
+        self.notes.add(notes.ACTOR, spec.actor)
         actor.node = node
         self._view.take_soft(node, actor.soft)
         out.append(Send(raylet_of(node), m.StartActor(spec, actor.restarts)))
@@ -361,11 +355,14 @@ class ActorTable:
         self._tell(actor, out)
         actor.watchers.clear()
         actor.spec = msgspec.structs.replace(spec, cls=b"", args=b"", refs=[])
+        self.notes.add(notes.SPEC, spec.actor)
         self._dead.append(spec.actor)
         if len(self._dead) > DEAD_KEPT:
             forgotten = self._dead.popleft()
             del self.actors[forgotten]
-            self._early.forget(forgotten)
+            self.early.forget(forgotten)
+            for table in (notes.SPEC, notes.ACTOR, notes.FORGOTTEN):
+                self.notes.add(table, forgotten)
 
     def _owner_died(self, owner: bytes, reason: str, out: list[Effect]) -> None:
         for ident in list(self._owned.get(owner, ())):
@@ -382,6 +379,7 @@ class ActorTable:
             out.append(Send(actor.owner, m.Infeasible(ACTOR_KLASS, reason)))
 
     def _wait(self, actor: Actor) -> None:
+        self.notes.add(notes.ACTOR, actor.spec.actor)
         group = self._homeless.setdefault((actor.spec.place, actor.spec.hold), OrderedDict())
         group.setdefault(actor.spec.actor, actor)
 
@@ -395,5 +393,6 @@ class ActorTable:
         return m.ActorState(actor.spec.actor, actor.state, actor.worker, actor.restarts, actor.reason, actor.error)
 
     def _tell(self, actor: Actor, out: list[Effect]) -> None:
+        self.notes.add(notes.ACTOR, actor.spec.actor)
         state = self._state_of(actor)
         out.extend(Send(proc, state) for proc in sorted(actor.watchers))

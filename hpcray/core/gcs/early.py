@@ -6,6 +6,7 @@ constructor's arguments. So such questions wait for it, until the creator is kno
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpcray.base.ids import node_of, owner_of
@@ -43,6 +44,26 @@ class EarlyQuestions:
     def take(self, actor: bytes) -> Early | None:
         """It has come: what was kept for it."""
         return self._waiting.pop(actor, None)
+
+    def all(self) -> dict[bytes, Early]:
+        """What is kept, by actor."""
+        return self._waiting
+
+    def recall(self, forgotten: Iterable[bytes], creators: Iterable[bytes], nodes: Iterable[int]) -> None:
+        """What another head knew to be over: actors, processes, nodes."""
+        self._forgotten.update(forgotten)
+        self._dead_creators.update(dict.fromkeys(creators))
+        self._dead_nodes.update(nodes)
+
+    @property
+    def forgotten(self) -> set[bytes]:
+        """Actors that were dead, and are known no more."""
+        return self._forgotten
+
+    @property
+    def dead_creators(self) -> dict[bytes, None]:
+        """Processes that will register nothing more."""
+        return self._dead_creators
 
     def forget(self, actor: bytes) -> None:
         """A dead actor leaves the table: it will not come again."""

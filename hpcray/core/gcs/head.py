@@ -8,9 +8,12 @@ from typing import Any
 from hpcray.base.config import Config
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs import notes
+from hpcray.core.gcs.journal import Journal, Replica, Tables
 from hpcray.core.gcs.placement_groups import PlacementGroups
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
+from hpcray.core.gcs.restoring import Cores, Members, fill
 from hpcray.core.gcs.waiting import WaitingActors
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.nodes import joined
@@ -27,7 +30,11 @@ head core unless their source is the head itself."""
 
 
 class HeadCore:
-    """GCS + cluster scheduler: actors, names, key-value, queries, unmet demand."""
+    """GCS + cluster scheduler: actors, names, key-value, queries, unmet demand.
+
+    Attributes:
+        journal: of all that must not be lost with this process; see `gcs.restoring`.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -43,6 +50,8 @@ class HeadCore:
         self._scheduler.locality_wait = config.locality_wait
         self._actors.group_gone = self._groups.gone
         self._queries = Queries(self._view, self._scheduler, self._actors, self._groups)
+        self.journal = Journal(Tables(self, self._view, self._actors, self._groups, self._queries))
+        self._notes = self.journal.notes
         self._early_views: dict[int, m.NodeView] = {}
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.CreateActor: self._actors.create,
@@ -69,6 +78,9 @@ class HeadCore:
         known = {info.index: info for info in (*self._queries.infos, *nodes)}
         self._queries.infos = [known[index] for index in sorted(known)]
         self._view.up(nodes)
+        self._notes.add(notes.SESSION, b"")
+        for info in nodes:
+            self._notes.add(notes.NODE, info.index.to_bytes(2, "big"))
         for view in self._early_views.values():
             self._view.update(view)
         self._early_views.clear()
@@ -76,6 +88,12 @@ class HeadCore:
         self._actors.retry(now, out)
         self._groups.retry(now, out, everything=True)
         return out
+
+    def restore(self, now: float, replica: Replica) -> Members:
+        """Become, before anything else, what another head was; then tell it who has died since."""
+        who = fill(Cores(self._view, self._actors, self._groups, self._queries), now, replica)
+        self.session, self.job = who.session, who.job
+        return who
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
         """Any message in `HANDLES`.
@@ -88,11 +106,13 @@ class HeadCore:
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
         """A node is gone, with everything on it."""
         self._view.lost(node, reason)
+        self._notes.add(notes.NODE, node.to_bytes(2, "big"))
         groups = self._groups.node_died(now, node)
         return groups + self._scheduler.node_died(now, node) + self._actors.node_died(now, node, reason)
 
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """Any process of the cluster is gone (the raylet of its node says so)."""
+        self._notes.add(notes.ENDED, proc)
         groups = self._groups.process_died(now, proc)
         return groups + self._scheduler.holder_died(proc, reason) + self._actors.process_died(proc, reason)
 
@@ -129,4 +149,5 @@ class HeadCore:
 
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         self.job = msg.job
+        self._notes.add(notes.SESSION, b"")
         return [Send(raylet_of(node), msg) for node in sorted(self._view.nodes)]

@@ -1,7 +1,7 @@
 """Who is in: gathering the ranks at start, heartbeats, deaths, and the orderly end.
 
-Two cores. `Membership` lives in raylet 0 and knows everybody; `HeadWatch` lives in every other raylet and knows the
-head. Both return effects to carry out and events to act on, in one list, in order.
+Two cores. `Membership` lives in the head's raylet and knows everybody; `HeadWatch` lives in every other raylet and knows
+the head. Both return effects to carry out and events to act on, in one list, in order.
 
 Only the head declares a node dead, and it never takes that back: what the node still says is dropped everywhere, and
 when it hears of its death it ends. Each death has a number, its *epoch*: the order in which all nodes learn of them.
@@ -9,7 +9,7 @@ when it hears of its death it ends. Each death has a number, its *epoch*: the or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -56,7 +56,7 @@ class StartFailed:
 
 @dataclass(slots=True, frozen=True)
 class NodeLost:
-    """A node died: `HeadCore.node_died`, and `RayletCore.node_died` on node 0 (the others get NodeDied).
+    """A node died: `HeadCore.node_died`, and `RayletCore.node_died` on the head's node (the others get NodeDied).
 
     It is to be told, too, if it can be: it may be alive behind a cut link, and has to end. epoch: number of this death.
     """
@@ -78,7 +78,7 @@ MemberEvent = Union[AllIn, ClusterUp, StartFailed, NodeLost, AllStopped]
 Outcome = Union[Effect, MemberEvent]
 
 HANDLES: tuple[type, ...] = (m.NodeHello, m.NodeReady, m.NodeStopped, m.Heartbeat, m.PeerFailed)
-"""Message types for `Membership.handle`; node 0's own raylet sends the first three too, to itself."""
+"""Message types for `Membership.handle`; the head's own raylet sends the first three too, to itself."""
 
 
 class Membership:
@@ -88,10 +88,16 @@ class Membership:
         size: how many ranks there are, this one included.
         session: name of the job's session, for the table.
         now: the start deadline counts from here.
+        me: the node of the head.
+
+    Attributes:
+        settled: how many messages of a node to the head the head's successor would know of.
     """
 
-    def __init__(self, size: int, session: str, config: Config, now: float) -> None:
+    def __init__(self, size: int, session: str, config: Config, now: float, me: int = 0) -> None:
         self.size = size
+        self.me = me
+        self.settled: Callable[[int], int] = lambda node: 0
         self.session = session
         self.state = GATHERING
         self.code = 0
@@ -105,6 +111,14 @@ class Membership:
         self._silence = Silence(config.heartbeat_interval, config.node_timeout)
         self._complaints = Complaints(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
+
+    def resume(self, now: float, nodes: Sequence[m.NodeInfo], dead: Mapping[int, str], run: m.RunInfo) -> None:
+        """Go on from what another head knew, instead of gathering. `dead`: in the order of their deaths."""
+        self.state, self.run = UP, run
+        self._infos = {info.index: info for info in nodes}
+        self._ready = set(self._infos)
+        self.dead = dict(dead)
+        self._silence.begin(now, (node for node in self.alive() if node != self.me))
 
     # ------------------------------------------------------------ questions
 
@@ -144,7 +158,7 @@ class Membership:
             return self.node_failed(now, node, msg.reason)
         if isinstance(msg, m.PeerFailed) and msg.node not in self.dead:
             self._complaints.add(now, node, msg.node, msg.reason)
-            return [Send(raylet_of(msg.node), self._heartbeat())]  # fails at once if it is dead
+            return [Send(raylet_of(msg.node), self._heartbeat(msg.node))]  # fails at once if it is dead
         return []
 
     def heard(self, now: float, node: int) -> None:
@@ -164,7 +178,7 @@ class Membership:
         self._silence.forget(node)
         self._complaints.forget(node)
         epoch = len(self.dead)
-        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason, epoch)) for n in self.alive() if n != 0]
+        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason, epoch)) for n in self.alive() if n != self.me]
         out.append(NodeLost(node, reason, epoch))
         return out + self._check_stopped(now)
 
@@ -194,7 +208,7 @@ class Membership:
             if verdict is not None:
                 out += self.node_failed(now, *verdict)
         if self.state in (CONNECTING, UP):
-            out += [Send(raylet_of(node), self._heartbeat()) for node in self.alive() if node != 0]
+            out += [Send(raylet_of(node), self._heartbeat(node)) for node in self.alive() if node != self.me]
         return out + self._check_stopped(now)
 
     # ------------------------------------------------------------ inside
@@ -228,7 +242,7 @@ class Membership:
         if self.state != CONNECTING or len(self._ready) < self.size:
             return []
         self.state = UP
-        self._silence.begin(now, (node for node in self._infos if node != 0))
+        self._silence.begin(now, (node for node in self._infos if node != self.me))
         return [ClusterUp(self._table())]
 
     def _check_start(self, now: float) -> list[Outcome]:
@@ -259,15 +273,15 @@ class Membership:
         self.state = STOPPED
         return [AllStopped(self.code, missing)]
 
-    def _heartbeat(self) -> m.Heartbeat:
-        return m.Heartbeat(0, len(self.dead))
+    def _heartbeat(self, node: int) -> m.Heartbeat:
+        return m.Heartbeat(self.me, len(self.dead), self.settled(node))
 
     def _table(self) -> list[m.NodeInfo]:
         return [self._infos[index] for index in sorted(self._infos)]
 
 
 class HeadWatch:
-    """The other side, in raylets 1..: says that it lives, and notices when the head does not.
+    """The other side, in all other raylets: says that it lives, and notices when the head does not.
 
     It judges from the table on: before that the head waits for others, and has a deadline for it.
 
@@ -278,15 +292,25 @@ class HeadWatch:
     def __init__(self, node: int, config: Config) -> None:
         self._node = node
         self._silence = Silence(config.heartbeat_interval, config.head_timeout)
+        self._head = 0
+        self._nodes: Sequence[int] = ()
         self._peers: list[int] = []
         self._asked_at = float("inf")
         self.alone = True
 
     def begin(self, now: float, nodes: Sequence[int] = ()) -> None:
         """The head has sent the table."""
-        self._silence.begin(now, (0,))
-        after = [node for node in nodes if node > self._node] + [node for node in nodes if 0 < node < self._node]
+        self._nodes = nodes
+        self.moved(now, self._head)
+
+    def moved(self, now: float, head: int) -> None:
+        """From now on this node is the head."""
+        self._head = head
+        self._silence.begin(now, (head,))
+        others = [node for node in self._nodes if node != head]
+        after = [node for node in others if node > self._node] + [node for node in others if node < self._node]
         self._peers = after[:ASKED]
+        self._asked_at, self.alone = float("inf"), True
 
     def heard_other(self, now: float) -> None:
         """Something arrived from another node than the head."""
@@ -295,7 +319,7 @@ class HeadWatch:
 
     def heard(self, now: float) -> None:
         """Anything arrived from the head."""
-        self._silence.heard(now, 0)
+        self._silence.heard(now, self._head)
 
     def tick(self, now: float) -> tuple[list[Effect], str]:
         """Every `config.heartbeat_interval`.

@@ -8,12 +8,14 @@ a group has all its bundles or holds nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hpcray.base.bundle_names import bundle_of
 from hpcray.base.ids import node_of, owner_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs import notes
 from hpcray.core.gcs.groups import Group, GroupTexts
+from hpcray.core.gcs.notes import Notes
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.planning import Plan
 from hpcray.core.scheduler.seeking import Seeker
@@ -43,10 +45,12 @@ class PlacementGroups:
 
     Attributes:
         on_removed: told, by its id in hex, that a group is removed.
+        notes: which rows have changed, for the journal.
     """
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
+        self.notes = Notes()
         self._seeker = Seeker(view)
         self._texts = GroupTexts(view)
         self._retried = float("-inf")
@@ -78,10 +82,9 @@ class PlacementGroups:
             out.append(Send(src, m.GcsReply(msg.req, True, b"")))
         group = self._groups[spec.group] = Group(spec, nodes=[-1] * len(spec.bundles), since=now, told=now)
         group.watchers = {src, *self._early.pop(spec.group, ())}
-        if spec.name:
-            self._names[name] = spec.group
-        if spec.owner:
-            self._owned.setdefault(spec.owner, set()).add(spec.group)
+        self.notes.add(notes.GROUP, spec.group)
+        self.notes.add(notes.GROUP_WATCH, spec.group + src)
+        self._index(group)
         if group.key in self._gone or (spec.owner and self._is_dead(spec.owner)):
             self._end(now, group, "it was removed before it was known, or its owner is gone", out)
         else:
@@ -92,6 +95,7 @@ class PlacementGroups:
     def watch(self, src: bytes, msg: m.WatchGroup) -> list[Effect]:
         """Tell the state, now and at each change."""
         group = self._groups.get(msg.group)
+        self.notes.add(notes.GROUP_WATCH, msg.group + src)
         if group is not None:
             if group.state != REMOVED:
                 group.watchers.add(src)
@@ -220,11 +224,49 @@ class PlacementGroups:
         """The group with this id, also for a while after it was removed."""
         return self._groups.get(group)
 
+    def adopt(self, group: Group) -> None:
+        """Take in a group that another head has had. It may have all its bundles, some of them or none."""
+        ident = group.spec.group
+        self._groups[ident] = group
+        if group.state == REMOVED:
+            self._kept.append(ident)
+            return
+        self._index(group)
+        for index, node in enumerate(group.nodes):
+            if node >= 0:
+                self._view.bundle_came(node, group.key, index, group.spec.bundles[index])
+        if group.state != CREATED:
+            self._waiting[ident] = group
+
+    def recall(self, gone: Iterable[str], dead: Iterable[bytes], dead_nodes: Iterable[int]) -> None:
+        """What another head knew to be over: groups (ids in hex), processes, nodes."""
+        self._gone.update(dict.fromkeys(gone))
+        self._dead.update(dict.fromkeys(dead))
+        self._dead_nodes.update(dead_nodes)
+
+    def forgotten(self, group: str) -> bool:
+        """Whether the group with this id (in hex) is removed, or was before it was known."""
+        return group in self._gone
+
+    def gone_ids(self) -> list[str]:
+        """Groups that are no more, in hex, the oldest first."""
+        return list(self._gone)
+
+    def early(self) -> dict[bytes, set[bytes]]:
+        """Groups that are not known yet, and who waits for them."""
+        return self._early
+
     def all(self) -> list[Group]:
         """Every group, the last removed ones included."""
         return list(self._groups.values())
 
     # ------------------------------------------------------------ inside
+
+    def _index(self, group: Group) -> None:
+        if group.spec.name:
+            self._names[group.spec.namespace, group.spec.name] = group.spec.group
+        if group.spec.owner:
+            self._owned.setdefault(group.spec.owner, set()).add(group.spec.group)
 
     def _try(self, now: float, group: Group, out: list[Effect]) -> None:
         """Plan with what is free now and ask the nodes, unless there is no room."""
@@ -321,13 +363,16 @@ class PlacementGroups:
         self._kept.append(ident)
         self._forget_id(group.key)
         if len(self._kept) > REMOVED_KEPT:
-            self._groups.pop(self._kept.popleft(), None)
+            forgotten = self._kept.popleft()
+            self._groups.pop(forgotten, None)
+            self.notes.add(notes.GROUP, forgotten)
         self.on_removed(now, group.key, out)
 
     def _forget_id(self, group: str) -> None:
         self._gone[group] = None
+        self.notes.add(notes.GONE, bytes.fromhex(group))
         if len(self._gone) > IDS_KEPT:
-            self._gone.popitem(last=False)
+            self.notes.add(notes.GONE, bytes.fromhex(self._gone.popitem(last=False)[0]))
 
     def _owner_died(self, now: float, owner: bytes, out: list[Effect]) -> None:
         for ident in list(self._owned.get(owner, ())):
@@ -338,6 +383,7 @@ class PlacementGroups:
 
     def _set_state(self, group: Group, state: str, reason: str, out: list[Effect]) -> None:
         group.state, group.reason = state, reason
+        self.notes.add(notes.GROUP, group.spec.group)
         out.extend(Send(proc, m.GroupState(group.spec.group, state, reason)) for proc in sorted(group.watchers))
 
     def _tell_creator(self, group: Group, text: str, waits: bool, out: list[Effect]) -> None:

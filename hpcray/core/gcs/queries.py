@@ -54,7 +54,7 @@ class Queries:
         self._scheduler = scheduler
         self._actors = actors
         self._groups = groups
-        self._kv = KeyValue()
+        self.kv = KeyValue()
         self.infos: list[NodeInfo] = []
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
@@ -66,11 +66,11 @@ class Queries:
             "status": self._status,
             "placement_groups": lambda: [self._group_row(group) for group in self._groups.all()],
             "placement_group": self._placement_group,
-            "kv_put": self._kv.put,
-            "kv_get": self._kv.get,
-            "kv_del": self._kv.delete,
-            "kv_exists": self._kv.exists,
-            "kv_keys": self._kv.keys,
+            "kv_put": self.kv.put,
+            "kv_get": self.kv.get,
+            "kv_del": self.kv.delete,
+            "kv_exists": self.kv.exists,
+            "kv_keys": self.kv.keys,
         }
 
     def answer(self, call: GcsCall) -> GcsReply:

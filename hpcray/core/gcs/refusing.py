@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from hpcray.base.bundle_names import bundle_of
 from hpcray.core.effects import Effect
-from hpcray.core.gcs.actors import ALIVE, Actor, ActorTable
+from hpcray.core.gcs.actor import ALIVE, Actor
+from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
 

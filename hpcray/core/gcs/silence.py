@@ -6,7 +6,7 @@ silent when it wakes. So whoever looks notes when it last looked: time in which 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 _MISSED = 2.0
@@ -36,6 +36,18 @@ class Silence:
         self._heard = dict.fromkeys(nodes, now)
         self._looked = now
 
+    def expect(self, now: float, node: int) -> None:
+        """From now on this one is expected to be heard of, if it was not before."""
+        self._heard.setdefault(node, now)
+
+    def expected(self) -> list[int]:
+        """Who is expected to be heard of."""
+        return list(self._heard)
+
+    def since(self, node: int) -> float:
+        """When an expected node was last heard of, or expected first."""
+        return self._heard[node]
+
     def heard(self, now: float, node: int) -> None:
         """Something of this node arrived."""
         if now > self._heard.get(node, now):
@@ -57,6 +69,43 @@ class Silence:
         """Nodes that may be dying, and the seconds of their silence."""
         limit = SUSPECT_AT * self._timeout
         return {node: now - when for node, when in self._heard.items() if now - when > limit}
+
+
+class Unanswered:
+    """Other nodes to which this one has spoken, and from which nothing has come since: perhaps the way there is cut.
+
+    Nobody but the two notices that: the head hears both. What was said need not want an answer, so after half of the
+    time-out the other is asked whether it lives; it is accused within the time-out after the first word.
+
+    Args:
+        period: seconds between two looks, with which `tick` is called.
+        timeout: seconds.
+    """
+
+    def __init__(self, period: float, timeout: float) -> None:
+        # What was said since the last look counts from this look on, so it may be a period older.
+        self._silence = Silence(period, max(timeout - period, period))
+
+    def tick(
+        self, now: float, spoken: Iterable[int], heard: Mapping[int, float], dead: Container[int] = ()
+    ) -> tuple[list[int], list[tuple[int, float]]]:
+        """A look.
+
+        Args:
+            spoken: the nodes to which something was sent since the last look. heard: when each was last heard of.
+
+        Returns:
+            Nodes to ask whether they live; nodes to accuse, with the seconds of their silence.
+        """
+        silence = self._silence
+        for node in silence.expected():
+            if node in dead or heard.get(node, 0.0) > silence.since(node):
+                silence.forget(node)
+        accused = silence.look(now)
+        for node in spoken:
+            if node not in dead:
+                silence.expect(now, node)
+        return sorted(silence.suspects(now)), sorted(accused)
 
 
 @dataclass(slots=True)

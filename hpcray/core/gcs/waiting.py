@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.actors import ALIVE, DEAD, Actor, ActorTable
+from hpcray.core.gcs.actor import ALIVE, DEAD, Actor
+from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.wants import ACTOR_KLASS

@@ -11,7 +11,7 @@ PENDING, INLINE, STORED, FREED = 0, 1, 2, 3
 class Waiter:
     """Counts down as objects become available. At zero its `callback` runs (under the lock), or its thread wakes.
 
-    eager: the first error is as good as all values (`get` raises it at once).
+    eager: the first error is as good as all values (`get` raises it at once); False once that has been so.
     """
 
     __slots__ = ("callback", "count", "eager", "lock", "turn")

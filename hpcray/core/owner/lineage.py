@@ -87,13 +87,17 @@ class Lineage:
         """
         kept = self.kept.get(task.id)
         if kept is None:
-            kept = self.kept[task.id] = Kept(task, args, BASE_COST + size + 16 * len(args))
+            kept = self.kept[task.id] = self.made(task, args, BASE_COST + size + 16 * len(args))
             self.used += kept.cost
             for oid in args:
                 if oid[:8] == self._me:
                     self.remembered[oid] += 1
         kept.live.update(returns)
         return kept
+
+    def made(self, task: Any, args: Sequence[bytes], cost: int) -> Kept:
+        """A task that is kept from now on."""
+        return Kept(task, args, cost)
 
     def trim(self) -> None:
         """Forget the oldest tasks, until what is left is within the limit."""

@@ -3,8 +3,8 @@
 Pure: the caller holds its lock, passes messages in, and hands `send` and `notify` at construction.
 
 A process counts its own `ObjectRef`s per object (`Entry.local`); the owner additionally counts borrowing processes
-(`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node. What is lost
-is made again (`Losing`).
+(`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node (`Counting`).
+What is lost is made again (`Losing`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.base.ids import owner_of
+from hpcray.core.owner.counting import Counting
 from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Mapping, Waiter
 from hpcray.core.owner.lineage import LOST, OWNER_DIED
-from hpcray.core.owner.losing import Losing
 from hpcray.wire.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, Opened, StoreError
 from hpcray.wire.serialization import ERROR
 
 __all__ = ["FREED", "INLINE", "PENDING", "STORED", "Entry", "Mapping", "ObjectTable", "Waiter"]
 
 _LINEAGE_LIMIT = 1 << 30
-_FREED_HERE = "its owner (this process) has already freed it"
+_PLACES = 4
+"""Nodes that a ref names, of those that have its object: more than one may be dead by the time it is read."""
 
 
-class ObjectTable(Losing):
+class ObjectTable(Counting):
     """See the module.
 
     Args:
@@ -38,7 +39,6 @@ class ObjectTable(Losing):
 
     Attributes:
         entries: every object we own or borrow. Written here only; who reads it holds the lock.
-        on_free: called when an object of ours is freed.
     """
 
     def __init__(
@@ -50,105 +50,9 @@ class ObjectTable(Losing):
         lineage_limit: int = _LINEAGE_LIMIT,
     ) -> None:
         super().__init__(me, send, notify, lost, lineage_limit)
-        self.on_free: dict[bytes, Callable[[], None]] = {}
         self._notify = notify
 
-    # ------------------------------------------------------------ local references
-
-    def create(self, oid: bytes, task: Any = None) -> Entry:
-        """A new object that we own, still pending."""
-        entry = self.entries[oid] = Entry(task)
-        return entry
-
-    def abandon(self, oid: bytes) -> None:
-        """An object that we created will not come to be, and no ref to it has left this thread."""
-        self.entries.pop(oid, None)
-
-    def arrived(self, oid: bytes, protected: list[bytes] | None) -> None:
-        """A ref to `oid` was deserialized: count it, and borrow the object if it is not ours.
-
-        Args:
-            protected: the running task's list of refs that its submitter protects (rule 2), or None (rule 3).
-        """
-        entry = self.entries.get(oid)
-        if entry is None:
-            entry = self.entries[oid] = Entry()
-            entry.local = 1
-            if oid[:8] == self.me:
-                self.settle_lost(oid, entry, _FREED_HERE, LOST)
-            elif protected is None:
-                self._register([oid])
-            else:
-                self._unregistered.add(oid)
-        else:
-            entry.local += 1
-        if protected is not None and oid in self._unregistered:
-            protected.append(oid)
-
-    def adopt(self, oid: bytes, giver: bytes) -> None:
-        """A ref to `oid` came inside a value that `giver` returned to us; it had the object kept for us (`give`)."""
-        entry = self.entries.get(oid)
-        mine = oid[:8] == self.me
-        self._take(oid, giver)
-        if entry is None:
-            entry = self.entries[oid] = Entry()
-            entry.local = 1
-            if mine:
-                self.settle_lost(oid, entry, _FREED_HERE, LOST)
-            return
-        entry.local += 1
-        if oid in self._unregistered:
-            self._unregistered.discard(oid)
-        elif not mine:
-            self._drop(oid)  # it was counted once already
-
-    def release(self, oid: bytes) -> None:
-        """One local ref died."""
-        entry = self.entries.get(oid)
-        if entry is None:
-            return
-        entry.local -= 1
-        if entry.local <= 0:
-            self._maybe_free(oid, entry)
-
-    def view_died(self, oid: bytes) -> None:
-        """The last buffer of one read of `oid` died."""
-        self.pins.view_died(oid, self.entries.get(oid))
-
-    def _maybe_free(self, oid: bytes, entry: Entry) -> None:
-        if entry.local > 0:
-            return
-        if oid[:8] == self.me:
-            if entry.state == PENDING or entry.borrowers:
-                return  # its task still runs: `_ready` comes back here; so do the ends of borrows
-            if entry.nodes or entry.left_at:
-                self._send(self._raylet, Free([oid], [*(entry.nodes or ()), *(entry.left_at or ())]))
-            special = oid in self.special
-            if special and self._outlives(oid, entry):
-                return
-        else:
-            special = oid in self.special
-            if oid in self._unregistered:
-                self._unregistered.discard(oid)
-            else:
-                self._drop(oid)
-        del self.entries[oid]
-        if oid in self.on_free:
-            self.on_free.pop(oid)()
-        if entry.mapping is not None or self.pins.refused:
-            self.pins.entry_gone(oid, entry.mapping)
-        if special:
-            self.dropped(oid, entry)
-
-    def _outlives(self, oid: bytes, entry: Entry) -> bool:
-        """Whether the entry of a freed object of ours stays, for the sake of lineage."""
-        self.replicas.gone(oid)
-        if oid not in self.lineage.remembered:
-            return False
-        self.hibernate(oid, entry)
-        if oid in self.on_free:
-            self.on_free.pop(oid)()
-        return True
+    # ------------------------------------------------------------ what users and stores want gone
 
     def discard(self, oid: bytes, error: bytes) -> None:
         """The user wants the object gone, whoever refers to it: here it is this error from now on."""
@@ -187,7 +91,8 @@ class ObjectTable(Losing):
             entry.contained = contained
             if contained is None:
                 entry.task = None  # nobody will have to make it again
-        self._ready(oid, entry)
+        if entry.local_waiters or entry.ready_waiters or entry.subscribers or entry.local <= 0:
+            self._ready(oid, entry)
         return True
 
     def set_stored(self, oid: bytes, size: int, node: int, contained: list[Any] | None = None) -> bool:
@@ -226,6 +131,21 @@ class ObjectTable(Losing):
             entry.nodes = nodes
             self._ready(oid, entry)
 
+    def told(self, oid: bytes, size: int, nodes: Iterable[int]) -> None:
+        """A ref came with the places its sender knew. Where the owner was asked already, its answer counts."""
+        entry = self.entries[oid]
+        living = [node for node in nodes if node not in self.dead_nodes]
+        if living and not entry.asked:
+            self.located(oid, size, living)
+
+    def places(self, oid: bytes) -> tuple[int, tuple[int, ...]] | None:
+        """What a ref that leaves this process says: the object's size, and nodes that have it. None: it is in no store,
+        or nothing is known. No lock is needed."""
+        entry = self.entries.get(oid)
+        if entry is None or entry.state != STORED or not entry.nodes:
+            return None
+        return entry.size, tuple(entry.nodes[:_PLACES])
+
     def left_behind(self, oid: bytes, node: int) -> None:
         """The worker that was to make `oid` is dead; perhaps it had written it into its node's store."""
         entry = self.entries.get(oid)
@@ -253,12 +173,14 @@ class ObjectTable(Losing):
         if entry.state == INLINE or entry.mapping is not None:
             return True
         if entry.state == PENDING:
-            self._ask(oid, entry)
+            if not entry.asked and not oid.startswith(self.me):
+                self._ask(oid, entry)
         elif self.pins.open(oid, entry):
             return True
         if entry.local_waiters is None:
-            entry.local_waiters = []
-        entry.local_waiters.append(waiter)
+            entry.local_waiters = [waiter]
+        else:
+            entry.local_waiters.append(waiter)
         return False
 
     def forget(self, oids: Iterable[bytes], waiter: Waiter) -> None:
@@ -393,6 +315,9 @@ class ObjectTable(Losing):
         if waiters:
             failed = failed or (entry.state == INLINE and entry.value[-1] == ERROR)
             for waiter in waiters:
-                waiter.count = 0 if failed and waiter.eager else waiter.count - 1
+                if failed and waiter.eager:
+                    waiter.count, waiter.eager = 0, False
+                else:
+                    waiter.count -= 1
                 if waiter.count == 0:
                     self._notify(waiter)

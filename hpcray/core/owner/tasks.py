@@ -22,10 +22,6 @@ class Function:
         self.id, self.name, self.blob, self.max_calls = ident, name, blob, max_calls
         self.us = -1.0
 
-    def ran(self, us: int) -> None:
-        """Take one run time into the mean."""
-        self.us = us if self.us < 0 else self.us + 0.2 * (us - self.us)
-
 
 class Task:
     """One submitted task or actor call: enough to send it again.
@@ -76,12 +72,14 @@ class LeasedWorker:
     """A worker that we hold a lease on.
 
     inflight: tasks sent and not answered, in order. load: their expected time in microseconds. reclaimed: others wait
-    for its node, so it goes back once what it has is done. leaving: it ends after the call that runs; nobody else can
-    use it, so its lease ends with it. progress: time of its last answer, -1 where not known.
+    for its node, so it goes back once what it has is done. wanted: others wait, so it does not stay idle. leaving: it
+    ends after the call that runs; nobody else can use it, so its lease ends with it. progress: time of its last answer,
+    -1 where not known.
     """
 
     __slots__ = (
         "asked_back", "idle_since", "inflight", "klass", "lease", "leaving", "load", "proc", "progress", "reclaimed",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, proc: bytes, lease: bytes, klass: LeaseClass, now: float) -> None:
@@ -91,7 +89,7 @@ class LeasedWorker:
         self.idle_since = now
         self.progress = now
         self.asked_back = False
-        self.reclaimed = self.leaving = False
+        self.reclaimed = self.leaving = self.wanted = False
 
 
 class LeaseClass:

@@ -45,6 +45,8 @@ class Books:
         self._reclaim_due = False
         self._reclaimed_at = -RECLAIM_PERIOD
         self._draining = False
+        self._crowded = False
+        self._claims.wanted = self._is_wanted
 
     # ------------------------------------------------------------ notes during an event
 
@@ -60,6 +62,11 @@ class Books:
     def _answer_last(self, answer: Effect) -> None:
         """An answer that the head should read when it knows what is free here."""
         self._refusals.append(answer)
+
+    def _is_wanted(self, claim: Claim) -> bool:
+        """Whether others wait for what a lease holds: here, or at the head."""
+        only = self._room.only()
+        return self._crowded or (self._room.waiting > 0 and only is not claim.want)
 
     def _fits(self, want: Want) -> bool:
         return self._room.fits(want.request, self._ledger.available, want)

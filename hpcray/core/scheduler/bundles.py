@@ -74,6 +74,10 @@ class BundleBook:
         """Whether anything of `shown` has changed that the head cannot know."""
         return bool(self._news)
 
+    def tell_all(self) -> None:
+        """The head knows nothing of what is free in them: all of it is news."""
+        self._news.update(self.shown)
+
     def news(self) -> Resources:
         """What of `shown` has changed since the last call."""
         found = {name: self.shown[name] for name in self._news if name in self.shown}

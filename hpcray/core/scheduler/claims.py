@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hpcray.base.ids import HEAD
 from hpcray.core.effects import Effect, KillWorker, Send
 from hpcray.core.pool import Worker, WorkerPool
@@ -11,7 +13,11 @@ from hpcray.wire.messages import ActorGone, BecomeActor, LeaseGranted, LeaseRevo
 
 
 class ClaimBook:
-    """Leases and actors of one node, those that still wait for their worker included."""
+    """Leases and actors of one node, those that still wait for their worker included.
+
+    Attributes:
+        wanted: whether others wait for what a lease holds.
+    """
 
     def __init__(self, node: int, ledger: Ledger, pool: WorkerPool) -> None:
         self._node = node
@@ -21,6 +27,7 @@ class ClaimBook:
         self.leases: dict[bytes, Claim] = {}
         self.held: dict[bytes, dict[bytes, Claim]] = {}
         self.actors: dict[bytes, Claim] = {}
+        self.wanted: Callable[[Claim], bool] = lambda claim: False
 
     def decide(self, want: Want, out: list[Effect]) -> None:
         """Hold resources for one lease (or the actor) of `want`, and find it a worker."""
@@ -54,7 +61,7 @@ class ClaimBook:
             return
         self.leases[claim.ident] = claim
         self.held.setdefault(claim.holder, {})[claim.ident] = claim
-        out.append(Send(claim.holder, LeaseGranted(claim.klass, claim.ident, claim.worker)))
+        out.append(Send(claim.holder, LeaseGranted(claim.klass, claim.ident, claim.worker, self.wanted(claim))))
 
     def shrink(self, want: Want, count: int) -> None:
         """Cancel `count` of the want's claims that still wait for a worker, the newest first."""

@@ -21,7 +21,7 @@ from hpcray.core.scheduler.asks import Ask, Flight
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.wants import near_node, node_affinity
-from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, ProcDied, Shape, Unmet
+from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, OthersWait, ProcDied, Shape, Unmet
 
 SETTLE = 1.0
 """A GrantFor that was not refused has reached its holder, and the holder's report the head, within this time."""
@@ -54,6 +54,7 @@ class ClusterScheduler:
         self._open: dict[Shape, OrderedDict[Key, Ask]] = {}
         self._sent_to: dict[bytes, set[int]] = {}
         self._parked_last = -1
+        self._crowded = False
         self.group_removed: Callable[[str], bool] = lambda group: False
         self.locality_wait = 1.0
 
@@ -75,7 +76,9 @@ class ClusterScheduler:
             ask.parked_at = now
         ask.count = msg.count
         self._place(now, ask, None, out)
-        return _merged(out)
+        out = _merged(out)
+        self._tell_crowded(out)
+        return out
 
     def refused(self, now: float, node: int, msg: GrantRefused) -> list[Effect]:
         """A node could not serve what it was sent."""
@@ -114,10 +117,14 @@ class ClusterScheduler:
             stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER and self._may_park(now, ask)]
             for ask in stale[: min(PARKS_AT_ONCE, PARKS_PER_NODE * len(self._view.nodes))]:
                 self._park(now, ask, out)
+        if self._crowded and not self._anybody_waits():
+            self._crowded = False
+            out.extend(Send(raylet_of(node), OthersWait(False)) for node in self._view.nodes)
         return out
 
     def cluster_changed(self, now: float) -> list[Effect]:
         """Nodes came: place everything again."""
+        self._crowded = False  # these have not been told
         out: list[Effect] = []
         self._retry(now, out)
         return out
@@ -167,6 +174,16 @@ class ClusterScheduler:
         return found
 
     # ------------------------------------------------------------ inside
+
+    def _tell_crowded(self, out: list[Effect]) -> None:
+        """Somebody finds no room: no lease should idle anywhere, until a tick finds nobody."""
+        if not self._crowded and self._anybody_waits():
+            self._crowded = True
+            out.extend(Send(raylet_of(node), OthersWait(True)) for node in self._view.nodes)
+
+    def _anybody_waits(self) -> bool:
+        """Whether something is asked for that several nodes could serve, and none has room."""
+        return any(not _bound(shape) and self._view.feasible(shape) for shape in self._open)
 
     def _retry(self, now: float, out: list[Effect]) -> None:
         for shape in list(self._open):

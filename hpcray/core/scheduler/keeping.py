@@ -117,6 +117,15 @@ class BundleKeeper:
         self._queued.pop(msg.group, None)
         return Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, False))
 
+    def held(self) -> list[tuple[bytes, int, bool]]:
+        """Group, index, and whether it may be used, of every bundle that is not on its way back; a new head asks."""
+        self._book.tell_all()
+        return [(bytes.fromhex(b.group), b.index, b.committed) for b in self._book if not b.leaving]
+
+    def forget(self, now: float, group: bytes) -> None:
+        """What queued for the group queues no more, and nobody waits for an answer."""
+        self._forget(now, group)
+
     def _forget(self, now: float, group: bytes) -> None:
         """What queued for the group queues no more."""
         want = self._queued.pop(group, None)

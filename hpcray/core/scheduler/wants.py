@@ -133,6 +133,13 @@ class WantTable:
         want.reported = count
         return Unmet(want.holder, want.klass, want.shape, count)
 
+    def untold(self) -> list[Want]:
+        """The head knows nothing of the wants of this node any more: all of them."""
+        mine = [want for holder in self._wants.values() for want in holder.values() if want.local]
+        for want in mine:
+            want.reported = 0
+        return mine
+
     def forget_foreign(self, now: float) -> None:
         """Drop wants of other nodes (and of actors) that have been over for a while."""
         for holder in [holder for holder in self._wants if node_of(holder) != self._node]:

@@ -8,6 +8,7 @@ from hpcray.core.store.admission import Admission
 from hpcray.core.store.holdings import Holdings
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.pulls import CHUNK
+from hpcray.core.store.read_ahead import ReadAhead
 from hpcray.core.store.receives import Receives
 from hpcray.core.store.report import full_reason
 from hpcray.core.store.room import RoomMaker
@@ -46,6 +47,7 @@ class ObjectLives:
         self._holdings = Holdings()
         self._room = RoomMaker(self._space, self._holdings, spill_threshold, self._settle)
         self._spiller = self._room.spiller
+        self._read_ahead = ReadAhead(size, self._spiller.on_disk)
         self._dead_procs: set[bytes] = set()
         self._dead_nodes: set[int] = set()
         self._sends = Sends(node, self._dead_nodes, self._room.keep, self._unread, min(TREE_MIN, chunk))
@@ -72,6 +74,17 @@ class ObjectLives:
             obj.state = State.WAITING
             obj.since = now
             self._space.place(now, obj, out)
+
+    def _asked_on_disk(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
+        """Somebody asks for an object that is on disk, and perhaps in memory: the next ones may come back early."""
+        self._read_ahead.asked(obj, lambda other: self._back_early(now, other, out))
+
+    def _back_early(self, now: float, obj: StoredObject, out: list[Effect]) -> bool:
+        if not self._space.has_room(obj.size):
+            return False
+        self._want_back(now, obj, out)
+        self._drop_request(obj, out)
+        return obj.state is State.RESTORING
 
     def _placed(self, obj: StoredObject, out: list[Effect]) -> None:
         if obj.disk is not None:
@@ -138,7 +151,7 @@ class ObjectLives:
         """Nodes that wait for the object must look elsewhere. They must not wait until it is pulled from another one,
         which may wait for them."""
         for node, msg in obj.asking:
-            hints = [other for other in obj.pull.sources() if other != node] if obj.pull is not None else []
+            hints = obj.pull.sources() if obj.pull is not None else []
             out.append(Send(raylet_of(node), m.PullRefused(obj.id, msg.tag, reason, full, hints)))
         obj.asking.clear()
         self._sends.refuse(obj, reason, out, full)

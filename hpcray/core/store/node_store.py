@@ -69,7 +69,10 @@ class NodeStore(ObjectLives):
         obj = self._objects[ident]
         if error is None:
             self._spiller.restored += 1
+            self._spiller.loaded += obj.size
             self._sealed(obj, out)
+        elif not obj.wanted:
+            self._back_to_disk(obj, out)
         else:
             obj.creator = None
             obj.state = State.PULLING
@@ -125,7 +128,7 @@ class NodeStore(ObjectLives):
             **show_transfers(self._receives, self._sends),
             "queued": len(self._admission),
             "from_disk": self._straight.ok,
-            **self._spiller.snapshot(),
+            **self._spiller.snapshot(self._straight.loaded),
             **self._counts,
         }
 
@@ -161,6 +164,8 @@ class NodeStore(ObjectLives):
         obj = self._objects.get(msg.id)
         if obj is not None and obj.state is State.SEALED:
             self._pin(obj, src, out)
+            if obj.disk is not None:
+                self._asked_on_disk(now, obj, out)
             return
         if obj is None:
             sources = [node for node in msg.nodes if node != self._node and node not in self._dead_nodes]
@@ -176,6 +181,8 @@ class NodeStore(ObjectLives):
         self._wait_for(obj, src, msg.nodes)
         self._admission.hurry(obj, _urgency(msg))
         self._want_back(now, obj, out)
+        if obj.disk is not None:
+            self._asked_on_disk(now, obj, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
         for ident in msg.ids:
@@ -205,6 +212,8 @@ class NodeStore(ObjectLives):
             reason = f"it has {obj.size} bytes here, not {msg.size}"
         elif obj.state is State.SEALED:
             self._sends.serve(obj, node, msg, out)
+            if obj.disk is not None:
+                self._asked_on_disk(now, obj, out)
             return
         elif self._lies_on_disk(obj) and self._straight.takes(obj, msg) and not self._space.has_room(obj.size):
             self._straight.start(obj, node, msg, out)
@@ -212,13 +221,15 @@ class NodeStore(ObjectLives):
         elif obj.creator is not None:
             obj.asking.append((node, msg))
             self._want_back(now, obj, out)
+            if obj.disk is not None:
+                self._asked_on_disk(now, obj, out)
             return
         elif obj.pull is not None and obj.pull.passes_on(msg):
             self._sends.start(obj, node, msg, out)
             return
         else:
             reason = _RECEIVING
-            hints = [other for other in obj.pull.sources() if other != node] if obj.pull is not None else []
+            hints = obj.pull.sources() if obj.pull is not None else []
         out.append(Send(src, m.PullRefused(msg.id, msg.tag, reason, False, hints)))
 
     def _refused(self, now: float, src: bytes, msg: m.PullRefused, out: list[Effect]) -> None:

@@ -24,11 +24,12 @@ class State(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Slot:
-    """Where an object lies on disk: segment, and bytes in it."""
+    """Where an object lies on disk: segment, and bytes in it. number: in the order of writing."""
 
     segment: int
     offset: int
     size: int
+    number: int = 0
 
 
 @dataclass(slots=True, eq=False)

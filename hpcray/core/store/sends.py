@@ -84,7 +84,7 @@ class Sends:
             return
         reader.flying -= 1
         if error is not None:
-            self._refuse(reader, f"sending failed: {error}", out)
+            end_reader(reader, f"sending failed: {error}", self._dead_nodes, out)
         else:
             self._pump(reader, out)
         self._leave(reader, out)
@@ -108,7 +108,7 @@ class Sends:
         """
         for reader in list(obj.readers.values()):
             if below is None or reader.order <= below:
-                self._refuse(reader, reason, out, full, hints, again)
+                end_reader(reader, reason, self._dead_nodes, out, full, hints, again)
                 self._leave(reader, out)
 
     def node_died(self, node: int, out: list[Effect]) -> None:
@@ -136,21 +136,6 @@ class Sends:
             self._sending[tag] = reader
             out.append(StartSend(obj.id, reader.node, tag, obj.offset + at, size))
 
-    def _refuse(
-        self,
-        reader: Reader,
-        reason: str,
-        out: list[Effect],
-        full: bool = False,
-        hints: Sequence[int] = (),
-        again: bool = False,
-    ) -> None:
-        if not reader.over and reader.node not in self._dead_nodes:
-            nodes = [node for node in hints if node != reader.node]
-            refusal = m.PullRefused(reader.obj.id, reader.tag, reason, full, nodes, again)
-            out.append(Send(raylet_of(reader.node), refusal))
-        reader.over = True
-
     def _leave(self, reader: Reader, out: list[Effect]) -> None:
         """It has all, or gets no more: when nothing is under way to it any more it reads the object no longer."""
         obj = reader.obj
@@ -163,3 +148,19 @@ class Sends:
         if not obj.readers:
             obj.tree = None
         self._unread(obj, out)
+
+
+def end_reader(
+    reader: Reader,
+    reason: str,
+    dead_nodes: Collection[int],
+    out: list[Effect],
+    full: bool = False,
+    hints: Sequence[int] = (),
+    again: bool = False,
+) -> None:
+    """It gets no more from here, and is told so, once; the arguments as in `wire.messages.PullRefused`."""
+    if not reader.over and reader.node not in dead_nodes:
+        refusal = m.PullRefused(reader.obj.id, reader.tag, reason, full, list(hints), again)
+        out.append(Send(raylet_of(reader.node), refusal))
+    reader.over = True

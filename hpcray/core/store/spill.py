@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from hpcray.core.effects import DiscardSpilled, Effect, Piece, WriteSpill
 from hpcray.core.store.objects import Slot, StoredObject
 
+PAGE = 4096
+_PAGED = 16 * PAGE
+"""Bytes from which on an object has its pages on disk to itself: they are written without a copy, and given back whole."""
 RETRY_AFTER = 5.0
 """Seconds without a try after a write failed: a full disk is not emptied by asking."""
 
@@ -27,12 +30,16 @@ class _Segment:
 
 
 class Segments:
-    """Hands out places on disk, one behind the other; a segment ends when it has grown beyond `size` bytes."""
+    """Hands out places on disk, one behind the other; a segment ends when it has grown beyond `size` bytes.
+
+    What is taken together begins at a page, and so does each object that is large enough to have pages to itself.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._segments: dict[int, _Segment] = {}
         self._current = 0
+        self._slots = 0
         self.used = 0
 
     def take(self, sizes: Iterable[int]) -> list[Slot]:
@@ -42,9 +49,13 @@ class Segments:
             self._current += 1
             segment = self._segments[self._current] = _Segment()
         slots = []
+        segment.end = _pages(segment.end)
         for size in sizes:
-            slots.append(Slot(self._current, segment.end, size))
-            segment.end += size
+            if size >= _PAGED:
+                segment.end = _pages(segment.end)
+            self._slots += 1
+            slots.append(Slot(self._current, segment.end, size, self._slots))
+            segment.end += _taken(size)
             segment.live += 1
             self.used += size
         segment.full = segment.end >= self._size
@@ -57,11 +68,19 @@ class Segments:
         self.used -= slot.size
         if not segment.live:
             del self._segments[slot.segment]
-        return DiscardSpilled(slot.segment, slot.offset, slot.size, segment.live == 0)
+        return DiscardSpilled(slot.segment, slot.offset, _taken(slot.size), segment.live == 0)
 
     def __len__(self) -> int:
         """Number of segments that exist."""
         return len(self._segments)
+
+
+def _taken(size: int) -> int:
+    return _pages(size) if size >= _PAGED else size
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 class Spiller:
@@ -72,15 +91,18 @@ class Spiller:
 
     Attributes:
         idle: sealed primaries that nobody reads and that lie nowhere else, least recently used first.
+        on_disk: the objects that lie on disk, by the numbers of their slots.
         failure: why the last write failed; "" after one that did not.
         progress: when a write last ended well.
+        written, loaded: bytes that were written and read so far.
     """
 
     def __init__(self, batch: int, settle: Callable[[StoredObject, list[Effect]], None]) -> None:
         self.idle: dict[bytes, StoredObject] = {}
+        self.on_disk: dict[int, StoredObject] = {}
         self.failure = ""
         self.progress = float("-inf")
-        self.written = self.restored = self.failures = 0
+        self.written = self.restored = self.loaded = self.failures = 0
         self._batch = batch
         self._settle = settle
         self._segments = Segments(batch)
@@ -136,6 +158,7 @@ class Spiller:
             obj.reads -= 1
             if error is None:
                 obj.disk = slot
+                self.on_disk[slot.number] = obj
                 self.written += slot.size
             else:
                 out.append(self._segments.give_back(slot))
@@ -147,15 +170,18 @@ class Spiller:
         self.idle.pop(obj.id, None)
         if obj.disk is not None:
             out.append(self._segments.give_back(obj.disk))
+            del self.on_disk[obj.disk.number]
             obj.disk = None
 
-    def snapshot(self) -> dict[str, int]:
-        """Numbers for people and tests, in bytes where not said otherwise; restored, failures and segments count."""
+    def snapshot(self, straight: int = 0) -> dict[str, int]:
+        """Numbers for people and tests, in bytes where not said otherwise; restored, failures and segments count.
+        loaded_bytes: read from disk, into the store or (`straight`) past it."""
         return {
             "on_disk": self.used,
             "segments": len(self._segments),
             "spilled_bytes": self.written,
             "restored": self.restored,
+            "loaded_bytes": self.loaded + straight,
             "spill_failures": self.failures,
         }
 

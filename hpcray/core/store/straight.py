@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from hpcray.base.ids import raylet_of
-from hpcray.core.effects import Effect, Piece, ReadSpill, Send, StartSend
+from hpcray.core.effects import Effect, Piece, ReadSpill, StartSend
 from hpcray.core.store.objects import Reader, StoredObject
+from hpcray.core.store.sends import end_reader
 from hpcray.wire import messages as m
 
 _EACH = 2  # slots that one reader has at most, while others want some: one is read into, one sent
@@ -35,6 +35,7 @@ class Straight:
         unread: Callable[[StoredObject, list[Effect]], None],
     ) -> None:
         self.ok = 0
+        self.loaded = 0
         self._free = list(slots)
         self._size = size if slots else 0
         self._dead_nodes = dead_nodes
@@ -58,8 +59,10 @@ class Straight:
         if ident not in self._reading:
             return False
         reader, slot, tag, size = self._reading.pop(ident)
-        if error is not None:
-            self._refuse(reader, f"reading from disk failed: {error}", out)
+        if error is None:
+            self.loaded += size
+        else:
+            end_reader(reader, f"reading from disk failed: {error}", self._dead_nodes, out)
         if reader.over:
             self._freed(reader, slot, out)
         else:
@@ -73,14 +76,14 @@ class Straight:
             return False
         reader, slot = self._sending.pop(tag)
         if error is not None:
-            self._refuse(reader, f"sending failed: {error}", out)
+            end_reader(reader, f"sending failed: {error}", self._dead_nodes, out)
         self._freed(reader, slot, out)
         return True
 
     def stop(self, obj: StoredObject, reason: str, out: list[Effect]) -> None:
         """What the disk has of the object is not to be used any more."""
         for reader in [reader for reader in self._readers if reader.obj is obj]:
-            self._refuse(reader, reason, out)
+            end_reader(reader, reason, self._dead_nodes, out)
             self._leave(reader, out)
 
     def node_died(self, node: int, out: list[Effect]) -> None:
@@ -116,11 +119,6 @@ class Straight:
         reader.flying -= 1
         self._leave(reader, out)
         self._pump(out)
-
-    def _refuse(self, reader: Reader, reason: str, out: list[Effect]) -> None:
-        if not reader.over and reader.node not in self._dead_nodes:
-            out.append(Send(raylet_of(reader.node), m.PullRefused(reader.obj.id, reader.tag, reason)))
-        reader.over = True
 
     def _leave(self, reader: Reader, out: list[Effect]) -> None:
         complete = reader.next * reader.chunk >= reader.obj.size

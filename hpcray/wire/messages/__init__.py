@@ -23,8 +23,8 @@ from hpcray.wire.messages.tasks import *
 Message = Union[
     Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
-    Unmet, GrantFor, GrantRefused, NodeView,
-    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping,
+    Unmet, GrantFor, GrantRefused, NodeView, OthersWait,
+    NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved, Held,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,

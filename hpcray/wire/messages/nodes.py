@@ -56,10 +56,12 @@ class NodeStopped(Struct, array_like=True, tag=34):
 
 
 class Heartbeat(Struct, array_like=True, tag=35):
-    """r→g and g→r, every period. epoch: number of nodes that have died, as far as the sender knows."""
+    """r→g and g→r, every period. epoch: number of nodes that have died, as far as the sender knows. settled: how many of
+    this node's messages to the head its successor would know of."""
 
     node: int
     epoch: int = 0
+    settled: int = 0
 
 
 class NodeDied(Struct, array_like=True, tag=36):
@@ -82,6 +84,24 @@ class PeerFailed(Struct, array_like=True, tag=37):
 
     node: int
     reason: str
+
+
+class HeadMoved(Struct, array_like=True, tag=140):
+    """r→its p: another raylet is the head now. What was asked and not answered is asked again, with the same number."""
+
+    node: int
+    epoch: int
+
+
+class Held(Struct, array_like=True, tag=141):
+    """r→g, first of all after a move: what is here by the old head's word and has begun. What is not in it is not here.
+
+    actors: actor, worker (b"" while that is being forked), restarts. bundles: group, index, whether it may be used.
+    """
+
+    node: int
+    actors: list[tuple[bytes, bytes, int]]
+    bundles: list[tuple[bytes, int, bool]]
 
 
 class DrainRequest(Struct, array_like=True, tag=110):

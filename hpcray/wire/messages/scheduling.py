@@ -17,11 +17,12 @@ class Demand(Struct, array_like=True, tag=10):
 
 
 class LeaseGranted(Struct, array_like=True, tag=11):
-    """r (any node)→p."""
+    """r (any node)→p. wanted: others wait for what it holds: it goes back as soon as there is nothing to do for it."""
 
     klass: int
     lease: bytes
     worker: bytes
+    wanted: bool = False
 
 
 class LeaseReturn(Struct, array_like=True, tag=12):
@@ -32,7 +33,10 @@ class LeaseReturn(Struct, array_like=True, tag=12):
 
 
 class ReclaimIdle(Struct, array_like=True, tag=13):
-    """r→p: others wait; give back leases of this node that are idle now, and shrink as tasks finish."""
+    """r→p: others wait; give back leases of this node that are idle, and not keep any that becomes idle. busy: also
+    those at work, when what was sent to them is done."""
+
+    busy: bool = True
 
 
 class Blocked(Struct, array_like=True, tag=14):
@@ -99,3 +103,9 @@ class NodeView(Struct, array_like=True, tag=23):
     available: Resources
     bundles: Resources = {}
     lasting: Resources = {}
+
+
+class OthersWait(Struct, array_like=True, tag=24):
+    """g→r: whether work of some process waits for which no node has room. No lease should idle then, here either."""
+
+    waits: bool
