@@ -89,7 +89,9 @@ def groups(nodes: dict[str, int]) -> list[Inside]:
     return found
 
 
-def submit(scale: int, seed: int, nodes: int, inside: list[Inside]) -> tuple[list[Any], list[int], dict[str, Any]]:
+def submit(
+    scale: int, seed: int, counters: list[Any], inside: list[Inside]
+) -> tuple[list[Any], list[int], dict[str, list[float]]]:
     """Everything at once.
 
     Returns:
@@ -114,8 +116,7 @@ def submit(scale: int, seed: int, nodes: int, inside: list[Inside]) -> tuple[lis
         else:
             refs.append(nap.options(name=kind).remote(SECONDS[kind], number))
         expected.append(CHILDREN * number if kind == "parent" else number)
-    for _ in range(ACTORS_PER_NODE * nodes):
-        counter = Counter.remote()
+    for counter in counters:
         refs += [counter.add.remote(CALL_SECONDS, 1) for _ in range(CALLS)]
         expected += range(1, CALLS + 1)
     del when["gpu"]
@@ -167,7 +168,9 @@ def main() -> int:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     inside = groups({node["NodeID"]: index for index, node in enumerate(nodes)})
     start = time.time()
-    refs, expected, when = submit(given.scale, given.seed, len(nodes), inside)
+    # Kept to the end: the worker of an actor that ends takes with it what it remembers of tasks.
+    counters = [Counter.remote() for _ in range(ACTORS_PER_NODE * len(nodes))]
+    refs, expected, when = submit(given.scale, given.seed, counters, inside)
     events: dict[str, dict[str, Any]] = {}
     for one in inside:
         ray.get(one.refs)

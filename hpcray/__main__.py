@@ -1,6 +1,7 @@
 """`python -m hpcray [options] script.py args…`: what every rank of `mpirun` or `srun` runs.
 
-Rank 0 runs the script as its child once all nodes are up, and exits with its code; the other ranks serve their nodes.
+Rank 0, or the one that `--driver-rank` names, runs the script as its child once all nodes are up, and exits with its
+code; the other ranks serve their nodes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     add("--resources", type=_resources, default={}, metavar="JSON", help="custom resources, such as '{\"disk\": 2}'")
     add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
     add("--as-ray", action="store_true", help="the program's `import ray` is hpcray")
+    add("--driver-rank", type=int, metavar="N", help="the rank whose node runs the program (default: 0)")
     add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
     add("-c", dest="code", nargs=argparse.REMAINDER, help="run code; what follows belongs to it")
@@ -57,6 +59,8 @@ def parse(argv: Sequence[str]) -> NodeOptions:
         config["object_store_memory"] = given.object_store_memory
     if given.require_rdma:
         config["require_rdma"] = True
+    if given.driver_rank is not None:
+        config["driver_rank"] = given.driver_rank
     return NodeOptions(
         config=config,
         num_cpus=given.num_cpus,
@@ -79,11 +83,21 @@ def _resources(text: str) -> dict[str, float]:
     return found
 
 
+def _runs_program(options: NodeOptions) -> bool:
+    """Whether this rank will start the program. Where that cannot be said, rank 0 tells why."""
+    launch = read_launch(os.environ)
+    try:
+        wanted = options.settings().driver_rank
+    except ValueError:
+        wanted = 0
+    return launch.rank == (wanted if wanted < launch.size else 0)
+
+
 def main() -> NoReturn:
-    """Be one node of the job; exit with the driver's code on rank 0, with 0 elsewhere."""
+    """Be one node of the job; exit with the driver's code where that ran, with 0 elsewhere."""
     options = parse(sys.argv[1:])
     set_process_name("hpcray-raylet")
-    console = adopt(read_launch(os.environ).rank)
+    console = adopt(_runs_program(options))
     code = 1
     try:
         code = run_node(options, lambda session_dir: None)

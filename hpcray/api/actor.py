@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
 from hpcray.api.environments import dressed
 from hpcray.api.grouping import placed
+from hpcray.api.option_rules import NO_GRAPHS
 from hpcray.api.options import ActorOptions
 from hpcray.api.session import check_namespace, ensure
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
@@ -136,6 +137,11 @@ class ActorClass(Generic[T]):
         """`Class[int]` of a generic class: the same actor class."""
         self.__ray_actor_class__[parameters]  # type: ignore[index]
         return self
+
+    @property
+    def bind(self) -> NoReturn:
+        """Refused, with an AttributeError: there are no graphs."""
+        raise AttributeError(NO_GRAPHS)
 
     @property
     def _default_options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import cloudpickle
 
-from hpcray.api.option_rules import METHOD_RULES, check_num_returns, unsupported_by_methods
+from hpcray.api.option_rules import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
 from hpcray.api.session import ensure
 from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.base.ids import ActorID
@@ -146,6 +146,11 @@ class ActorMethod:
             given["call_group"] = given.pop("concurrency_group")
         plan = _Plan({**self._plan.given, **given}, self._plan.retries)
         return plan.kind(self._handle, self._name, plan)
+
+    @property
+    def bind(self) -> NoReturn:
+        """Refused, with an AttributeError: there are no graphs."""
+        raise AttributeError(NO_GRAPHS)
 
     @property
     def _method_name(self) -> str:

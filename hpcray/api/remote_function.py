@@ -6,11 +6,11 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from hpcray.api.environments import dressed
 from hpcray.api.grouping import placed
-from hpcray.api.option_rules import STREAMS
+from hpcray.api.option_rules import NO_GRAPHS, STREAMS
 from hpcray.api.options import TaskOptions
 from hpcray.api.session import ensure
 from hpcray.api.signature import Arity, arity, describe
@@ -122,6 +122,11 @@ class RemoteFunction(Generic[P, R]):
     def options(self, **overrides: Any) -> RemoteFunction[..., Any]:
         """The same function with some options replaced."""
         return make_remote_function(self._function, self._options.merged(**overrides), self._export)
+
+    @property
+    def bind(self) -> NoReturn:
+        """Refused, with an AttributeError: there are no graphs."""
+        raise AttributeError(NO_GRAPHS)
 
     @property
     def _default_options(self) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Config:
         heartbeat_interval: every node and the head say that often that they live.
         node_timeout: a node that the head has not heard of for this long is dead (`docs/explain/faults.md`).
         head_timeout: a node that has not heard of the head for this long ends itself.
+        driver_rank: the rank whose node runs the program.
         lineage_limit: bytes that a process keeps of finished tasks, to run them again when what they returned is lost;
             beyond it the oldest are forgotten. 0: nothing is ever rebuilt.
         object_store_memory: arena size; 0 means 30 % of the memory this node may use.
@@ -83,6 +84,7 @@ class Config:
     heartbeat_interval: float = 0.5
     node_timeout: float = 4.0
     head_timeout: float = 10.0
+    driver_rank: int = 0
     lineage_limit: int = 1 << 30
     object_store_memory: int = 0
     spill_dir: str = ""

@@ -39,7 +39,7 @@ class Site:
         names: names and addresses of this host.
         no_input: whether our stdin has nothing to give.
         slurm: the allocation, and how srun starts MPI programs in it.
-        first_host: the first host of the hostfile, "" without one.
+        hostfile: the hosts of the hostfile, in order; empty without one.
         recovers: whether mpirun is Open MPI's from PyPI, which can be told to let the other ranks live when one dies.
     """
 
@@ -50,7 +50,7 @@ class Site:
     names: frozenset[str] = frozenset({_LOOPBACK})
     no_input: bool = False
     slurm: Slurm = field(default_factory=lambda: Slurm(Allocation(), {}))
-    first_host: str = ""
+    hostfile: tuple[str, ...] = ()
     recovers: bool = False
 
 
@@ -85,21 +85,34 @@ def compose(options: LaunchOptions, site: Site) -> list[str]:
     else:
         line += ["-n", str(options.nodes or max(1, len(options.hosts))), "--map-by", "node:OVERSUBSCRIBE"]
     line += ["--bind-to", "none"]
-    if site.no_input and not starts_here(options, site):
-        line += ["--stdin", "none"]  # what mpirun itself forwards never ends (Open MPI 5)
+    if not starts_here(options, site):
+        if site.no_input:
+            line += ["--stdin", "none"]  # what mpirun itself forwards never ends (Open MPI 5)
+        elif driver_rank(options, site):
+            line += ["--stdin", str(driver_rank(options, site))]
     if options.hosts or options.hostfile:
         for name in _forwarded(options, site.environ):
             line += ["-x", name]
     return line + _rank_command(options, site.python)
 
 
+def driver_rank(options: LaunchOptions, site: Site) -> int:
+    """The rank that will start the program."""
+    if options.driver_rank is not None:
+        return options.driver_rank
+    text = site.environ.get("HPCRAY_DRIVER_RANK", "")
+    return int(text) if text.isdecimal() else 0  # the ranks tell what is wrong with it
+
+
 def starts_here(options: LaunchOptions, site: Site) -> bool:
-    """Whether rank 0 will run on this host, as far as the options tell."""
+    """Whether the rank that starts the program will run on this host, as far as the options tell."""
+    rank = driver_rank(options, site)
     if uses_srun(options, site) or uses_allocation(options, site):
-        return site.slurm.allocation.node == 0  # the batch script runs there, salloc's shell not always
-    if options.hostfile:
-        return site.first_host in site.names
-    return not options.hosts or options.hosts[0].partition(":")[0] in site.names
+        return site.slurm.allocation.node == rank  # the batch script runs on node 0, salloc's shell not always
+    hosts = site.hostfile if options.hostfile else [name.partition(":")[0] for name in options.hosts]
+    if options.hostfile and not hosts:
+        return False
+    return not hosts or hosts[rank % len(hosts)] in site.names  # ranks are dealt to hosts in turn
 
 
 def uses_allocation(options: LaunchOptions, site: Site) -> bool:
@@ -133,6 +146,8 @@ def _rank_command(options: LaunchOptions, python: str) -> list[str]:
         command.append("--require-rdma")
     if options.as_ray:
         command.append("--as-ray")
+    if options.driver_rank is not None:
+        command += ["--driver-rank", str(options.driver_rank)]
     if options.broadcast_env:
         command += ["--broadcast-env", options.broadcast_env]
     return [*command, *options.command]
@@ -190,8 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if not (here or by_srun or site.no_input or os.isatty(0)):
         print(
-            "hpcray-launch: rank 0 is on another host, and the end of this input may never reach it (Open MPI 5); "
-            "hint: start hpcray-launch on the first host, or give it </dev/null",
+            "hpcray-launch: the program runs on another host, and the end of this input may never reach it (Open MPI "
+            "5); hint: start hpcray-launch on the program's host, or give it </dev/null",
             file=sys.stderr,
         )
     return run_launcher(line, console=here)
@@ -217,18 +232,17 @@ def _look_around(options: LaunchOptions) -> Site:
         names=_own_names(),
         no_input=_stdin_is_empty(),
         slurm=slurm,
-        first_host=_first_host(options.hostfile),
+        hostfile=_hosts_in(options.hostfile),
         recovers=bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel(), "bin"),
     )
 
 
-def _first_host(hostfile: str) -> str:
+def _hosts_in(hostfile: str) -> tuple[str, ...]:
     try:
         with open(hostfile, encoding="utf-8", errors="replace") as file:
-            found = parse_hostfile(file.read())
+            return tuple(host for host, _ in parse_hostfile(file.read()))
     except OSError:
-        return ""  # mpirun says what is wrong with it
-    return found[0][0] if found else ""
+        return ()  # mpirun says what is wrong with it
 
 
 def _stdin_is_empty() -> bool:

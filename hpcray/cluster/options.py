@@ -41,6 +41,7 @@ class LaunchOptions:
         overlap: share CPUs, memory and GPUs with the other steps of the allocation.
         require_rdma: do not start unless object bytes go over RDMA.
         as_ray: whether `import ray` in the program is hpcray.
+        driver_rank: the rank whose node runs the program; None: what the ranks' environment says, else 0.
         broadcast_env: a directory that is read once per job and copied to the nodes, or "".
         dry_run: only print the line.
     """
@@ -58,6 +59,7 @@ class LaunchOptions:
     overlap: bool = False
     require_rdma: bool = False
     as_ray: bool = False
+    driver_rank: int | None = None
     broadcast_env: str = ""
     dry_run: bool = False
 
@@ -103,6 +105,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
     add("--overlap", action="store_true", help="share the allocation with other steps, such as another hpcray job")
     add("--require-rdma", action="store_true", help="do not start unless object bytes go over RDMA")
     add("--as-ray", action="store_true", help="the program's `import ray` is hpcray")
+    add("--driver-rank", type=_count, metavar="N", help="run the program on the node of rank N (default: 0)")
     add("--broadcast-env", default="", metavar="DIR", help="read this directory once per job, use copies on the nodes")
     add("--dry-run", action="store_true", help="print the line that would run, and nothing else")
     add("-m", dest="module", nargs=argparse.REMAINDER, help="run a module; what follows belongs to it")
@@ -115,6 +118,10 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         parser.error("no script given; hint: hpcray-launch -n 4 script.py")
     if given.hosts and given.hostfile:
         parser.error("--hosts and --hostfile exclude each other")
+    if given.driver_rank is not None and given.nodes is not None and given.driver_rank >= given.nodes:
+        parser.error(
+            f"--driver-rank {given.driver_rank}: with -n {given.nodes} there are the ranks 0 to {given.nodes - 1}"
+        )
     if given.srun and (given.hosts or given.hostfile or given.mpirun):
         parser.error("--srun takes its hosts from the allocation; hint: leave --hosts, --hostfile and --mpirun out")
     return LaunchOptions(
@@ -131,6 +138,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         overlap=given.overlap,
         require_rdma=given.require_rdma,
         as_ray=given.as_ray,
+        driver_rank=given.driver_rank,
         broadcast_env=given.broadcast_env,
         dry_run=given.dry_run,
     )

@@ -18,7 +18,7 @@ from types import FrameType
 
 from hpcray.host.console import VARIABLE, ConsoleOffer
 
-# What rank 0 is sent for a signal of ours.
+# What the rank with the program (0 as a rule) is sent for a signal of ours.
 _FORWARDED = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
@@ -42,8 +42,9 @@ def run_launcher(line: Sequence[str], console: bool) -> int:
 
     Args:
         line: the mpirun or srun command.
-        console: whether rank 0 is expected on this host: it then gets our own stdin, stdout and stderr, and our
-            signals. Otherwise the launcher passes them on in its own way.
+        console: whether the rank with the program ("rank 0" below, though it may be another) is expected on this host:
+            it then gets our own stdin, stdout and stderr, and our signals. Otherwise the launcher passes them on in its
+            own way.
 
     Returns:
         The program's exit code: what rank 0 told, else the launcher's; 128 + n for signal n.

@@ -21,6 +21,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard": (),
     "ray.dashboard.utils": (f"{_NAMES}.dashboard",),
     "ray.exceptions": ("hpcray.exceptions",),
+    "ray.job_config": (f"{_NAMES}.job_config",),
     "ray.job_submission": (f"{_NAMES}.job_submission",),
     "ray.remote_function": ("hpcray.api.remote_function",),
     "ray.runtime_context": (f"{_NAMES}.runtime_context", "hpcray.api.runtime_context"),

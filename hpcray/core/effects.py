@@ -89,6 +89,17 @@ class ReadSpill:
 
 
 @dataclass(slots=True, frozen=True)
+class LendSpilled:
+    """Tell a process of this node where on disk an object lies (OnDisk); the store hears of its DiskRead."""
+
+    proc: bytes
+    id: bytes
+    segment: int
+    position: int
+    size: int
+
+
+@dataclass(slots=True, frozen=True)
 class DiscardSpilled:
     """These bytes of a segment matter no more; last: neither does any other, close it."""
 
@@ -99,5 +110,6 @@ class DiscardSpilled:
 
 
 Effect = Union[
-    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled
+    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled,
+    LendSpilled,
 ]

@@ -228,8 +228,8 @@ class RayletCore(Books):
         return out
 
     def _others_wait(self, now: float, src: bytes, msg: m.OthersWait) -> list[Effect]:
-        self._crowded = msg.waits
-        return [Send(holder, m.ReclaimIdle(False)) for holder in self._claims.held] if msg.waits else []
+        self._crowd = msg
+        return []
 
     # ------------------------------------------------------------ actors
 

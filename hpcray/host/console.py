@@ -1,4 +1,4 @@
-"""The user's terminal, handed from `hpcray-launch` to rank 0.
+"""The user's terminal, handed from `hpcray-launch` to rank 0, or to the rank that `--driver-rank` names.
 
 What mpirun itself does with stdin, stdout and stderr is not enough: Open MPI 5 never closes the stdin of rank 0 (a
 driver that reads to the end waits for ever), and gives it a pseudo terminal even when the output goes to a file. So
@@ -102,11 +102,11 @@ class Console:
         return 0
 
 
-def adopt(rank: int, environ: MutableMapping[str, str] | None = None) -> Console | None:
-    """Take the launcher's descriptors, in rank 0, before it starts any other process.
+def adopt(wanted: bool, environ: MutableMapping[str, str] | None = None) -> Console | None:
+    """Take the launcher's descriptors, in the rank that starts the program, before it starts any other process.
 
     Args:
-        rank: this process's rank.
+        wanted: whether this process is that rank.
         environ: the variable is removed from it, so that nested launches do not see it.
 
     Returns:
@@ -115,7 +115,7 @@ def adopt(rank: int, environ: MutableMapping[str, str] | None = None) -> Console
     """
     environ = os.environ if environ is None else environ
     name = environ.pop(VARIABLE, "")
-    if rank != 0 or not name:
+    if not wanted or not name:
         return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

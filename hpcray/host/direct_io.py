@@ -7,6 +7,7 @@ system has no direct access the same calls go through the page cache.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -150,6 +151,23 @@ def read(
         into[:size] = bounce[lead : lead + size]
         into = into[size:]
         position += size
+
+
+def read_privately(path: str, position: int, size: int) -> memoryview:
+    """Bytes of a file, in memory of this process alone; read-only, at a page.
+
+    Raises:
+        OSError: it cannot be read, or the file ends before.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        room = memoryview(mmap.mmap(-1, size))
+        transfer(os.preadv, fd, [room], position, size, lambda: False)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
+        return room.toreadonly()
+    finally:
+        os.close(fd)
 
 
 def transfer(

@@ -81,6 +81,10 @@ class SpillFiles:
         self._start()
         self._writes.put(lambda: self._discard(segment, position, size, last))
 
+    def path(self, segment: int) -> str:
+        """Where other processes of this user can open a segment that has been written to, as long as this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self._segments[segment]}"
+
     def close(self) -> None:
         """Stop the threads, at the next system call, and close all files. What is under way is not reported."""
         self._closed = True

@@ -7,9 +7,10 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.errors import ActorDiedError, RuntimeEnvSetupError
+from hpcray.base.errors import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.actor_lanes import AsyncLane, Lane, ThreadLane
@@ -45,7 +46,9 @@ class ActorHost:
         self.call: Callable[[bytes, m.ActorCall], None] = self.run
         self._lanes: dict[str, Lane] = {}
         self._groups: dict[str, str] = {}
+        self._heeds = False
         self._label: tuple[str, str] | None = None
+        self._names: dict[str, str] = {}
 
     # ------------------------------------------------------------ life
 
@@ -117,11 +120,22 @@ class ActorHost:
     # ------------------------------------------------------------ calls
 
     def cancel(self, task: bytes) -> None:
-        """Cancel a call: a coroutine is interrupted, a plain method that runs can only ask."""
+        """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
+        if not self._heeds:
+            self._heeds = True
+            self.worker.reply = partial(self._reply_unless_cancelled, self.worker.reply)  # type: ignore[method-assign]
         for lane in self._lanes.values():
             lane.cancel(task)
         if not self._lanes:
             self.worker.cancelled.add(task)
+
+    def _reply_unless_cancelled(
+        self, reply: Callable[..., None], src: bytes, task: bytes, num_returns: int, value: Any,
+        error: BaseException | None, name: str, *rest: Any,
+    ) -> None:  # fmt: skip
+        if error is None and task in self.worker.cancelled:
+            value, error = None, TaskCancelledError(error_message=f"{name} was cancelled while it ran")
+        reply(src, task, num_returns, value, error, name, *rest)
 
     def route_by_group(self) -> None:
         """From now on look at each call's concurrency group: there are some, or a caller believes so."""
@@ -143,8 +157,8 @@ class ActorHost:
             name = f"{self.spec.class_name}.{msg.method}"
             self.worker.reply(src, msg.task, msg.num_returns, None, ValueError(f"{text}; {hint}"), name, 0, None)
 
-    def run(self, src: bytes, msg: m.ActorCall) -> None:
-        """One call, from its arguments to its reply."""
+    def run(self, src: bytes, msg: m.ActorCall, hold: Callable[[], bool] | None = None) -> None:
+        """One call, from its arguments to its reply. hold: whether that may wait a moment, for others."""
         started = perf_counter()
         worker = self.worker
         local = vars(worker.process.local)  # several times faster than its attributes
@@ -171,15 +185,20 @@ class ActorHost:
         except BaseException as raised:
             error = raised
         us = int((perf_counter() - started) * 1e6)
-        name = f"{self.spec.class_name}.{msg.method}"
+        name = self._names.get(msg.method) or self.name_of(msg.method)
         label = self.described() if error is not None else None
-        worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+        held = hold is not None and hold()
+        worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, held)
         del value, error
         local["protected"] = local["task"] = None
         if worker.options or worker.cancelled:
             worker.forget(msg.task)
         if leaving:
             worker.leave(leaving)
+
+    def name_of(self, method: str) -> str:
+        """What people call a call of this method."""
+        return self._names.setdefault(method, f"{self.spec.class_name}.{method}")
 
     def method(self, name: str) -> Callable[..., Any]:
         """What a call of this name runs."""

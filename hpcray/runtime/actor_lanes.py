@@ -12,15 +12,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcray.base.errors import AsyncioActorExit, TaskCancelledError
+from hpcray.runtime.arguments import NO_ARGS
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
     from hpcray.runtime.actor_host import ActorHost
 
 perf_counter = time.perf_counter
+HOLD = 0.001
+"""Seconds for which replies may wait for others, so that they leave together."""
 async_task: contextvars.ContextVar[m.ActorCall | None] = contextvars.ContextVar("async_task", default=None)
 
 
@@ -45,6 +49,8 @@ class ThreadLane:
         self._pool = ThreadPoolExecutor(limit, name, host.worker.enter_thread)
         self._lock = threading.Lock()
         self._open: set[bytes] = set()
+        self._limit = limit
+        self._flushed = 0.0
 
     def call(self, src: bytes, msg: m.ActorCall) -> None:
         """See `Lane`."""
@@ -69,11 +75,22 @@ class ThreadLane:
                 error = TaskCancelledError(error_message=f"{msg.method} was cancelled before it started")
                 host.worker.reply(src, msg.task, msg.num_returns, None, error, msg.method, 0, None)
             else:
-                host.run(src, msg)
+                host.run(src, msg, self._hold)
         finally:
             with self._lock:
                 self._open.discard(msg.task)
-                host.worker.forget(msg.task)
+                if host.worker.options or host.worker.cancelled:
+                    host.worker.forget(msg.task)
+
+    def _hold(self) -> bool:
+        """Whether a reply may wait for the next: calls wait for a thread. (If they are long: see `Engine.buffered`.)"""
+        if len(self._open) <= self._limit:
+            return False
+        now = perf_counter()
+        if now - self._flushed < HOLD:
+            return True
+        self._flushed = now
+        return False
 
 
 class AsyncLane:
@@ -82,10 +99,12 @@ class AsyncLane:
     def __init__(self, host: ActorHost, name: str, limit: int) -> None:
         self._host = host
         self._limit = limit
-        self._lock = threading.Lock()
+        # Written by one thread each, so without a lock: by who takes calls in, and by the loop's.
         self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
+        self._taken = self._ended = 0
         self._posted = False
-        self._open = 0
+        self._flushed = 0.0
+        self._flush_posted = False
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
         self._semaphore: asyncio.Semaphore
         # Of our own: what blocks in the loop's default one, which is the user's, must not keep replies back.
@@ -95,13 +114,11 @@ class AsyncLane:
 
     def call(self, src: bytes, msg: m.ActorCall) -> None:
         """See `Lane`."""
-        with self._lock:
-            self._open += 1
-            self._pending.append((src, msg))
-            if self._posted:
-                return
+        self._taken += 1
+        self._pending.append((src, msg))
+        if not self._posted:
             self._posted = True
-        self.loop.call_soon_threadsafe(self._start_pending)
+            self.loop.call_soon_threadsafe(self._start_pending)
 
     def cancel(self, task: bytes) -> None:
         """See `Lane`."""
@@ -109,7 +126,7 @@ class AsyncLane:
 
     def idle(self) -> bool:
         """See `Lane`."""
-        return not self._open
+        return self._taken == self._ended
 
     def _cancel(self, task: bytes) -> None:
         running = self._tasks.get(task)
@@ -123,13 +140,27 @@ class AsyncLane:
         self.loop.run_forever()
 
     def _start_pending(self) -> None:
-        while True:
-            with self._lock:
-                if not self._pending:
-                    self._posted = False
-                    return
-                src, msg = self._pending.popleft()
+        self._posted = False  # first: what comes after the last look below posts again
+        pending = self._pending
+        while pending:
+            src, msg = pending.popleft()
             self._tasks[msg.task] = self.loop.create_task(self._run(src, msg))
+
+    def _hold(self, now: float) -> bool:
+        """Whether a reply may wait for those of other calls: until the end of this round of the loop."""
+        if self._taken - self._ended == 1 or now - self._flushed >= HOLD:
+            self._flushed = now
+            return False
+        if not self._flush_posted:
+            self._flush_posted = True
+            self.loop.call_soon(self._flush)
+        return True
+
+    def _flush(self) -> None:
+        self._flush_posted = False
+        engine = self._host.worker.engine
+        with engine.lock:
+            engine.flush()
 
     async def _run(self, src: bytes, msg: m.ActorCall) -> None:
         host = self._host
@@ -140,28 +171,34 @@ class AsyncLane:
         protected: list[bytes] = []
         started = perf_counter()
         try:
-            async with self._semaphore:
+            await self._semaphore.acquire()
+            try:
                 started = perf_counter()
                 async_task.set(msg)
-                if msg.refs:
-                    # Some are in a store, and may have to be pulled: not on the loop.
-                    loop = asyncio.get_running_loop()
-                    args, kwargs = await loop.run_in_executor(self.threads, self._arguments, msg, protected)
+                if msg.args == NO_ARGS:
+                    value = host.method(msg.method)()
                 else:
-                    args, kwargs = self._arguments(msg, protected)
-                value = host.method(msg.method)(*args, **kwargs)
-                if inspect.isawaitable(value):
+                    if msg.refs:
+                        # Some are in a store, and may have to be pulled: not on the loop.
+                        args, kwargs = await self.loop.run_in_executor(self.threads, self._arguments, msg, protected)
+                    else:
+                        args, kwargs = self._arguments(msg, protected)
+                    value = host.method(msg.method)(*args, **kwargs)
+                    del args, kwargs
+                if type(value) is CoroutineType or inspect.isawaitable(value):
                     value = await value
-                del args, kwargs
                 if msg.num_returns < 0:
                     await worker.yielding.run_async(self.threads, src, msg, value)
                     value = None
+            finally:
+                self._semaphore.release()
         except (SystemExit, AsyncioActorExit) as exit_:
             error, leaving = host.left(exit_)
         except BaseException as raised:
             error = raised
-        us = int((perf_counter() - started) * 1e6)
-        name = f"{host.spec.class_name}.{msg.method}"
+        ended = perf_counter()
+        us = int((ended - started) * 1e6)
+        name = host.name_of(msg.method)
         label = host.described() if error is not None else None
         if leaving:
             # SystemExit must not escape into the loop; the reply goes out, then this process does.
@@ -173,14 +210,14 @@ class AsyncLane:
         large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
         try:
             if large and error is None:
-                await asyncio.get_running_loop().run_in_executor(
+                await self.loop.run_in_executor(
                     self.threads, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
                 )  # a large value is written to the store: not on the loop
             else:
-                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+                hold = self._hold(ended)
+                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, hold)
         finally:
-            with self._lock:
-                self._open -= 1
+            self._ended += 1
 
     def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
         local = self._host.worker.process.local

@@ -35,6 +35,15 @@ class Beats:
         config = raylet.seat.config
         self._unanswered = Unanswered(config.heartbeat_interval, config.node_timeout)
 
+    def lead(self, membership: Membership) -> None:
+        """This node is the head from now on."""
+        self._membership, self._watch = membership, None
+
+    def moved(self, now: float, head: int) -> None:
+        """Another node is the head from now on."""
+        if self._watch is not None:
+            self._watch.moved(now, head)
+
     def beat(self) -> None:
         """Now, and from now on."""
         raylet, loop = self._raylet, self._raylet.loop

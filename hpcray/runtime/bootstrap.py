@@ -212,7 +212,7 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
 
 
 def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping[str, str]) -> Entry:
-    """Start this rank's raylet; rank 0 goes on, the others serve the job to its end."""
+    """Start this rank's raylet; rank 0, or the driver's rank, goes on, the others serve the job to its end."""
     global _rank_used
     if _rank_used:
         raise StartupError(
@@ -225,7 +225,7 @@ def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping
         node = NodeChild(msgspec.structs.replace(options, distributed=True))
     except _SaidElsewhere:
         _leave(0)  # mpirun ends all ranks at the first other code, before rank 0 has spoken
-    if launch.rank == 0:
+    if launch.rank == options.settings().driver_rank:
         # Processes that the driver starts belong to this job; they are no ranks themselves.
         environ[ADDRESS] = node.session_dir
         return Entry(node.session_dir, DRIVER, node)

@@ -7,25 +7,23 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hpcray.base.ids import HEAD, number_of
+from hpcray.base.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs import membership as member
+from hpcray.core.gcs.head import HeadCore
 from hpcray.host.processes import Family, reap_orphans
 from hpcray.host.session import Session
 from hpcray.runtime.beats import Beats
 from hpcray.runtime.drain import Drain
 from hpcray.runtime.driver_child import DriverChild
-from hpcray.runtime.leaving import Leaving
+from hpcray.runtime.leaving import Leaving, forget_node
 from hpcray.runtime.local_links import DRIVER
 from hpcray.runtime.raylet import Raylet
+from hpcray.runtime.signals import Signals
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.transport.startup import read_launch
 from hpcray.wire import messages as m
 
-_DRIVER_GRACE = 2.0
-"""A driver that was sent a signal has this long to end."""
-_HEAD_GRACE = 3.0
-"""A rank that was told to end by its launcher waits this long for the head's word."""
 _SOON = 0.05
 _ALL_TOLD = 2.0
 """Who finds the head dead stays so long: mpirun ends all ranks, in silence, when the first leaves with an error."""
@@ -43,13 +41,16 @@ class Cluster:
         elders: this process, and others whose parent must live as long as the node.
         membership: the head's book of nodes; None elsewhere.
         watch: the other nodes' eye on the head; None on the head.
-        on_up: called on the head when all nodes are up, elsewhere when this node has the table.
+        on_up: called on the head, and where the program runs, when all nodes are up; elsewhere when this node has the
+            table.
 
     Attributes:
         failure: why the cluster did not come up or this node had to give up; "" when all went well.
         came_up: whether `on_up` was called.
         broken: whether other nodes may be dead or gone, so that MPI cannot be left in good order.
         drain: the announced end of the job.
+        program_lost: whether the node that ran the program has died; its exit code is then the head's to tell.
+        followed: given why the head is gone, and whether that is certain: whether another one takes its place.
     """
 
     def __init__(
@@ -64,10 +65,13 @@ class Cluster:
         control: ControlTransport | None,
         data: DataPlane | None,
         on_up: Callable[[], None],
+        program_is_far: bool = False,
     ) -> None:
         self.failure = ""
         self.broken = False
         self.came_up = False
+        self.program_lost = False
+        self.followed: Callable[[str, bool], bool] = lambda reason, certain: False
         self._raylet = raylet
         self._loop = raylet.loop
         self._router = raylet.router
@@ -83,13 +87,15 @@ class Cluster:
         self._head_host = ""
         self._by_srun = read_launch(os.environ).kind == "srun"
         self._driver: DriverChild | None = None
-        self._signal = 0
         self._elders = elders
-        self._beats = Beats(raylet, membership, watch, self._looked)
+        self.beats = Beats(raylet, membership, watch, self._looked)
         self._here_gone = False
         self._stay_until = 0.0
         self._cut_off_at = 0.0
         self.drain = Drain(raylet, self.end_job)
+        self._signals = Signals(
+            self._loop, leaving, self.drain, self._leads, program_is_far, self.end_job, self._leave_alone
+        )
         raylet.on_driver_died = self._driver_died
         raylet.on_template_gone = self._template_gone
         raylet.on_fatal = self.give_up
@@ -100,6 +106,8 @@ class Cluster:
             m.NodeDied: self._node_died,
             m.Stop: self._stop,
             m.Exit: self._exit,
+            m.DriverMayStart: self._driver_may_start,
+            m.DriverEnded: lambda now, src, msg: self._driver_ended(msg.code),
             m.Heartbeat: lambda now, src, msg: _NOTHING,  # that it came is what it says: the loop has noted that
             m.Ping: lambda now, src, msg: [Send(src, m.Heartbeat(raylet.node))],
         }
@@ -113,11 +121,14 @@ class Cluster:
             member.AllStopped: self._all_stopped,
         }
 
+    def _leads(self) -> bool:
+        return self._membership is not None
+
     def join(self) -> None:
         """Say hello to the head; `on_up` follows, or a failure."""
         self._router.send(HEAD, m.NodeHello(self._raylet.seat.info))
         self._tick()
-        self._beats.beat()
+        self.beats.beat()
         if self._membership is None:
             limit = self._raylet.seat.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_table)
@@ -125,7 +136,7 @@ class Cluster:
     def own_driver(self, driver: DriverChild) -> None:
         """The driver is a child of this process: its exit code is the job's."""
         self._driver = driver
-        self._leaving.watch_driver(driver)
+        self._signals.own_driver(driver)
 
     def give_up(self, reason: str) -> None:
         """This node cannot go on; the job ends with code 1."""
@@ -148,8 +159,7 @@ class Cluster:
         """Some child of this process has ended: perhaps the driver."""
         code = self._driver.poll() if self._driver is not None else None
         if code is not None:
-            if not self.drain.driver_ended(code):
-                self.end_job(code)
+            self._driver_ended(code)
             self._leaving.check()
         reap_orphans({self._template_pid, self._driver.pid if self._driver is not None else 0})
 
@@ -158,37 +168,15 @@ class Cluster:
         self._loop.call_at(self._loop.now + _SOON, lambda: self._leave_alone(1))
 
     def user_signalled(self, number: int) -> None:
-        """This process got SIGUSR1 or SIGUSR2: not meant for us, perhaps for the user's program."""
-        if self.came_up and not self._leaving.begun and self.drain.signalled(number, self._driver):
-            return
-        if self._driver is not None:
-            self._driver.pass_on(number)
+        """This process got SIGUSR1 or SIGUSR2."""
+        self._signals.user_signalled(number, self.came_up)
 
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
         if self._cut_off_at:
             self._loop.stop()
-        if self._leaving.begun:
-            return
-        if self.came_up and self.drain.signalled(number, self._driver):
-            if self._membership is None:
-                self._loop.call_at(self._loop.now + _HEAD_GRACE, self._check_drain)
-            return
-        again = self._signal != 0
-        self._signal = number
-        if self._membership is None:
-            if number == signal.SIGTERM:
-                self._loop.call_at(self._loop.now + _HEAD_GRACE, lambda: self._leave_alone(1))
-        elif self._driver is None or again:
-            self._end_by_signal()
-        else:
-            if number != signal.SIGINT or not self._driver.shares_terminal():
-                self._driver.send(number)
-            self._loop.call_at(self._loop.now + _DRIVER_GRACE, self._end_by_signal)
-
-    def _check_drain(self) -> None:
-        if not self.drain.announced:
-            self._leave_alone(1)
+        if not self._leaving.begun:
+            self._signals.signalled(number, self.came_up)
 
     def node_gone(self) -> None:
         """Nothing of this node is left but this process."""
@@ -219,7 +207,7 @@ class Cluster:
         raylet.run = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
-        if self._membership is None:
+        if self._membership is None and raylet.node != raylet.seat.driver_rank:
             self._up()
         return _NOTHING
 
@@ -227,7 +215,14 @@ class Cluster:
         head = self._raylet.head
         assert head is not None
         self._raylet.apply(head.cluster_up(self._loop.now, self._name, event.nodes))
+        if self._raylet.seat.driver_rank != self._raylet.node:
+            self._router.send(raylet_of(self._raylet.seat.driver_rank), m.DriverMayStart())
         self._up()
+
+    def _driver_may_start(self, now: float, src: bytes, msg: m.DriverMayStart) -> Iterable[Any]:
+        if not self._leaving.begun:
+            self._up()
+        return _NOTHING
 
     def _up(self) -> None:
         info = self._raylet.seat.info
@@ -251,7 +246,7 @@ class Cluster:
         if self._membership is not None:
             self._raylet.apply(self._membership.node_failed(self._loop.now, node, reason))
         elif node == self._raylet.headship.node:
-            self._head_died(reason)
+            self.head_died(reason, True)
         else:
             self._router.send(HEAD, m.PeerFailed(node, reason))
             self._router.lose_node(node, reason)  # the head will say so to all, or end this node
@@ -269,24 +264,24 @@ class Cluster:
         self._router.last_word(event.node, died)
         if not self._leaving.begun:
             living = self._raylet.seat.cluster_size - event.epoch
-            self._raylet.say(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
+            if event.node == self._raylet.seat.driver_rank:
+                self.program_lost = True
+                self._raylet.say(f"node {event.node} died, and with it the program: {event.reason}. The job ends")
+                self._driver_ended(128 + signal.SIGKILL)
+            else:
+                self._raylet.say(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
         self._node_lost(died)
 
     def _node_lost(self, died: m.NodeDied) -> None:
-        node, reason = died.node, died.reason
-        raylet, now = self._raylet, self._loop.now
         self.broken = True
-        self._router.lose_node(node, reason)
-        if raylet.head is not None:
-            raylet.apply(raylet.head.node_died(now, node, reason))
-        raylet.apply(raylet.core.node_died(now, node))
-        raylet.apply(raylet.store.node_died(now, node))  # cancels receives, so before the wires forget them
-        if self._control is not None:
-            self._control.forget(node, reason)
-        if self._data is not None:
-            self._data.forget(node, reason)
-        for proc in self._router.links:
-            self._router.send(proc, died)
+        forget_node(self._raylet, self._control, self._data, died)
+
+    def lead(self, head: HeadCore, membership: member.Membership) -> None:
+        """The head is gone, and this raylet is the next."""
+        self._membership, self._watch = membership, None
+        self.beats.lead(membership)
+        self._raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
+        self.drain.take_over(head)
 
     def _fenced(self, reason: str) -> None:
         """All others believe that this node is dead, and go on without it. It is no failure of the job."""
@@ -311,7 +306,10 @@ class Cluster:
         if self._here_gone:
             self._loop.stop()
 
-    def _head_died(self, reason: str) -> None:
+    def head_died(self, reason: str, certain: bool | None = None) -> None:
+        """There is no head any more. certain: whether that is so, or it is only silent; None: no other will follow."""
+        if certain is not None and not self._leaving.begun and self.followed(reason, certain):
+            return
         if not self._leaving.begun:
             self.failure = (
                 f"the head (node {self._raylet.headship.node}, host {self._head_host or 'unknown'}) died: {reason}. "
@@ -327,9 +325,18 @@ class Cluster:
     def _exit(self, now: float, src: bytes, msg: m.Exit) -> Iterable[Any]:
         """A driver, or another raylet, ends the job. A driver child's exit code is what counts for the job."""
         link = self._router.links.get(src)
-        goodbye = link is not None and link.kind == DRIVER and self._driver is None
-        if number_of(src) == 0 or (goodbye and not self.drain.driver_ended(msg.code)):
+        if number_of(src) == 0:
             self.end_job(msg.code)
+        elif link is not None and link.kind == DRIVER and self._driver is None:
+            self._driver_ended(msg.code)
+        return _NOTHING
+
+    def _driver_ended(self, code: int) -> Iterable[Any]:
+        """The program is over, here or on the node that says so; it is the head that ends the job."""
+        if self._membership is None:
+            self._router.send(HEAD, m.DriverEnded(code))
+        elif not self.drain.driver_ended(code):
+            self.end_job(code)
         return _NOTHING
 
     def _stop(self, now: float, src: bytes, msg: m.Stop) -> Iterable[Any]:
@@ -346,12 +353,6 @@ class Cluster:
     def _driver_died(self, reason: str) -> None:
         if self._driver is None:
             self.end_job(1)
-
-    def _end_by_signal(self) -> None:
-        if not self._leaving.begun:
-            self.end_job(128 + self._signal)
-            if self._driver is not None:
-                self._driver.kill()
 
     def _leave_alone(self, code: int) -> None:
         """Leave without waiting for the other nodes, which are gone or going."""
@@ -394,4 +395,4 @@ class Cluster:
         elif dead and alone and self._by_srun:
             self._cut_off(dead)
         elif dead:
-            self._head_died(dead)
+            self.head_died(dead, None if alone else False)

@@ -52,7 +52,9 @@ class Drain:
         self._reason = ""
         self._passed_on: set[int] = set()
         self._core: core.DrainCore | None = None
+        self._far = b""
         raylet.on_joined = self._joined
+        raylet.headship.listeners.append(self._tell_driver)
         raylet.handlers |= {m.Drain: self._drain, m.DrainOver: self._over}
 
     def lead(self, run: m.RunInfo, head: HeadCore) -> None:
@@ -63,12 +65,22 @@ class Drain:
         head.actors.refuse = self._refuse_actor
         raylet = self._raylet
         raylet.handlers |= {m.DrainRequest: self._requested, m.DrainReady: self._ready, m.ActorSaved: self._saved}
+        raylet.handlers[m.DriverIs] = self._driver_is
         raylet.carriers |= {
             core.Announce: self._announce,
             core.StartSaving: self._start_saving,
             core.AllSaved: self._all_saved,
             core.EndJob: self._end,
         }
+
+    def take_over(self, head: HeadCore) -> None:
+        """This is the head from now on. What the old one had announced begins again, with the time that is left."""
+        self.lead(self.run, head)
+        left = self._deadline - self._raylet.loop.now
+        if self.announced:
+            self._raylet.router.send(HEAD, m.DrainRequest(self._reason, max(_SHORTEST, left)))
+        elif self.run.drain_at:
+            self._await_end()
 
     @property
     def run(self) -> m.RunInfo:
@@ -105,7 +117,8 @@ class Drain:
         assert self._core is not None
         known = self._core.begun
         effects = self._core.begin(now, msg.reason, self._time_for(msg), msg.signal == signal.SIGTERM)
-        if not known and not any(link.kind not in (WORKER, "") for link in self._raylet.router.links.values()):
+        here = any(link.kind not in (WORKER, "") for link in self._raylet.router.links.values())
+        if not known and not here and not self._far:
             effects += self._core.driver_ready(now)  # nobody's callbacks to wait for
         return effects
 
@@ -121,7 +134,20 @@ class Drain:
 
     # ------------------------------------------------------------ what everybody does
 
+    def _driver_is(self, now: float, src: bytes, msg: m.DriverIs) -> Iterable[Any]:
+        self._far = msg.proc
+        return _NOTHING
+
+    def _tell_driver(self) -> None:
+        """The head, unless it is here, must know who the driver is: the others that have attached may say nothing."""
+        router = self._raylet.router
+        for proc, link in router.links.items():
+            if link.kind == DRIVER and router.headship.node != self._raylet.node:
+                router.send(HEAD, m.DriverIs(proc))
+
     def _joined(self, proc: bytes) -> None:
+        if self._raylet.router.links[proc].kind == DRIVER:
+            self._tell_driver()
         if self.announced:
             left = max(0.0, self._deadline - self._raylet.loop.now)
             self._raylet.router.send(proc, m.Drain(self._reason, left))
@@ -145,6 +171,7 @@ class Drain:
 
     def driver_ended(self, code: int) -> bool:
         """The driver is gone, or says goodbye. Whether the drain ends the job now, or holds its end back."""
+        self._far = b""
         if self._core is None or self._core.state == core.OVER:
             return False
         if not self._core.begun:
@@ -164,7 +191,7 @@ class Drain:
     def _ready(self, now: float, src: bytes, msg: m.DrainReady) -> Iterable[Any]:
         assert self._core is not None
         link = self._raylet.router.links.get(src)
-        if link is None or link.kind != DRIVER:
+        if src != self._far and (link is None or link.kind != DRIVER):
             return _NOTHING
         return self._core.driver_ready(now, msg.interested)
 

@@ -1,4 +1,4 @@
-"""The driver as a child of rank 0: the user's script under `python -m hpcray script.py`."""
+"""The driver as a child of a rank (0, or `--driver-rank`): the user's script under `python -m hpcray script.py`."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import traceback
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RayError, RuntimeEnvSetupError
@@ -34,6 +35,25 @@ _PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loa
 _COMMAND = _PATHS + "from hpcray.runtime.environment import other_python_main; other_python_main(*sys.argv[2:6])"
 _TRIAL = _PATHS + "import hpcray.runtime.worker_main"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
+
+
+_UNSET = re.compile(r"\$\{\w+\}")
+_expanded: dict[tuple[str, str], str] = {}
+
+
+def expanded(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Variables of a runtime_env with `${NAME}` in their values replaced by what this process has, "" for nothing.
+
+    Each is looked at once: given again, when `PATH` has become `${PATH}:/more`, it is as before.
+    """
+    found = {}
+    for name, value in variables:
+        if "$" in value:
+            if (name, value) not in _expanded:
+                _expanded[name, value] = _UNSET.sub("", os.path.expandvars(value))
+            value = _expanded[name, value]
+        found[name] = value
+    return found
 
 
 class Environment:

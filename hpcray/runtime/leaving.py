@@ -11,7 +11,10 @@ from hpcray.host.session import Session
 from hpcray.host.template_link import TemplateLink
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.local_processes import LocalProcesses
+from hpcray.runtime.raylet import Raylet
 from hpcray.runtime.raylet_loop import RayletLoop
+from hpcray.transport.base import ControlTransport, DataPlane
+from hpcray.wire import messages as m
 
 _TEMPLATE_TIME = 3.0
 _SWEEP_TIME = 2.0
@@ -113,3 +116,19 @@ class Leaving:
         if not self._gone:
             self._gone = True
             self._on_gone()
+
+
+def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlane | None, died: m.NodeDied) -> None:
+    """A node is dead: tell the cores, the wires, and the processes of this node."""
+    node, reason, now = died.node, died.reason, raylet.loop.now
+    raylet.router.lose_node(node, reason)
+    if raylet.head is not None:
+        raylet.apply(raylet.head.node_died(now, node, reason))
+    raylet.apply(raylet.core.node_died(now, node))
+    raylet.apply(raylet.store.node_died(now, node))  # cancels receives, so before the wires forget them
+    if control is not None:
+        control.forget(node, reason)
+    if data is not None:
+        data.forget(node, reason)
+    for proc in raylet.router.links:
+        raylet.router.send(proc, died)

@@ -6,8 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -46,7 +45,9 @@ from hpcray.runtime.raylet import Raylet, Seat
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
 from hpcray.runtime.run_info import end_step, read_run, requeue_job
+from hpcray.runtime.signals import USER_SIGNALS, outlive_user_signals, signals
 from hpcray.runtime.spilling import Spilling
+from hpcray.runtime.standby import follow
 from hpcray.runtime.watchdog import Watchdog
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.start_checks import few_cores, several_tasks, threads_of_a_core
@@ -58,8 +59,6 @@ _LEAST_CHUNK = 64 << 10
 _SLOTS = 4
 _REMOVAL_TIME = 120.0
 _ID_BYTES = 28
-_USER_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-_MAY_BE_IGNORED = _USER_SIGNALS | {signal.SIGHUP}
 
 
 class SaidElsewhere(StartupError):
@@ -109,12 +108,12 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     nodes died, exit handlers of MPI would wait for them.
 
     Args:
-        options: of this node. With a `driver` in it, rank 0 runs that program as a child.
+        options: of this node. With a `driver` in it, one rank runs that program as a child (`Config.driver_rank`).
         ready: called with the session directory when a driver may connect.
         life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
 
     Returns:
-        The exit code of this process: the job's on rank 0, 0 elsewhere; 1 when this node had to give up.
+        The exit code of this process: the job's where the program ran, 0 elsewhere; 1 when this node had to give up.
 
     Raises:
         SaidElsewhere: likewise, and rank 0 tells why.
@@ -122,8 +121,9 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         StartupError: this node did not come up; nothing of it is left.
         ValueError: an option is not valid.
     """
-    _outlive_user_signals()
+    outlive_user_signals()
     launch = read_launch(os.environ) if options.distributed else Launch()
+    _check_driver_rank(options.settings(), launch)
     try:
         node = _prepare(options, launch)
     except StartupError as error:
@@ -139,7 +139,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     except BaseException:
         _abandon(node)
         raise
-    with _signals() as wakeup:
+    with signals() as wakeup:
         outcome = _serve(options, node, control, data, ready, life, wakeup)
     if outcome.again and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
@@ -185,6 +185,17 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     adopt_orphans()
     listener = Listener(session.socket_path(0))
     return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound)
+
+
+def _check_driver_rank(config: Config, launch: Launch) -> None:
+    """All ranks find the same, and rank 0 tells it."""
+    if launch.kind and config.driver_rank >= launch.size:
+        if launch.rank:
+            raise SaidElsewhere("rank 0 tells why")
+        raise StartupError(
+            f"the program is to run on rank {config.driver_rank} (--driver-rank, HPCRAY_DRIVER_RANK), and there are "
+            f"only the ranks 0 to {launch.size - 1}; hint: ranks are counted from 0"
+        )
 
 
 def _tell_odd_starts(launch: Launch) -> None:
@@ -263,7 +274,8 @@ def _serve(
         arena_size=node.arena.size,
         labels=parse_labels(config.labels),
     )
-    seat = Seat(info, size, node.session.path, config)
+    driver_rank = config.driver_rank if size > 1 else 0
+    seat = Seat(info, size, node.session.path, config, driver_rank)
     router = Router(rank, size, control)
     loop = RayletLoop(router, node.listener, control, data)
     core = RayletCore(rank, info.total, size, config, node.gpus)
@@ -287,7 +299,7 @@ def _serve(
     )
 
     def up() -> None:
-        if options.driver and rank == 0:
+        if options.driver and rank == driver_rank:
             with as_started(node.bound.mask):
                 driver = DriverChild(options.driver, node.session.path, node.moved)
             node.template.watch_driver(driver.pid)
@@ -303,7 +315,10 @@ def _serve(
     family = [found for pid in elders if (found := Family.of(pid)) is not None]
     membership = Membership(size, os.urandom(8).hex(), config, loop.now) if rank == 0 else None
     watch = HeadWatch(rank, config) if rank else None
-    cluster = Cluster(raylet, leaving, node.session, node.template.pid, family, membership, watch, control, data, up)
+    far = bool(options.driver) and rank != driver_rank
+    cluster = Cluster(
+        raylet, leaving, node.session, node.template.pid, family, membership, watch, control, data, up, far
+    )
     loop.watch(wakeup, lambda event: _read_signals(wakeup, cluster))
     if life >= 0:
         loop.watch(life, lambda event: _end_of_life(loop, life, cluster.parent_gone))
@@ -311,6 +326,7 @@ def _serve(
         membership.run = node.run
         membership.allow(node.removal_time)
         cluster.drain.lead(node.run, head)
+    follow(raylet, cluster, membership)
     cluster.join()
     try:
         loop.run(raylet)
@@ -324,7 +340,7 @@ def _serve(
     if not cluster.came_up:
         failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
         return _Outcome(1, cluster.broken, failure)
-    code = leaving.code if rank == 0 else 0
+    code = leaving.code if rank == driver_rank or cluster.program_lost else 0
     return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again)
 
 
@@ -341,42 +357,11 @@ def _abandon(node: _Node) -> None:
     node.arena.close()
 
 
-def _outlive_user_signals() -> None:
-    """Launchers and batch systems send these to all ranks, at any time; they would end us."""
-    for number in _USER_SIGNALS:
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _ignore)
-
-
-def _ignore(number: int, frame: object) -> None:
-    """A handler, not SIG_IGN, which the driver would inherit."""
-
-
-@contextmanager
-def _signals() -> Iterator[int]:
-    """The signals that mean something to us arrive as bytes on the descriptor that it gives."""
-    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, *_USER_SIGNALS}
-    # Who starts us under nohup wants us to go on without the terminal; UCX has taken SIGHUP for a use of its own.
-    ignored = {number for number in ours & _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
-    handlers = {number: signal.SIG_IGN if number in ignored else _ignore for number in ours}
-    old = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield read
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(before)
-        os.close(read)
-        os.close(write)
-
-
 def _read_signals(fd: int, cluster: Cluster) -> None:
     for number in set(os.read(fd, 4096)):
         if number == signal.SIGCHLD:
             cluster.child_ended()
-        elif number in _USER_SIGNALS:
+        elif number in USER_SIGNALS:
             cluster.user_signalled(number)
         elif number == signal.SIGHUP:
             cluster.signalled(signal.SIGTERM)

@@ -28,7 +28,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         resources: the node's custom resources.
         distributed: whether this process is a rank of a launcher, or the only node.
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
-        driver: the driver's command line after the interpreter, when rank 0 is to start one; else empty.
+        driver: the driver's command line after the interpreter, when a rank is to start one; else empty.
     """
 
     config: dict[str, Any] = {}

@@ -100,11 +100,11 @@ def finish_output() -> None:
             stream.finish()
 
 
-def prefix_output(where: Any, node: int) -> None:
+def prefix_output(where: Any, away: bool) -> None:
     """Send this worker's prints through prefixed streams. `where.name` is the running function's name.
 
-    Lines of other nodes than the driver's, which is the head's as a rule, have the node's address too, as in Ray.
+    Lines of other nodes than the driver's (`away`) have the node's address too, as in Ray.
     """
-    suffix = f", ip={node_ip_address()}" if node else ""
+    suffix = f", ip={node_ip_address()}" if away else ""
     sys.stdout = PrefixedStream(1, where, suffix)
     sys.stderr = PrefixedStream(2, where, suffix)

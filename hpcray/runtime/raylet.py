@@ -15,6 +15,7 @@ from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of, show_proc
 from hpcray.core import effects as fx
 from hpcray.core.gcs import head as gcs
 from hpcray.core.raylet import HANDLES, RayletCore
+from hpcray.core.store.node_store import HANDLES as STORE_HANDLES
 from hpcray.core.store.node_store import NodeStore
 from hpcray.host.prefault import Prefaulter
 from hpcray.runtime.local_links import DRIVER, Link
@@ -26,7 +27,6 @@ from hpcray.wire import messages as m
 
 Handler = Callable[[float, bytes, Any], Iterable[Any]]
 
-_STORE = (m.Create, m.Seal, m.Open, m.Release, m.Free, m.Pull, m.PullElsewhere, m.PullRefused)
 _NOTHING: tuple[()] = ()
 
 
@@ -39,12 +39,14 @@ class Seat:
         cluster_size: number of nodes.
         session_dir: its session directory.
         config: its settings.
+        driver_rank: the node that runs the program.
     """
 
     info: m.NodeInfo
     cluster_size: int
     session_dir: str
     config: Config
+    driver_rank: int = 0
 
 
 class Raylet:
@@ -96,11 +98,11 @@ class Raylet:
         self._prefault = prefault
         self._data = data
         self.handlers: dict[type, Handler] = dict.fromkeys(HANDLES, core.handle)
-        self.handlers |= dict.fromkeys(_STORE, store.handle)
-        self.handlers |= {m.Create: self._allocate, m.Open: self._allocate, m.ProcDied: self._remote_died}
+        self.handlers |= dict.fromkeys(STORE_HANDLES, store.handle)
+        self.handlers |= {kind: self._allocate for kind in (m.Create, m.Open, m.Prefetch)}
+        self.handlers |= {m.ProcDied: self._remote_died}
         if head is not None:
-            self.handlers |= dict.fromkeys(gcs.HANDLES, head.handle)
-            self.handlers |= {m.KillActor: self._for_core_or_head, m.SetJob: self._for_core_or_head}
+            self.lead(head, gcs.HANDLES)
         self.headship.listeners.append(self._head_moved)
         self.handlers[m.ListStore] = self._list_store
         self.carriers: dict[type, Callable[[Any], None]] = {
@@ -111,6 +113,12 @@ class Raylet:
             fx.StartSend: self._start_send,
             fx.CancelReceive: self._cancel_receive,
         }
+
+    def lead(self, head: gcs.HeadCore, handles: Iterable[type]) -> None:
+        """This raylet is the head, from now on."""
+        self.head = head
+        self.handlers |= dict.fromkeys(handles, head.handle)
+        self.handlers |= {m.KillActor: self._for_core_or_head, m.SetJob: self._for_core_or_head}
 
     def apply(self, effects: Iterable[Any]) -> None:
         """Carry out what a core asks for, in order."""

@@ -52,6 +52,7 @@ class RayletLoop:
     Attributes:
         now: monotonic time of the current turn.
         heard: when anything of another node arrived last.
+        each_turn: called in each turn, when all that came is dealt with.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class RayletLoop:
     ) -> None:
         self.now = monotonic()
         self.heard: dict[int, float] = {}
+        self.each_turn: list[Callable[[], None]] = []
         self._router = router
         self._listener = listener
         self._control = control
@@ -148,6 +150,8 @@ class RayletLoop:
         while router.inbox:
             inbox, router.inbox = router.inbox, []
             self._events.messages(router.me, inbox)
+        for tell in self.each_turn:
+            tell()
         self._flush()
 
     def _flush(self) -> None:

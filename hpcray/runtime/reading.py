@@ -7,16 +7,21 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from pickle import loads
 from typing import Any
 
 from hpcray.base.errors import GetTimeoutError, LocalRayletDiedError, RaySystemError, RayTaskError
 from hpcray.base.fullness import store_full
 from hpcray.core.owner.table import INLINE, PENDING, ObjectTable, Waiter
 from hpcray.host.arena import Arena
+from hpcray.host.direct_io import read_privately
 from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.refs import ObjectRef, died, new_ref, released
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import ERROR, deserialize, serialize_error
+from hpcray.wire.serialization import ERROR, PLAIN, deserialize, serialize_error
+
+_NOT_URGENT = 1
+"""Priority of what somebody asks about (`wait`): behind what somebody waits to read."""
 
 
 class ThreadState(threading.local):
@@ -79,13 +84,18 @@ class Reader:
                     gathering.remove(oids)
             elif engine.dirty:
                 engine.flush()
-            blob = entry.value if entry.state == INLINE else None
+            found = None if entry.state == INLINE else self._found((oid,))
+            blob = entry.value
         if engine.after:
             engine.run_after()
-        if blob is None:  # it is in our node's store
-            return self.get((ref,), timeout)[0]
+        if found is not None:  # it is in our node's store
+            values = self._values(found)
+            return values[0] if values else self.get((ref,), timeout)[0]
+        kind = blob[-1]
+        if kind == PLAIN:
+            return loads(blob)  # as `deserialize` would
         value = deserialize(blob)
-        if blob[-1] == ERROR:
+        if kind == ERROR:
             raise raised_form(value)
         return value
 
@@ -114,37 +124,73 @@ class Reader:
                     gathering.remove(oids)
             elif engine.dirty:
                 engine.flush()
-            found: list[Any] = []
-            for oid in oids:
-                entry = entries[oid]
-                if entry.state == INLINE:
-                    found.append(entry.value)
-                elif entry.mapping is not None:
-                    # Made for all of them first: what an error below does not let be read gives its view back too.
-                    mapping, gone = entry.mapping, partial(died, (oid,))
-                    found.append(self.arena.pinned_view(mapping.offset, mapping.size, gone))
-                    mapping.views += 1
-                elif oid in self.table.pins.refused:
-                    found.append(serialize_error(store_full(self.table.pins.refused[oid])))
-                else:
-                    found.append(None)  # another one failed first
+            found = self._found(oids)
         if engine.after:
             engine.run_after()
+        values = self._values(found)
+        if len(values) < len(found):
+            return self.get(refs, timeout)  # what was refused to us has been asked for again by another thread
+        return values
+
+    def _found(self, oids: Sequence[bytes]) -> list[Any]:
+        """The blobs of these objects: in a message, a view of the store, or a file to be read; None: it is not there
+        (lock held)."""
+        found: list[Any] = []
+        pins = self.table.pins
+        for oid in oids:
+            entry = self.table.entries[oid]
+            if entry.state == INLINE:
+                found.append(entry.value)
+            elif entry.mapping is not None:
+                # Made for all of them first: what an error below does not let be read gives its view back too.
+                mapping, gone = entry.mapping, partial(died, (oid,))
+                found.append(self.arena.pinned_view(mapping.offset, mapping.size, gone))
+                mapping.views += 1
+            elif oid in pins.files:
+                found.append(self.table.begin_file(oid))
+            elif oid in pins.refused:
+                found.append(serialize_error(store_full(pins.refused[oid])))
+            else:
+                found.append(None)  # another one failed first
+        return found
+
+    def _read_file(self, msg: m.OnDisk) -> memoryview | None:
+        """What the store has no room for, in memory of our own."""
+        problem = "it was interrupted"
+        blob = None
+        try:
+            blob, problem = read_privately(msg.path, msg.position, msg.size), ""
+        except OSError as error:
+            problem = f"reading it from disk failed: {error}"
+        finally:
+            with self.engine.lock:
+                self.table.end_file(msg.id, problem)
+                self.engine.flush()
+        return blob
+
+    def _values(self, found: list[Any]) -> list[Any]:
+        """The values of blobs; fewer where some are not there.
+
+        Raises:
+            The error that is one of them.
+        """
+        if any(type(item) is m.OnDisk for item in found):
+            found = [self._read_file(item) if type(item) is m.OnDisk else item for item in found]
         values: list[Any] = []
         error: BaseException | None = None
         for item in found:
             if type(item) is bytes:
-                value = deserialize(item)
-                if item[-1] == ERROR:
-                    error = error or value
+                kind = item[-1]
+                if kind == PLAIN:
+                    values.append(loads(item))  # as `deserialize` would
+                elif kind == ERROR:
+                    error = error if error is not None else deserialize(item)
                 else:
-                    values.append(value)
+                    values.append(deserialize(item))
             elif item is not None:
                 values.append(deserialize(item))
         if error is not None:
             raise raised_form(error)
-        if len(values) < len(found):
-            return self.get(refs, timeout)  # what was refused to us has been asked for again by another thread
         return values
 
     def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
@@ -185,10 +231,12 @@ class Reader:
             self.drain()
             done, rest = self._split(refs, num_returns, fetch_local)
             if len(done) < num_returns:
-                want = self.table.want_local if fetch_local else self.table.want_ready
                 waiter = Waiter(num_returns - len(done))
                 for ref in rest:
-                    want(ref._id, waiter)
+                    if fetch_local:
+                        self.table.want_local(ref._id, waiter, _NOT_URGENT)
+                    else:
+                        self.table.want_ready(ref._id, waiter)
                 self.block(waiter, None if timeout is None else monotonic() + timeout)
                 self.table.forget([ref._id for ref in rest], waiter)
                 done, rest = self._split(refs, num_returns, fetch_local)
@@ -201,14 +249,15 @@ class Reader:
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
-        entries = self.table.entries
+        entries, pins = self.table.entries, self.table.pins
         done: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
         for index, ref in enumerate(refs):
             entry = entries.get(ref._id)
             if entry is None:
                 raise foreign(ref._id)
-            if (entry.available or ref._id in self.table.pins.refused) if local else entry.state != PENDING:
+            here = entry.available or ref._id in pins.refused or ref._id in pins.files
+            if here if local else entry.state != PENDING:
                 done.append(ref)
                 if len(done) == num_returns:
                     rest.extend(refs[index + 1 :])

@@ -60,8 +60,13 @@ class Replies:
         us: int,
         protected: list[bytes] | None,
         actor: tuple[str, str] | None = None,
+        hold: bool = False,
     ) -> None:
-        """Send a result (or an exception) to the submitter; large values go into the node's store first."""
+        """Send a result (or an exception) to the submitter; large values go into the node's store first.
+
+        Args:
+            hold: more replies follow at once, and then a flush.
+        """
         if self._ended is not None:
             called = self._worker.called(task, name) if self._worker.options else name
             self._ended((task, called, perf_counter(), us, error is not None))
@@ -71,7 +76,7 @@ class Replies:
                 if num_returns == 1:
                     blob, refs = (NONE_BLOB, []) if value is None else serialize(value)
                     if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
-                        self._send(src, m.TaskDone(task, blob, us), us)
+                        self._send(src, m.TaskDone(task, blob, us), us, hold)
                         return
                     returns = [self.returned(src, task, 0, blob, refs)]
                 else:
@@ -84,7 +89,7 @@ class Replies:
             blob = self.error_blob(error, name, actor, task)
             returns = [m.Returned(blob) for _ in range(abs(num_returns))]
         value = error = None
-        self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us)
+        self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us, hold)
 
     def kept(self, protected: list[bytes] | None, src: bytes) -> list[bytes] | None:
         """Count us for the refs from the arguments that we still hold; the reply to `src` names those that it owns."""
@@ -167,7 +172,7 @@ class Replies:
                 self._engine.send(dest, msg)
             self._engine.flush()
 
-    def _send(self, dest: bytes, msg: m.Message, us: int) -> None:
+    def _send(self, dest: bytes, msg: m.Message, us: int, hold: bool) -> None:
         """Queue a reply. It leaves at once unless more short work waits (then after a millisecond of it at most)."""
         engine = self._engine
         with engine.lock:
@@ -181,7 +186,9 @@ class Replies:
                 peer.dirty = True
                 engine.dirty.append(peer)
             self.since_flush += us + 10
-            if not self._worker.queue or self.since_flush > _FLUSH_US:
+            if hold:
+                engine.buffered()
+            elif not self._worker.queue or self.since_flush > _FLUSH_US:
                 self.since_flush = 0
                 engine.flush()
             else:

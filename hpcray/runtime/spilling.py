@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpcray.core import effects as fx
 from hpcray.host.spill_files import SpillFiles
+from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
     from hpcray.runtime.raylet import Raylet
@@ -25,6 +26,7 @@ class Spilling:
         raylet.carriers |= {
             fx.WriteSpill: self._write,
             fx.ReadSpill: self._read,
+            fx.LendSpilled: self._lend,
             fx.DiscardSpilled: lambda effect: files.discard(effect.segment, effect.position, effect.size, effect.last),
         }
         raylet.loop.watch(files.fileno(), lambda event: self._ended())
@@ -40,6 +42,10 @@ class Spilling:
     def _read(self, effect: fx.ReadSpill) -> None:
         piece = effect.piece
         self._files.read(effect.id, effect.segment, piece.offset, piece.size, piece.position)
+
+    def _lend(self, effect: fx.LendSpilled) -> None:
+        path = self._files.path(effect.segment)
+        self._raylet.router.send(effect.proc, m.OnDisk(effect.id, path, effect.position, effect.size))
 
     def _ended(self) -> None:
         raylet = self._raylet

@@ -39,6 +39,7 @@ class StoreClient:
             m.Created: lambda _, msg: self._answer(msg.id, msg),
             m.Opened: self._on_opened,
             m.StoreError: self._on_error,
+            m.OnDisk: lambda _, msg: self._process.table.on_disk(msg),
             m.Unpin: lambda _, msg: self._process.table.pins.give_up(msg.size),
         }
 

@@ -25,7 +25,7 @@ from hpcray.runtime.actor_end import URGENT, ActorEnd
 from hpcray.runtime.actor_host import ActorHost
 from hpcray.runtime.arguments import NO_ARGS, fill
 from hpcray.runtime.engine import monotonic
-from hpcray.runtime.environment import Environment
+from hpcray.runtime.environment import Environment, expanded
 from hpcray.runtime.names import qualified_name
 from hpcray.runtime.process import Process
 from hpcray.runtime.replies import Replies
@@ -121,7 +121,7 @@ class Worker:
 
     def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
         """The variables of a task or actor go before those of its job."""
-        self.env = {name: value for name, value in env if name != VARIABLE}
+        self.env = expanded((name, value) for name, value in env if name != VARIABLE)
         os.environ.update(self.env)
         confine(os.environ)
 
@@ -185,7 +185,7 @@ class Worker:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
-        os.environ.update(job.env)
+        os.environ.update(expanded(job.env))
         os.environ.update(self.env)
         confine(os.environ)
         self.environment.enter()

@@ -47,7 +47,8 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Envir
     current.worker = worker
     signal.signal(signal.SIGINT, worker.interrupted)
     if process.config.log_to_driver:
-        prefix_output(process.local, process.node)
+        program = process.config.driver_rank if process.cluster_size > 1 else 0
+        prefix_output(process.local, process.node != program)
         process.on_exit = _leave
     else:
         redirect_output(f"{session_dir}/worker-{number}.log")

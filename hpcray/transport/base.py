@@ -158,7 +158,7 @@ class Backoff:
 
     __slots__ = ("_last",)
 
-    SPIN = 0.0002
+    SPIN = 0.0001
     STEPS = ((0.1, 0.001), (1.0, 0.003))
     LONGEST = 0.01
 
@@ -169,12 +169,19 @@ class Backoff:
         """Something moved."""
         self._last = time.monotonic()
 
-    def delay(self) -> float:
-        """How long to sleep now. With 0, others on this core, the awaited peer perhaps, have had a chance to run."""
-        silence = time.monotonic() - self._last
-        if silence < self.SPIN:
+    def lively(self) -> bool:
+        """Whether something moved just now, so that a sleep would not pay: who is woken loses 50 us. Others on this
+        core, the awaited peer perhaps, have had a chance to run."""
+        if time.monotonic() - self._last < self.SPIN:
             os.sched_yield()
+            return True
+        return False
+
+    def delay(self) -> float:
+        """How long to sleep now."""
+        if self.lively():
             return 0.0
+        silence = time.monotonic() - self._last
         for limit, pause in self.STEPS:
             if silence < limit:
                 return pause

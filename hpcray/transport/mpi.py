@@ -73,7 +73,7 @@ class MpiControl:
             raise PeerLost(dest, self._dead[dest]) from None
         if not done:
             self._sending.setdefault(dest, deque()).append((request, data))
-            self._backoff.touch()
+        self._backoff.touch()
         self._sent[dest] += 1
         if self._bell is not None:
             self._bell.ring(dest, self._sent[dest])
@@ -212,7 +212,7 @@ class MpiControl:
             self._owing = {rank for rank in self._owing if self._received[rank] < self._promised[rank]}
         if self._sending or self._late or self._owing or not self._wakes():
             return self._backoff.delay()
-        return FOREVER
+        return 0.0 if self._backoff.lively() else FOREVER
 
     def pending(self) -> bool:
         """See `ControlTransport.pending`."""

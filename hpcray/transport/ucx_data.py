@@ -8,11 +8,10 @@ What is beyond UCX's rendezvous threshold waits in the sender's arena until it i
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
-from hpcray.transport.base import FOREVER, Report
+from hpcray.transport.base import FOREVER, Backoff, Report
 from hpcray.transport.ucx import UcxEngine
 
 _CLASS = 0xF << 60
@@ -22,9 +21,6 @@ _NUMBER_MASK = (1 << 32) - 1
 _LAST_WORDS = 2.0
 _NOBODY = -1
 _ROUNDS = 3  # of matching in one `progress`
-_SPIN = 0.0002
-"""Seconds without sleep since something moved, while more is on its way: a peer answers in less, and to be woken takes
-as long as to receive 100 KB."""
 
 _Place = tuple[int, int, int, int]  # source node, offset, size, tag
 _Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
@@ -46,7 +42,7 @@ class UcxData:
         self._stuck: list[_Flight] = []
         self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
-        self._moved = 0.0
+        self._backoff = Backoff()
 
     def address(self) -> bytes:
         """The UCX worker address."""
@@ -68,7 +64,7 @@ class UcxData:
         engine = self._engine
         label = self._labels[tag] = engine.label(node, engine.rank, tag & _NUMBER_MASK)
         self._expected[label] = (node, offset, size, tag)
-        self._moved = time.monotonic()
+        self._backoff.touch()
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
         """See `DataPlane.send`."""
@@ -123,7 +119,7 @@ class UcxData:
             self._land()
         done, self._done = self._done, []
         if done:
-            self._moved = time.monotonic()
+            self._backoff.touch()
         return done
 
     def busy(self) -> bool:
@@ -134,10 +130,7 @@ class UcxData:
         """See `DataPlane.patience`. UCX's own descriptor wakes us for what does not come soon."""
         if self._done or self._engine.hungry():
             return 0.0
-        if (self._expected or self._flights) and time.monotonic() < self._moved + _SPIN:
-            os.sched_yield()  # whoever is to send may be waiting for this core
-            return 0.0
-        return FOREVER
+        return 0.0 if (self._expected or self._flights) and self._backoff.lively() else FOREVER
 
     def close(self) -> None:
         """See `DataPlane.close`."""

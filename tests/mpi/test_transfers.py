@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.jobs import Job
@@ -67,14 +68,40 @@ print(json.dumps({"good": good, "on_disk": [node["on_disk"] for node in full],
 """
 
 
-def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, list[int]]:
+STOPPED = """
+import os, signal
+
+@ray.remote(num_cpus=0)
+class Owner:
+    def pid(self):
+        return os.getpid()
+    def put(self):
+        return [ray.put(block(1, 3 << 20))]
+
+@ray.remote(num_cpus=0)
+class Reader:
+    def read(self, refs):
+        return bool(np.array_equal(ray.get(refs[0]), block(1, 3 << 20)))
+
+owner = Owner.options(scheduling_strategy=where[0]).remote()
+reader = Reader.options(scheduling_strategy=where[1]).remote()
+refs, pid = ray.get([owner.put.remote(), owner.pid.remote()])
+os.kill(pid, signal.SIGSTOP)
+try:
+    print(json.dumps({"good": ray.get(reader.read.remote(refs), timeout=60)}))
+finally:
+    os.kill(pid, signal.SIGCONT)
+"""
+
+
+def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, Any]:
     path = tmp_path / "script.py"
     path.write_text(COMMON + script)
     command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), str(path), *args]
     with Job(command, {"HPCRAY_PRESTART": "0", **environ}) as job:
         ended = job.wait(200)
     assert ended.code == 0, ended.out + ended.err
-    found: dict[str, list[int]] = json.loads(ended.out.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
     return found
 
 
@@ -85,6 +112,13 @@ def test_a_job_with_five_times_the_data_that_its_stores_hold(tmp_path: Path, lea
     assert found["capacity"] == [store] * 4
     assert found["good"] == [40] * 4, "every block came back bit by bit, from another node's disk"
     assert min(found["on_disk"]) >= 3 * store
+
+
+@pytest.mark.timeout(210)
+def test_an_owner_that_does_not_answer_holds_up_nobody_who_was_told_where_its_object_is(
+    tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    assert run(tmp_path, 2, STOPPED)["good"] is True
 
 
 @pytest.mark.slow

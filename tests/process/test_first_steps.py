@@ -85,7 +85,7 @@ def test_submodules_are_there_without_an_import():
 
 def test_a_taken_name_says_what_to_do():
     keep = Maker.options(name="taken").remote()
-    with pytest.raises(ValueError, match=r"'taken' exists in namespace .*hint: .*get_actor\('taken'\)"):
+    with pytest.raises(ValueError, match=r"The name taken \(namespace=.*already taken.*get_actor\('taken'"):
         Maker.options(name="taken").remote()
     del keep
 

@@ -13,7 +13,7 @@ from hpcray.cluster import runner
 LATE = """\
 import signal, subprocess, sys, time
 {ignore}
-rank0 = "import sys; sys.path.insert(0, sys.argv[1]); from hpcray.host.console import adopt; adopt(0).leave(5)"
+rank0 = "import sys; sys.path.insert(0, sys.argv[1]); from hpcray.host.console import adopt; adopt(True).leave(5)"
 subprocess.run([sys.executable, "-c", rank0, sys.argv[1]], check=True)
 time.sleep(600)
 """

@@ -25,12 +25,15 @@ CPU1 = shape(CPU=1)
 
 @dataclass(eq=False)
 class SimTask:
-    """Runs `seconds`, then submits its children and waits for them. function: whose run times its submitter knows."""
+    """Runs `seconds`, then submits its children and waits for them. function: whose run times its submitter knows.
+    once: it must not run twice, and may fail."""
 
     shape: m.Shape = CPU1
     seconds: float = 0.01
     children: list[SimTask] = field(default_factory=list)
     done: int = 0
+    once: bool = False
+    failed: int = 0
     submitted: float = 0.0
     began: float = -1.0
     ran_on: list[int] = field(default_factory=list)
@@ -118,7 +121,10 @@ class Submitter:
     def lost(self, lease: bytes) -> None:
         worker = self.leased.pop(lease, None)
         if worker is not None:
-            if worker.task is not None:
+            if worker.task is not None and worker.task.once:
+                worker.task.failed += 1
+                self.waiting_for -= 1
+            elif worker.task is not None:
                 self.queues[worker.klass].appendleft(worker.task)
             self.pump(worker.klass)
 

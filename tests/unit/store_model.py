@@ -16,6 +16,7 @@ from hpcray.core.effects import (
     CancelReceive,
     DiscardSpilled,
     Effect,
+    LendSpilled,
     ReadSpill,
     Send,
     StartReceive,
@@ -87,6 +88,9 @@ class Cluster:
         self.unsealed: dict[tuple[bytes, bytes], int] = {}  # (proc, object) -> offset
         self.pinned: dict[tuple[bytes, bytes], int] = {}
         self.granted: dict[tuple[bytes, bytes], int] = {}  # as `pinned`, from when the store said so
+        self.keeping: set[tuple[bytes, int, bytes]] = set()  # (proc, node, object): asked to keep a copy there
+        self.kept: set[tuple[bytes, int, bytes]] = set()
+        self.lent: dict[tuple[int, bytes, bytes], int] = {}  # (node, proc, object) -> files that may be read
         self.receives: dict[int, Transfer] = {}
         self.sends: dict[int, Transfer] = {}
         self.cancelled: set[int] = set()
@@ -147,6 +151,9 @@ class Cluster:
                 msg = effect.msg
                 if effect.dest in self.dead:
                     continue  # the store has not heard of it yet
+                if isinstance(msg, m.Opened) and node_of(effect.dest) != node:
+                    self.say(me, effect.dest, msg)
+                    continue
                 if isinstance(msg, m.Created):
                     self.claim(node, msg.id, msg.offset, msg.size)
                     self.granted[effect.dest, msg.id] = msg.offset
@@ -169,6 +176,11 @@ class Cluster:
                 self.claim(node, ident, effect.piece.offset, effect.piece.size)
                 self.reads[node, effect.id] = effect
                 self.read_ids[node, effect.id] = ident
+            elif isinstance(effect, LendSpilled):
+                if effect.proc not in self.dead:
+                    key = (node, effect.proc, effect.id)
+                    self.lent[key] = self.lent.get(key, 0) + 1
+                    self.say(me, effect.proc, m.OnDisk(effect.id, str(effect.segment), effect.position, effect.size))
             elif isinstance(effect, DiscardSpilled):
                 for position in range(effect.position, effect.position + effect.size, UNIT):
                     self.disks[node].pop((effect.segment, position), None)
@@ -223,6 +235,51 @@ class Cluster:
             self.opening[proc, obj.id] = self.now
             self.to_raylet(proc, m.Open(obj.id, obj.size, list(obj.locations), pick // 3 % 3))
 
+    def prefetch(self, pick: int) -> None:
+        """Somebody has a node fetch an object."""
+        known = [obj for obj in self.objects.values() if obj.locations and not obj.freed]
+        if known:
+            obj, node = known[pick // 5 % len(known)], self.living_nodes()[pick % len(self.stores)]
+            proc = self.alive()[pick // 3 % len(self.alive())]
+            self.say(proc, raylet_of(node), m.Prefetch([m.ArgRef(obj.id, obj.size, list(obj.locations))]))
+
+    def keep(self, pick: int) -> None:
+        """An owner has another node keep a copy; or gives up one that is kept."""
+        node = self.living_nodes()[pick % len(self.stores)]
+        known = [
+            obj
+            for obj in self.objects.values()
+            if obj.locations and not obj.freed and obj.owner in self.alive() and node_of(obj.owner) != node
+        ]
+        if known:
+            obj = known[pick // 5 % len(known)]
+            key = (obj.owner, node, obj.id)
+            if key in self.kept:
+                self.kept.discard(key)
+                self.say(obj.owner, raylet_of(node), m.Release([obj.id]))
+            elif key not in self.keeping:
+                self.keeping.add(key)
+                ask = m.Open(obj.id, obj.size, list(obj.locations), keep=True)
+                self.say(obj.owner, raylet_of(node), ask)
+
+    def hurry(self, pick: int) -> None:
+        """Somebody needs more urgently what it has asked for."""
+        if self.opening:
+            proc, ident = list(self.opening)[pick % len(self.opening)]
+            self.to_raylet(proc, m.Hurry(ident, 0))
+
+    def read_file(self, pick: int) -> None:
+        """A process reads what was lent to it on disk."""
+        if self.lent:
+            node, proc, ident = key = list(self.lent)[pick % len(self.lent)]
+            if (proc, ident) in self.opening:
+                return  # it has not heard of it yet
+            assert ident in self.disks[node].values(), "what was lent is not on disk any more"
+            self.lent[key] -= 1
+            if not self.lent[key]:
+                del self.lent[key]
+            self.to_raylet(proc, m.DiskRead(ident))
+
     def release(self, pick: int) -> None:
         if self.pinned:
             proc, ident = list(self.pinned)[pick % len(self.pinned)]
@@ -248,6 +305,10 @@ class Cluster:
 
     def drop(self, obj: Object) -> None:
         obj.freed = True
+        for key in [key for key in self.kept | self.keeping if key[0] == obj.owner and key[2] == obj.id]:
+            self.kept.discard(key)
+            self.keeping.discard(key)
+            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id]))
         self.to_raylet(obj.owner, m.Free([obj.id], list(obj.locations)))
 
     def deliver(self, pick: int) -> None:
@@ -258,7 +319,9 @@ class Cluster:
 
     def arrive(self, src: bytes, dest: bytes, msg: object) -> None:
         node = node_of(dest)
-        if number_of(dest):
+        if number_of(dest) and node_of(src) != node and isinstance(msg, m.Opened | m.StoreError):
+            self.answered_keep(dest, node_of(src), msg)
+        elif number_of(dest):
             self.answered(dest, msg)
         elif node in self.stores:
             store = self.stores[node]
@@ -267,8 +330,35 @@ class Cluster:
             else:
                 self.apply(node, store.handle(self.now, src, msg))  # type: ignore[arg-type]
 
+    def answered_keep(self, proc: bytes, node: int, msg: m.Opened | m.StoreError) -> None:
+        """A node keeps a copy for its owner, or cannot, or cannot any more."""
+        key = (proc, node, msg.id)
+        asked = key in self.keeping
+        self.keeping.discard(key)
+        obj = self.objects[msg.id]
+        if isinstance(msg, m.StoreError):
+            self.kept.discard(key)
+        elif proc not in self.dead:
+            assert asked or obj.freed
+            if node not in obj.locations:
+                obj.locations.append(node)
+            if obj.freed:
+                self.to_raylet(proc, m.Free([obj.id], [node]))
+            else:
+                self.kept.add(key)
+
     def answered(self, proc: bytes, msg: object) -> None:
         if proc in self.dead:
+            return
+        if isinstance(msg, m.AddLocation):
+            obj = self.objects[msg.id]
+            if obj.freed:
+                self.to_raylet(proc, m.Free([obj.id], [msg.node]))
+            elif msg.node not in obj.locations and msg.node in self.stores:
+                obj.locations.append(msg.node)
+            return
+        if isinstance(msg, m.OnDisk):
+            del self.opening[proc, msg.id]
             return
         if isinstance(msg, m.Created):
             del self.creating[proc, msg.id]
@@ -406,6 +496,9 @@ class Cluster:
         for _, ident in [*self.creating, *self.unsealed]:
             if _ == proc:
                 self.objects[ident].excused = True
+        self.kept = {key for key in self.kept if key[0] != proc}
+        self.keeping = {key for key in self.keeping if key[0] != proc}
+        self.lent = {key: count for key, count in self.lent.items() if key[1] != proc}
         for book in (self.creating, self.opening, self.unsealed, self.pinned, self.granted):
             for key in [key for key in book if key[0] == proc]:
                 del book[key]
@@ -422,6 +515,9 @@ class Cluster:
                 if node in obj.locations:
                     obj.locations.remove(node)
                     obj.excused = True
+            self.kept = {key for key in self.kept if key[1] != node}
+            self.keeping = {key for key in self.keeping if key[1] != node}
+            self.lent = {key: count for key, count in self.lent.items() if key[0] != node}
             self.writes.pop(node, None)
             for job in [job for job in self.reads if job[0] == node]:
                 del self.reads[job], self.read_ids[job]
@@ -472,7 +568,13 @@ class Cluster:
             self.seal(list(self.unsealed).index((proc, ident)))
         for proc, ident in list(self.pinned):
             self.let_go(proc, ident)
+        while self.lent:
+            self.read_file(0)
         self.settle()
+        assert not self.keeping, "a node that is to keep a copy never answered"
+        for _, node, ident in self.kept:
+            held = self.stores[node]._objects.get(ident)
+            assert held is not None and (held.offset >= 0 or held.disk is not None), "a kept copy is gone"
         for obj in self.objects.values():
             if obj.owner not in self.dead and obj.locations and not obj.freed:
                 self.drop(obj)

@@ -257,8 +257,39 @@ def test_where_rank_0_starts(argv: str, here: bool) -> None:
 
 @pytest.mark.parametrize(("first", "here"), [("me", True), ("other", False), ("", False)])
 def test_rank_0_runs_on_the_first_host_of_the_hostfile(first: str, here: bool) -> None:
-    site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"me"}), first_host=first)
+    hosts = (first, "b") if first else ()
+    site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"me"}), hostfile=hosts)
     assert starts_here(parse_options(["--hostfile", "f", "s.py"]), site) is here
+
+
+@pytest.mark.parametrize(
+    ("argv", "here"),
+    [
+        ("-n 4 --driver-rank 3 s.py", True),
+        ("--hosts me,b --driver-rank 1 s.py", False),
+        ("--hosts a,me --driver-rank 1 s.py", True),
+        ("--hosts a,me -n 4 --driver-rank 3 s.py", True),
+        ("--hostfile f --driver-rank 1 s.py", True),
+        ("--hostfile f s.py", False),
+    ],
+)
+def test_where_the_program_starts(argv: str, here: bool) -> None:
+    site = Site(python="p", mpirun="m", root=False, environ={}, names=frozenset({"me"}), hostfile=("a", "me"))
+    assert starts_here(parse_options(argv.split()), site) is here
+    number = argv.split("--driver-rank ")[1][0] if "--driver-rank" in argv else ""
+    assert (f"-m hpcray --driver-rank {number} s.py" in " ".join(line(argv, site))) is bool(number)
+
+
+def test_the_program_s_rank_may_come_from_the_environment_and_gets_the_input() -> None:
+    site = Site(python="p", mpirun="m", root=False, environ={"HPCRAY_DRIVER_RANK": "1"}, names=frozenset({"a"}))
+    assert not starts_here(parse_options(["--hosts", "a,b", "s.py"]), site)
+    assert "--stdin 1 " in " ".join(line("--hosts a,b s.py", site))
+
+
+def test_a_rank_that_there_is_not_cannot_run_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(["-n", "3", "--driver-rank", "3", "s.py"])
+    assert "there are the ranks 0 to 2" in capsys.readouterr().err
 
 
 def test_no_input_is_forwarded_to_another_host_when_there_is_none() -> None:

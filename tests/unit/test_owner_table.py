@@ -337,3 +337,43 @@ class TestPins:
         table.said()
         table.view_died(self.oid)
         assert table.said() == [(RAYLET, m.Release([self.oid]))]
+
+
+class TestPlacesThatTravelWithARef:
+    def test_who_gets_them_asks_its_store_at_once_and_not_the_owner(self, table: Table) -> None:
+        table.borrow(put_id(owner=PEER))
+        table.told(put_id(owner=PEER), SIZE, (2, 3))
+        assert not table.want_local(put_id(owner=PEER), Waiter())
+        assert table.said() == [(RAYLET, m.Open(put_id(owner=PEER), SIZE, [2, 3]))]
+
+    def test_nodes_that_are_known_to_be_dead_do_not_count(self, table: Table) -> None:
+        table.borrow(put_id(owner=PEER))
+        table.node_died(2, "gone")
+        table.told(put_id(owner=PEER), SIZE, (2,))
+        assert table.entries[put_id(owner=PEER)].state == PENDING
+        table.told(put_id(owner=PEER), SIZE, (2, 3))
+        assert table.entries[put_id(owner=PEER)].nodes == [3]
+
+    def test_the_owner_knows_better_once_it_was_asked(self, table: Table) -> None:
+        oid = put_id(owner=PEER)
+        table.borrow(oid, SIZE)
+        table.want_local(oid, Waiter())
+        table.on_store_error(m.StoreError(oid, "lost", "not there"))
+        assert (PEER, m.ObjectLost(oid, 0, [2], "not there")) in table.said()
+        table.told(oid, SIZE, (2,))
+        assert table.entries[oid].state == PENDING and table.said() == []
+
+    def test_our_own_objects_are_what_we_know_of_them(self, table: Table) -> None:
+        table.create(return_id()).local = 1
+        table.told(return_id(), SIZE, (3,))
+        assert table.entries[return_id()].state == PENDING
+
+    def test_a_ref_says_where_a_stored_object_is_and_nothing_of_others(self, table: Table) -> None:
+        assert table.places(put_id()) is None
+        table.owned(put_id())
+        table.create(return_id(7)).local = 1
+        assert table.places(put_id()) is None and table.places(return_id(7)) is None
+        table.stored(return_id(), node=2)
+        for node in range(3, 9):
+            table.on_add_location(m.AddLocation(return_id(), node))
+        assert table.places(return_id()) == (SIZE, (2, 3, 4, 5))

@@ -54,6 +54,13 @@ class TestReceiving:
         assert [receive.tag for receive in posted] == [pull.tag + at for at in range(5)]
         assert (pull.chunk, pull.first, pull.whole) == (CHUNK, 0, False)
 
+    def test_no_piece_is_much_shorter_than_the_others(self) -> None:
+        store = NodeStore(2, 64 << 20, chunk=4 << 20)
+        effects = store.handle(0.0, A, m.Open(oid(1, FAR), (8 << 20) + 150, [7]))
+        sizes = [receive.size for receive in receives(effects)]
+        assert sum(sizes) == (8 << 20) + 150 and question(effects).chunk == sizes[0] <= 4 << 20
+        assert len(sizes) == 3 and min(sizes) > sizes[0] - 3 * 4096
+
     def test_it_is_here_when_the_last_chunk_is_in_whatever_order(self, store: NodeStore) -> None:
         posted, _ = start(store, [7])
         for at in (3, 0, 4, 1):

@@ -31,7 +31,8 @@ READERS = (
     *[Cluster.move] * 8,
     *[Cluster.report] * 8,
 )
-DISK = (*[Cluster.disk] * 4, *[Cluster.unpin] * 2)
+DISK = (*[Cluster.disk] * 4, *[Cluster.unpin] * 2, *[Cluster.read_file] * 2)
+AHEAD = (*[Cluster.prefetch] * 3, *[Cluster.keep] * 3, Cluster.hurry)
 TROUBLE = (Cluster.abort, Cluster.break_transfer, Cluster.break_transfer, Cluster.kill, Cluster.crash)
 
 
@@ -78,10 +79,16 @@ def test_what_is_spilled_comes_back_as_it_was(script: list[tuple[int, int]], thr
     run(STEPS + DISK, script, threshold)
 
 
+@settings(max_examples=200, deadline=None)
+@given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
+def test_what_is_fetched_ahead_or_kept_is_there_and_goes_in_time(script: list[tuple[int, int]], threshold: float) -> None:
+    run(STEPS + DISK + AHEAD, script, threshold)
+
+
 @settings(max_examples=300, deadline=None)
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_with_a_failing_disk_and_deaths_too_nothing_leaks(script: list[tuple[int, int]], threshold: float) -> None:
-    run(STEPS + DISK + TROUBLE + (Cluster.break_disk,), script, threshold)
+    run(STEPS + DISK + AHEAD + TROUBLE + (Cluster.break_disk,), script, threshold)
 
 
 @settings(max_examples=150, deadline=None)
@@ -116,9 +123,9 @@ def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()
     for seed in range(75):
-        steps = STEPS + DISK + TROUBLE + (Cluster.break_disk,)
+        steps = STEPS + DISK + AHEAD + TROUBLE + (Cluster.break_disk,)
         for store in run(steps, random_script(seed, 1500), 0.8).stores.values():
             numbers = store.snapshot()
-            names = ("spilled_bytes", "restored", "spill_failures", "evicted", "from_disk")
+            names = ("spilled_bytes", "restored", "spill_failures", "evicted", "from_disk", "lent")
             reached.update({name: numbers[name] for name in names})
-    assert len(reached) == 5 and min(reached.values()) >= 10, reached
+    assert len(reached) == 6 and min(reached.values()) >= 10, reached

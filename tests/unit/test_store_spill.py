@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from store_kit import CAPACITY, FAR, A, B, answers, oid, only, put, sent_to
 
 from hpcray.base.ids import raylet_of
-from hpcray.core.effects import DiscardSpilled, Effect, ReadSpill, Send, StartSend, WriteSpill
+from hpcray.core.effects import DiscardSpilled, Effect, LendSpilled, ReadSpill, Send, StartSend, WriteSpill
 from hpcray.core.store.node_store import NodeStore
 from hpcray.core.store.objects import Slot
 from hpcray.core.store.pulls import transfer_tag
@@ -163,7 +163,9 @@ class TestRestoring:
         assert isinstance(read, ReadSpill)
         assert store.restored(3.1, oid(2), None) == [StartSend(oid(2), 4, tag, read.piece.offset, THIRD)]
 
-    def test_no_room_is_an_error_for_who_asks_and_the_object_stays_where_it_is(self, store: NodeStore) -> None:
+    def test_where_there_is_no_room_who_asks_reads_the_file_and_the_object_stays_where_it_is(
+        self, store: NodeStore
+    ) -> None:
         spill_two(store)
         store.handle(3.0, B, m.Open(oid(4, B), 2 * THIRD, [2]))
         store.handle(3.0, A, m.Open(oid(3), THIRD, [2]))
@@ -171,18 +173,29 @@ class TestRestoring:
         store.handle(4.0, B, m.Open(oid(1), THIRD, [2]))
         store.handle(4.0, raylet_of(4), m.Pull(oid(1), tag, THIRD))
         effects = answers(store.tick(14.0))
-        (error,) = sent_to(effects, B)
+        assert LendSpilled(B, oid(1), 1, 0, THIRD) in effects
         (refused,) = sent_to(effects, raylet_of(4))
-        assert isinstance(error, m.StoreError) and error.kind == "full" and "restoring object" in error.reason
-        assert isinstance(refused, m.PullRefused) and refused.full
-        held = len(store._holdings)
-        store.handle(15.0, B, m.Release([oid(1)]))
-        assert len(store._holdings) == held, "nothing is kept about a request that has failed"
+        assert isinstance(refused, m.PullRefused) and refused.full and "restoring object" in refused.reason
+        assert store.handle(14.5, A, m.Free([oid(2)], [2])) == [DiscardSpilled(1, THIRD, THIRD, False)]
+        assert store.handle(14.6, B, m.DiskRead(oid(1))) == []
         store.handle(15.0, B, m.Release([oid(4, B)]))
         (write,) = answers(store.handle(15.0, B, m.Open(oid(1), THIRD, [2])))
         assert isinstance(write, WriteSpill)
         (read,) = store.spilled(15.1, None)
         assert isinstance(read, ReadSpill)
+
+    def test_what_is_lent_goes_from_disk_when_it_was_read_or_its_reader_is_dead(self, store: NodeStore) -> None:
+        spill_two(store)
+        store.handle(3.0, B, m.Open(oid(4, B), 2 * THIRD, [2]))
+        store.handle(3.0, A, m.Open(oid(3), THIRD, [2]))
+        for counter in (1, 2):
+            store.handle(4.0, B, m.Open(oid(counter), THIRD, [2]))
+        assert answers(store.tick(4.5)) == [], "pins may still be given up"
+        lent = [effect.id for effect in store.tick(5.5) if isinstance(effect, LendSpilled)]
+        assert lent == [oid(1), oid(2)], "but nothing can be spilled, so nobody waits for long"
+        assert store.handle(6.0, A, m.Free([oid(1), oid(2)], [2])) == []
+        assert store.handle(7.0, B, m.DiskRead(oid(1))) == [DiscardSpilled(1, 0, THIRD, False)]
+        assert DiscardSpilled(1, THIRD, THIRD, True) in store.process_died(8.0, B)
 
     def test_nobody_wants_it_any_more(self, store: NodeStore) -> None:
         spill_two(store)

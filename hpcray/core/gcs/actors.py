@@ -54,10 +54,11 @@ class ActorTable:
         known = self.actors.get(spec.actor)
         if known is not None:
             return [Send(src, m.GcsReply(msg.req, True, b"")), *self._completed(now, known, msg)]
-        if spec.name and name in self.names:
+        if spec.name and self.named(spec.name, spec.namespace) is not None:
             text = (
-                f"name_taken: an actor named {spec.name!r} exists in namespace {spec.namespace!r}; hint: take another "
-                f"name, get_actor({spec.name!r}), or get_if_exists=True"
+                f"name_taken: The name {spec.name} (namespace={spec.namespace}) is already taken. Please use a "
+                f"different name or get the existing actor using ray.get_actor('{spec.name}', "
+                f"namespace='{spec.namespace}'). hint: get_if_exists=True does either"
             )
             return [Send(src, m.GcsReply(msg.req, False, text.encode()))]
         out: list[Effect] = [Send(src, m.GcsReply(msg.req, True, b""))]
@@ -243,7 +244,7 @@ class ActorTable:
     def named(self, name: str, namespace: str) -> Actor | None:
         """The living actor with this name."""
         ident = self.names.get((namespace, name))
-        return None if ident is None else self.actors[ident]
+        return None if ident is None or self.actors[ident].out_of_scope else self.actors[ident]
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per actor for state listings."""
@@ -259,24 +260,6 @@ class ActorTable:
     def waiting(self) -> list[Actor]:
         """Actors that have no place yet."""
         return [actor for group in self._homeless.values() for actor in group.values()]
-
-    def adopt(self, actor: Actor) -> None:
-        """Take in an actor that another head has had."""
-        spec = actor.spec
-        self.actors[spec.actor] = actor
-        if actor.state == DEAD:
-            self._dead.append(spec.actor)
-            return
-        if spec.name:
-            self.names[spec.namespace, spec.name] = spec.actor
-        if not spec.detached:
-            self._owned.setdefault(actor.owner, set()).add(spec.actor)
-        if actor.node >= 0:
-            self._view.take_soft(actor.node, actor.soft)
-        elif actor.complete:
-            self._wait(actor)
-        if not actor.complete:
-            self._incomplete.add(spec.actor)
 
     # ------------------------------------------------------------ inside
 

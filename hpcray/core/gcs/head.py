@@ -9,8 +9,8 @@ from hpcray.base.config import Config
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import notes
+from hpcray.core.gcs.adopting import AdoptingGroups
 from hpcray.core.gcs.journal import Journal, Replica, Tables
-from hpcray.core.gcs.placement_groups import PlacementGroups
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
 from hpcray.core.gcs.restoring import Cores, Members, fill
@@ -44,7 +44,7 @@ class HeadCore:
         self._scheduler = ClusterScheduler(self._view)
         self._actors = self.actors = RefusingActors(self._view)
         self._waiting = WaitingActors(self._view, self._actors)
-        self._groups = PlacementGroups(self._view)
+        self._groups = AdoptingGroups(self._view)
         self._groups.on_removed = self._group_removed
         self._scheduler.group_removed = self._groups.removed
         self._scheduler.locality_wait = config.locality_wait

@@ -1,7 +1,7 @@
 """Who is in: gathering the ranks at start, heartbeats, deaths, and the orderly end.
 
-Two cores. `Membership` lives in the head's raylet and knows everybody; `HeadWatch` lives in every other raylet and knows
-the head. Both return effects to carry out and events to act on, in one list, in order.
+Two cores. `Membership` lives in the head's raylet and knows everybody; `HeadWatch` lives in every other raylet and
+knows the head. Both return effects to carry out and events to act on, in one list, in order.
 
 Only the head declares a node dead, and it never takes that back: what the node still says is dropped everywhere, and
 when it hears of its death it ends. Each death has a number, its *epoch*: the order in which all nodes learn of them.

@@ -10,10 +10,15 @@ key-value store."""
 
 
 class Notes:
-    """Keys of rows that were made, changed or deleted since they were taken last. Nothing is noted until `on`."""
+    """Keys of rows that were made, changed or deleted since they were taken last. Nothing is noted until `on`.
+
+    Attributes:
+        count: how many changes there have been.
+    """
 
     def __init__(self) -> None:
         self.on = False
+        self.count = 0
         self._dirty: dict[tuple[int, bytes], None] = {}
 
     def __bool__(self) -> bool:
@@ -23,6 +28,7 @@ class Notes:
         """This row is not what it was."""
         if self.on:
             self._dirty[table, key] = None
+            self.count += 1
 
     def take(self) -> list[tuple[int, bytes]]:
         """What was noted, in the order of the first changes."""

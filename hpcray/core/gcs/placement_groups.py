@@ -8,7 +8,7 @@ a group has all its bundles or holds nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from hpcray.base.bundle_names import bundle_of
 from hpcray.base.ids import node_of, owner_of, raylet_of
@@ -223,26 +223,6 @@ class PlacementGroups:
     def find(self, group: bytes) -> Group | None:
         """The group with this id, also for a while after it was removed."""
         return self._groups.get(group)
-
-    def adopt(self, group: Group) -> None:
-        """Take in a group that another head has had. It may have all its bundles, some of them or none."""
-        ident = group.spec.group
-        self._groups[ident] = group
-        if group.state == REMOVED:
-            self._kept.append(ident)
-            return
-        self._index(group)
-        for index, node in enumerate(group.nodes):
-            if node >= 0:
-                self._view.bundle_came(node, group.key, index, group.spec.bundles[index])
-        if group.state != CREATED:
-            self._waiting[ident] = group
-
-    def recall(self, gone: Iterable[str], dead: Iterable[bytes], dead_nodes: Iterable[int]) -> None:
-        """What another head knew to be over: groups (ids in hex), processes, nodes."""
-        self._gone.update(dict.fromkeys(gone))
-        self._dead.update(dict.fromkeys(dead))
-        self._dead_nodes.update(dead_nodes)
 
     def forgotten(self, group: str) -> bool:
         """Whether the group with this id (in hex) is removed, or was before it was known."""

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from hpcray.base.bundle_names import bundle_of
 from hpcray.core.effects import Effect
 from hpcray.core.gcs.actor import ALIVE, Actor
-from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.adopting import AdoptingActors
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
 
 Refuse = Callable[[float, m.ActorSpec], "tuple[str, bytes] | None"]
 
 
-class RefusingActors(ActorTable):
+class RefusingActors(AdoptingActors):
     """An actor table that asks before it places an actor.
 
     Attributes:

@@ -14,10 +14,10 @@ import msgspec
 from hpcray.base.ids import node_of
 from hpcray.core.gcs import notes
 from hpcray.core.gcs.actor import DEAD, Actor
-from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.adopting import AdoptingActors, AdoptingGroups
 from hpcray.core.gcs.groups import Group
 from hpcray.core.gcs.journal import ACTOR_ID, GROUP_ID, ActorRow, GroupRow, NodeRow, Replica, SessionRow, decode_spec
-from hpcray.core.gcs.placement_groups import REMOVED, PlacementGroups
+from hpcray.core.gcs.placement_groups import REMOVED
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.wire import messages as m
@@ -32,8 +32,8 @@ class Cores:
     """The tables of a fresh head core."""
 
     view: ClusterView
-    actors: ActorTable
-    groups: PlacementGroups
+    actors: AdoptingActors
+    groups: AdoptingGroups
     queries: Queries
 
 
@@ -97,7 +97,7 @@ class _Over:
         return found
 
 
-def _fill_actors(table: ActorTable, now: float, replica: Replica, over: _Over) -> None:
+def _fill_actors(table: AdoptingActors, now: float, replica: Replica, over: _Over) -> None:
     watchers = over.watchers(replica, notes.WATCH, ACTOR_ID)
     for ident, row in replica.of(notes.ACTOR):
         how = msgspec.msgpack.decode(row, type=ActorRow)
@@ -117,7 +117,7 @@ def _fill_actors(table: ActorTable, now: float, replica: Replica, over: _Over) -
             table.early.of(ident).killed = why.decode()
 
 
-def _fill_groups(table: PlacementGroups, now: float, replica: Replica, over: _Over) -> None:
+def _fill_groups(table: AdoptingGroups, now: float, replica: Replica, over: _Over) -> None:
     watchers = over.watchers(replica, notes.GROUP_WATCH, GROUP_ID)
     for ident, row in replica.of(notes.GROUP):
         how = msgspec.msgpack.decode(row, type=GroupRow)

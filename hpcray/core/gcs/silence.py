@@ -74,17 +74,17 @@ class Silence:
 class Unanswered:
     """Other nodes to which this one has spoken, and from which nothing has come since: perhaps the way there is cut.
 
-    Nobody but the two notices that: the head hears both. What was said need not want an answer, so after half of the
-    time-out the other is asked whether it lives; it is accused within the time-out after the first word.
+    Nobody but the two can notice that: the head hears both. What was said need not want an answer, so a node that is
+    silent for a period after it is asked whether it lives, and is accused when it has not answered that in time.
 
     Args:
         period: seconds between two looks, with which `tick` is called.
-        timeout: seconds.
+        timeout: seconds that a node has to answer.
     """
 
     def __init__(self, period: float, timeout: float) -> None:
-        # What was said since the last look counts from this look on, so it may be a period older.
-        self._silence = Silence(period, max(timeout - period, period))
+        self._silence = Silence(period, timeout)
+        self._spoken: dict[int, float] = {}
 
     def tick(
         self, now: float, spoken: Iterable[int], heard: Mapping[int, float], dead: Container[int] = ()
@@ -95,17 +95,18 @@ class Unanswered:
             spoken: the nodes to which something was sent since the last look. heard: when each was last heard of.
 
         Returns:
-            Nodes to ask whether they live; nodes to accuse, with the seconds of their silence.
+            Nodes to ask whether they live; nodes to accuse, with the seconds since they were asked first.
         """
         silence = self._silence
         for node in silence.expected():
             if node in dead or heard.get(node, 0.0) > silence.since(node):
                 silence.forget(node)
         accused = silence.look(now)
-        for node in spoken:
-            if node not in dead:
+        for node, when in self._spoken.items():
+            if node not in dead and heard.get(node, 0.0) <= when:
                 silence.expect(now, node)
-        return sorted(silence.suspects(now)), sorted(accused)
+        self._spoken = dict.fromkeys(spoken, now)
+        return sorted(silence.expected()), sorted(accused)
 
 
 @dataclass(slots=True)

@@ -132,7 +132,7 @@ class Counting(Losing):
             else:
                 self._drop(oid)
         del self.entries[oid]
-        if entry.mapping is not None or self.pins.refused:
+        if entry.mapping is not None or self.pins.refused or self.pins.files:
             self.pins.entry_gone(oid, entry.mapping)
         if special:
             self.dropped(oid, entry)

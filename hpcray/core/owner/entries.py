@@ -11,10 +11,11 @@ PENDING, INLINE, STORED, FREED = 0, 1, 2, 3
 class Waiter:
     """Counts down as objects become available. At zero its `callback` runs (under the lock), or its thread wakes.
 
-    eager: the first error is as good as all values (`get` raises it at once); False once that has been so.
+    eager: the first error is as good as all values (`get` raises it at once); False once that has been so. priority:
+    how urgent it is, see `wire.messages.Open`.
     """
 
-    __slots__ = ("callback", "count", "eager", "lock", "turn")
+    __slots__ = ("callback", "count", "eager", "lock", "priority", "turn")
 
     def __init__(self, count: int = 1, callback: Callable[[], object] | None = None, eager: bool = False) -> None:
         self.count = count
@@ -22,6 +23,7 @@ class Waiter:
         self.eager = eager
         self.lock: Any = None
         self.turn = False
+        self.priority = 0
 
 
 class Mapping:

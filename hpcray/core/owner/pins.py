@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hpcray.core.owner.entries import Entry, Mapping
-from hpcray.wire.messages import Message, Open, Opened, Release
+from hpcray.wire.messages import DiskRead, Hurry, Message, OnDisk, Open, Opened, Release
 
 
 class Pins:
@@ -23,6 +23,7 @@ class Pins:
         mapped: entries with a pin, the one that got it first in front.
         gathering: lists of objects that somebody is about to read together: their pins stay.
         refused: why the store had no room for an object, until it is asked again.
+        files: what the store lets us read from disk ourselves, for want of room, and how many threads are at it.
     """
 
     def __init__(self, raylet: bytes, send: Callable[[bytes, Message], None]) -> None:
@@ -31,25 +32,35 @@ class Pins:
         self.mapped: dict[bytes, Entry] = {}
         self.gathering: list[list[bytes]] = []
         self.refused: dict[bytes, str] = {}
+        self.files: dict[bytes, tuple[OnDisk, int]] = {}
+        self._patient: dict[bytes, int] = {}  # of `opening`, those that are not urgent: their priority
         self._raylet = raylet
         self._send = send
 
-    def open(self, oid: bytes, entry: Entry) -> bool:
-        """Get a stored object mapped for its entry; whether it is so at once, else `opened` or `failed` follows."""
+    def open(self, oid: bytes, entry: Entry, priority: int = 0) -> bool:
+        """Get a stored object mapped for its entry; whether it is so at once, or can be read from disk, else `opened`,
+        `lent` or `failed` follows."""
         mapping = self.lingering.pop(oid, None)
         if mapping is not None:  # views of an earlier life of this ref hold the very pin
             entry.mapping = mapping
             self.mapped[oid] = entry
             return True
+        if oid in self.files:
+            return True
         if oid not in self.opening:
             nodes = self.opening[oid] = list(entry.nodes or ())
             self.refused.pop(oid, None)
-            self._send(self._raylet, Open(oid, entry.size, nodes))
+            if priority:
+                self._patient[oid] = priority
+            self._send(self._raylet, Open(oid, entry.size, nodes, priority))
+        elif priority < self._patient.get(oid, 0):
+            self._patient[oid] = priority
+            self._send(self._raylet, Hurry(oid, priority))
         return False
 
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
         """The store pinned an object for us; whether anybody here still wants it."""
-        self.opening.pop(msg.id, None)
+        self._answered(msg.id)
         if entry is None:
             self._send(self._raylet, Release([msg.id]))
             return False
@@ -83,11 +94,44 @@ class Pins:
 
     def failed(self, oid: bytes) -> list[int]:
         """The store cannot give us the object; the nodes on which it was to look besides its own."""
+        return self._answered(oid)
+
+    def lent(self, msg: OnDisk, entry: Entry | None) -> bool:
+        """There is no room in the store, but the object's file may be read; whether anybody here wants that."""
+        self._answered(msg.id)
+        if entry is None or entry.mapping is not None or msg.id in self.files:
+            self._send(self._raylet, DiskRead(msg.id))
+            return False
+        self.files[msg.id] = (msg, 0)
+        return True
+
+    def begin_file(self, oid: bytes) -> OnDisk:
+        """A thread begins to read a file of `files`."""
+        msg, readers = self.files[oid]
+        self.files[oid] = (msg, readers + 1)
+        return msg
+
+    def end_file(self, oid: bytes) -> None:
+        """It has read it, or given up."""
+        msg, readers = self.files[oid]
+        self.files[oid] = (msg, readers - 1)
+        if readers == 1:
+            self._close_file(oid)
+
+    def _close_file(self, oid: bytes) -> None:
+        del self.files[oid]
+        self._send(self._raylet, DiskRead(oid))
+
+    def _answered(self, oid: bytes) -> list[int]:
+        if self._patient:
+            self._patient.pop(oid, None)
         return self.opening.pop(oid, [])
 
     def entry_gone(self, oid: bytes, mapping: Mapping | None) -> None:
         """The last ref died: the pin goes, or stays for the views that live on."""
         self.refused.pop(oid, None)
+        if oid in self.files and not self.files[oid][1]:
+            self._close_file(oid)
         if mapping is None:
             return
         self.mapped.pop(oid, None)

@@ -1,7 +1,7 @@
 """Copies that an owner holds on other nodes, so that the loss of one node does not lose the object. Pure.
 
-Such a copy is one that the owner has pinned in the other node's store, like any reader: it can be neither evicted nor
-spilled. The pin goes with the object, or with the owner.
+The other node's store keeps such a copy for the owner (`Open.keep`): it is never evicted, but may go to disk. It goes
+with the object, or with the owner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Replicas:
     """All of one owner.
 
     Attributes:
-        held: for each object the nodes on which it is pinned, or will be.
+        held: for each object the nodes on which it is kept, or will be.
         failed: why a node could not take a copy, for who waits.
     """
 
@@ -35,7 +35,7 @@ class Replicas:
             self._waiters[oid, node] = waiter
         if node not in nodes:
             nodes.add(node)
-            self._send(raylet_of(node), Open(oid, entry.size, list(entry.nodes or ())))
+            self._send(raylet_of(node), Open(oid, entry.size, list(entry.nodes or ()), keep=True))
 
     def answered(self, oid: bytes, node: int, problem: str) -> None:
         """The node has the copy, or cannot have it."""
@@ -60,7 +60,7 @@ class Replicas:
             self.answered(oid, node, reason)
 
     def node_died(self, node: int) -> None:
-        """Its pins are gone with it."""
+        """Its copies are gone with it."""
         for oid in [oid for oid, nodes in self.held.items() if node in nodes]:
             self.answered(oid, node, f"node {node} died")
 

@@ -16,7 +16,7 @@ from hpcray.base.ids import owner_of
 from hpcray.core.owner.counting import Counting
 from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Mapping, Waiter
 from hpcray.core.owner.lineage import LOST, OWNER_DIED
-from hpcray.wire.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, Opened, StoreError
+from hpcray.wire.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.wire.serialization import ERROR
 
 __all__ = ["FREED", "INLINE", "PENDING", "STORED", "Entry", "Mapping", "ObjectTable", "Waiter"]
@@ -165,8 +165,12 @@ class ObjectTable(Counting):
         self._ask(oid, entry)
         return False
 
-    def want_local(self, oid: bytes, waiter: Waiter) -> bool:
-        """Whether the value can be read here; if not, it is fetched and `waiter` counts down when it can."""
+    def want_local(self, oid: bytes, waiter: Waiter, priority: int = 0) -> bool:
+        """Whether the value can be read here; if not, it is fetched and `waiter` counts down when it can.
+
+        Args:
+            priority: how urgent that is, see `wire.messages.Open`; the same for all objects of a waiter.
+        """
         entry = self.entries[oid]
         if entry.state == FREED:
             self.revive(oid, entry)
@@ -175,8 +179,10 @@ class ObjectTable(Counting):
         if entry.state == PENDING:
             if not entry.asked and not oid.startswith(self.me):
                 self._ask(oid, entry)
-        elif self.pins.open(oid, entry):
+        elif self.pins.open(oid, entry, priority):
             return True
+        if priority:
+            waiter.priority = priority
         if entry.local_waiters is None:
             entry.local_waiters = [waiter]
         else:
@@ -215,6 +221,24 @@ class ObjectTable(Counting):
             assert entry is not None
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
+
+    def on_disk(self, msg: OnDisk) -> None:
+        """Our raylet has no room for the object, but lets us read its file."""
+        entry = self.entries.get(msg.id)
+        if self.pins.lent(msg, entry):
+            assert entry is not None
+            self._fire(entry, entry.local_waiters)
+            entry.local_waiters = None
+
+    def begin_file(self, oid: bytes) -> OnDisk:
+        """A thread begins to read what is in `pins.files`."""
+        return self.pins.begin_file(oid)
+
+    def end_file(self, oid: bytes, problem: str) -> None:
+        """It has read it, or could not ("" when it has)."""
+        self.pins.end_file(oid)
+        if problem:
+            self.on_store_error(StoreError(oid, "lost", problem))
 
     def on_store_error(self, msg: StoreError) -> None:
         """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""
@@ -295,8 +319,9 @@ class ObjectTable(Counting):
         if entry.ready_waiters:
             self._fire(entry, entry.ready_waiters)
             entry.ready_waiters = None
-        if entry.local_waiters and (entry.state == INLINE or entry.mapping is not None or self.pins.open(oid, entry)):
-            self._fire(entry, entry.local_waiters)
+        waiters = entry.local_waiters
+        if waiters and (entry.state == INLINE or entry.mapping is not None or self._open_for(oid, entry, waiters)):
+            self._fire(entry, waiters)
             entry.local_waiters = None
         if entry.subscribers:
             for src in entry.subscribers:
@@ -304,6 +329,9 @@ class ObjectTable(Counting):
             entry.subscribers = None
         if entry.local <= 0:
             self._maybe_free(oid, entry)
+
+    def _open_for(self, oid: bytes, entry: Entry, waiters: list[Waiter]) -> bool:
+        return self.pins.open(oid, entry, min(waiter.priority for waiter in waiters))
 
     def _tell(self, dest: bytes, oid: bytes, entry: Entry) -> None:
         if entry.state == STORED:

@@ -20,6 +20,8 @@ from hpcray.wire import messages as m
 RECLAIM_PAUSE = 0.05
 RECLAIM_PERIOD = 1.0
 
+Lack = tuple["set[str]", "tuple[bytes, int] | None"]
+
 
 class Books:
     """What a node has, who wants it, who holds it.
@@ -45,7 +47,7 @@ class Books:
         self._reclaim_due = False
         self._reclaimed_at = -RECLAIM_PERIOD
         self._draining = False
-        self._crowded = False
+        self._crowd = m.OthersWait()
         self._claims.wanted = self._is_wanted
 
     # ------------------------------------------------------------ notes during an event
@@ -65,8 +67,19 @@ class Books:
 
     def _is_wanted(self, claim: Claim) -> bool:
         """Whether others wait for what a lease holds: here, or at the head."""
-        only = self._room.only()
-        return self._crowded or (self._room.waiting > 0 and only is not claim.want)
+        return _wanted(claim, self._lacking())
+
+    def _lacking(self) -> list[Lack]:
+        """What is lacking here, and at the head; each with holder and class if only one waits for it."""
+        found: list[Lack] = []
+        if self._room.waiting:
+            only = self._room.only()
+            names = self._room.lacking(self._ledger.available)
+            found.append((names, (only.holder, only.klass) if only is not None else None))
+        crowd = self._crowd
+        if crowd.lacking:
+            found.append((set(crowd.lacking), (crowd.holder, crowd.klass) if crowd.holder else None))
+        return found
 
     def _fits(self, want: Want) -> bool:
         return self._room.fits(want.request, self._ledger.available, want)
@@ -121,6 +134,8 @@ class Books:
         out += self.pool.pump(now)
         if self._reclaim_due and self._room.waiting and now - self._reclaimed_at >= RECLAIM_PAUSE:
             self._reclaim(now, out)
+        if self._claims.kept and (self._crowd.lacking or self._room.waiting):
+            self._end_idling(out)
         # The head must know what is free before it hears of a refusal, or it would send the same again.
         view = self._ledger.view(now, force=self._owed or bool(self._refusals))
         if view is not None:
@@ -156,6 +171,15 @@ class Books:
         self._dirty = False
         self._fresh = set()
 
+    def _end_idling(self, out: list[Effect]) -> None:
+        """Somebody waits: ask for leases that idle, and that none is kept which will."""
+        lacking = self._lacking()
+        for holder in list(self._claims.kept):
+            mine = self._claims.held.get(holder, {})
+            if any(_wanted(claim, lacking) for claim in mine.values()):
+                del self._claims.kept[holder]
+                out.append(Send(holder, m.ReclaimIdle(False)))
+
     def _reclaim(self, now: float, out: list[Effect]) -> None:
         """Ask holders for leases they do not use; not one that would only be asked to make room for itself."""
         self._reclaim_due = False
@@ -163,4 +187,11 @@ class Books:
         only = self._room.only()
         for holder, mine in self._claims.held.items():
             if only is None or holder != only.holder or any(claim.klass != only.klass for claim in mine.values()):
+                self._claims.kept.pop(holder, None)
                 out.append(Send(holder, m.ReclaimIdle()))
+
+
+def _wanted(claim: Claim, lacking: list[Lack]) -> bool:
+    """Whether somebody else waits for a part of what a lease holds."""
+    mine = (claim.holder, claim.klass)
+    return any(only != mine and not names.isdisjoint(claim.request) for names, only in lacking)

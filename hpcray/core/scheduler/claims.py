@@ -17,6 +17,7 @@ class ClaimBook:
 
     Attributes:
         wanted: whether others wait for what a lease holds.
+        kept: holders of leases that may idle: nobody waited when they were granted.
     """
 
     def __init__(self, node: int, ledger: Ledger, pool: WorkerPool) -> None:
@@ -28,6 +29,7 @@ class ClaimBook:
         self.held: dict[bytes, dict[bytes, Claim]] = {}
         self.actors: dict[bytes, Claim] = {}
         self.wanted: Callable[[Claim], bool] = lambda claim: False
+        self.kept: dict[bytes, None] = {}
 
     def decide(self, want: Want, out: list[Effect]) -> None:
         """Hold resources for one lease (or the actor) of `want`, and find it a worker."""
@@ -61,7 +63,10 @@ class ClaimBook:
             return
         self.leases[claim.ident] = claim
         self.held.setdefault(claim.holder, {})[claim.ident] = claim
-        out.append(Send(claim.holder, LeaseGranted(claim.klass, claim.ident, claim.worker, self.wanted(claim))))
+        wanted = self.wanted(claim)
+        if not wanted:
+            self.kept[claim.holder] = None
+        out.append(Send(claim.holder, LeaseGranted(claim.klass, claim.ident, claim.worker, wanted)))
 
     def shrink(self, want: Want, count: int) -> None:
         """Cancel `count` of the want's claims that still wait for a worker, the newest first."""
@@ -155,6 +160,7 @@ class ClaimBook:
         del mine[claim.ident]
         if not mine:
             del self.held[claim.holder]
+            self.kept.pop(claim.holder, None)
         claim.holder = b""
 
     def _kill(self, worker: Worker, out: list[Effect]) -> None:

@@ -18,10 +18,11 @@ from hpcray.base.labels import PREFIX, show_strategy
 from hpcray.base.resources import to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.asks import Ask, Flight
+from hpcray.core.scheduler.crowd import Crowd
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.telling import REPORT_AFTER
 from hpcray.core.scheduler.wants import near_node, node_affinity
-from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, OthersWait, ProcDied, Shape, Unmet
+from hpcray.wire.messages import GrantFor, GrantRefused, GroupState, Infeasible, ProcDied, Shape, Unmet
 
 SETTLE = 1.0
 """A GrantFor that was not refused has reached its holder, and the holder's report the head, within this time."""
@@ -35,7 +36,6 @@ STAY_PARKED = 30.0
 """Who queues at a busy node comes back to the same one for this long: a node is kept free for longer with each try."""
 ROUNDS_KEPT = 2
 """What the node where its arguments are will begin in so many rounds is not sent elsewhere, unless nothing begins."""
-
 Key = tuple[bytes, int]
 
 
@@ -54,7 +54,7 @@ class ClusterScheduler:
         self._open: dict[Shape, OrderedDict[Key, Ask]] = {}
         self._sent_to: dict[bytes, set[int]] = {}
         self._parked_last = -1
-        self._crowded = False
+        self._crowd = Crowd(view)
         self.group_removed: Callable[[str], bool] = lambda group: False
         self.locality_wait = 1.0
 
@@ -77,7 +77,8 @@ class ClusterScheduler:
         ask.count = msg.count
         self._place(now, ask, None, out)
         out = _merged(out)
-        self._tell_crowded(out)
+        if ask.open():
+            self._crowd.waits(now, ask, out)
         return out
 
     def refused(self, now: float, node: int, msg: GrantRefused) -> list[Effect]:
@@ -117,14 +118,12 @@ class ClusterScheduler:
             stale = [ask for ask in asks.values() if now - ask.since >= PARK_AFTER and self._may_park(now, ask)]
             for ask in stale[: min(PARKS_AT_ONCE, PARKS_PER_NODE * len(self._view.nodes))]:
                 self._park(now, ask, out)
-        if self._crowded and not self._anybody_waits():
-            self._crowded = False
-            out.extend(Send(raylet_of(node), OthersWait(False)) for node in self._view.nodes)
+        self._crowd.tick(now, self._open, out)
         return out
 
     def cluster_changed(self, now: float) -> list[Effect]:
         """Nodes came: place everything again."""
-        self._crowded = False  # these have not been told
+        self._crowd.forget()
         out: list[Effect] = []
         self._retry(now, out)
         return out
@@ -174,16 +173,6 @@ class ClusterScheduler:
         return found
 
     # ------------------------------------------------------------ inside
-
-    def _tell_crowded(self, out: list[Effect]) -> None:
-        """Somebody finds no room: no lease should idle anywhere, until a tick finds nobody."""
-        if not self._crowded and self._anybody_waits():
-            self._crowded = True
-            out.extend(Send(raylet_of(node), OthersWait(True)) for node in self._view.nodes)
-
-    def _anybody_waits(self) -> bool:
-        """Whether something is asked for that several nodes could serve, and none has room."""
-        return any(not _bound(shape) and self._view.feasible(shape) for shape in self._open)
 
     def _retry(self, now: float, out: list[Effect]) -> None:
         for shape in list(self._open):

@@ -156,6 +156,14 @@ class WaitingRoom:
         """The want that waits, when it is exactly one."""
         return next(iter(self)) if self.waiting == 1 else None
 
+    def lacking(self, available: Resources) -> set[str]:
+        """Of what those who wait find too little."""
+        found: set[str] = set()
+        for line in self._lines.values():
+            free = self.in_bundles[0] if line.first().bundle is not None else available
+            found.update(name for name, units in line.request.items() if free.get(name, 0) < units)
+        return found
+
     def fits(self, request: Resources, available: Resources, want: Want | None = None) -> bool:
         """Whether `request` can be served from `available` and leaves what is set aside for another want."""
         reserved = self.reserved

@@ -34,7 +34,7 @@ class Holdings:
     def remove(self, obj: StoredObject) -> None:
         """It left the store."""
         _drop(self._owned, owner_of(obj.id), obj)
-        for proc in {*obj.pins, *obj.openers, obj.creator, obj.announcer}:
+        for proc in {*obj.pins, *obj.openers, *obj.keepers, obj.creator, obj.announcer}:
             if proc is not None:
                 _drop(self._held, proc, obj)
 

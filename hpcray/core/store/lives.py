@@ -6,6 +6,7 @@ from hpcray.base.ids import node_of, owner_of, raylet_of
 from hpcray.core.effects import Effect, Piece, ReadSpill, Send
 from hpcray.core.store.admission import Admission
 from hpcray.core.store.holdings import Holdings
+from hpcray.core.store.lent import Lent
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.pulls import CHUNK
 from hpcray.core.store.read_ahead import ReadAhead
@@ -53,6 +54,7 @@ class ObjectLives:
         self._sends = Sends(node, self._dead_nodes, self._room.keep, self._unread, min(TREE_MIN, chunk))
         self._receives = Receives(node, self._sends, self._sealed, self._fail, self._dead_nodes, chunk)
         self._straight = Straight(range(size, size + slots * chunk, chunk), chunk, self._dead_nodes, self._unread)
+        self._lent = Lent(self._unread)
         self._admission = Admission()
         self._counts = {"created": 0, "freed": 0, "failed": 0}
 
@@ -63,7 +65,9 @@ class ObjectLives:
 
     def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Give a new object its block, or queue it behind those that wait."""
-        if self._blocks.could_hold(obj.size):
+        if obj.ahead and not obj.openers and not self._space.has_room(obj.size):
+            self._forget(obj, out)  # what is fetched ahead makes nobody wait, and drives nothing out
+        elif self._blocks.could_hold(obj.size):
             self._space.place(now, obj, out)
         else:
             self._fail(obj, "full", self._full_reason(obj, "is larger than the whole store"), out)
@@ -105,6 +109,11 @@ class ObjectLives:
         self._admission.leave(obj)
         for proc in obj.openers:
             self._pin(obj, proc, out)
+        obj.ahead = False
+        if obj.creator is None and obj.announcer is None:
+            # Fetched ahead, or nobody wants it any more: its owner hears of this copy from us.
+            obj.announcer = raylet_of(self._node)
+            out.append(Send(owner_of(obj.id), m.AddLocation(obj.id, self._node)))
         obj.openers.clear()
         self._sends.grown(obj, out)
         for node, msg in obj.asking:
@@ -117,14 +126,18 @@ class ObjectLives:
         pulled = obj.creator is None and obj.announcer is None
         if pulled:
             obj.announcer = proc
-        obj.pins.add(proc)
+        if proc not in obj.keepers:
+            obj.pins.add(proc)
+            self._room.keep(obj)
         self._holdings.hold(proc, obj)
-        self._room.keep(obj)
         out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
 
     def _let_go(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """A process gives up its pin, its request to open, or (before the seal) its creation."""
         obj.openers.pop(proc, None)
+        if proc in obj.keepers:
+            obj.keepers.discard(proc)
+            self._not_kept(obj, out)
         if proc in obj.pins:
             obj.pins.discard(proc)
             if obj.idle:
@@ -134,6 +147,18 @@ class ObjectLives:
         else:
             self._drop_request(obj, out)
         self._holdings.let_go(proc, obj)
+
+    def _not_kept(self, obj: StoredObject, out: list[Effect]) -> None:
+        """Somebody gave up a copy that stayed for him; where it stays for nobody it is one like any other."""
+        if obj.creator is not None or obj.keepers:
+            return
+        if obj.idle:
+            self._room.keep(obj)
+            self._settle(obj, out)
+        elif obj.state is State.SPILLED:
+            obj.freed = True  # as if it had been evicted
+            if not obj.reads:
+                self._forget(obj, out)
 
     def _creator_left(self, obj: StoredObject, out: list[Effect]) -> None:
         """An object will not be sealed by its creator: those who wait for it get another node's copy, if any."""
@@ -176,17 +201,20 @@ class ObjectLives:
         obj = self._objects.get(ident)
         if obj is not None:
             obj.freed = True
+            obj.ahead = False
             if obj.idle:
                 self._settle(obj, out)
             elif obj.state is State.SPILLED and not obj.reads:
                 self._forget(obj, out)
+            else:
+                self._drop_request(obj, out)
 
     def _settle(self, obj: StoredObject, out: list[Effect]) -> None:
         """An idle object goes if it was freed; otherwise it may make way for others."""
         if obj.freed:
             self._counts["freed"] += 1
             self._forget(obj, out)
-        elif obj.creator is None or obj.disk is not None:
+        elif obj.disk is not None or (obj.creator is None and not obj.keepers):
             self._space.may_evict(obj)
         else:
             self._spiller.may_spill(obj)
@@ -223,6 +251,8 @@ class ObjectLives:
         full, waiters = kind == "full", dict(obj.openers)
         if obj.creator is not None and obj.disk is None and full:
             waiters[obj.creator] = None
+        if obj.disk is None:
+            waiters |= dict.fromkeys(obj.keepers)
         out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
         self._turn_away(obj, reason, out, full)
         if obj.disk is None:

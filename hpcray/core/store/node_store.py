@@ -25,6 +25,9 @@ from hpcray.wire import messages as m
 
 _RECEIVING = "it is still being received here"
 _PATIENCE = 10
+_LEND_AFTER = 1.0
+"""Seconds for which a request for an object on disk waits where nothing can be spilled: pins are being asked for."""
+_LAST = URGENCIES - 1
 
 
 class NodeStore(ObjectLives):
@@ -33,7 +36,7 @@ class NodeStore(ObjectLives):
     # ------------------------------------------------------------ events
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
-        """React to Create, Seal, Open, Release, Free, Pull, PullRefused or PullElsewhere from `src`.
+        """React to a message of `HANDLES` from `src`.
 
         Raises:
             KeyError: the message is none of these.
@@ -79,6 +82,9 @@ class NodeStore(ObjectLives):
             reason = f"node {self._node}: reading from disk failed: {error}"
             self._turn_away(obj, reason, out)
             self._straight.stop(obj, reason, out)
+            if obj.reads:  # by processes that read its file themselves; they see what comes of that
+                self._lend(obj, out)
+                return self._finish(now, out)
             self._spiller.drop(obj, out)
             self._receives.add(obj, []).failures.append(reason)
             self._receives.ask_next(obj, out)
@@ -92,6 +98,7 @@ class NodeStore(ObjectLives):
             if obj.announcer == proc:
                 obj.announcer = None  # its owner may never have heard of this copy: the next opener tells it again
             self._let_go(obj, proc, out)
+        self._lent.process_died(proc, out)
         for obj in self._holdings.owned_by(proc):
             self._free_one(obj.id, out)
         return self._finish(now, out)
@@ -114,10 +121,23 @@ class NodeStore(ObjectLives):
         """Fail the requests that have waited for room too long. Call it a few times within `full_timeout`."""
         out: list[Effect] = []
         hopeless = not self._room.may_come(now - self._full_timeout)
-        for obj in list(self._space.waiting.values()) if hopeless else ():
-            if now - obj.since >= self._full_timeout and not self._may_fit_soon(now, obj):
-                self._fail(obj, "full", self._full_reason(obj, f"waited {now - obj.since:.1f} s for room"), out)
+        for obj in list(self._space.waiting.values()):
+            waited = now - obj.since
+            if obj.disk is not None and obj.openers:
+                if waited >= self._full_timeout if hopeless else self._room.stuck and waited >= _LEND_AFTER:
+                    self._lend(obj, out)
+            elif hopeless and waited >= self._full_timeout and not self._may_fit_soon(now, obj):
+                self._fail(obj, "full", self._full_reason(obj, f"waited {waited:.1f} s for room"), out)
         return self._finish(now, out)
+
+    def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
+        """There is no room to bring an object back from disk: who wants it reads its file."""
+        for proc in list(obj.openers):
+            del obj.openers[proc]
+            self._holdings.let_go(proc, obj)
+            self._lent.lend(obj, proc, out)
+        self._turn_away(obj, self._full_reason(obj, "finds no room"), out, full=True)
+        self._back_to_disk(obj, out)
 
     def snapshot(self) -> dict[str, Any]:
         """Numbers for people and tests: bytes, objects by state, waiting requests, transfers, counters."""
@@ -128,6 +148,7 @@ class NodeStore(ObjectLives):
             **show_transfers(self._receives, self._sends),
             "queued": len(self._admission),
             "from_disk": self._straight.ok,
+            "lent": self._lent.count,
             **self._spiller.snapshot(self._straight.loaded),
             **self._counts,
         }
@@ -162,6 +183,9 @@ class NodeStore(ObjectLives):
         if src in self._dead_procs:
             return
         obj = self._objects.get(msg.id)
+        if msg.keep and obj is not None and (obj.state is State.SEALED or obj.disk is not None):
+            self._keep_for(obj, src, out)
+            return
         if obj is not None and obj.state is State.SEALED:
             self._pin(obj, src, out)
             if obj.disk is not None:
@@ -173,16 +197,54 @@ class NodeStore(ObjectLives):
                 reason = absent_reason(self._node, msg.id, msg.nodes, self._dead_nodes)
                 out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
                 return
-            obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg)))
+            obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg.priority)))
+            if msg.keep:
+                obj.keepers.add(src)
             self._wait_for(obj, src, sources)
             if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
                 self._place(now, obj, out)
             return
+        if msg.keep:
+            obj.keepers.add(src)
         self._wait_for(obj, src, msg.nodes)
-        self._admission.hurry(obj, _urgency(msg))
+        self._admission.hurry(obj, _urgency(msg.priority))
         self._want_back(now, obj, out)
         if obj.disk is not None:
             self._asked_on_disk(now, obj, out)
+
+    def _keep_for(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
+        """What is here already stays for this process."""
+        self._room.keep(obj)
+        obj.keepers.add(proc)
+        self._pin(obj, proc, out)
+        if obj.idle:
+            self._settle(obj, out)
+
+    def _hurry(self, now: float, src: bytes, msg: m.Hurry, out: list[Effect]) -> None:
+        obj = self._objects.get(msg.id)
+        if obj is not None and src in obj.openers:
+            self._admission.hurry(obj, _urgency(msg.priority))
+
+    def _prefetch(self, now: float, src: bytes, msg: m.Prefetch, out: list[Effect]) -> None:
+        for ref in msg.refs:
+            obj = self._objects.get(ref.id)
+            if obj is not None:
+                if obj.state is State.SPILLED:
+                    self._back_early(now, obj, out)
+                continue
+            sources = [node for node in ref.nodes if node != self._node and node not in self._dead_nodes]
+            if not sources or not self._space.has_room(ref.size):
+                continue
+            obj = self._add(StoredObject(ref.id, ref.size, None, now, priority=_LAST, ahead=True))
+            if obj.freed:
+                self._forget(obj, out)
+                continue
+            self._receives.add(obj, sources)
+            if self._admission.ask(obj):
+                self._place(now, obj, out)
+
+    def _disk_read(self, now: float, src: bytes, msg: m.DiskRead, out: list[Effect]) -> None:
+        self._lent.done(src, msg.id, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
         for ident in msg.ids:
@@ -218,7 +280,7 @@ class NodeStore(ObjectLives):
         elif self._lies_on_disk(obj) and self._straight.takes(obj, msg) and not self._space.has_room(obj.size):
             self._straight.start(obj, node, msg, out)
             return
-        elif obj.creator is not None:
+        elif obj.creator is not None or obj.disk is not None:
             obj.asking.append((node, msg))
             self._want_back(now, obj, out)
             if obj.disk is not None:
@@ -265,8 +327,8 @@ class NodeStore(ObjectLives):
         return self._blocks.free_bytes + self._space.evictable_bytes + self._admission.coming() >= obj.size
 
 
-def _urgency(msg: m.Open) -> int:
-    return max(0, min(msg.priority, URGENCIES - 1))
+def _urgency(priority: int) -> int:
+    return max(0, min(priority, _LAST))
 
 
 _HANDLERS: dict[type, Callable[[NodeStore, float, bytes, Any, list[Effect]], None]] = {
@@ -278,4 +340,9 @@ _HANDLERS: dict[type, Callable[[NodeStore, float, bytes, Any, list[Effect]], Non
     m.Pull: NodeStore._asked,
     m.PullRefused: NodeStore._refused,
     m.PullElsewhere: NodeStore._sent_on,
+    m.Hurry: NodeStore._hurry,
+    m.Prefetch: NodeStore._prefetch,
+    m.DiskRead: NodeStore._disk_read,
 }
+HANDLES = tuple(_HANDLERS)
+"""Message types for `NodeStore.handle`."""

@@ -77,6 +77,8 @@ class StoredObject:
         readers: nodes that are being sent it, by tag.
         tree: which of them gets it from whom, while there are any.
         gone: it is no longer of this store; only sends that are not over hold its block.
+        ahead: it is fetched before anybody asks for it.
+        keepers: processes for which this copy of another node's object stays, in memory or on disk.
     """
 
     id: bytes
@@ -98,17 +100,20 @@ class StoredObject:
     readers: dict[int, Reader] = field(default_factory=dict)
     tree: Readers | None = None
     gone: bool = False
+    ahead: bool = False
+    keepers: set[bytes] = field(default_factory=set)
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody waits for it."""
-        return bool(self.openers or self.asking or self.readers)
+        """Whether anybody waits for it, or soon will."""
+        return bool(self.openers or self.asking or self.readers or self.ahead)
 
     def concerns(self, proc: bytes) -> bool:
         """Whether the death of this process changes anything here, were it not the owner."""
         return (
             proc in self.pins
             or proc in self.openers
+            or proc in self.keepers
             or self.announcer == proc
             or (self.creator == proc and self.unfinished)
         )

@@ -12,6 +12,7 @@ from hpcray.wire.messages import Pull as PullMessage
 CHUNK = 4 << 20
 """Bytes of a piece, by default: a large object travels in pieces, so that what has come can be passed on."""
 
+_PAGE = 4096
 _TAG_NODE_SHIFT = 48
 _TRIES = 3  # after so many failures we want to be sent to nobody else
 
@@ -69,18 +70,19 @@ class Pull:
         node = self._choose(me)
         if node < 0:
             return False
-        chunks = chunks_of(size, me.chunk)
+        each = me.chunk_for(size)
+        chunks = chunks_of(size, each)
         self.node, self.tag = node, me.next_tags(chunks - self.have)
         if self.root < 0:
             self.root = node
         self._ahead.clear()
         # The receives are posted first: the bytes may come at once.
         for tag, index in enumerate(range(self.have, chunks), self.tag):
-            at = index * me.chunk
+            at = index * each
             self.posted[tag] = index
-            out.append(StartReceive(ident, node, tag, offset + at, min(me.chunk, size - at)))
+            out.append(StartReceive(ident, node, tag, offset + at, min(each, size - at)))
         root = self.root if self.order >= 0 else -1
-        chunk = me.chunk if chunks > 1 else 0
+        chunk = each if chunks > 1 else 0
         whole = self.tries >= _TRIES
         out.append(Send(raylet_of(node), PullMessage(ident, self.tag, size, chunk, self.have, root, self.order, whole)))
         return True
@@ -159,7 +161,7 @@ class Asker:
 
     Args:
         node: index of this node.
-        chunk: bytes of a piece of a large object.
+        chunk: most bytes of a piece of a large object.
     """
 
     __slots__ = ("_count", "chunk", "dead_nodes", "node")
@@ -175,6 +177,11 @@ class Asker:
         return (
             int.from_bytes(ident[PROC_BYTES:TASK_BYTES], "big") + int.from_bytes(ident[TASK_BYTES:], "big") + self.node
         )
+
+    def chunk_for(self, size: int) -> int:
+        """Bytes of each piece of an object of `size` bytes, but for the last: no piece is much shorter than others."""
+        even = -(-size // chunks_of(size, self.chunk))
+        return min(self.chunk, -(-even // _PAGE) * _PAGE)
 
     def next_tags(self, number: int) -> int:
         """The first of so many tags, one behind the other, that no other transfer to this node has, or had."""

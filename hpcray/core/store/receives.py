@@ -89,19 +89,19 @@ class Receives:
         obj = self._receiving.pop(tag, None)
         if obj is None:
             return
-        pull = obj.pull
+        pull, chunk = obj.pull, self._asker.chunk_for(obj.size)
         assert pull is not None
         first, had = pull.tag, pull.have
         pull.ended(tag, error, out)
         if pull.have > had:
             self.progress = now
-            obj.here = min(obj.size, pull.have * self._asker.chunk)
+            obj.here = min(obj.size, pull.have * chunk)
             if obj.readers:
                 self._sends.grown(obj, out)
         if pull.posted:
             return
         del self._attempts[first]
-        if pull.have == chunks_of(obj.size, self._asker.chunk):
+        if pull.have == chunks_of(obj.size, chunk):
             self.ok += 1
             self._sealed(obj, out)
         else:

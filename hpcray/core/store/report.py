@@ -96,7 +96,7 @@ def list_objects(objects: Iterable[StoredObject], limit: int) -> list[dict[str, 
             "id": obj.id,
             "size": obj.size,
             "state": _where(obj),
-            "copy": obj.creator is None and obj.disk is None,
+            "copy": obj.creator is None,
             "pins": sorted(obj.pins),
             "reads": obj.reads,
         }

@@ -76,6 +76,12 @@ class RoomMaker:
         """Whether spilling makes, or has made since then, room for those that wait."""
         return self.spiller.busy or self.spiller.progress > since
 
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing can be spilled now, so that only the end of a pin or of an object makes room."""
+        spiller = self.spiller
+        return not spiller.busy and (not self._on or bool(spiller.failure) or not spiller.idle)
+
     def report(self) -> str:
         """A sentence on the state of spilling."""
         if not self._on:

@@ -18,6 +18,7 @@ from hpcray.wire.messages.processes import *
 from hpcray.wire.messages.scheduling import *
 from hpcray.wire.messages.shapes import *
 from hpcray.wire.messages.store import *
+from hpcray.wire.messages.succession import *
 from hpcray.wire.messages.tasks import *
 
 Message = Union[
@@ -25,16 +26,19 @@ Message = Union[
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     Unmet, GrantFor, GrantRefused, NodeView, OthersWait,
     NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved, Held,
+    DriverMayStart, DriverIs, DriverEnded,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorState, KillActor,
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
     CreateGroup, WatchGroup, GroupState, RemoveGroup, PrepareBundles, BundlesPrepared, CommitBundles, ReturnBundles,
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,
+    Hurry, Prefetch, OnDisk, DiskRead,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
     CancelRef, CallOptions, StreamItem, StreamTaken,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, BorrowAsk, BorrowEnd,
     FreeAsked, ListRefs, ObjectLost,
     Ask, AskRetries, Retries,
+    Rows, RowsKept, HeadLost, NewHead,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

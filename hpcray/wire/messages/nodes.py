@@ -56,8 +56,8 @@ class NodeStopped(Struct, array_like=True, tag=34):
 
 
 class Heartbeat(Struct, array_like=True, tag=35):
-    """r→g and g→r, every period. epoch: number of nodes that have died, as far as the sender knows. settled: how many of
-    this node's messages to the head its successor would know of."""
+    """r→g and g→r, every period. epoch: number of nodes that have died, as far as the sender knows. settled: how many
+    of this node's messages to the head its successor would know of."""
 
     node: int
     epoch: int = 0
@@ -102,6 +102,22 @@ class Held(Struct, array_like=True, tag=141):
     node: int
     actors: list[tuple[bytes, bytes, int]]
     bundles: list[tuple[bytes, int, bool]]
+
+
+class DriverMayStart(Struct, array_like=True, tag=142):
+    """g→the r that has the program, when that is not the head's: every node is up."""
+
+
+class DriverIs(Struct, array_like=True, tag=143):
+    """r→g: the job's driver has joined this node, which is not the head's."""
+
+    proc: bytes
+
+
+class DriverEnded(Struct, array_like=True, tag=144):
+    """r→g: the driver, of this node, has ended or says goodbye. code: the program's exit code."""
+
+    code: int
 
 
 class DrainRequest(Struct, array_like=True, tag=110):

@@ -106,6 +106,9 @@ class NodeView(Struct, array_like=True, tag=23):
 
 
 class OthersWait(Struct, array_like=True, tag=24):
-    """g→r: whether work of some process waits for which no node has room. No lease should idle then, here either."""
+    """g→r: work finds no room, for lack of these. No lease that holds any of it should idle then, here either, but those
+    of this class of this holder, if it is the only one that waits. Nothing is lacking: none waits any more."""
 
-    waits: bool
+    lacking: list[str] = []
+    holder: bytes = b""
+    klass: int = 0

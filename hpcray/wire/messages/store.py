@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from hpcray.wire.messages.gcs import ArgRef
+
 
 class Create(Struct, array_like=True, tag=60):
     """p→own r: allocate `size` bytes for this object. Answer: Created or StoreError."""
@@ -37,13 +39,45 @@ class Seal(Struct, array_like=True, tag=63):
 class Open(Struct, array_like=True, tag=64):
     """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError.
 
-    priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead.
+    priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead. keep:
+    (p→any r) I do not read it; keep a copy there, in memory or on disk, until I Release it. Same answers.
     """
 
     id: bytes
     size: int
     nodes: list[int]
     priority: int = 0
+    keep: bool = False
+
+
+class Hurry(Struct, array_like=True, tag=73):
+    """p→own r: the Open that I have under way has this priority now. No answer."""
+
+    id: bytes
+    priority: int
+
+
+class Prefetch(Struct, array_like=True, tag=74):
+    """p→any r: these will soon be read on your node: have them there, if there is room. No answer to me; of a copy that
+    is made, the owner is told (AddLocation)."""
+
+    refs: list[ArgRef]
+
+
+class OnDisk(Struct, array_like=True, tag=75):
+    """r→p, in answer to Open: it is on disk, and there is no room to bring it back. Read `size` bytes at `position` of
+    the file `path` by yourself, then say DiskRead."""
+
+    id: bytes
+    path: str
+    position: int
+    size: int
+
+
+class DiskRead(Struct, array_like=True, tag=76):
+    """p→own r: I do not need the file of this object any more. Answers one OnDisk."""
+
+    id: bytes
 
 
 class Opened(Struct, array_like=True, tag=65):

@@ -11,3 +11,38 @@ class Change(Struct, array_like=True, frozen=True):
     table: int
     key: bytes
     row: bytes | None
+
+
+class Rows(Struct, array_like=True, tag=190):
+    """g→r of the standby: what has changed. whole: these are all rows, the first time or anew. taken: by node, how many
+    of its messages to the head are in it."""
+
+    serial: int
+    changes: list[Change]
+    whole: bool
+    taken: dict[int, int]
+
+
+class RowsKept(Struct, array_like=True, tag=191):
+    """Its answer."""
+
+    serial: int
+
+
+class HeadLost(Struct, array_like=True, tag=192):
+    """r→r of the standby: I cannot reach the head. The standby finds out by itself whether it is dead."""
+
+    node: int
+    reason: str
+
+
+class NewHead(Struct, array_like=True, tag=193):
+    """The standby→every r: the head has died, and I am it now. taken: how many of your messages to the old one I know
+    of; the others come again, then Held. reason, epoch: of the old head's death, as in NodeDied."""
+
+    node: int
+    term: int
+    taken: int
+    old: int
+    reason: str
+    epoch: int

@@ -1,0 +1,151 @@
+"""The head's raylet is killed under `hpcray-launch --driver-rank`: another one takes its place, and the job goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job
+from helpers.leaks import LeakCheck
+
+from hpcray.host.launcher import open_mpi_wheel
+from hpcray.host.session import live_sessions
+
+pytestmark = [
+    pytest.mark.skipif(not open_mpi_wheel() or shutil.which("mpirun") is None, reason="no Open MPI from PyPI"),
+    pytest.mark.timeout(180),
+]
+
+# Says "ready", waits for the death of the head's node, and tells what became of everything.
+STORY = """\
+import sys, time
+import hpcray as ray
+from hpcray.experimental import internal_kv as kv
+from hpcray.util.placement_group import get_placement_group, placement_group, remove_placement_group
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+from hpcray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In
+
+ray.init(namespace="here")
+ids = [node["NodeID"] for node in ray.nodes()]
+
+
+def on(node, soft=False):
+    return On(ids[node], soft)
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def __init__(self, start):
+        self.count = start
+
+    def more(self):
+        self.count += 1
+        return self.count
+
+    def node(self):
+        return ids.index(ray.get_runtime_context().get_node_id())
+
+
+@ray.remote
+def where(seconds=0.0):
+    time.sleep(seconds)
+    return ids.index(ray.get_runtime_context().get_node_id())
+
+
+stays = Counter.options(name="stays", scheduling_strategy=on(2)).remote(10)
+detached = Counter.options(name="detached", lifetime="detached", scheduling_strategy=on(1)).remote(20)
+moves = Counter.options(
+    name="moves", scheduling_strategy=on(0, True), max_restarts=1, max_task_retries=1
+).remote(30)
+dies = Counter.options(name="dies", scheduling_strategy=on(0, True)).remote(40)
+assert ray.get([counter.more.remote() for counter in (stays, detached, moves, dies)]) == [11, 21, 31, 41]
+group = placement_group([{{"CPU": 1}}] * 3, strategy="SPREAD", name="group")
+ray.get(group.ready())
+kv._internal_kv_put(b"key", b"value")
+running = [where.options(num_cpus=0, scheduling_strategy=on(node, True)).remote(4.0) for node in (0, 2)]
+ray.get(where.options(num_cpus=0, scheduling_strategy=on(0)).remote())
+print("ready", flush=True)
+
+{wait}
+
+print("stays", ray.get(stays.more.remote()), ray.get(ray.get_actor("stays").more.remote()), flush=True)
+print("detached", ray.get(ray.get_actor("detached").more.remote()), flush=True)
+print("moves", ray.get(moves.more.remote()), ray.get(moves.node.remote()) != 0, flush=True)
+try:
+    print("dies", ray.get(dies.more.remote()), flush=True)
+except ray.exceptions.ActorDiedError as error:
+    print("dies", "node 0 died" in str(error), flush=True)
+print("running", [node != 0 for node in ray.get(running)], flush=True)
+print("spread", sorted(set(ray.get([where.options(scheduling_strategy="SPREAD").remote(0.2) for _ in range(12)]))))
+new = Counter.options(name="new").remote(50)
+print("new", ray.get(ray.get_actor("new").more.remote()), flush=True)
+print("value", kv._internal_kv_get(b"key"), kv._internal_kv_exists(b"none"), flush=True)
+small = placement_group([{{"CPU": 1}}], name="small")
+ray.get(small.ready(), timeout=30)
+inside = where.options(scheduling_strategy=In(small)).remote()
+print("small", ray.get(inside) != 0, flush=True)
+remove_placement_group(small)
+print("again", ray.get(get_placement_group("group").ready(), timeout=30) is not None, flush=True)
+remove_placement_group(group)
+ray.kill(stays)
+try:
+    ray.get(stays.more.remote())
+except ray.exceptions.ActorDiedError:
+    print("killed", flush=True)
+print("dead", [row["Alive"] for row in ray.nodes()], flush=True)
+sys.exit(7)
+"""
+
+NOTICED = """\
+began = time.monotonic()
+while all(row["Alive"] for row in ray.nodes()):
+    assert time.monotonic() < began + 60
+    time.sleep(0.05)
+"""
+
+TOLD = [
+    "stays 12 13",
+    "detached 22",
+    "moves 31 True",
+    "dies True",
+    "running [True, True]",
+    "spread [1, 2, 3]",
+    "new 51",
+    "value b'value' False",
+    "small True",
+    "again True",
+    "killed",
+    "dead [False, True, True, True]",
+]
+
+
+def launch(tmp_path: Path, story: str, rank: int, ranks: int = 4) -> Job:
+    script = tmp_path / "program.py"
+    script.write_text(story)
+    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), "--driver-rank", str(rank)]
+    return Job([*line, "--cpus-per-node", "2", str(script)])
+
+
+def kill_raylet(node: int) -> None:
+    (info,) = (info for info in live_sessions() if info.node == node)
+    os.kill(info.pid, signal.SIGKILL)
+
+
+def test_another_node_takes_over_and_the_job_goes_on(leak_check: LeakCheck, tmp_path: Path) -> None:
+    with launch(tmp_path, STORY.format(wait=NOTICED), rank=1) as job:
+        assert job.line() == "ready", job.wait()
+        kill_raylet(0)
+        killed = time.monotonic()
+        first = job.line()
+        took = time.monotonic() - killed
+        ended = job.wait(120)
+    assert [first, *ended.out.splitlines()] == TOLD, ended.err
+    assert ended.code == 7, ended.err
+    assert took < 10.0, f"the head moved after {took:.1f} s"
+    assert "node 1" in ended.err and "this node is the head from now on" in ended.err
+    leak_check.check()
