@@ -38,6 +38,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "hpcray": {},
     "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"},
 }
+PUTS = (
+    ("put of a large array", "single client put gigabytes", "(warm memcpy of the same size)"),
+    ("put by several clients at once", "multi client put gigabytes", "(warm memcpy by as many clients)"),
+)
 
 Result = dict[str, Any]
 
@@ -175,9 +179,9 @@ def print_table(rows: dict[str, list[Result]]) -> None:
 def print_put_ratio(engine: str, rows: list[Result]) -> None:
     """What part of a plain copy's speed a put reaches."""
     found = {row["name"]: row["value"] for row in rows}
-    put, copy = found.get("single client put gigabytes"), found.get("(warm memcpy of the same size)")
-    if put and copy:
-        print(f"{engine}: put of a large array reaches {put / copy:.2f} of a warm memcpy in the same run")
+    for what, put, copy in PUTS:
+        if put in found and copy in found:
+            print(f"{engine}: {what} reaches {found[put] / found[copy]:.2f} of a warm memcpy in the same run")
 
 
 def main() -> None:

@@ -75,6 +75,17 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
         for _ in range(count):
             ray.put(array)
 
+    kept: dict[int, Any] = {}  # in each worker: memory that was written before
+
+    @ray.remote
+    def copy_large(count: int, size: int) -> None:
+        source = np.zeros(size, dtype=np.uint8)
+        target = kept.get(size)
+        if target is None:
+            target = kept[size] = np.ones(size, dtype=np.uint8)
+        for _ in range(count):
+            np.copyto(target, source)
+
     @ray.remote
     def many_refs(count: int) -> list[Any]:
         return [ray.put(1) for _ in range(count)]
@@ -161,6 +172,10 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
     @row("multi client put gigabytes", BANDWIDTH, clients * 10 * (big // 10) / 1e9)
     def _() -> Iterator[Timed]:
         yield lambda: ray.get([put_large.remote(10, big // 10) for _ in range(clients)]) and None
+
+    @row("(warm memcpy by as many clients)", BANDWIDTH, clients * 10 * (big // 10) / 1e9)
+    def _() -> Iterator[Timed]:
+        yield lambda: ray.get([copy_large.remote(10, big // 10) for _ in range(clients)]) and None
 
     @row("single client get 100 MB", RATE)
     def _() -> Iterator[Timed]:

@@ -19,6 +19,7 @@ from hpcray.base.failures import StartupError
 from hpcray.compat.finder import STANDIN
 from hpcray.host.console import adopt
 from hpcray.host.processes import set_process_name
+from hpcray.runtime import repeated_lines
 from hpcray.runtime.node import AlreadyTold, SaidElsewhere, run_node
 from hpcray.runtime.options import NodeOptions
 from hpcray.transport.startup import read_launch
@@ -54,6 +55,8 @@ def parse(argv: Sequence[str]) -> NodeOptions:
     if given.as_ray:
         path = [STANDIN, *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(path)  # of the driver, which tells its path to the workers
+        os.environ.setdefault(repeated_lines.VARIABLE, "1")  # as Ray does it
+        repeated_lines.open_table()
     config: dict[str, Any] = {}
     if given.object_store_memory is not None:
         config["object_store_memory"] = given.object_store_memory

@@ -143,6 +143,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures there, too")
     parser.add_argument("--plots", metavar="DIR", help="draw a PNG for each row there (needs the extra `bench`)")
+    parser.add_argument("--picture", metavar="FILE", help="draw one PNG of the rows fetch and bw")
     parser.add_argument("--max", type=int, default=256 << 20, help="largest size in bytes (default: 256 MiB)")
     parser.add_argument("--mpirun", default="mpirun", help="launcher and its flags (default: mpirun)")
     parser.add_argument("--ranks", type=int, default=4, help="ranks of mbw_mr, bcast, allgather (default: 4)")
@@ -195,9 +196,12 @@ def main() -> int:
             "failed": suite.failed,
         }
         Path(arguments.json).write_text(json.dumps(found, indent=1))
-    if arguments.plots:
+    if arguments.plots or arguments.picture:
         try:
-            print("# " + " ".join(plots.draw(arguments.plots, suite.tables, about)))
+            if arguments.plots:
+                print("# " + " ".join(plots.draw(arguments.plots, suite.tables, about)))
+            if arguments.picture:
+                plots.summary(arguments.picture, suite.tables, about)
         except ImportError:
             suite.failed["plots"] = "there is no matplotlib; hint: pip install 'hpcray[bench]'"
     for what, why in suite.failed.items():

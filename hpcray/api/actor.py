@@ -16,7 +16,7 @@ from hpcray.api.options import ActorOptions
 from hpcray.api.session import check_namespace, ensure
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.base.ids import HEAD
-from hpcray.runtime.actor_host import ExitActor, has_async_method
+from hpcray.runtime.actor_kinds import ExitActor, has_async_method
 from hpcray.runtime.refs import current
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, serialize
@@ -124,6 +124,8 @@ class ActorClass(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name == "__ray_actor_class__":
             raise AttributeError(name)
+        if name == "bind" and not hasattr(self.__ray_actor_class__, name):
+            raise AttributeError(NO_GRAPHS)
         value = getattr(self.__ray_actor_class__, name)
         if inspect.isfunction(value):
             # Never the function itself: cloudpickle would find it under its qualified name and send that instead, so
@@ -137,11 +139,6 @@ class ActorClass(Generic[T]):
         """`Class[int]` of a generic class: the same actor class."""
         self.__ray_actor_class__[parameters]  # type: ignore[index]
         return self
-
-    @property
-    def bind(self) -> NoReturn:
-        """Refused, with an AttributeError: there are no graphs."""
-        raise AttributeError(NO_GRAPHS)
 
     @property
     def _default_options(self) -> dict[str, Any]:

@@ -186,6 +186,7 @@ class _MethodWithOptions(ActorMethod):
 class ActorHandle:
     """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
 
+    _ray_is_cross_language = False
     _plans: dict[str, _Plan] = {}  # noqa: RUF012  # stays empty: of handles that are half made
 
     def __init__(
@@ -214,8 +215,6 @@ class ActorHandle:
         options = self.__dict__.get("_methods", {}).get(name)
         if options is None:
             if name not in _BUILT_IN or "_methods" not in self.__dict__:
-                if name == "_ray_actor_creation_function_descriptor" and "_class_name" in self.__dict__:
-                    return types.SimpleNamespace(class_name=self._class_name)  # type: ignore[return-value]
                 raise AttributeError(
                     f"'ActorHandle' object has no attribute {name!r}: the actor class "
                     f"{self.__dict__.get('_class_name', '?')!r} has no method of this name"
@@ -234,6 +233,10 @@ class ActorHandle:
     @property
     def _ray_actor_id(self) -> Any:
         return ActorID(self._actor)
+
+    @property
+    def _ray_actor_creation_function_descriptor(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(class_name=self._class_name)
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name}, {self._actor.hex()})"

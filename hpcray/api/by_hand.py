@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hpcray.api.session import ensure
 from hpcray.runtime.in_place import InPlace
 from hpcray.runtime.refs import ObjectRef, current
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _MOST_BYTES = 1 << 62
 
@@ -63,7 +64,7 @@ class Buffer:
         self.abandon()
 
 
-def create(shape: int | Sequence[int], dtype: Any = np.uint8, order: str = "C") -> Buffer:
+def create(shape: int | Sequence[int], dtype: Any = "uint8", order: str = "C") -> Buffer:
     """Room for an array in this node's object store, to be filled in place: an object without a copy.
 
         with hpcray.internal.create((1000, 1000), "float32") as buffer:
@@ -80,6 +81,8 @@ def create(shape: int | Sequence[int], dtype: Any = np.uint8, order: str = "C") 
             many bytes, or another order. ObjectStoreFullError: no room, and none came within ten seconds; at once if it
             is larger than the store.
     """
+    import numpy as np
+
     lengths = tuple(map(operator.index, shape)) if isinstance(shape, Sequence) else (operator.index(shape),)
     kind = np.dtype(dtype)
     if kind.hasobject:

@@ -13,9 +13,8 @@ from hpcray.base.bundle_names import plain
 from hpcray.base.errors import RaySystemError
 from hpcray.base.resources import Resources
 from hpcray.host.accelerators import assigned_gpus
-from hpcray.runtime.actor_lanes import async_task
 from hpcray.runtime.process import Process
-from hpcray.runtime.refs import current
+from hpcray.runtime.refs import async_task, current
 from hpcray.wire.messages import JobInfo
 
 

@@ -48,7 +48,7 @@ def remote(*args: Any, **options: Any) -> Any:
 
     Raises:
         TypeError: not a function or class, or remote already. AssertionError: arguments that are no options, as in Ray.
-        ValueError: an option is unknown or out of range, an `async def`, or a generator's option for what is none.
+        ValueError: an option is unknown or out of range, or an `async def`.
     """
     if len(args) == 1 and not options and callable(args[0]):
         return _make(args[0], {})
@@ -71,18 +71,8 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
             "`asyncio.run(...)` inside a plain function"
         )
     if callable(target) and not isinstance(target, (RemoteFunction, ActorClass)):
-        if options.get("num_returns") in ("streaming", "dynamic"):
-            _check_generator(target, options["num_returns"])
         return make_remote_function(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")
-
-
-def _check_generator(target: Any, num_returns: str) -> None:
-    if inspect.isfunction(target) and not inspect.isgeneratorfunction(target):
-        raise ValueError(
-            f"num_returns='{num_returns}' can only be used with generator functions (functions that use 'yield'). The "
-            "decorated function is not a generator function."
-        )
 
 
 def _plain_class(target: Any) -> Any:

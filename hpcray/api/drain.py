@@ -14,7 +14,7 @@ from hpcray.base.ids import HEAD
 from hpcray.host import checkpoints
 from hpcray.host.allocation import end_time
 from hpcray.runtime import ending
-from hpcray.runtime.actor_end import MARK
+from hpcray.runtime.actor_kinds import MARK
 from hpcray.runtime.refs import current
 from hpcray.runtime.run_info import checkpoint_directory
 from hpcray.runtime.run_info import restart_count as count_restarts

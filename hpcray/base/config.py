@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
-# The variables that are read elsewhere: the session to join, the launcher's socket, where session directories go.
-_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "TMPDIR")
+# The variables that are read elsewhere: the session to join, the launcher's socket or file, where sessions are.
+_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "TMPDIR")
 _NEAR = 0.7
 # Settings that users of Ray know by these names, and how many of its units are one of ours.
 _RAYS = {
@@ -38,6 +37,8 @@ class Config:
         lineage_limit: bytes that a process keeps of finished tasks, to run them again when what they returned is lost;
             beyond it the oldest are forgotten. 0: nothing is ever rebuilt.
         object_store_memory: arena size; 0 means 30 % of the memory this node may use.
+        huge_pages: of the object store: "auto" (where the system gives them for the asking), "off", or "reserved" (those
+            that vm.nr_hugepages has set aside; "auto" where these do not suffice).
         spill_dir: where a node with a full store writes objects; "": a node-local directory for temporary files.
         spill_threshold: share of the store beyond which objects that nobody reads are written there; 0: never.
         enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch knows no
@@ -73,6 +74,8 @@ class Config:
         requeue: whether such a job asks Slurm to run it again: "auto" (when Slurm preempts it), "scontrol" (always, but
             for jobs that were cancelled), or "exit" (never; the exit code is enough where RequeueExit names it).
         checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
+        journal_dir: a directory, of this job alone, from which its next run brings back names, detached actors and
+            values; %j in it is the Slurm job's number. "": none is kept.
     """
 
     start_timeout: float = 60.0
@@ -87,6 +90,7 @@ class Config:
     driver_rank: int = 0
     lineage_limit: int = 1 << 30
     object_store_memory: int = 0
+    huge_pages: str = "auto"
     spill_dir: str = ""
     spill_threshold: float = 0.8
     enable_zero_copy_torch_tensors: bool = False
@@ -116,6 +120,7 @@ class Config:
     drain_exit_code: int = 75
     requeue: str = "auto"
     checkpoint_dir: str = ""
+    journal_dir: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:
@@ -140,6 +145,8 @@ class Config:
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
         """One sentence for every variable that looks like a mistyped one of ours; users may have others."""
+        from difflib import get_close_matches
+
         known = [*(field.name.upper() for field in fields(cls)), *_OTHER_VARIABLES]
         names = sorted(name.removeprefix("HPCRAY_") for name in environ if name.startswith("HPCRAY_"))
         return [

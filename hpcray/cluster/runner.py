@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from hpcray.host.console import VARIABLE, ConsoleOffer
+from hpcray.host.exit_file import VARIABLE as EXIT_FILE
+from hpcray.host.exit_file import ExitFile
 
 # What the rank with the program (0 as a rule) is sent for a signal of ours.
 _FORWARDED = {
@@ -32,6 +34,8 @@ _ORPHAN_GRACE = 8.0
 _LEAVING = 30.0
 """When rank 0 has left, the others have this long. srun would wait minutes for one that was on a lost node."""
 _AT_LAST = 5.0
+_LOOK = 2.0
+"""Where there is no console, this often is looked whether the program's end was told in a file."""
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -47,7 +51,8 @@ def run_launcher(line: Sequence[str], console: bool) -> int:
             own way.
 
     Returns:
-        The program's exit code: what rank 0 told, else the launcher's; 128 + n for signal n.
+        The program's exit code: what rank 0 told, else the launcher's; 128 + n for signal n. Told over the socket of
+        the console, or in a file where there is none and ranks have died.
     """
     run = _Run(ConsoleOffer() if console else None)
     with _descriptors() if console else contextlib.nullcontext((0, 1, 2)) as descriptors:
@@ -65,6 +70,7 @@ class _Run:
 
     def __init__(self, offer: ConsoleOffer | None) -> None:
         self._offer = offer
+        self._told = ExitFile(os.getcwd())
         self._asked: list[int] = []
         self._hurried = False
 
@@ -76,7 +82,8 @@ class _Run:
         """
         if self._offer is None:
             # In our process group: it reads the terminal itself.
-            self._launcher = subprocess.Popen(line, preexec_fn=_end_with_parent)
+            environ = {**os.environ, EXIT_FILE: self._told.path}
+            self._launcher = subprocess.Popen(line, env=environ, preexec_fn=_end_with_parent)
             return
         self._launcher = subprocess.Popen(
             line,
@@ -109,7 +116,10 @@ class _Run:
             if offer is not None:
                 selector.register(offer, selectors.EVENT_READ)
             while True:
-                soonest = min(deadline, late)
+                if offer is None and min(deadline, late) == float("inf") and self._told.is_there():
+                    late = time.monotonic() + _LEAVING
+                look = time.monotonic() + _LOOK if offer is None else float("inf")
+                soonest = min(deadline, late, look)
                 events = selector.select(None if soonest == float("inf") else max(0.0, soonest - time.monotonic()))
                 for key, _ in events:
                     if key.fileobj is offer and offer is not None:
@@ -141,7 +151,9 @@ class _Run:
         if status < 0:
             _remove_leftovers(self._launcher.pid)
         code = 128 - status if status < 0 else status
-        offer = self._offer
+        offer, told = self._offer, self._told.take()
+        if offer is None and told is not None:
+            return told
         if offer is not None:
             offer.close()
             # A SIGTERM that we did not send is mpirun's, because of another rank: its code tells of that one.

@@ -13,18 +13,21 @@ import path of whoever installed us, and so, like the rest of that path, on the 
 from __future__ import annotations
 
 import importlib.machinery
+import os
 import sys
 from types import ModuleType
 
-from hpcray.compat.finder import FINDER, RAY_VERSION, STANDIN, Facade
+from hpcray.compat.finder import FINDER, LENT, RAY_VERSION, STANDIN, Facade, lend
+from hpcray.runtime.repeated_lines import VARIABLE
 
-__all__ = ["RAY_VERSION", "STANDIN", "install", "installed"]
+__all__ = ["RAY_VERSION", "STANDIN", "install", "installed", "lend"]
 
 
 def install(replacing: ModuleType | None = None) -> ModuleType:
     """Serve `import ray` and everything below from now on, in this process and in the workers that it will use.
 
-    Call it before `init()`: that is when workers are told the import path.
+    Call it before `init()`: that is when workers are told the import path. Lines that several workers print alike are
+    shown once from then on, as Ray does it, unless RAY_DEDUP_LOGS says otherwise.
 
     Args:
         replacing: a module `ray` that may be taken out of `sys.modules`.
@@ -33,7 +36,7 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
         The module `ray`.
 
     Raises:
-        ImportError: the real Ray is imported already. Nothing is changed.
+        ImportError: the real Ray is imported already (nothing is changed), or HPCRAY_RAY_LIBRARIES names no wheel.
     """
     present = sys.modules.get("ray")
     if present is not None and present is not replacing and not isinstance(present, Facade):
@@ -46,6 +49,9 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
         sys.path.insert(0, STANDIN)
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
+    if os.environ.get(LENT) and not FINDER.lent:
+        lend(os.environ[LENT])
+    os.environ.setdefault(VARIABLE, "1")
     if not isinstance(present, Facade):
         spec = FINDER.find_spec("ray")
         assert isinstance(spec, importlib.machinery.ModuleSpec)

@@ -11,14 +11,17 @@ import importlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.compat import table
 
 RAY_VERSION = table.RAY_VERSION
+LENT = "HPCRAY_RAY_LIBRARIES"
+"""Variable: a directory with a package `ray`, as pip unpacks a real wheel, that lends its libraries (`lend`)."""
 STANDIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
 """A directory for `sys.path`: a package `ray` and the metadata of a distribution "ray"."""
 
@@ -27,6 +30,8 @@ _NOTHING = object()
 
 class Facade(ModuleType):
     """A module of Ray. Names are looked up in hpcray's modules when they are first asked for."""
+
+    __path__: MutableSequence[str]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -64,6 +69,8 @@ class Facade(ModuleType):
 
     def _find(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
+        if FINDER.lends(full):
+            return importlib.import_module(full)
         value = self._own(name)
         if value is not _NOTHING and not isinstance(value, ModuleType):
             return value
@@ -78,7 +85,18 @@ class Facade(ModuleType):
 
 
 class Finder:
-    """For `sys.meta_path`: finds and makes the modules of Ray."""
+    """For `sys.meta_path`: finds and makes the modules of Ray.
+
+    Attributes:
+        lent: the directory that lends Ray's own libraries; "" for none.
+    """
+
+    lent = ""
+
+    def lends(self, fullname: str) -> bool:
+        """Whether this is a module of a real wheel, which Python's own path finder finds in `ray.__path__`."""
+        parts = fullname.split(".", 2)
+        return bool(self.lent) and parts[0] == "ray" and len(parts) > 1 and parts[1] in table.LIBRARIES
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -90,6 +108,8 @@ class Finder:
         """
         if fullname != "ray" and not fullname.startswith("ray."):
             return None
+        if self.lends(fullname):
+            return None
         names = table.sources_of(fullname)
         if names is None or (names and not any(map(_exists, names))):
             if _only_asked():
@@ -97,9 +117,8 @@ class Finder:
             raise ModuleNotFoundError(table.why_missing(fullname), name=fullname)
         spec = importlib.machinery.ModuleSpec(fullname, FINDER, is_package=True)
         if fullname == "ray":
-            # The place where the pure-Python libraries of a real wheel can be lent from one day: a directory appended
-            # here, and their names taken out of `table.LIBRARIES`, is found by Python's own path finder.
-            spec.submodule_search_locations = [os.path.join(STANDIN, "ray")]
+            # The pure-Python libraries of a real wheel are lent from here: Python's own path finder is asked for them.
+            spec.submodule_search_locations = [os.path.join(STANDIN, "ray"), *filter(None, [self.lent])]
             spec.origin = os.path.join(STANDIN, "ray", "__init__.py")
         return spec
 
@@ -140,6 +159,40 @@ class Finder:
 
 
 FINDER: Any = Finder()
+
+
+def lend(directory: str) -> None:
+    """Let a real wheel's Tune, Train, Data, Serve and RLlib be imported, on hpcray's Core.
+
+    Only their files are found there: `ray` itself, `ray._raylet` and all else that is Core stay hpcray's. A name of
+    Ray's internals that a library imports and hpcray does not have is a ModuleNotFoundError or ImportError that names
+    it. Workers know of it by the variable HPCRAY_RAY_LIBRARIES, which this sets for what is started from here.
+
+    Args:
+        directory: holds a directory `ray`, as `pip install --no-deps --target DIRECTORY ray==2.60.0` makes it.
+
+    Raises:
+        ImportError: there is none, or of another version. Nothing is changed.
+    """
+    package = os.path.join(os.path.abspath(directory), "ray")
+    try:
+        with open(os.path.join(package, "_version.py"), encoding="utf-8") as file:
+            found = re.search(r"^version = ['\"]([^'\"]+)", file.read(), re.MULTILINE)
+    except OSError as error:
+        text = f"{directory!r} does not hold the package ray of a real wheel ({error})"
+        raise ImportError(text, name="ray") from error
+    version = found.group(1) if found else "of an unknown version"
+    if version != RAY_VERSION:
+        raise ImportError(
+            f"the package ray in {directory!r} is {version}, and hpcray has the names of {RAY_VERSION}; hint: "
+            f"pip install --no-deps --target DIRECTORY ray=={RAY_VERSION}",
+            name="ray",
+        )
+    FINDER.lent = package
+    os.environ[LENT] = os.path.abspath(directory)
+    ray = sys.modules.get("ray")
+    if isinstance(ray, Facade) and package not in ray.__path__:
+        ray.__path__.append(package)
 
 
 def _module(name: str) -> ModuleType:

@@ -217,10 +217,12 @@ class WorkerPool:
     def _kill_late(self, now: float) -> list[Effect]:
         out: list[Effect] = []
         for worker in self.workers.values():
-            if worker.state != STARTING or slow(worker.env):  # its environment has a timeout of its own
+            if worker.state != STARTING:
                 continue
             if not worker.since:
                 worker.since = now
+            elif slow(worker.env):
+                continue  # its environment has a timeout of its own
             elif now - worker.since >= self._start_timeout:
                 worker.since = NEVER  # once is enough
                 reason = (
@@ -246,7 +248,13 @@ class WorkerPool:
             "last_failure": self.last_failure,
             "counts": dict(self._counts),
             "workers": [
-                {"number": w.number, "pid": w.pid, "state": w.state, "actor": bool(w.claim and w.claim.spec)}
+                {
+                    "number": w.number,
+                    "pid": w.pid,
+                    "state": w.state,
+                    "actor": bool(w.claim and w.claim.spec),
+                    "sets_up_since": w.since if w.state == STARTING and slow(w.env) else 0.0,
+                }
                 for w in self.workers.values()
             ],
         }

@@ -218,6 +218,7 @@ class RayletCore(Books):
                 queue = queue or not self.pool.full(now, want.shape.env)
                 break
             self._claims.decide(want, out)
+            self._room.passed()
             left -= 1
         if queue and left:
             want.bound = left if msg.parked else want.bound + left
@@ -253,6 +254,7 @@ class RayletCore(Books):
             if self.pool.can_supply(now, want.shape.env):
                 self._wants.actors.pop(spec.actor)
                 self._claims.decide(want, out)
+                self._room.passed()
                 return out
             if self.pool.full(now, want.shape.env):
                 reason = self._reports.no_worker(want.shape.env)

@@ -39,6 +39,7 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "head_moved": tuple[_Time],
         "start": tuple[_Time],
         "tick": tuple[_Time],
+        "head_moved": tuple[_Time],
         "new_number": tuple[()],
     },
     "head": {
@@ -181,6 +182,11 @@ def replay(record: Record, most: int = 10) -> Replay:
             if len(done.differences) >= most:
                 break
     return done
+
+
+def inputs_of(core: str) -> Mapping[str, Any]:
+    """The methods by which a core is told something, with the types of their arguments."""
+    return _INPUTS[core]
 
 
 def portion(record: Record, start: int, size: int = 1 << 20) -> Any:

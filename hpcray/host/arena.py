@@ -13,13 +13,13 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cache
+from types import ModuleType
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hpcray.base.config import Config
 from hpcray.base.errors import StartupError
+from hpcray.host.copying import LARGE, copy_together, threads_for_copies
 from hpcray.host.probe import usable_memory
 
 SHARE = 0.3
@@ -28,6 +28,12 @@ MIN_SIZE = 1 << 20
 _PAGE = mmap.PAGESIZE
 _MADV_POPULATE_WRITE = 23
 _GRANULE = 1 << 20  # unit in which a process remembers what it has mapped already
+
+HUGE_PAGES = ("auto", "off", "reserved")
+NO_HUGE_PAGES = (
+    "HPCRAY_HUGE_PAGES=reserved, but there are not enough free ones for the object store, so it takes ordinary pages. "
+    "hint: `grep HugePages /proc/meminfo`; an administrator sets vm.nr_hugepages"
+)
 
 
 class ArenaError(StartupError):
@@ -44,10 +50,14 @@ class Arena:
         fd: the memfd. Inherited by fork, closed by exec; pass it on with SCM_RIGHTS.
         size: bytes for objects.
         whole: bytes of this mapping: the raylet's own has a reserve behind the objects.
+        reserved: whether its pages are huge ones that were set aside for such use (`Config.huge_pages`).
+        copiers: so many threads write a large buffer.
         address: where the mapping starts in this process.
     """
 
-    def __init__(self, fd: int, size: int, reserve: int = 0) -> None:
+    reserved = False
+
+    def __init__(self, fd: int, size: int, reserve: int = 0, huge: str = "auto") -> None:
         try:
             self._map = mmap.mmap(fd, size + reserve, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         except (OSError, ValueError) as error:
@@ -55,29 +65,39 @@ class Arena:
                 f"mapping {size} bytes of shared memory failed: {error}. "
                 "hint: check `ulimit -v`, or choose a smaller object store (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
             ) from error
-        with contextlib.suppress(OSError, AttributeError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        if huge == "auto":
+            with contextlib.suppress(OSError, AttributeError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.fd = fd
         self.size = size
         self.whole = size + reserve
-        self._bytes: NDArray[np.uint8] = np.frombuffer(self._map, dtype=np.uint8)
         self._view = memoryview(self._map)
-        self.address = int(self._bytes.ctypes.data)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._mapped = bytearray(-(-size // _GRANULE))
+        self.copiers = threads_for_copies()
 
     @classmethod
-    def create(cls, size: int, reserve: int = 0) -> Arena:
+    def create(cls, size: int, reserve: int = 0, huge: str = "auto") -> Arena:
         """Make shared memory of `size` bytes. No page of it is used until it is written.
 
         Args:
             size: bytes for objects.
             reserve: bytes behind them for the raylet itself.
+            huge: "auto": huge pages where the system gives them for the asking; "off"; "reserved": those that were set
+                aside (vm.nr_hugepages); where these do not suffice, "auto".
 
         Raises:
             ArenaError: it is smaller than 1 MiB, larger than what this machine can give now, or refused by the system.
         """
         if size < MIN_SIZE:
             raise ArenaError(f"an object store of {size} bytes is too small; hint: give it at least {MIN_SIZE}")
+        if huge not in HUGE_PAGES:
+            raise ArenaError(f"huge_pages={huge!r} is not one of {', '.join(HUGE_PAGES)}; hint: HPCRAY_HUGE_PAGES")
+        if huge == "reserved":
+            made = cls._of_reserved_pages(size, reserve)
+            if made is not None:
+                return made
+            huge = "auto"
         available = available_memory()
         if size > available:
             raise ArenaError(
@@ -89,7 +109,7 @@ class Arena:
         try:
             os.fchmod(fd, 0o600)  # 0777 otherwise; nobody else gets at it through /proc anyway
             os.ftruncate(fd, size + reserve)
-            return cls(fd, size, reserve)
+            return cls(fd, size, reserve, huge)
         except OSError as error:
             os.close(fd)
             raise ArenaError(
@@ -101,7 +121,27 @@ class Arena:
             raise
 
     @classmethod
-    def attach(cls, fd: int, size: int) -> Arena:
+    def _of_reserved_pages(cls, size: int, reserve: int) -> Arena | None:
+        """None where there are not enough of them."""
+        page = _huge_page()
+        size, reserve = size // page * page, -(-reserve // page) * page
+        if not size:
+            return None
+        fd = -1
+        try:
+            fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC | os.MFD_HUGETLB)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, size + reserve)
+            made = cls(fd, size, reserve, "off")  # this sets them aside for us, so that no access can lack them later
+        except (OSError, ArenaError):
+            if fd >= 0:
+                os.close(fd)
+            return None
+        made.reserved = True
+        return made
+
+    @classmethod
+    def attach(cls, fd: int, size: int, huge: str = "auto") -> Arena:
         """Map an arena whose descriptor this process got from its raylet; the arena owns `fd` from here on.
 
         Raises:
@@ -110,7 +150,7 @@ class Arena:
         have = os.fstat(fd).st_size
         if have < size or size <= 0:
             raise ArenaError(f"the shared memory got from the raylet has {have} bytes, {size} were announced")
-        return cls(fd, size)
+        return cls(fd, size, 0, huge)
 
     def view(self, offset: int, size: int) -> memoryview:
         """A writable view, for who fills a block. It pins nothing; the block must be held meanwhile.
@@ -147,8 +187,6 @@ class Arena:
     def write(self, offset: int, source: Any) -> None:
         """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.
 
-        One thread copies as fast as two here: the memory is the limit, not the core.
-
         Raises:
             ValueError: it does not fit between `offset` and the end of the arena.
             TypeError: it is not C-contiguous.
@@ -163,7 +201,12 @@ class Arena:
             self._view[offset : offset + size] = data
             return
         self._map_pages(offset, size)
-        np.copyto(self._bytes[offset : offset + size], np.frombuffer(data, dtype=np.uint8))
+        np = _numpy()
+        target = np.frombuffer(self._view[offset : offset + size], np.uint8)
+        if size >= LARGE and self.copiers > 1:
+            copy_together(np.copyto, target, np.frombuffer(data, np.uint8), self.copiers)
+        else:
+            np.copyto(target, np.frombuffer(data, np.uint8))
 
     def populate(self, offset: int, size: int) -> bool:
         """Give these pages memory and map them here, without changing what they hold. Other threads run meanwhile.
@@ -181,16 +224,16 @@ class Arena:
             return
         os.close(self.fd)
         self.fd = -1
-        self._bytes = np.empty(0, dtype=np.uint8)
         with contextlib.suppress(BufferError):
             self._view.release()
             self._map.close()
         self._view = memoryview(b"")
 
-    def _watched(self, offset: int, size: int, on_dead: Callable[[], object]) -> NDArray[np.uint8]:
+    def _watched(self, offset: int, size: int, on_dead: Callable[[], object]) -> Any:
         # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
         # Were it a slice of another array, `numpy.ndarray(buffer=view)` would keep that one alive instead.
-        array = np.frombuffer(self._view[offset : offset + size], dtype=np.uint8)
+        np = _numpy()
+        array = np.frombuffer(self._view[offset : offset + size], np.uint8)
         ref = weakref.ref(array, _reap)
         _pins[id(ref)] = (ref, on_dead)
         return array
@@ -206,6 +249,22 @@ class Arena:
         if offset < 0 or size < 0 or offset + size > self.whole or self.fd < 0:
             state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
             raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
+
+
+@cache
+def _numpy() -> ModuleType:
+    """For who reads and writes objects; a raylet only moves them, and is up sooner without it."""
+    import numpy
+
+    return numpy
+
+
+def _huge_page() -> int:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("Hugepagesize:"):
+                return int(line.split()[1]) * 1024
+    return 2 << 20
 
 
 def default_arena_size(config: Config, ranks_on_host: int = 1) -> int:

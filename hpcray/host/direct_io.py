@@ -121,9 +121,7 @@ class Stream:
         self._parts, self._bytes = [], 0
 
 
-def read(
-    fd: int, position: int, into: memoryview, at_page: bool, bounce: memoryview, over: Callable[[], bool]
-) -> None:
+def read(fd: int, position: int, into: memoryview, at_page: bool, bounce: memoryview, over: Callable[[], bool]) -> None:
     """Fill `into` with what the file has from `position` on.
 
     Args:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -121,6 +120,8 @@ def _installed(
 def _make(path: str, base: str, deadline: float | None) -> None:
     """An empty virtual environment that sees what `base` sees; what is installed into it comes first."""
     if base == sys.executable:
+        import venv
+
         venv.EnvBuilder(system_site_packages=True, symlinks=True).create(path)
         seen = sys.path
     else:

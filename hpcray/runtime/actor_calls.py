@@ -20,6 +20,7 @@ from hpcray.core.owner.tasks import Task
 from hpcray.runtime.actor_client import ALIVE, DEAD, ActorClient, Handle
 from hpcray.runtime.arguments import NO_ARGS, pack
 from hpcray.runtime.crashes import actor_error
+from hpcray.runtime.last_words import LastWords
 from hpcray.runtime.links import MAX_BATCH
 from hpcray.runtime.own_options import Own, OwnTask
 from hpcray.runtime.refs import ObjectRef, make_ref, new_ref
@@ -47,6 +48,7 @@ class ActorCalls:
         self._clients: dict[bytes, ActorClient] = {}
         self._by_worker: dict[bytes, ActorClient] = {}
         self._dead: deque[bytes] = deque()
+        self._last_words = LastWords(process, self._end)
 
     # ------------------------------------------------------------ creation
 
@@ -316,8 +318,8 @@ class ActorCalls:
         client = self._clients.get(msg.actor)
         if client is None:
             return
-        if msg.state != ALIVE and client.inflight:
-            self._engine.read_rest(client.worker)  # its last answers: we hear of its end on another way
+        self._last_words.news(client)
+        waits = msg.state != ALIVE and bool(client.inflight) and self._last_words.wait(client)
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
         if msg.state == ALIVE:
             if client.inflight and next(iter(client.inflight.values())).worker != msg.worker:
@@ -328,18 +330,27 @@ class ActorCalls:
                 client.creation_keep = None
             self._pump(client)
             return
+        if not waits:
+            self._end(client.worker, client)
         if msg.state == DEAD:
-            self._unbind(client)
-            inflight, client.inflight = client.inflight, {}
             client.creation_keep = client.hold = None
-            calls = [*inflight.values(), *client.queue, *client.late.values()]
+            calls = [*client.queue, *client.late.values()]
             client.queue.clear()
             client.late.clear()
             for task in calls:
                 self._fail_dead(client, task)
-            self._forget_dead(client)
-        else:
-            self._interrupted(client, msg.reason)
+
+    def _end(self, worker: bytes, client: ActorClient) -> None:
+        """It has ended, and all answers of its worker have come: other calls in flight are made again, or fail."""
+        self._by_worker.pop(worker, None)
+        if client.state != DEAD:
+            self._interrupted(client, client.reason)
+            return
+        self._unbind(client)
+        inflight, client.inflight = client.inflight, {}
+        for task in inflight.values():
+            self._fail_dead(client, task)
+        self._forget_dead(client)
 
     def _interrupted(self, client: ActorClient, reason: str) -> None:
         """It restarts: calls in flight are made again or fail."""
@@ -370,6 +381,7 @@ class ActorCalls:
             for task in client.inflight.values():
                 self._process.left_behind(task, proc)
             self._unbind(client)
+            self._last_words.heard(proc)
 
     def _forget_dead(self, client: ActorClient) -> None:
         """Keep what calls of a dead actor raise, for those who still have a handle; not for ever."""

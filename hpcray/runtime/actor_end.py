@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpcray.base.drain_errors import JobDrainingError
 from hpcray.base.ids import HEAD
 from hpcray.host import checkpoints
+from hpcray.runtime.actor_kinds import MARK
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import serialize_error
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from hpcray.runtime.worker import Worker
 
 SAVE, RESTORE = "__hpcray_checkpoint__", "__hpcray_restore__"
-MARK = "__hpcray_on_drain__"
-"""Attribute of methods that `on_drain` decorates."""
 URGENT = (m.SaveActor, m.Drain)
 """What goes before all calls that wait."""
 _OPEN_SHARE = 0.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpcray.base.errors import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
 from hpcray.base.ids import HEAD
 from hpcray.core.owner.table import Waiter
+from hpcray.runtime.actor_kinds import ExitActor, has_async_method
 from hpcray.runtime.actor_lanes import AsyncLane, Lane, ThreadLane
 from hpcray.runtime.arguments import NO_ARGS
 from hpcray.runtime.replies import task_error
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from hpcray.runtime.worker import Worker
 
 perf_counter = time.perf_counter
-
-
-class ExitActor(SystemExit):
-    """Raised by `exit_actor` inside a method."""
 
 
 class ActorHost:
@@ -234,14 +230,6 @@ class ActorHost:
                     text = repr(self.instance)
             self._label = (text, self.spec.actor.hex())
         return self._label
-
-
-def has_async_method(cls: type) -> bool:
-    """Whether a class makes an async actor: any of its methods is a coroutine function or an async generator."""
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(cls, inspect.isfunction)
-    )
 
 
 def _exit() -> None:

@@ -6,7 +6,6 @@ An actor has one lane, and one more for each of its concurrency groups.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hpcray.base.errors import AsyncioActorExit, TaskCancelledError
 from hpcray.runtime.arguments import NO_ARGS
+from hpcray.runtime.refs import async_task
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 perf_counter = time.perf_counter
 HOLD = 0.001
 """Seconds for which replies may wait for others, so that they leave together."""
-async_task: contextvars.ContextVar[m.ActorCall | None] = contextvars.ContextVar("async_task", default=None)
 
 
 class Lane(Protocol):

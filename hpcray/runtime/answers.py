@@ -3,7 +3,8 @@
 =========  ==================  =========================================================================
 what       arguments           answer
 =========  ==================  =========================================================================
-stack      []                  "threads", "coroutines", "calls" (what runs), "waiting" (ids that `get` waits for)
+stack      []                  "threads", "coroutines", "calls" (what runs), "waiting" (ids that `get` waits for),
+                               "sets_up" (seconds for which it has been setting up its runtime_env, 0: it does not)
 explain    [object ids]        what is known of each: the fields of `progress.Known`, or nil
 waiting    []                  [seconds, object ids] of every `get` that waits
 calls      []                  the tasks and calls that run here
@@ -100,6 +101,7 @@ class Answers:
             "threads": thread_stacks(),
             "coroutines": coroutines,
             "calls": self._calls(),
+            "sets_up": _setting_up(),
             "waiting": [oid for _, oids in self._waiting() for oid in oids],
         }
 
@@ -224,6 +226,12 @@ class Answers:
             "running": self._calls(),
             "actor": worker.actor.spec.actor if worker is not None and worker.actor is not None else b"",
         }
+
+
+def _setting_up() -> float:
+    worker = current.worker
+    since = worker.environment.since if worker is not None else 0.0
+    return perf_counter() - since if since else 0.0
 
 
 def _call(name: str, msg: m.PushTask | m.ActorCall, seconds: float, thread: int, actor: bytes) -> dict[str, Any]:

@@ -6,15 +6,17 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcray.base.ids import raylet_of
 from hpcray.runtime.refs import ObjectRef
-from hpcray.wire.serialization import Serialized, serialize
+from hpcray.wire import messages as m
+from hpcray.wire.serialization import PLAIN_END, SCALARS, Serialized, serialize
 
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
-NO_ARGS = pickle.dumps(((), {}), 5) + b"\0"
-_SCALARS = frozenset({int, float, bool, type(None), complex})
+NO_ARGS = pickle.dumps(((), {}), 5) + PLAIN_END
 _SHORT = 1 << 12
+_ASKED = 64  # objects that are not asked for twice
 
 
 class Slot:
@@ -41,10 +43,10 @@ def pack(process: Process, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Pa
     if not args and not kwargs:
         return NO_ARGS, None, None
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if type(value) not in _SCALARS and not (type(value) is str and len(value) < _SHORT):
+        if type(value) not in SCALARS and not (type(value) is str and len(value) < _SHORT):
             break
     else:
-        blob = pickle.dumps((args, kwargs), 5) + b"\0"
+        blob = pickle.dumps((args, kwargs), 5) + PLAIN_END
         if len(blob) < process.config.inline_limit:
             return blob, None, None
     slots: list[Any] = []
@@ -69,6 +71,24 @@ def fill(value: Any, values: Sequence[Any]) -> Any:
     return values[value.index] if type(value) is Slot else value
 
 
+class ArgumentsAhead:
+    """Has the arguments of tasks and calls that wait in a worker, behind another one, fetched to its node meanwhile."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._asked: dict[bytes, None] = {}
+
+    def fetch(self, refs: Sequence[m.ArgRef]) -> None:
+        """Some work with these arguments has come, and waits (lock held)."""
+        process, asked = self._process, self._asked
+        missing = [ref for ref in refs if process.node not in ref.nodes and ref.id not in asked]
+        if missing:
+            asked.update((ref.id, None) for ref in missing)
+            while len(asked) > _ASKED:
+                del asked[next(iter(asked))]
+            process.engine.send(raylet_of(process.node), m.Prefetch(missing))
+
+
 def _name_culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise TypeError for the argument that cannot be pickled; together they are hard to tell apart."""
     for name, value in (*enumerate(args), *kwargs.items()):
@@ -86,7 +106,7 @@ def _slotted(value: Any, slots: list[Any]) -> Any:
 
 
 def _stored(process: Process, value: Any, slots: list[Any], limit: int) -> Any:
-    if type(value) is Slot or type(value) in _SCALARS:
+    if type(value) is Slot or type(value) in SCALARS:
         return value
     blob, _ = serialize(value)
     if (blob.size if isinstance(blob, Serialized) else len(blob)) <= limit:

@@ -282,6 +282,7 @@ class Cluster:
         self.beats.lead(membership)
         self._raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
         self.drain.take_over(head)
+        self._loop.call_at(self._loop.now, self.child_ended)  # the old head may have been told, and have told nobody
 
     def _fenced(self, reason: str) -> None:
         """All others believe that this node is dead, and go on without it. It is no failure of the job."""

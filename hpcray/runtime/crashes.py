@@ -19,6 +19,10 @@ class Crashes:
         self._limit = oom_retries
         self._counts: dict[bytes, int] = {}
 
+    def ended(self, task: bytes) -> None:
+        """A task that had run more than once is over."""
+        self._counts.pop(task, None)
+
     def verdict(self, task: Task, where: str, reason: str) -> RayError | None:
         """The error in which a task ends that was running; None: it is to run again.
 

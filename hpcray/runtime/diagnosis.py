@@ -66,18 +66,22 @@ class Diagnosis:
 
     Args:
         process: who asks; it is left out of what it finds unless it is a driver or worker.
+
+    Attributes:
+        gone: whoever was asked and had ended, or did so instead of answering.
     """
 
     def __init__(self, process: Process, patience: float = PATIENCE) -> None:
         self._process = process
         self.patience = patience
+        self.gone: set[bytes] = set()
 
     def ask(self, procs: Iterable[bytes], what: str, *args: Any) -> dict[bytes, Any]:
         """The answers of those that gave one within `patience` seconds. We ourselves answer at once."""
         packed = msgspec.msgpack.encode(args)
         procs = list(procs)
         others = {proc: partial(m.Ask, what=what, args=packed) for proc in procs if proc != self._process.me}
-        found = self._process.gcs.ask_many(others, self.patience) if others else {}
+        found = self._process.gcs.ask_many(others, self.patience, self.gone) if others else {}
         if self._process.me in procs:
             with self._process.engine.lock:
                 found[self._process.me] = self._process.survey.answers.own(what, args)

@@ -5,7 +5,7 @@ Callbacks run in a thread of their own: the main thread may sit in `get`, or in 
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 import threading
 import time
 import traceback
@@ -145,7 +145,7 @@ def check_callback(callback: Any) -> None:
     """Raise TypeError for what cannot be a callback."""
     if not callable(callback):
         raise TypeError(f"on_drain takes a function of one argument (seconds left), not {callback!r}")
-    if asyncio.iscoroutinefunction(callback):
+    if inspect.iscoroutinefunction(callback):
         raise TypeError(f"on_drain takes no coroutine function ({callback!r}); hint: a method of an actor may be one")
 
 

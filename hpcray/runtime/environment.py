@@ -14,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, MutableMapping
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RayError, RuntimeEnvSetupError
@@ -22,8 +23,7 @@ from hpcray.host.log_format import configure
 from hpcray.host.runtime_env import DEFAULT_TIMEOUT, PYTHON_FIELDS, VARIABLE
 from hpcray.host.runtime_env_pack import PackageError, unpack
 from hpcray.host.runtime_env_venv import SetupError, python_for
-from hpcray.runtime.actor_lanes import async_task
-from hpcray.runtime.refs import ObjectRef, current
+from hpcray.runtime.refs import ObjectRef, async_task, current
 
 if TYPE_CHECKING:
     from hpcray.runtime.process import Process
@@ -64,12 +64,14 @@ class Environment:
 
     Attributes:
         problem: why it cannot be had; "" if it can, as far as is known.
+        since: when it began to be set up (`perf_counter`); 0 before and after that.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.fields: dict[str, Any] = json.loads(text) if text else {}
         self.problem = ""
+        self.since = 0.0
         self._front: list[str] = []
         self._directory = ""
         self._paths_of_python: list[str] = []
@@ -111,6 +113,7 @@ class Environment:
         """Do the rest, before the first task."""
         if not self.fields:
             return
+        self.since = perf_counter()
         blocker = worker.process.blocker
         worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
         if "logging_config" in self.fields:
@@ -125,6 +128,7 @@ class Environment:
         except BaseException:
             self.problem = f"worker_process_setup_hook failed:\n{traceback.format_exc()}"
         worker.process.blocker = blocker
+        self.since = 0.0
         if self.problem:
             _refuse_everything(worker, self.problem)
 

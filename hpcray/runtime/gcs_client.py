@@ -54,11 +54,17 @@ class GcsClient:
         """Ids of all nodes known."""
         return list(self._node_indices)
 
-    def ask_many(self, questions: Mapping[bytes, Callable[[int], m.Message]], timeout: float) -> dict[bytes, Any]:
+    def ask_many(
+        self,
+        questions: Mapping[bytes, Callable[[int], m.Message]],
+        timeout: float,
+        gone: set[bytes] | None = None,
+    ) -> dict[bytes, Any]:
         """Ask raylets and processes, all at once; the values of those that answered, and lived to, within `timeout` s.
 
         Args:
             questions: for each process or raylet, what makes the message of a request number. Answers are GcsReplies.
+            gone: takes those that had ended, or did so before they answered.
         """
         deadline = monotonic() + timeout
         found: dict[bytes, Any] = {}
@@ -78,6 +84,8 @@ class GcsClient:
         for proc, reply in replies.items():
             if isinstance(reply, m.GcsReply) and reply.ok:
                 found[proc] = msgspec.msgpack.decode(reply.value)
+            elif isinstance(reply, Waiter) and reply.count <= 0 and gone is not None:
+                gone.add(proc)
         return found
 
     def next_request(self) -> int:

@@ -116,6 +116,15 @@ class Groups:
             self._settle(group)
         return new_ref(oid)
 
+    def group_of(self, oid: bytes) -> bytes | None:
+        """The group for which an object of ours waits; None: it waits for none (lock held)."""
+        promised = self._promised.items()
+        return next((group for group, refs in promised if any(oid == waiting for waiting, _ in refs)), None)
+
+    def state_of(self, group: bytes) -> str:
+        """What the head said last of a group; "" for nothing (lock held)."""
+        return self._states.get(group, "")
+
     def on_state(self, msg: m.GroupState) -> None:
         """The head says how a group is (lock held). What it said before it heard of a removal comes too late."""
         if msg.state != REMOVED and self._states.get(msg.group) == REMOVED:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import pickle
 from functools import partial
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import RaySystemError
 from hpcray.base.ids import PUT_INDEX, raylet_of
@@ -19,6 +17,9 @@ from hpcray.runtime.process import Process
 from hpcray.runtime.refs import ObjectRef, current, died, new_ref
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class InPlace:
@@ -113,4 +114,6 @@ class _Layout:
 
 
 def _array(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any) -> Any:
+    import numpy as np
+
     return np.ndarray(shape, dtype, buffer, order=order)

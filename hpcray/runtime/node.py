@@ -20,9 +20,11 @@ from hpcray.core.store.node_store import NodeStore
 from hpcray.host.accelerators import gpu_type, node_gpus
 from hpcray.host.address import node_ip_address
 from hpcray.host.allocation import read_allocation
-from hpcray.host.arena import Arena, default_arena_size
+from hpcray.host.arena import NO_HUGE_PAGES, Arena, default_arena_size
 from hpcray.host.binding import RankPlan, as_started
 from hpcray.host.console import silenced
+from hpcray.host.exit_file import exit_file, tell
+from hpcray.host.journal_file import JournalFile
 from hpcray.host.launcher import prefer_adapters, prepare_mpi
 from hpcray.host.prefault import Prefaulter
 from hpcray.host.processes import Family, adopt_orphans
@@ -31,10 +33,10 @@ from hpcray.host.session import Session
 from hpcray.host.spill_files import SpillFiles, spill_directory
 from hpcray.host.template_link import TemplateLink, start_template
 from hpcray.host.threads import one_each
-from hpcray.runtime.broadcast import ToldToOthers, share
 from hpcray.runtime.cluster import Cluster
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.early_end import ended_by_sigterm
+from hpcray.runtime.journaling import check_journal, open_journal
 from hpcray.runtime.leaving import Leaving
 from hpcray.runtime.limits import need_open_files
 from hpcray.runtime.local_links import Listener
@@ -84,7 +86,9 @@ class _Node:
     spill_dir: str
     run: RunInfo
     bound: RankPlan
+    exit_file: str = ""
     moved: Relocation = field(default_factory=Relocation)
+    journal: JournalFile | None = None
 
     @property
     def removal_time(self) -> float:
@@ -95,12 +99,13 @@ class _Node:
 @dataclass
 class _Outcome:
     """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order.
-    `again`: the batch system is to run the job again."""
+    `again`: the batch system is to run the job again. `decides`: the code is the job's."""
 
     code: int
     broken: bool
     failure: str
     again: bool = False
+    decides: bool = False
 
 
 def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
@@ -143,6 +148,8 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         outcome = _serve(options, node, control, data, ready, life, wakeup)
     if outcome.again and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
+    if outcome.decides and outcome.broken and node.exit_file:
+        tell(node.exit_file, outcome.code)
     if control is not None and data is not None:
         # Peers leave at the same time, and UCX calls that an error, on standard output.
         watchdog = Watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, outcome.code)
@@ -156,9 +163,15 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
 
 def load_worker() -> Callable[[str, int, int], NoReturn]:
     """Import what every worker needs; runs in the template process."""
-    import cloudpickle  # noqa: F401
+    import asyncio  # noqa: F401
+
     import numpy  # noqa: F401
 
+    import hpcray
+
+    if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
+        assert hpcray.__spec__ is not None and hpcray.__spec__.loader is not None
+        hpcray.__spec__.loader.exec_module(hpcray)
     from hpcray.runtime.worker_main import worker_main
 
     one_each()
@@ -167,24 +180,28 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 
 
 def _prepare(options: NodeOptions, launch: Launch) -> _Node:
-    config = options.settings()
+    config, told = options.settings(), exit_file(os.environ)
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
+    check_journal(config, os.environ, launch.rank)
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
     options, bound = bind_node(options, config, max(1, launch.here), gpus)
     session = Session.create()
     try:
-        arena = Arena.create(default_arena_size(config, max(1, launch.here)), _SLOTS * _chunk(config))
+        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * _chunk(config)
+        arena = Arena.create(size, slots, config.huge_pages)
+        if config.huge_pages == "reserved" and not arena.reserved:
+            print(f"hpcray: node {launch.rank}: {NO_HUGE_PAGES}", file=sys.stderr, flush=True)
         template = start_template(load_worker, session.path, arena.fd, session.lock_fd)
     except BaseException:
         session.remove()
         raise
     adopt_orphans()
     listener = Listener(session.socket_path(0))
-    return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound)
+    return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound, told)
 
 
 def _check_driver_rank(config: Config, launch: Launch) -> None:
@@ -234,6 +251,8 @@ def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
 def _prepare_workers(options: NodeOptions, node: _Node, control: ControlTransport | None) -> None:
     """Before the first worker is forked: copies of directories, modules that all of them need."""
     if options.broadcast_env:
+        from hpcray.runtime.broadcast import ToldToOthers, share
+
         try:
             timeout = node.config.start_timeout
             node.moved = share(options.broadcast_env, options.driver, control, node.session.path, timeout)
@@ -326,7 +345,12 @@ def _serve(
         membership.run = node.run
         membership.allow(node.removal_time)
         cluster.drain.lead(node.run, head)
-    follow(raylet, cluster, membership)
+
+    def journal() -> JournalFile | None:
+        node.journal = open_journal(config, os.environ, raylet.say)
+        return node.journal
+
+    follow(raylet, cluster, membership, journal)
     cluster.join()
     try:
         loop.run(raylet)
@@ -336,12 +360,15 @@ def _serve(
         spilling.close()
         node.template.close()
         node.session.remove()
+        if node.journal is not None:
+            node.journal.close(remove=cluster.came_up and leaving.begun and not (leaving.code or cluster.drain.again))
     failure = cluster.failure
     if not cluster.came_up:
         failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
         return _Outcome(1, cluster.broken, failure)
-    code = leaving.code if rank == driver_rank or cluster.program_lost else 0
-    return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again)
+    decides = rank == driver_rank or cluster.program_lost
+    code = leaving.code if decides else 0
+    return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again, decides)
 
 
 def _chunk(config: Config) -> int:

@@ -7,7 +7,7 @@ node       []                  "pid", "host", "template" (pid), "processes": a r
 stack      []                  "threads" of the raylet
 os         [pids]              what the kernel tells of processes of this node (`procfs.describe_process`), by pid, and
                                "stacks", as C code writes them that needs no answer of theirs
-core       []                  `RayletCore.snapshot`
+core       []                  `RayletCore.snapshot`, and "now" of its clock
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryWatch.snapshot`
 log        [core, start]       the recorded inputs of a core: `Recorders.portion`
@@ -28,7 +28,6 @@ from hpcray.host.procfs import describe_process
 from hpcray.runtime.limits import keep_within_limits
 from hpcray.runtime.local_links import Listener
 from hpcray.runtime.memory_watch import MemoryWatch
-from hpcray.runtime.recorders import Recorders
 from hpcray.runtime.stacks import thread_stacks
 from hpcray.wire import messages as m
 
@@ -50,6 +49,8 @@ def attend(raylet: Raylet, listener: Listener, template: int, chunk: int, slots:
     answers = NodeAnswers(raylet, template)
     answers.methods["memory"] = MemoryWatch(raylet).snapshot
     if raylet.seat.config.record:
+        from hpcray.runtime.recorders import Recorders
+
         answers.methods["log"] = Recorders(raylet, chunk, slots).portion
 
 
@@ -66,7 +67,7 @@ class NodeAnswers:
         self.methods: dict[str, Callable[..., Any]] = {
             "node": self._node,
             "stack": lambda: {"threads": thread_stacks()},
-            "core": raylet.core.snapshot,
+            "core": lambda: {**raylet.core.snapshot(), "now": raylet.loop.now},
             "object": self._object,
         }
         raylet.handlers[m.Ask] = self._asked

@@ -9,7 +9,8 @@ import threading
 from typing import Any
 
 from hpcray.host.address import node_ip_address
-from hpcray.runtime.repeated_lines import TABLE, RepeatedLines, wanted
+from hpcray.runtime import repeated_lines
+from hpcray.runtime.repeated_lines import RepeatedLines, wanted
 
 _PATIENCE = 0.2
 
@@ -23,7 +24,8 @@ class PrefixedStream(io.TextIOBase):
         self._suffix = suffix
         self._partial = ""
         self._lock = threading.Lock()
-        self._repeated = RepeatedLines(TABLE, lambda line: self._put([line]), wanted()) if TABLE is not None else None
+        table = repeated_lines.TABLE
+        self._repeated = RepeatedLines(table, lambda line: self._put([line]), wanted()) if table is not None else None
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
+from pickle import dumps
 from typing import Any
 
 import msgspec
@@ -30,7 +32,7 @@ from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.runtime.survey import RecordingTable, Survey
 from hpcray.wire import messages as m
-from hpcray.wire.serialization import Serialized, serialize
+from hpcray.wire.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.wire.views import view_tensors
 
 _sessions = itertools.count()
@@ -58,6 +60,7 @@ class Process(Reader):
         self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
         self.run = welcome.run
+        self.head = welcome.head
         self.on_exit: Callable[[int], None] = lambda code: None
         self.on_death: Callable[[bytes], None] = lambda proc: None
         self._raylet = raylet_of(self.node)
@@ -105,7 +108,7 @@ class Process(Reader):
             m.Undeliverable: lambda _, msg: self.process_died(msg.proc, msg.reason),
             m.ObjectLost: table.on_object_lost,
             m.NodeDied: lambda _, msg: self.losses.node_died(msg),
-            m.HeadMoved: lambda _, msg: self._head_moved(),
+            m.HeadMoved: lambda _, msg: self._head_moved(msg),
         }
 
     # ------------------------------------------------------------ references
@@ -141,7 +144,12 @@ class Process(Reader):
         Raises:
             TypeError: it cannot be pickled. ObjectStoreFullError: no room in the node's store.
         """
-        blob, refs = serialize(value)
+        refs: list[Any] | None
+        blob: bytes | Serialized
+        if type(value) in SCALARS:
+            blob, refs = dumps(value, 5) + PLAIN_END, None  # as `serialize` does, without a call
+        else:
+            blob, refs = serialize(value)
         if type(blob) is not bytes:
             if blob.size > self._inline_limit:
                 return self._put_large(blob, refs)
@@ -153,6 +161,7 @@ class Process(Reader):
             if len(released) > _MANY_DEAD:
                 self.drain()
                 engine.flush()
+            engine.activity += 1  # else the background thread would wake for every ref that dies
             self._counter += 1
             oid = self.me + self._counter.to_bytes(5, "big") + PUT_INDEX
             entry = self.table.create(oid)
@@ -165,7 +174,7 @@ class Process(Reader):
         ref._id = oid
         return ref
 
-    def _put_large(self, blob: bytes | Serialized, refs: list[Any]) -> ObjectRef[Any]:
+    def _put_large(self, blob: bytes | Serialized, refs: list[Any] | None) -> ObjectRef[Any]:
         with self.engine.lock:
             oid = self.next_task_id() + PUT_INDEX
             self.table.create(oid).local = 1
@@ -225,7 +234,8 @@ class Process(Reader):
         self.submitter.process_died(proc, reason)
         self.table.process_died(proc, reason)
 
-    def _head_moved(self) -> None:
+    def _head_moved(self, msg: m.HeadMoved) -> None:
+        self.head = msg.node
         self.gcs.head_moved()
         self.groups.head_moved()
         self.submitter.actors.head_moved()
@@ -242,6 +252,9 @@ class Process(Reader):
         """Leave the job: close every socket. The caller has told the raylet what it wants of it."""
         current.process = None
         with self.engine.lock:
+            # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
+            self.submitter.leases.tick(math.inf)
+            self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
             for oid, entry in list(self.table.entries.items()):
                 if entry.local_waiters or entry.ready_waiters:
@@ -298,7 +311,7 @@ def connect(session_dir: str, kind: str) -> Process:
         raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
-    arena = Arena.attach(fds[0], welcome.arena_size)
+    arena = Arena.attach(fds[0], welcome.arena_size, welcome.config.get("huge_pages", "auto"))
     return Process(sock, welcome, arena, kind, session_dir)
 
 

@@ -12,6 +12,7 @@ from hpcray.base.ids import PUT_INDEX, TASK_BYTES, owner_of, show_proc
 from hpcray.base.resources import to_amounts
 from hpcray.core.owner.table import INLINE, STORED, Entry
 from hpcray.core.owner.tasks import Task
+from hpcray.core.scheduler.devices import slow
 from hpcray.core.scheduler.wants import ACTOR_KLASS
 from hpcray.runtime.actor_calls import ActorClient
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 3
 
-READY, FETCHED, FOREIGN, WRITING = "ready", "fetched", "foreign", "writing"
+READY, FETCHED, FOREIGN, WRITING, GROUP = "ready", "fetched", "foreign", "writing", "group"
 ARGUMENTS, QUEUED, SENT, ACTOR, PAUSED = "arguments", "queued", "sent", "actor", "paused"
 
 
@@ -29,12 +30,14 @@ class Known:
     """What one process knows of one object.
 
     Attributes:
-        what: "put", "object", "task f", "call C.m".
+        what: "put", "object", "task f", "call C.m", "ready() of placement group 12ab".
         text: what it waits for, in words.
         state: READY (its value is here), FETCHED (in a store), FOREIGN (only its owner knows), WRITING (a put),
-            ARGUMENTS, QUEUED (for a worker), SENT (to a worker), ACTOR (for its actor), PAUSED (before another run).
-        task: the id of what makes it. worker: where that was sent. actor: whose call it is.
+            ARGUMENTS, QUEUED (for a worker), SENT (to a worker), ACTOR (for its actor), PAUSED (before another run),
+            GROUP (for a placement group).
+        task: the id of what makes it. worker: where that was sent. actor: whose call it is. group: for which it waits.
         open: arguments that are not ready. nodes: where copies are. resources: what it needs of a node.
+        env: whether its worker has a runtime_env to set up first.
     """
 
     what: str
@@ -46,6 +49,8 @@ class Known:
     open: list[bytes] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     resources: dict[str, float] = field(default_factory=dict)
+    group: bytes = b""
+    env: bool = False
 
 
 def unavailable(process: Process, missing: Sequence[bytes], timeout: float | None) -> str:
@@ -75,6 +80,10 @@ def known_of(process: Process, oid: bytes, entry: Entry) -> Known:
         return Known("object", f"is {what} of its owner, which has not said that it is ready", FOREIGN)
     if isinstance(entry.task, Task):
         return known_of_task(process, entry.task)
+    group = process.groups.group_of(oid)
+    if group is not None:
+        state = process.groups.state_of(group) or "not known yet"
+        return Known(f"ready() of placement group {group.hex()}", f"waits; the group is {state}", GROUP, group=group)
     return Known("put", "is being written", WRITING)
 
 
@@ -90,8 +99,10 @@ def known_of_task(process: Process, task: Task) -> Known:
     if task in task.klass.queue:
         behind = f"behind {task.klass.queue.index(task)} others"
         reason = process.submitter.waits.get(task.klass.index, "")
-        text = f"waits for a worker with {wanted}, {behind}. {reason}".rstrip()
-        return Known(what, text, QUEUED, task.id, resources=wanted)
+        env = slow(task.klass.shape.env)
+        first = ", whose runtime_env is set up first" if env else ""
+        text = f"waits for a worker with {wanted}{first}, {behind}. {reason}".rstrip()
+        return Known(what, text, QUEUED, task.id, resources=wanted, env=env)
     paused = process.submitter.retrying.paused.get(task.id)
     if paused is not None:
         text = f"has lost {task.attempt} workers, and runs again in {max(0.0, paused - monotonic()):.1f} s"

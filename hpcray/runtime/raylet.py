@@ -99,7 +99,7 @@ class Raylet:
         self._data = data
         self.handlers: dict[type, Handler] = dict.fromkeys(HANDLES, core.handle)
         self.handlers |= dict.fromkeys(STORE_HANDLES, store.handle)
-        self.handlers |= {kind: self._allocate for kind in (m.Create, m.Open, m.Prefetch)}
+        self.handlers |= dict.fromkeys((m.Create, m.Open, m.Prefetch), self._allocate)
         self.handlers |= {m.ProcDied: self._remote_died}
         if head is not None:
             self.lead(head, gcs.HANDLES)
@@ -177,6 +177,7 @@ class Raylet:
             self.core.job,
             seat.config.as_dict(),
             self.run,
+            self.headship.node,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:

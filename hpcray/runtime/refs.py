@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import os
 from collections import deque
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.base.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
 from hpcray.wire.serialization import note_ref
 
 if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
     from hpcray.runtime.process import Process
     from hpcray.runtime.worker import Worker
+    from hpcray.wire.messages import ActorCall
 
 T = TypeVar("T")
 
@@ -35,6 +38,8 @@ class _Current:
 
 
 current = _Current()
+async_task: ContextVar[ActorCall | None] = ContextVar("async_task", default=None)
+"""The call of an async actor that runs here."""
 
 
 def died(item: Any) -> None:
@@ -147,6 +152,8 @@ class ObjectRef(Generic[T]):
 
     def future(self) -> concurrent.futures.Future[T]:
         """A future that gets the value, or the error."""
+        import concurrent.futures
+
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def done(value: Any, error: BaseException | None) -> None:
@@ -162,6 +169,8 @@ class ObjectRef(Generic[T]):
 
     def as_future(self) -> asyncio.Future[T]:
         """An asyncio future of the running loop."""
+        import asyncio  # here, as few programs need it, and it takes long
+
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         process = need_process()

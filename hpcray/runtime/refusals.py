@@ -49,6 +49,7 @@ class Refusals:
             f"task {task.name!r} was not started: the job drains ({reason}), {left():.0f} s are left; hint: end the "
             "program, or catch this; what on_drain callbacks and __hpcray_checkpoint__ save is there in the next run"
         )
+        self._stand_between()
         for klass in self._leases.by_index:
             self._close(klass)
 
@@ -85,17 +86,20 @@ class Refusals:
 
     def _close(self, klass: LeaseClass) -> None:
         """Fail what waits, and take back what was sent ahead."""
+        self._stand_between()
+        self._checked_pump(klass)
+        for worker in klass.ring:
+            if len(worker.inflight) > 1 and not worker.asked_back:
+                worker.asked_back = True
+                self._process.engine.send(worker.proc, TakeBack())
+
+    def _stand_between(self) -> None:
         if not self._replaced:
             self._replaced = True
             leases = self._leases
             self._submit, self._pump = leases.submit, leases.pump
             leases.submit = self._checked_submit  # type: ignore[method-assign]
             leases.pump = self._checked_pump  # type: ignore[method-assign]
-        self._checked_pump(klass)
-        for worker in klass.ring:
-            if len(worker.inflight) > 1 and not worker.asked_back:
-                worker.asked_back = True
-                self._process.engine.send(worker.proc, TakeBack())
 
     def _refusal(self, klass: LeaseClass) -> Refusal | None:
         return self._all or self._closed.get(klass)

@@ -93,5 +93,15 @@ def wanted() -> float:
         return 5.0
 
 
-TABLE: mmap.mmap | None = mmap.mmap(-1, _ROWS * _ROW.size) if wanted() else None
-"""Made where this module is loaded first: in the template process, whose workers inherit it."""
+TABLE: mmap.mmap | None = None
+"""Made where this module is loaded first, or in the raylet: whose template's workers inherit it."""
+
+
+def open_table() -> None:
+    """Make the table, if lines are counted and there is none yet."""
+    global TABLE
+    if TABLE is None and wanted():
+        TABLE = mmap.mmap(-1, _ROWS * _ROW.size)
+
+
+open_table()

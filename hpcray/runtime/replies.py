@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +32,14 @@ if TYPE_CHECKING:
 
 _FLUSH_US = 1_000
 _AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
+
+
+class _Broken(Exception):
+    """A generator failed after some values, which were ready by then."""
+
+    def __init__(self, returns: list[m.Returned], error: BaseException) -> None:
+        super().__init__()
+        self.returns, self.error = returns, error
 
 
 class Replies:
@@ -71,6 +83,7 @@ class Replies:
             called = self._worker.called(task, name) if self._worker.options else name
             self._ended((task, called, perf_counter(), us, error is not None))
         returns: list[m.Returned] | None = None
+        first: Sequence[m.Returned] = ()
         if error is None:
             try:
                 if num_returns == 1:
@@ -81,13 +94,15 @@ class Replies:
                     returns = [self.returned(src, task, 0, blob, refs)]
                 else:
                     returns = self._many(src, task, num_returns, value)
+            except _Broken as broken:
+                first, error = broken.returns, broken.error
             except BaseException as raised:
                 error = raised
         status = 0
         if error is not None:
             status = 1
             blob = self.error_blob(error, name, actor, task)
-            returns = [m.Returned(blob) for _ in range(abs(num_returns))]
+            returns = [*first, *(m.Returned(blob) for _ in range(abs(num_returns) - len(first)))]
         value = error = None
         self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us, hold)
 
@@ -143,6 +158,8 @@ class Replies:
     def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
         if num_returns <= 0:
             return [m.Returned(NONE_BLOB) for _ in range(-num_returns)]  # of a generator: its values have been sent
+        if isinstance(value, types.GeneratorType):
+            return self._of_generator(src, task, num_returns, value)
         try:
             values = list(value)
         except TypeError:
@@ -161,6 +178,30 @@ class Replies:
         except BaseException:
             self._withdraw(src, task, returns)
             raise
+        return returns
+
+    def _of_generator(self, src: bytes, task: bytes, num_returns: int, values: Iterator[Any]) -> list[m.Returned]:
+        """What a generator has yielded before it failed is there; what it yields too much is dropped, as in Ray."""
+        returns: list[m.Returned] = []
+        own = self._worker.options.get(task)
+        want = own.want if own is not None else None
+        try:
+            for item in values:
+                index = len(returns)
+                if index == num_returns:
+                    print(f"hpcray: a generator yields more than num_returns={num_returns} values", file=sys.stderr)
+                    break
+                known = want is not None and index not in want  # its owner still has that of an earlier run
+                returns.append(m.Returned(b"") if known else self.returned(src, task, index, *serialize(item)))
+            count = len(returns)
+            if count < num_returns:
+                self._withdraw(src, task, returns)
+                returns = []
+                raise ValueError(f"Task returned {count} objects, but num_returns={num_returns}.")
+        except BaseException as raised:
+            if len(returns) < num_returns:
+                raise _Broken(returns, raised) from raised
+            traceback.print_exc()
         return returns
 
     def send_now(self, dest: bytes, msg: m.Message) -> None:

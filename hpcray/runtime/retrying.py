@@ -100,13 +100,14 @@ class Retrying:
 
     def raised(self, task: Task, msg: m.TaskReply) -> None:
         """A task that has `retry_exceptions` raised something (lock not held: this runs the user's code)."""
-        error = deserialize(msg.returns[0].value) if msg.returns else None
+        error = deserialize(msg.returns[-1].value) if msg.returns else None
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, UserCodeException) and cause.__cause__ is not None:
             cause = cause.__cause__
         wanted = task.retry_exceptions is True or isinstance(cause, tuple(task.retry_exceptions))
         with self._engine.lock:
             if wanted and not task.cancelled:
+                self._submitter.drop_returns(task.worker or b"", msg)
                 self._count(task)
                 self.submit(task)
             else:
@@ -159,6 +160,7 @@ class Retrying:
     def ended(self, task: Task, error: bytes | None = None) -> None:
         """A run of a task is over; `error`: it failed."""
         self._crashes.pop(task.id, None)
+        self._submitter.crashes.ended(task.id)
         kept = self._lineage.kept.get(task.id)
         if kept is not None:
             again = self._settle(task, kept, error)

@@ -5,14 +5,16 @@ Who shows a stack looks up the text of its lines (`linecache`): a process that a
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 from collections.abc import Iterable
 from functools import cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PACKAGE = os.sep + "hpcray" + os.sep
@@ -57,6 +59,8 @@ def frames_of(frame: FrameType | None) -> list[list[Any]]:
 def coroutine_stacks(loop: asyncio.AbstractEventLoop) -> list[dict[str, Any]]:
     """One row per asyncio task of a loop that runs in another thread: "name", "frames" (innermost last), and "local",
     the variables of its outermost frame."""
+    import asyncio
+
     rows: list[dict[str, Any]] = []
     try:
         tasks = asyncio.all_tasks(loop)

@@ -11,15 +11,18 @@ keeps the rows, and takes over; the others wait for it for a while.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from hpcray.base.failures import StartupError
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.journal import Replica
 from hpcray.core.gcs.membership import UP, Membership
 from hpcray.core.gcs.succession import HANDLES, SuccessorHead
+from hpcray.host.journal_file import JournalFile
+from hpcray.runtime.journaling import Journaling, into, read_back
 from hpcray.runtime.raylet import Raylet
 from hpcray.wire import messages as m
 
@@ -30,6 +33,7 @@ PATIENCE = 2.0
 """Who has lost the head waits for its successor for the time-out of the head, and so much longer."""
 _ANSWERED = (m.CreateActor, m.CreateGroup, m.GcsCall)
 _NOTHING: tuple[()] = ()
+Opener = Callable[[], "JournalFile | None"]
 
 
 class Leading:
@@ -44,7 +48,6 @@ class Leading:
     def __init__(self, raylet: Raylet, head: HeadCore, membership: Membership, standby: int) -> None:
         self._raylet = raylet
         self._head = head
-        self._membership = membership
         self._standby = standby
         self._serial = 0
         self._sent_at = 0.0
@@ -53,8 +56,16 @@ class Leading:
         self._unkept: deque[tuple[int, dict[int, int]]] = deque()
         self._replies: deque[tuple[int, Send]] = deque()
         membership.settled = lambda node: self._settled.get(node, 0)
-        raylet.loop.each_turn.append(self._tell)
+        raylet.loop.each_turn.append(self._turn)
         raylet.handlers |= dict.fromkeys(_ANSWERED, self._answered) | {m.RowsKept: self._kept}
+
+    def send(self, rows: list[m.Change], whole: bool) -> None:
+        """Changes of the head's tables, with how much of what nodes have said is in them."""
+        self._serial += 1
+        self._sent_at = self._raylet.loop.now
+        self._taken = dict(self._raylet.router.to_head.taken)
+        self._unkept.append((self._serial, self._taken))
+        self._raylet.router.send(raylet_of(self._standby), m.Rows(self._serial, rows, whole, self._taken))
 
     def _answered(self, now: float, src: bytes, msg: m.Message) -> Iterable[Effect]:
         """An answer that says that something is registered leaves when the standby has it."""
@@ -67,21 +78,11 @@ class Leading:
         self._replies.extend((self._serial + 1, reply) for reply in replies)
         return [effect for effect in effects if effect not in replies]
 
-    def _tell(self) -> None:
-        """The end of a turn."""
-        if self._membership.state != UP:
-            return
-        journal, now = self._head.journal, self._raylet.loop.now
-        whole = self._serial == 0 or journal.long
-        rows = journal.begin() if whole else journal.changes()
-        taken = self._raylet.router.to_head.taken
-        if not rows and (now - self._sent_at < self._raylet.seat.config.heartbeat_interval or taken == self._taken):
-            return
-        self._serial += 1
-        self._sent_at = now
-        self._taken = dict(taken)
-        self._unkept.append((self._serial, self._taken))
-        self._raylet.router.send(raylet_of(self._standby), m.Rows(self._serial, rows, whole, self._taken))
+    def _turn(self) -> None:
+        """What changes no row is settled too, a little later."""
+        due = self._sent_at + self._raylet.seat.config.heartbeat_interval
+        if self._serial and self._raylet.loop.now >= due and self._raylet.router.to_head.taken != self._taken:
+            self.send([], False)
 
     def _kept(self, now: float, src: bytes, msg: m.RowsKept) -> Iterable[Any]:
         while self._unkept and self._unkept[0][0] <= msg.serial:
@@ -98,11 +99,13 @@ class Standby:
     Args:
         raylet: its tables get the handlers of this conversation.
         cluster: where it is told of deaths, and which leads when this raylet becomes the head.
+        open_file: then opens the journal on disk.
     """
 
-    def __init__(self, raylet: Raylet, cluster: Cluster) -> None:
+    def __init__(self, raylet: Raylet, cluster: Cluster, open_file: Opener) -> None:
         self._raylet = raylet
         self._cluster = cluster
+        self._open_file = open_file
         cluster.followed = self.head_gone
         self._next = raylet.seat.driver_rank
         self._replica = Replica()
@@ -181,8 +184,18 @@ class Standby:
         raylet.say("this node is the head from now on")
         raylet.lead(head, HANDLES)
         self._cluster.lead(head, membership)
-        headship.moved_to(me, headship.epoch + 1)
+        headship.moved_to(me, headship.epoch + 1, (self._taken or {}).get(me, 0))
         raylet.apply(effect for effect in died if not _is_told(effect))
+        self._keep_file(head)
+
+    def _keep_file(self, head: HeadCore) -> None:
+        try:
+            file = self._open_file()
+        except StartupError as error:
+            self._raylet.say(f"no journal is kept any more: {error}")
+            return
+        if file is not None:
+            Journaling(self._raylet, head, lambda: True).sinks.append(into(file))
 
     def _tell(self, membership: Membership, old: int) -> None:
         """All who live; with how much of what they have said to the old head is known here."""
@@ -210,14 +223,30 @@ class Standby:
             self._cluster.head_died(f"{reason}, and node {self._next} did not take over")
 
 
-def follow(raylet: Raylet, cluster: Cluster, membership: Membership | None) -> None:
-    """Have another raylet take over when the head dies, if the program can go on without the head's node."""
-    if raylet.seat.driver_rank == 0 or raylet.seat.cluster_size == 1:
+def follow(raylet: Raylet, cluster: Cluster, membership: Membership | None, open_file: Opener) -> None:
+    """Have the head's journal kept, and another raylet take over when the head dies, where that can be.
+
+    Args:
+        membership: on the head.
+        open_file: opens the journal on disk, if there is to be one.
+
+    Raises:
+        StartupError: the journal of an earlier run cannot be read.
+    """
+    succeeded = raylet.seat.driver_rank != 0 and raylet.seat.cluster_size > 1
+    if membership is None or raylet.head is None:
+        if succeeded:
+            Standby(raylet, cluster, open_file)
         return
-    if membership is not None and raylet.head is not None:
-        Leading(raylet, raylet.head, membership, raylet.seat.driver_rank)
-    else:
-        Standby(raylet, cluster)
+    head, book, file = raylet.head, membership, open_file()
+    if file is not None:
+        head.earlier = read_back(file)
+    if succeeded or file is not None:
+        journaling = Journaling(raylet, head, lambda: book.state == UP and head.earlier is None)
+        if succeeded:
+            journaling.sinks.append(Leading(raylet, head, book, raylet.seat.driver_rank).send)
+        if file is not None:
+            journaling.sinks.append(into(file))
 
 
 def _is_told(effect: Any) -> bool:

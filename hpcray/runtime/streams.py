@@ -7,7 +7,6 @@ entry, and learns from it too when there is none.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
@@ -21,6 +20,8 @@ from hpcray.wire import messages as m
 from hpcray.wire.serialization import Serialized, is_error, serialize, serialize_error
 
 if TYPE_CHECKING:
+    import asyncio
+
     from hpcray.runtime.process import Process
 
 _END = serialize_error(ObjectRefStreamEndOfStreamError("the generator has no more values"))
@@ -185,6 +186,8 @@ class ObjectRefGenerator(Generic[T]):
     async def __anext__(self) -> ObjectRef[T]:
         process = need_process()
         if self._stream.refs:
+            import asyncio
+
             loop = asyncio.get_running_loop()
             ready: asyncio.Future[None] = loop.create_future()
             process.when_ready_here(self._stream.refs[0], lambda: loop.call_soon_threadsafe(_settle, ready))
@@ -198,6 +201,41 @@ class ObjectRefGenerator(Generic[T]):
     def completed(self) -> ObjectRef[Any]:
         """A ref that is ready when the task has ended; its value is the error if it failed."""
         return self._completed
+
+    @property
+    def _generator_ref(self) -> ObjectRef[Any]:
+        return self._completed
+
+    def _next_sync(self, timeout_s: float | None = None) -> ObjectRef[Any]:
+        """`next` for at most so many seconds (None: for ever); the nil ref when there is none by then."""
+        ref = self.peek()
+        if ref is not None and timeout_s is not None and not need_process().wait([ref], 1, timeout_s, False)[0]:
+            return ObjectRef.nil()
+        return next(self)
+
+    def send(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.send` is not supported.")
+
+    def throw(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.throw` is not supported.")
+
+    def close(self) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.close` is not supported. hint: cancel() ends its task")
+
+    async def asend(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.asend` is not supported.")
+
+    async def athrow(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.athrow` is not supported.")
+
+    async def aclose(self) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.aclose` is not supported. hint: cancel() ends its task")
 
     def next_ready(self) -> bool:
         """Whether `next()` would return (or stop) at once."""
@@ -236,6 +274,9 @@ class ObjectRefGenerator(Generic[T]):
             "You cannot return or pass a generator to other task. Serializing a ObjectRefGenerator is not allowed. "
             "hint: pass the refs that it gives"
         )
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._completed.hex()})"
 
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.base.errors import TaskCancelledError
 from hpcray.base.ids import FIRST_RETURN, node_of, raylet_of, return_index, show_proc
+from hpcray.core.owner.fetch_ahead import FetchAhead
 from hpcray.core.owner.leases import LeaseClient
 from hpcray.core.owner.locality import Locality
 from hpcray.core.owner.table import INLINE, Waiter
@@ -41,6 +42,7 @@ class Submitter:
 
     Attributes:
         waits: why tasks of a lease class do not run, by the class's index, as far as somebody has said so.
+        crashes: which of them ran out of memory.
     """
 
     def __init__(self, process: Process) -> None:
@@ -50,6 +52,8 @@ class Submitter:
         self.leases = LeaseClient(
             process.me, process.engine.send, self._push, process.config.idle_lease_timeout
         )  # fmt: skip
+        if process.cluster_size > 1:
+            self.leases.ahead = FetchAhead(self._table.entries, process.engine.send)
         self.retrying = Retrying(process, self)
         self.locality = Locality(self.leases, self._table.entries, process.node, process.cluster_size)
         self.actors = ActorCalls(process, self)
@@ -58,7 +62,7 @@ class Submitter:
         self.waits: dict[int, str] = {}
         self._failing: deque[tuple[Task, bytes, bytes | None]] = deque()
         self._in_fail = self._ticking = False
-        self._crashes = Crashes(process.config.task_oom_retries)
+        self.crashes = Crashes(process.config.task_oom_retries)
 
     def handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
         """Message handlers, for the engine."""
@@ -292,7 +296,7 @@ class Submitter:
         if msg.borrowed:
             self._table.borrowed_by(src, msg.borrowed)
         if task is None:
-            self._decline(src, msg)
+            self.drop_returns(src, msg)
             return
         if msg.status == 1 and task.retry_exceptions and task.retries:
             self._engine.later(lambda: self.retrying.raised(task, msg))
@@ -325,8 +329,8 @@ class Submitter:
         if durable or task.attempt:
             self.retrying.ended(task)
 
-    def _decline(self, src: bytes, msg: m.TaskReply) -> None:
-        """Nobody waits for this result any more; the refs in it were kept for us all the same."""
+    def drop_returns(self, src: bytes, msg: m.TaskReply) -> None:
+        """Nobody waits for this result any more; the refs in it were kept for us all the same (lock held)."""
         for item in msg.returns:
             for inner in item.contained or ():
                 self._table.adopt(inner, src)
@@ -364,7 +368,7 @@ class Submitter:
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
                 self.fail_cancelled(task)
-            elif position == 0 and (over := self._crashes.verdict(task, show_proc(proc), reason)) is not None:
+            elif position == 0 and (over := self.crashes.verdict(task, show_proc(proc), reason)) is not None:
                 self.fail(task, serialize_error(over))
             elif position == 0:
                 self.retrying.crashed(task)

@@ -100,7 +100,11 @@ class Why:
             if not known["open"] and known["actor"]:
                 self._actor(known["actor"], depth)
         elif state == progress.QUEUED:
+            if known["env"]:
+                self._environments(depth)
             self._resources(known["resources"], depth)
+        elif state == progress.GROUP:
+            self._group(known["group"], depth)
         elif state == progress.SENT:
             self._sent(known["worker"], known["task"], depth)
         elif state == progress.ACTOR:
@@ -137,6 +141,10 @@ class Why:
             return
         mine = next((call for call in told["calls"] if call["task"] == task), None)
         shown = mine or next(iter(told["calls"]), None)
+        if shown is None and told["sets_up"]:
+            since = f"has been setting up its runtime_env for {told['sets_up']:.1f} s"
+            self._say(depth, f"{self._name(worker)} {since}{_innermost(told)}")
+            return
         if shown is None:
             self._say(depth, f"{self._name(worker)} runs nothing now: the task or its result is on the way")
             return
@@ -181,6 +189,31 @@ class Why:
         return bytes(found)
 
     # ------------------------------------------------------------ resources
+
+    def _environments(self, depth: int) -> None:
+        """The workers that cannot be asked yet: their Python is being made."""
+        raylets = [one.proc for one in self._all().values() if one.kind == "raylet"]
+        for raylet, core in self._diagnosis.ask(raylets, "core").items():
+            node = node_of(raylet)
+            for row in core["pool"]["workers"]:
+                if row["sets_up_since"]:
+                    seconds = max(0.0, core["now"] - row["sets_up_since"])
+                    pid = f", pid {row['pid']}" if row["pid"] else ""
+                    text = f"process {node}.{row['number']}{pid}, has been setting up a runtime_env for {seconds:.1f} s"
+                    self._say(depth, f"a worker on node {node}, {text}")
+
+    def _group(self, group: bytes, depth: int) -> None:
+        """Where its bundles are, and what those need that have no place."""
+        row = next((row for row in self._process.gcs.call("placement_groups") if row["group"] == group), None)
+        if row is None:
+            self._say(depth, f"the head does not know placement group {group.hex()}")
+            return
+        name = f" {row['name']!r}" if row["name"] else ""
+        count = len(row["bundles"])
+        self._say(depth, f"placement group{name} is {row['state']}: {count} bundles, strategy {row['strategy']}")
+        if row["state"] == "PENDING" and count:
+            largest = max(row["bundles"], key=lambda bundle: sum(bundle.values()))
+            self._resources(largest, depth + 1)
 
     def _resources(self, wanted: dict[str, float], depth: int) -> None:
         """What each node lacks for a request, and who has it."""
@@ -261,6 +294,12 @@ def _where(told: dict[str, Any], call: dict[str, Any]) -> str:
     theirs = [frame for frame in frames if is_users(frame)]
     frame = next(reversed(theirs or frames), None)
     return f", at {frame[0]}:{frame[1]} in {frame[2]}" if frame is not None else ""
+
+
+def _innermost(told: dict[str, Any]) -> str:
+    """Where its main thread is: `, at file.py:12 in f`."""
+    frames = next((row["frames"] for row in told["threads"] if row["name"] == "MainThread"), [])
+    return f", at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
 
 
 def _amounts(names: list[str], wanted: dict[str, float], there: dict[str, float]) -> str:

@@ -23,7 +23,7 @@ from hpcray.host.runtime_env import VARIABLE
 from hpcray.host.threads import changes, use_cpus
 from hpcray.runtime.actor_end import URGENT, ActorEnd
 from hpcray.runtime.actor_host import ActorHost
-from hpcray.runtime.arguments import NO_ARGS, fill
+from hpcray.runtime.arguments import NO_ARGS, ArgumentsAhead, fill
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.environment import Environment, expanded
 from hpcray.runtime.names import qualified_name
@@ -71,6 +71,7 @@ class Worker:
         self.end = ActorEnd(self)
         self.reply = self.replies.reply
         self._idle: Waiter | None = None
+        self._ahead = ArgumentsAhead(process)
         self._blobs: dict[bytes, m.FunctionDef] = {}
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
         self._blocked = 0
@@ -80,13 +81,10 @@ class Worker:
         process.blocker = self._block
         process.on_exit = os._exit
         process.handlers.update({
-            m.FunctionDef: self._on_function,
-            m.CallOptions: self._on_options,
+            m.FunctionDef: self._on_function, m.CallOptions: self._on_options,
             m.StreamTaken: self.yielding.on_taken,
-            m.PushTask: self._on_work,
-            m.ActorCall: self._on_work,
-            m.BecomeActor: self._on_work,
-            m.TerminateActor: self._on_work,
+            m.PushTask: self._on_call, m.ActorCall: self._on_call,
+            m.BecomeActor: self._on_work, m.TerminateActor: self._on_work,
             m.TakeBack: lambda src, msg: self.give_back(src, True),
             m.CancelTask: self._on_cancel,
             m.SetJob: lambda src, msg: self.apply_job(msg.job),
@@ -125,12 +123,18 @@ class Worker:
         os.environ.update(self.env)
         confine(os.environ)
 
-    def _on_work(self, src: bytes, msg: Any) -> None:
+    def _on_call(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
+        idle = self._idle
+        if msg.refs is not None and (idle is None or self.queue):
+            self._ahead.fetch(msg.refs)
         self.queue.append((src, msg))
-        idle = self._idle  # `_wake`, without a call
-        if idle is not None and idle.count:
+        if idle is not None and idle.count:  # `_wake`, without a call
             idle.count = 0
             self.engine.notify(idle)
+
+    def _on_work(self, src: bytes, msg: Any) -> None:
+        self.queue.append((src, msg))
+        self._wake()
 
     def urgent(self, msg: m.Message) -> None:
         """What comes before all that waits (lock held)."""

@@ -82,7 +82,7 @@ class Rows:
             NodeState(
                 node_id=row["NodeID"],
                 node_ip=row["NodeManagerAddress"],
-                is_head_node=row["Index"] == 0,
+                is_head_node=row["Index"] == self._process.head,
                 state="ALIVE" if row["Alive"] else "DEAD",
                 state_message=row["DeathReason"] or None,
                 node_name=row["NodeManagerHostname"],
@@ -304,8 +304,9 @@ class Rows:
     def _ask(self, people: Iterable[Someone], what: str, *args: Any) -> dict[bytes, Any]:
         asked = [one.proc for one in people if one.state != "starting"]
         found = self._diagnosis.ask(asked, what, *args)
-        mute = [proc for proc in asked if proc not in found]
-        if mute:  # those that have ended in the meantime are missed by nobody: what they held ended with them
+        # Those that have ended are missed by nobody: what they held ended with them. Their raylet may list them still.
+        mute = [proc for proc in asked if proc not in found and proc not in self._diagnosis.gone]
+        if mute:
             living = {one.proc for one in self._diagnosis.people()}
             self.missing += [f"{show_proc(proc)} did not answer" for proc in mute if proc in living]
         return found

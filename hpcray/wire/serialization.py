@@ -30,7 +30,8 @@ SMALL = 1 << 16
 
 _TAIL = struct.Struct("<QIB")
 _SLOT = struct.Struct("<QQ")
-_SCALARS = frozenset({int, float, bool, type(None), complex})
+SCALARS = frozenset({int, float, bool, type(None), complex})
+PLAIN_END = bytes([PLAIN])
 
 NONE_BLOB = pickle.dumps(None, 5) + b"\0"
 
@@ -97,8 +98,8 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
         TypeError: the value cannot be pickled; the message says which value.
     """
     kind = type(value)
-    if kind in _SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
-        return pickle.dumps(value, 5) + b"\0", []
+    if kind in SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
+        return pickle.dumps(value, 5) + PLAIN_END, []
     if kind in COPIED and len(value) >= SMALL:
         return Serialized(COPIED[kind], [memoryview(value)]), []
     outer = _local.refs
@@ -117,7 +118,7 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     finally:
         _local.refs = outer
     if not buffers:
-        return file.getvalue() + b"\0", refs
+        return file.getvalue() + PLAIN_END, refs
     return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
 
 

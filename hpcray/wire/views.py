@@ -14,14 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 _DATES = "mM"
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 
 
 class _Reducers(dict[Any, Callable[[Any], Any]]):
-    """Ours and cloudpickle's, then whatever is registered with copyreg.
+    """Ours and cloudpickle's, then whatever is registered with copyreg. NumPy need not be there: a raylet never has it.
 
     Attributes:
         tensors: whether PyTorch's are ours; it need not have been imported yet.
@@ -32,6 +31,9 @@ class _Reducers(dict[Any, Callable[[Any], Any]]):
     def __missing__(self, kind: Any) -> Callable[[Any], Any]:
         if self.tensors and kind.__module__ == "torch" and kind.__qualname__ == "Tensor":
             return _reduce_tensor
+        if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
+            self[kind] = _reduce_array
+            return _reduce_array
         return copyreg.dispatch_table[kind]
 
 
@@ -57,7 +59,9 @@ def _reduce_array(array: Any) -> Any:
     if array.dtype.hasobject:
         return array.__reduce_ex__(5)
     if not array.flags.forc:
-        array = np.ascontiguousarray(array)
+        import numpy
+
+        array = numpy.ascontiguousarray(array)
     if array.dtype.kind in _DATES:
         return _array_of_dates, (array.view("i8"), array.dtype)
     return array.__reduce_ex__(5)
@@ -111,5 +115,5 @@ COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) f
 """The pickles of a `bytes` and of a `bytearray` that are alone in their object."""
 
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
-_reducers.update({np.ndarray: _reduce_array, memoryview: _reduce_memoryview})
+_reducers[memoryview] = _reduce_memoryview
 Pickler.dispatch_table = _reducers

@@ -162,12 +162,24 @@ def test_the_death_of_the_program_s_node_ends_the_job(leak_check: LeakCheck, tmp
 @pytest.mark.slow
 def test_the_end_may_be_announced_to_the_program_s_node(leak_check: LeakCheck, tmp_path: Path) -> None:
     setup = 'ray.on_drain(lambda seconds: print("draining", seconds > 0, flush=True))'
-    with Job(launch(tmp_path, WAITS.format(setup=setup), rank=1), {"HPCRAY_DRAIN_SIGNALS": "USR1", "HPCRAY_DRAIN_MARGIN": "20"}) as job:
+    with Job(launch(tmp_path, WAITS.format(setup=setup), rank=1), {"HPCRAY_DRAIN_SIGNALS": "USR1"}) as job:
         waiting(job)
         job.send(signal.SIGUSR1)
-        ended = job.wait()
+        ended = job.wait()  # long before the margin of a minute is over
     assert ended.code == 75 and "draining True" in ended.out, ended
     assert "SIGUSR1 on node 1" in ended.err
+    leak_check.check()
+
+
+def test_when_the_head_has_moved_ctrl_c_is_the_program_s_still(leak_check: LeakCheck, tmp_path: Path) -> None:
+    setup = 'print("first", flush=True)\nwhile all(node["Alive"] for node in ray.nodes()):\n    time.sleep(0.02)'
+    with Job(launch(tmp_path, WAITS.format(setup=setup), rank=2)) as job:
+        assert job.line() == "first"
+        os.kill(raylet(0), signal.SIGKILL)
+        waiting(job)
+        job.send(signal.SIGINT)
+        ended = job.wait()
+    assert ended.code == 9 and ended.out.splitlines()[-1] == "interrupted True", ended
     leak_check.check()
 
 

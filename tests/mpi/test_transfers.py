@@ -94,6 +94,85 @@ finally:
 """
 
 
+AHEAD = """
+import os, pathlib, time
+flag, size = pathlib.Path(sys.argv[1]), 64 << 20
+(there,) = [node for node in ray.nodes() if node["Index"] == 1]
+near = {"scheduling_strategy": where[1], "num_cpus": there["Resources"]["CPU"]}
+
+def busy():
+    pathlib.Path(f"{flag}.busy").touch()
+    while not flag.exists():
+        time.sleep(0.01)
+
+@ray.remote
+def hold():
+    busy()
+
+@ray.remote
+def total(array):
+    return int(array.sum(dtype=np.int64))
+
+@ray.remote
+class Actor:
+    def hold(self):
+        busy()
+    def total(self, array):
+        return int(array.sum(dtype=np.int64))
+
+def copies():
+    return next(node["pulled"] for node in stores() if node["node"] == 1)
+
+def wait_for(what):
+    deadline = time.monotonic() + 100
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(what())
+
+def course(start, ask):
+    first = start()
+    assert wait_for(pathlib.Path(f"{flag}.busy").exists)
+    array = np.full(size, 3, np.uint8)
+    before, ref = copies(), ray.put(array)
+    second = ask(ref)
+    came = wait_for(lambda: copies() > before)
+    still = not ray.wait([first], timeout=0)[0]
+    flag.touch()
+    right = ray.get(second) == 3 * size
+    ray.get(first)
+    flag.unlink()
+    os.unlink(f"{flag}.busy")
+    return [came, still, right]
+
+task = course(hold.options(**near).remote, total.options(**near).remote)
+actor = Actor.options(**near).remote()
+call = course(actor.hold.remote, actor.total.remote)
+print(json.dumps({"task": task, "call": call}))
+"""
+
+
+REPLICAS = """
+import time
+size, count = 1 << 20, int(sys.argv[1])
+refs = [ray.put(block(seed, size), replicas=2) for seed in range(count)]
+kept = [{"node": n["node"], "on_disk": n["on_disk"], "objects": n["objects"]} for n in stores()]
+good = sum(bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in enumerate(refs))
+
+@ray.remote(num_cpus=0)
+def read(refs):
+    return sum(bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in enumerate(refs))
+
+good_there = ray.get(read.options(scheduling_strategy=where[1]).remote(refs))
+pulled = [node["pulled"] for node in stores()]
+del refs
+deadline = time.monotonic() + 60
+while any(node["objects"] or node["on_disk"] for node in stores()) and time.monotonic() < deadline:
+    time.sleep(0.05)
+left = [node["objects"] + node["on_disk"] for node in stores()]
+print(json.dumps({"kept": kept, "good": [good, good_there], "pulled": pulled, "left": left}))
+"""
+
+
 def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, Any]:
     path = tmp_path / "script.py"
     path.write_text(COMMON + script)
@@ -119,6 +198,25 @@ def test_an_owner_that_does_not_answer_holds_up_nobody_who_was_told_where_its_ob
     tmp_path: Path, leak_check: LeakCheck
 ) -> None:
     assert run(tmp_path, 2, STOPPED)["good"] is True
+
+
+@pytest.mark.timeout(210)
+def test_second_copies_go_to_disk_where_there_is_no_room_for_them(tmp_path: Path, leak_check: LeakCheck) -> None:
+    store = 8 << 20
+    found = run(tmp_path, 2, REPLICAS, "40", HPCRAY_OBJECT_STORE_MEMORY=str(store))
+    assert [node["objects"] for node in found["kept"]] == [40, 40], "each node has a copy of each"
+    assert min(node["on_disk"] for node in found["kept"]) >= 3 * store
+    assert found["good"] == [40, 40]
+    assert sorted(found["pulled"]) == [0, 40], "nobody had to be asked for what was on the own disk"
+    assert found["left"] == [0, 0]
+
+
+@pytest.mark.timeout(210)
+def test_arguments_travel_while_the_worker_is_still_busy_with_something_else(
+    tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    found = run(tmp_path, 2, AHEAD, str(tmp_path / "flag"), HPCRAY_OBJECT_STORE_MEMORY=str(256 << 20))
+    assert found == {"task": [True, True, True], "call": [True, True, True]}
 
 
 @pytest.mark.slow

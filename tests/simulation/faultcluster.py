@@ -173,6 +173,9 @@ class FaultCluster(SimCluster):
         since = self._cut.get(frozenset((a, b)), (self.net.now, []))[0]
         if a != b:
             self._spoken[a].add(b)
+        if b in self._lost[a] and number_of(src) == 0:  # the router knows, and says so
+            super().post(raylet_of(a), src, m.Undeliverable(dest, "its node is dead"))
+            return
         if a and b and a != b and b not in self._lost[a] and self.net.now - since > GIVES_UP:
             super().post(raylet_of(a), HEAD, m.PeerFailed(b, "timed out"))
         super().post(src, dest, msg)

@@ -7,14 +7,23 @@ import random
 import pytest
 from simcluster import SimCluster
 from submitters import SimTask, Submitter, shape
+from test_sim_actors import actor_spec
 
 from hpcray.base.ids import HEAD
-from hpcray.base.resources import to_units
+from hpcray.base.resources import Resources, to_units
 from hpcray.core.gcs.placement_groups import CREATED, REMOVED, Group
 from hpcray.wire import messages as m
 
 
-def flooded(cpus: list[float], seconds: list[float], tasks: int, seed: int) -> SimCluster:
+class Flood(SimCluster):
+    """A cluster and the drivers that keep it busy."""
+
+    def __init__(self, totals: list[Resources], delays: list[float], lazy: bool) -> None:
+        super().__init__(totals, delays, lazy=lazy)
+        self.flood: list[bytes] = []
+
+
+def flooded(cpus: list[float], seconds: list[float], tasks: int, seed: int) -> Flood:
     """A cluster in which a driver of every node with CPUs has more to do than all of them can.
 
     Args:
@@ -22,9 +31,11 @@ def flooded(cpus: list[float], seconds: list[float], tasks: int, seed: int) -> S
     """
     rng = random.Random(seed)
     delays = [rng.choice([0.0001, 0.001, 0.005]) for _ in range(50)]
-    cluster = SimCluster([to_units({"CPU": count}) for count in cpus], delays, lazy=True)
+    cluster = Flood([to_units({"CPU": count}) for count in cpus], delays, lazy=True)
     for node, count in enumerate(cpus):
         driver = cluster.driver(node)
+        if count:
+            cluster.flood.append(driver.proc)
         for number in range(tasks if count else 0):
             task = SimTask(seconds=seconds[node % len(seconds)] * rng.uniform(0.8, 1.2))
             cluster.net.after(number * 1e-4, lambda driver=driver, task=task: driver.submit(task))
@@ -32,8 +43,9 @@ def flooded(cpus: list[float], seconds: list[float], tasks: int, seed: int) -> S
     return cluster
 
 
-def still_flooded(cluster: SimCluster) -> bool:
-    return all(s.waiting_for > 10 for s in cluster.submitters.values() if s.waiting_for)
+def still_flooded(cluster: Flood) -> bool:
+    """Whether every driver of the flood has more to do still."""
+    return all(cluster.submitters[proc].waiting_for > 10 for proc in cluster.flood)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 3.0])
@@ -46,6 +58,36 @@ def test_a_large_task_does_not_starve_on_a_cluster_full_of_small_ones(seconds: f
     driver.submit(large)
     cluster.net.run(cluster.net.now + 60, lambda: bool(large.done), cluster.check)
     assert large.done, cluster.explain()
+    assert still_flooded(cluster)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0, 6.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_nor_does_a_large_actor(seconds: float, seed: int) -> None:
+    """It comes back to the node where it queued, until that has been kept free for long enough."""
+    cluster = flooded([0, 2, 2, 2, 2, 2], [seconds], int(250 / seconds) + 30, seed)
+    driver = cluster.driver(0)
+    spec = actor_spec(driver.proc, 1, shape(CPU=2), shape(CPU=2))
+    cluster.post(driver.proc, HEAD, m.CreateActor(1, spec))
+    cluster.run_for(0.1)
+    actor = cluster.head._actors.actors[spec.actor]
+    cluster.net.run(cluster.net.now + 60, lambda: actor.state == "ALIVE", cluster.check)
+    assert actor.state == "ALIVE", cluster.explain()
+    assert still_flooded(cluster)
+
+
+def test_a_large_actor_waits_where_no_other_actor_stays() -> None:
+    """Nodes 1 to 4 have an actor each that stays for ever: only node 5 will ever be free as a whole."""
+    cluster = flooded([0, 2, 2, 2, 2, 2], [0.5], 600, 1)
+    driver = cluster.driver(0)
+    specs = [actor_spec(driver.proc, n, shape(f"node:{n}", CPU=1), shape(CPU=1)) for n in (1, 2, 3, 4)]
+    specs.append(actor_spec(driver.proc, 5, shape(CPU=2), shape(CPU=2)))
+    for spec in specs:
+        cluster.post(driver.proc, HEAD, m.CreateActor(1, spec))
+        cluster.run_for(5.0)
+    large = cluster.head._actors.actors[specs[-1].actor]
+    cluster.net.run(cluster.net.now + 20, lambda: large.state == "ALIVE", cluster.check)
+    assert (large.state, large.node) == ("ALIVE", 5), cluster.explain()
     assert still_flooded(cluster)
 
 

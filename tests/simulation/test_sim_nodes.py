@@ -78,10 +78,13 @@ def anything(delays: list[float], seed: int) -> FaultCluster:
         specs.append(spec)
         cluster.post(creator.proc, HEAD, m.CreateActor(number, spec))
         cluster.net.after(0.5, lambda a=spec.actor: cluster.post(owner.proc, HEAD, m.WatchActor(a)))
-    tasks = [SimTask(rng.choice([CPU1, shape("SPREAD", CPU=1)]), rng.choice([0.01, 0.5, 3.0])) for _ in range(20)]
+    tasks = [SimTask(rng.choice([CPU1, shape("SPREAD", CPU=1)]), rng.choice([0.01, 0.5, 3.0])) for _ in range(30)]
     for task in tasks:
         task.once = rng.random() < 0.3
-        owner.submit(task)
+        cluster.net.after(rng.choice([0.0, 10 * rng.random()]), lambda task=task: owner.submit(task))
+    for _ in range(10):  # its node may die, and they with it
+        lost = SimTask(rng.choice([CPU1, shape("SPREAD", CPU=1)]), rng.choice([0.5, 5.0]))
+        cluster.net.after(6 * rng.random(), lambda task=lost: elsewhere.proc in cluster.dead or elsewhere.submit(task))
     for _ in range(rng.randint(1, 5)):
         victim, other = rng.sample(range(1, 5), 2)
         long = rng.choice([0.5, 2.0, 6.0, 20.0, 45.0])
@@ -108,7 +111,10 @@ def anything(delays: list[float], seed: int) -> FaultCluster:
     assert all(task.done + task.failed == 1 for task in tasks), cluster.explain()
     assert not any(task.failed for task in tasks if not task.once)
     assert all(len(task.ran_on) <= 1 for task in tasks if task.once)
-    assert not owner.waiting_for
+    for spec in specs:
+        cluster.post(owner.proc, HEAD, m.KillActor(spec.actor, True, "the end"))
+    cluster.run_for(20.0)
+    assert cluster.quiet(), cluster.explain()
     return cluster
 
 

@@ -524,7 +524,8 @@ class Cluster:
             for book in (self.receives, self.sends):
                 for tag in [tag for tag, transfer in book.items() if transfer.node == node]:
                     del book[tag]
-                    self.cancelled.discard(tag)
+                    if book is self.receives:  # a receive elsewhere, of what it sent, stays cancelled
+                        self.cancelled.discard(tag)
             for key in [key for key in self.channels if node_of(key[1]) == node]:
                 del self.channels[key]
             for other in self.stores:

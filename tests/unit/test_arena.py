@@ -19,6 +19,7 @@ import pytest
 from hpcray.base.config import Config
 from hpcray.host import arena as arena_module
 from hpcray.host.arena import Arena, ArenaError, available_memory, default_arena_size
+from hpcray.host.copying import copy_together
 
 SIZE = 64 << 20
 
@@ -329,3 +330,79 @@ def test_the_default_size_is_a_share_of_what_can_be_had_divided_by_the_ranks(mon
 
 def test_there_is_memory_here() -> None:
     assert 1 << 26 < available_memory() < 1 << 50
+
+
+# ---------------------------------------------------------------- huge pages
+
+
+def free_huge_pages() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free:")), 0)
+
+
+@pytest.mark.parametrize("huge", ["off", "reserved"])
+def test_an_arena_works_whatever_pages_there_are(huge: str) -> None:
+    arena = Arena.create(8 << 20, 1 << 20, huge)
+    other = Arena.attach(os.dup(arena.fd), arena.size, huge)
+    try:
+        data = os.urandom(3 << 20)
+        arena.write(4096, data)
+        assert bytes(other.view(4096, len(data))) == data
+        assert arena.populate(arena.size - 4096, 4096)
+        assert arena.reserved == (huge == "reserved" and free_huge_pages() > 0)
+    finally:
+        other.close()
+        arena.close()
+
+
+def test_other_words_for_huge_pages_are_refused() -> None:
+    with pytest.raises(ArenaError, match=r"huge_pages='yes' is not one of auto, off, reserved; hint:"):
+        Arena.create(8 << 20, 0, "yes")
+
+
+# ---------------------------------------------------------------- copies by several threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 100_000])
+def test_each_byte_is_copied_once_however_many_copy(threads: int, size: int) -> None:
+    source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    target, parts = np.zeros(size, dtype=np.uint8), []
+
+    def copy(part: Any, of: Any) -> None:
+        parts.append(len(part))
+        part[:] = of
+
+    copy_together(copy, target, source, threads)
+    assert np.array_equal(target, source)
+    assert sum(parts) == size and len(parts) <= threads
+
+
+def test_a_copy_that_is_interrupted_ends_when_all_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, done = threading.Event(), []
+    join = threading.Thread.join
+
+    def interrupt_once(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "join", join)
+        gate.set()
+        raise KeyboardInterrupt
+
+    def copy(target: Any, source: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert gate.wait(60)
+        done.append(len(target))
+
+    monkeypatch.setattr(threading.Thread, "join", interrupt_once)
+    with pytest.raises(KeyboardInterrupt):
+        copy_together(copy, bytearray(3 * 4096), bytes(3 * 4096), 3)
+    assert done == [4096] * 3, "nobody writes any more"
+
+
+def test_a_large_buffer_is_written_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena.create(8 << 20)
+    monkeypatch.setattr(arena_module, "LARGE", 1 << 20)
+    arena.copiers = 3
+    data = os.urandom((5 << 20) + 77)
+    arena.write(64, data)
+    assert bytes(arena.view(64, len(data))) == data
+    arena.close()

@@ -280,7 +280,11 @@ def test_an_actor_that_finds_no_room_queues_at_a_busy_node() -> None:
     head.now = 3.0
     head.handle(raylet_of(0), m.StartActorRefused(ACTOR, ""))
     head.tick(3.6)
-    assert head.started_on() == [1], "the nodes in turn"
+    assert head.started_on() == [0], "the same again: that node keeps room for it, for longer with each try"
+    head.now = 31.0
+    head.handle(raylet_of(0), m.StartActorRefused(ACTOR, ""))
+    head.tick(31.6)
+    assert head.started_on() == [1], "after a while another"
 
 
 def test_when_no_worker_starts_the_owner_hears_why_and_retries_slow_down() -> None:

@@ -153,7 +153,7 @@ def questions(head: HeadCore) -> list[Any]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(history, history, st.booleans())
 def test_a_restored_head_goes_on_as_the_first_one_would(before: Any, after: Any, compacted: bool) -> None:
     first, replica, dead = Side(up()), Replica(), set()

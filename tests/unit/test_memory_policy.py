@@ -97,6 +97,15 @@ def test_task_oom_retries_bounds_it() -> None:
     assert isinstance(error, OutOfMemoryError) and "it ran 3 times" in str(error)
 
 
+def test_a_task_that_is_over_is_forgotten() -> None:
+    crashes = Crashes(1)
+    work = task(-1)
+    assert crashes.verdict(work, "w", LOW_MEMORY) is None
+    crashes.ended(work.id)
+    assert crashes.verdict(work, "w", LOW_MEMORY) is None, "it is made again: another matter"
+    assert crashes.verdict(work, "w", LOW_MEMORY) is not None
+
+
 def test_the_error_of_a_dead_actor() -> None:
     assert isinstance(actor_error(b"a", "A", f"its worker died: {LOW_MEMORY}"), OutOfMemoryError)
     assert isinstance(actor_error(b"a", "A", "signal 9"), ActorDiedError)

@@ -129,7 +129,7 @@ class TestReplicas:
         waiter = Waiter()
         table.special.add(put_id())
         table.replicas.hold(put_id(), table.entries[put_id()], 4, waiter)
-        assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1]))]
+        assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1], keep=True))]
         table.on_replica(put_id(), 4, "")
         assert table.fired == [waiter] and table.entries[put_id()].nodes == [1, 4]
         table.unmap(put_id())

@@ -42,7 +42,7 @@ class TestNodeDeath:
         table.on_add_location(m.AddLocation(return_id(), 3))
         table.node_died(2, "power")
         assert table.again == [] and table.entries[return_id()].nodes == [3]
-        assert table.said() == [(raylet_of(3), m.Open(return_id(), SIZE, [3]))], "it must not be evicted now"
+        assert table.said() == [(raylet_of(3), m.Open(return_id(), SIZE, [3], keep=True))], "it must not be evicted now"
         table.on_replica(return_id(), 3, "")
         table.release(return_id())
         assert set(map(repr, table.said())) == {

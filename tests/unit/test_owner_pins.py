@@ -102,3 +102,92 @@ class TestNoRoom:
         table.release(put_id(1))
         assert table.said() == [(RAYLET, m.Free([put_id(1)], [1]))]
         assert table.pins.refused == {} and put_id(1) not in table.pins.mapped
+
+
+class TestUrgency:
+    """What somebody waits to read comes before what somebody only asks about."""
+
+    @pytest.fixture
+    def far(self, table: Table) -> bytes:
+        oid = put_id(9)
+        table.create(oid).local = 1
+        table.set_stored(oid, SIZE, 3)
+        table.said()
+        return oid
+
+    def test_a_get_after_a_wait_raises_what_is_under_way(self, table: Table, far: bytes) -> None:
+        table.want_local(far, Waiter(), 1)
+        assert table.said() == [(RAYLET, m.Open(far, SIZE, [3], 1))]
+        table.want_local(far, Waiter(), 1)
+        assert table.said() == [], "it is asked for already"
+        table.want_local(far, Waiter())
+        assert table.said() == [(RAYLET, m.Hurry(far, 0))]
+        table.want_local(far, Waiter())
+        assert table.said() == []
+
+    def test_what_is_not_made_yet_is_as_urgent_as_the_most_urgent_who_waits(self, table: Table) -> None:
+        for counter, priorities in ((11, (1,)), (12, (1, 0)), (13, (0, 1))):
+            table.create(put_id(counter)).local = 1
+            for priority in priorities:
+                table.want_local(put_id(counter), Waiter(), priority)
+            table.set_stored(put_id(counter), SIZE, 3)
+            assert table.said() == [(RAYLET, m.Open(put_id(counter), SIZE, [3], min(priorities)))]
+
+    def test_an_answer_ends_it(self, table: Table, far: bytes) -> None:
+        table.want_local(far, Waiter(), 1)
+        table.on_opened(m.Opened(far, 0, SIZE, False))
+        table.pins.give_up(10 * SIZE)
+        table.said()
+        table.want_local(far, Waiter())
+        assert table.said() == [(RAYLET, m.Open(far, SIZE, [3]))]
+
+
+class TestFiles:
+    """What the store has no room for is read from its file."""
+
+    LENT = m.OnDisk(put_id(1), "/proc/1/fd/9", 4096, SIZE)
+
+    @pytest.fixture
+    def lent(self, table: Table) -> Waiter:
+        table.pins.give_up(10 * SIZE)
+        waiter = Waiter()
+        table.want_local(put_id(1), waiter)
+        table.said()
+        table.on_disk(self.LENT)
+        return waiter
+
+    def test_who_waits_may_read_and_the_last_reader_says_so(self, table: Table, lent: Waiter) -> None:
+        assert table.fired == [lent]
+        assert table.want_local(put_id(1), Waiter()), "another may read it too"
+        assert table.begin_file(put_id(1)) == table.begin_file(put_id(1)) == self.LENT
+        table.end_file(put_id(1), "")
+        assert table.said() == []
+        table.end_file(put_id(1), "")
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
+        assert not table.want_local(put_id(1), Waiter()), "the next one asks the store again"
+        assert table.said() == [(RAYLET, m.Open(put_id(1), SIZE, [1]))]
+
+    def test_nobody_reads_it_and_the_last_ref_dies(self, table: Table, lent: Waiter) -> None:
+        table.release(put_id(1))
+        assert (RAYLET, m.DiskRead(put_id(1))) in table.said()
+
+    def test_the_last_ref_dies_while_it_is_read(self, table: Table, lent: Waiter) -> None:
+        table.begin_file(put_id(1))
+        table.release(put_id(1))
+        assert (RAYLET, m.DiskRead(put_id(1))) not in table.said()
+        table.end_file(put_id(1), "")
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
+
+    def test_nobody_wants_it_any_more_when_the_answer_comes(self, table: Table) -> None:
+        table.pins.give_up(10 * SIZE)
+        table.want_local(put_id(1), Waiter())
+        table.release(put_id(1))
+        table.said()
+        table.on_disk(self.LENT)
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
+
+    def test_a_file_that_cannot_be_read_is_like_a_copy_that_is_lost(self, table: Table, lent: Waiter) -> None:
+        table.begin_file(put_id(1))
+        table.end_file(put_id(1), "Input/output error")
+        entry = table.entries[put_id(1)]
+        assert b"Input/output error" in entry.value

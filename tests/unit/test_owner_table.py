@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 from table_kit import PEER, RAYLET, SIZE, THIRD, Table, put_id, return_id
 
@@ -11,9 +13,19 @@ from hpcray.wire import messages as m
 OPENED = {"offset": 64, "size": SIZE, "pulled": False}
 
 
-@pytest.fixture
-def table() -> Table:
-    return Table()
+class Burying(Table):
+    """One whose refs die as those of a program do, many at a time."""
+
+    def release(self, oid: bytes) -> None:
+        died = deque([oid])
+        self.bury(died)
+        assert not died
+
+
+@pytest.fixture(params=[Table, Burying])
+def table(request: pytest.FixtureRequest) -> Table:
+    made: Table = request.param()
+    return made
 
 
 class TestOwned:

@@ -103,6 +103,7 @@ def test_who_waited_too_long_has_the_node_kept_free() -> None:
 def test_what_is_set_aside_blocks_only_what_would_take_it() -> None:
     big = want("big", 1, CPU=2, GPU=1)
     room = filled(big, want("small", 100, CPU=1), want("other", 1, disk=1))
+    assert serve(room, {"CPU": 1}) == ["small"]
     room.tick(RESERVE_AFTER, lambda request: True)
     assert room.reserved is not None
     room.reserved = big
@@ -112,6 +113,7 @@ def test_what_is_set_aside_blocks_only_what_would_take_it() -> None:
 def test_a_reservation_ends_so_that_what_it_waits_for_can_run() -> None:
     big = want("big", 1, CPU=4)
     room = filled(big, want("small", 100, CPU=1))
+    assert serve(room, {"CPU": 1}) == ["small"]
     room.tick(1.0, lambda request: request == {"CPU": 4})
     assert room.reserved is big
     assert room.tick(2.0, lambda request: True), "its window is over: others may go again"
@@ -128,8 +130,45 @@ def test_a_reservation_ends_so_that_what_it_waits_for_can_run() -> None:
     assert big.window <= LONGEST_WINDOW
 
 
+def test_nothing_is_set_aside_for_who_only_waits_for_its_turn() -> None:
+    """Tasks of a few seconds keep a small class waiting for longer than that, which is no reason to keep CPUs idle."""
+    big, small = want("big", 1, CPU=2), want("small", 100, CPU=1)
+    room = filled(small)
+    room.tick(2.0, lambda request: True)
+    assert room.reserved is None
+    room.update(2.0, big)
+    assert serve(room, {"CPU": 1}, 3.0) == ["small"]
+    assert serve(room, {"CPU": 1}, 5.0) == ["small"], "whose turn was later"
+    room.tick(6.5, lambda request: True)
+    assert room.reserved is big
+
+
+def test_one_that_was_away_for_a_moment_has_its_turn_still() -> None:
+    big, small = want("big", 1, CPU=2), want("small", 100, CPU=1)
+    room = filled(small, big)
+    assert serve(room, {"CPU": 1}, 0.0) == ["small"]
+    big.total, big.left = 0, 1.0
+    room.update(1.0, big)
+    big.total = 1
+    room.update(1.5, big)
+    assert serve(room, {"CPU": 1}, 1.6) == ["small"]
+    room.tick(2.0, lambda request: True)
+    assert room.reserved is big
+
+
+def test_who_is_served_without_having_waited_overtakes_all() -> None:
+    big = want("big", 1, CPU=2)
+    room = filled(big)
+    room.tick(2.0, lambda request: True)
+    assert room.reserved is None
+    room.passed()
+    room.tick(2.5, lambda request: True)
+    assert room.reserved is big
+
+
 def test_nothing_is_set_aside_for_what_actors_hold() -> None:
-    room = filled(want("big", 1, CPU=4))
+    room = filled(want("big", 1, CPU=4), want("small", 2, CPU=1))
+    assert serve(room, {"CPU": 1}) == ["small"]
     room.tick(100.0, lambda request: False)
     assert room.reserved is None
 

@@ -81,7 +81,9 @@ def test_what_is_spilled_comes_back_as_it_was(script: list[tuple[int, int]], thr
 
 @settings(max_examples=200, deadline=None)
 @given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
-def test_what_is_fetched_ahead_or_kept_is_there_and_goes_in_time(script: list[tuple[int, int]], threshold: float) -> None:
+def test_what_is_fetched_ahead_or_kept_is_there_and_goes_in_time(
+    script: list[tuple[int, int]], threshold: float
+) -> None:
     run(STEPS + DISK + AHEAD, script, threshold)
 
 

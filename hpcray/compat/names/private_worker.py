@@ -93,8 +93,8 @@ class _Node:
         return os.path.dirname(self._process.session_dir.rstrip("/"))
 
     def is_head(self) -> bool:
-        """Whether it is node 0."""
-        return self._process.node == 0
+        """Whether the head is there."""
+        return self._process.node == self._process.head
 
     @property
     def address_info(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ class Actor:
     """One actor. `node` is where it was sent, -1 while it waits for a place; `worker` is known once it is ALIVE.
 
     complete: False as long as its creator waits for the constructor's arguments; until then it has only a name.
+    parked: the busy node where it queued last, `parked_at`: since when it has queued at that one.
     """
 
     spec: m.ActorSpec
@@ -33,6 +34,8 @@ class Actor:
     refusals: int = 0
     retry_at: float = 0.0
     warned: bool = False
+    parked: int = -1
+    parked_at: float = 0.0
     former: deque[bytes] = field(default_factory=lambda: deque(maxlen=16))
     soft: Resources = field(init=False)
 

@@ -20,6 +20,8 @@ from hpcray.wire import messages as m
 
 PARK_AFTER = 0.5
 """An actor that found no room for this long queues at a busy node."""
+STAY_PARKED = 30.0
+"""It comes back to the same one for this long, and longer where that keeps room for it."""
 LONGEST_PAUSE = 8.0
 DEAD_KEPT = 10_000
 """So many dead actors are remembered, for those who ask what became of them."""
@@ -237,7 +239,7 @@ class ActorTable:
         for group in list(self._homeless.values()):
             for actor in list(group.values()):
                 if now - actor.since >= PARK_AFTER and actor.retry_at <= now:
-                    self._park(actor, out)
+                    self._park(now, actor, out)
 
     # ------------------------------------------------------------ questions
 
@@ -283,12 +285,16 @@ class ActorTable:
         self._start(actor, node, spec, out)
         return True
 
-    def _park(self, actor: Actor, out: list[Effect]) -> None:
-        nodes = self._view.feasible(actor.spec.place)
-        if not nodes:
-            return
-        node = next((n for n in nodes if n > self._parked_last), nodes[0])
-        self._parked_last = node
+    def _park(self, now: float, actor: Actor, out: list[Effect]) -> None:
+        """Queue at a busy node: the one where it queued before, which is kept free for it for longer with each try."""
+        node = actor.parked
+        if now - actor.parked_at >= STAY_PARKED or node not in self._view.nodes:
+            nodes = self._view.servers(actor.spec.place, actor.spec.hold)
+            if not nodes:
+                return
+            node = next((n for n in nodes if n > self._parked_last), nodes[0])
+            self._parked_last = actor.parked = node
+            actor.parked_at = now
         place = msgspec.structs.replace(actor.spec.place, strategy=f"node:{node}")
         self._start(actor, node, msgspec.structs.replace(actor.spec, place=place), out)
 

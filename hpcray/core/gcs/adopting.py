@@ -61,6 +61,8 @@ class AdoptingActors(ActorTable):
             ident = actor.spec.actor
             if actor.state != DEAD and actor.node in held and (ident, actor.node) not in here:
                 self._missing(now, actor, gone.get((actor.node, ident)), out)
+            elif actor.state == ALIVE and actor.out_of_scope and actor.node in held:
+                out.append(Send(actor.worker, m.TerminateActor(ident)))
         for ident, node in here:
             known = self.actors.get(ident)
             if known is None:

@@ -14,6 +14,7 @@ from hpcray.core.gcs.journal import Journal, Replica, Tables
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
 from hpcray.core.gcs.restoring import Cores, Members, fill
+from hpcray.core.gcs.resuming import Resumed, resume
 from hpcray.core.gcs.waiting import WaitingActors
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.nodes import joined
@@ -34,12 +35,17 @@ class HeadCore:
 
     Attributes:
         journal: of all that must not be lost with this process; see `gcs.restoring`.
+        earlier: what an earlier run of the job has left; some of it comes back when the program has said what it is:
+            workers import from where it does.
+        resumed: what that was.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.session = ""
         self.job: m.JobInfo | None = None
+        self.earlier: Replica | None = None
+        self.resumed: Resumed | None = None
         self._view = ClusterView()
         self._scheduler = ClusterScheduler(self._view)
         self._actors = self.actors = RefusingActors(self._view)
@@ -91,9 +97,12 @@ class HeadCore:
 
     def restore(self, now: float, replica: Replica) -> Members:
         """Become, before anything else, what another head was; then tell it who has died since."""
-        who = fill(Cores(self._view, self._actors, self._groups, self._queries), now, replica)
+        who = fill(self._cores(), now, replica)
         self.session, self.job = who.session, who.job
         return who
+
+    def _cores(self) -> Cores:
+        return Cores(self._view, self._actors, self._groups, self._queries)
 
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
         """Any message in `HANDLES`.
@@ -150,4 +159,10 @@ class HeadCore:
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         self.job = msg.job
         self._notes.add(notes.SESSION, b"")
-        return [Send(raylet_of(node), msg) for node in sorted(self._view.nodes)]
+        out: list[Effect] = [Send(raylet_of(node), msg) for node in sorted(self._view.nodes)]
+        if self.earlier is not None:
+            self.resumed = resume(self._cores(), now, self.earlier)
+            self.earlier = None
+            self._actors.retry(now, out)
+            self._groups.retry(now, out, everything=True)
+        return out

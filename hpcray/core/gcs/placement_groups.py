@@ -72,6 +72,9 @@ class PlacementGroups:
         """Register a group and try to place it."""
         spec, out = msg.spec, list[Effect]()
         name = (spec.namespace, spec.name)
+        if spec.group in self._groups:  # asked again, of another head
+            self._groups[spec.group].watchers.add(src)
+            return [Send(src, m.GcsReply(msg.req, True, b"")), *self.watch(src, m.WatchGroup(spec.group))]
         if spec.name and name in self._names:
             text = (
                 f"a placement group named {spec.name!r} exists in namespace {spec.namespace!r}; hint: take another "

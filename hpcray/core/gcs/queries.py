@@ -145,7 +145,7 @@ class Queries:
         return [
             {"name": name, "namespace": space}
             for space, name in sorted(self._actors.names)
-            if all_namespaces or space == namespace
+            if (all_namespaces or space == namespace) and self._actors.named(name, space) is not None
         ]
 
     def _placement_group(self, group: bytes, name: str, namespace: str) -> dict[str, Any]:

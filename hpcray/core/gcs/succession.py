@@ -6,7 +6,7 @@ tables are compared with the nodes, the old head's death is dealt with, and all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.base.config import Config
@@ -21,6 +21,8 @@ from hpcray.wire import messages as m
 HANDLES: tuple[type, ...] = (*HEAD_HANDLES, m.Held)
 """Message types for `SuccessorHead.handle`."""
 
+_Later = tuple[Callable[..., list[Effect]], tuple[Any, Any]]
+
 
 class SuccessorHead(HeadCore):
     """A head core that begins as another one's heir.
@@ -33,7 +35,7 @@ class SuccessorHead(HeadCore):
         super().__init__(config)
         self.awaited: set[int] = set()
         self._held: dict[int, m.Held] = {}
-        self._later: list[tuple[Callable[..., list[Effect]], tuple[Any, ...]]] = []
+        self._later: list[_Later] = []
         self._handlers[m.Held] = self._told
 
     def take_over(self, now: float, replica: Replica, old: int) -> Members:
@@ -82,17 +84,27 @@ class SuccessorHead(HeadCore):
         if self.awaited:
             return []
         later, self._later = self._later, []
-        messages = [(node_of(args[0]), args[1]) for _, args in later if len(args) == 2 and isinstance(args[0], bytes)]
+        messages = [(node_of(args[0]), args[1]) for _, args in later if isinstance(args[0], bytes)]
         for _, msg in messages:
             if isinstance(msg, m.NodeView):
                 self._view.update(msg)
         gone = {(node, msg.actor): msg for node, msg in messages if isinstance(msg, m.ActorGone)}
         out = self._actors.reconcile(now, self._held, gone) + self._groups.reconcile(now, self._held)
         out += [Send(raylet_of(node), m.SetJob(self.job)) for node in sorted(self._held) if self.job is not None]
-        for call, args in later:
+        for call, args in _latest(later):
             out += call(now, *args)
         out += self._actors.end_unknown()
         self._held = {}
         self._actors.retry(now, out)
         self._groups.retry(now, out, everything=True)
         return out
+
+
+def _latest(later: list[_Later]) -> Iterable[_Later]:
+    """All but reports of demand that others follow: they are absolute, and what was lacking once is no news."""
+    last = {
+        (args[1].holder, args[1].klass): place for place, (_, args) in enumerate(later) if isinstance(args[1], m.Unmet)
+    }
+    for place, (call, args) in enumerate(later):
+        if not isinstance(args[1], m.Unmet) or last[args[1].holder, args[1].klass] == place:
+            yield call, args

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hpcray.base.ids import node_of, raylet_of
+from hpcray.core.owner.fetch_ahead import FetchAhead
 from hpcray.core.owner.tasks import LeaseClass, LeasedWorker, Push, Send, Task
 from hpcray.wire.messages import Demand, LeaseGranted, LeaseReturn, Shape, TakeBack
 
@@ -30,12 +31,16 @@ class LeaseClient:
     Args:
         me: our proc id. send: queue a message. push: send one task to a worker. idle_timeout: seconds after which an
         idle lease is returned.
+
+    Attributes:
+        ahead: has arguments of queued tasks fetched to the nodes of our workers; None on a single node.
     """
 
     def __init__(self, me: bytes, send: Send, push: Push, idle_timeout: float) -> None:
         self.classes: dict[Shape, LeaseClass] = {}
         self.by_index: list[LeaseClass] = []
         self.workers: dict[bytes, LeasedWorker] = {}
+        self.ahead: FetchAhead | None = None
         self._raylet = raylet_of(node_of(me))
         self._my_node = node_of(me)
         self._send = send
@@ -62,6 +67,8 @@ class LeaseClient:
                 self._give(idle, task)
                 return first
         klass.queue.append(task)
+        if task.slots is not None and self.ahead is not None:
+            self.ahead.queued(task, klass)
         return self._ask(klass)
 
     def granted(self, msg: LeaseGranted, now: float) -> None:
@@ -76,6 +83,8 @@ class LeaseClient:
         klass.idle[msg.worker] = worker
         if klass.queue:
             self.pump(klass)
+            if self.ahead is not None:
+                self.ahead.top_up(klass, node_of(msg.worker))
             self._ask(klass)
         else:
             self._give_up(worker)
@@ -101,7 +110,7 @@ class LeaseClient:
                 self._give_up(worker)
             return task
         while queue and self._fits(worker, queue[0]):
-            self._give(worker, queue.popleft())
+            self._give(worker, self._next(klass, worker))
             if not queue:
                 self._ask(klass)
         if not worker.inflight:
@@ -120,7 +129,7 @@ class LeaseClient:
             worker = self._room(klass, queue[0])
             if worker is None:
                 return
-            self._give(worker, queue.popleft())
+            self._give(worker, self._next(klass, worker))
         self._ask(klass)
 
     def taken_back(self, proc: bytes, ids: Iterable[bytes]) -> None:
@@ -187,6 +196,7 @@ class LeaseClient:
         klass = task.klass
         if klass is not None and task in klass.queue:
             klass.queue.remove(task)
+            klass.promised.pop(task.id, None)
             self._ask(klass)  # a worker whose environment takes minutes to set up need not be waited for
             return True
         return False
@@ -210,6 +220,12 @@ class LeaseClient:
                 if worker.load + us < PIPELINE_US and not worker.asked_back and not worker.reclaimed:
                     return worker
         return None
+
+    def _next(self, klass: LeaseClass, worker: LeasedWorker) -> Task:
+        """The queued task that a worker gets next."""
+        if self.ahead is None or (klass.queue[0].slots is None and not klass.promised):
+            return klass.queue.popleft()
+        return self.ahead.take(klass, worker)
 
     def _fits(self, worker: LeasedWorker, task: Task) -> bool:
         """Whether a worker that has just answered takes this task too."""

@@ -96,15 +96,19 @@ class LeaseClass:
     """Tasks that ask for the same thing of a node, and the workers leased for them.
 
     idle: those with nothing to do, the one used last at the end. ring: all, in the order in which they are tried next.
+    promised: for some queued tasks the node to which their arguments are being fetched. passed: how often others were
+    taken instead of the first one.
     """
 
-    __slots__ = ("granted_local", "idle", "index", "queue", "ring", "sent_total", "shape")
+    __slots__ = ("granted_local", "idle", "index", "passed", "promised", "queue", "ring", "sent_total", "shape")
 
     def __init__(self, index: int, shape: Shape) -> None:
         self.index, self.shape = index, shape
         self.queue: deque[Task] = deque()
         self.idle: dict[bytes, LeasedWorker] = {}
         self.ring: deque[LeasedWorker] = deque()
+        self.promised: dict[bytes, int] = {}
+        self.passed = 0
         self.granted_local = 0
         self.sent_total = 0
 

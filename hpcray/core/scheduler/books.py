@@ -48,6 +48,7 @@ class Books:
         self._reclaimed_at = -RECLAIM_PERIOD
         self._draining = False
         self._crowd = m.OthersWait()
+        self._looked: tuple[list[Lack], int] = [], 0
         self._claims.wanted = self._is_wanted
 
     # ------------------------------------------------------------ notes during an event
@@ -174,6 +175,9 @@ class Books:
     def _end_idling(self, out: list[Effect]) -> None:
         """Somebody waits: ask for leases that idle, and that none is kept which will."""
         lacking = self._lacking()
+        if self._looked == (lacking, self._claims.kept_count):
+            return
+        self._looked = lacking, self._claims.kept_count
         for holder in list(self._claims.kept):
             mine = self._claims.held.get(holder, {})
             if any(_wanted(claim, lacking) for claim in mine.values()):

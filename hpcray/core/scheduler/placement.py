@@ -69,6 +69,13 @@ class ClusterView:
             found = self._feasible[shape] = self._find_feasible(shape)
         return found
 
+    def servers(self, place: Shape, hold: Shape) -> list[int]:
+        """Of the nodes that could run it empty: those where tasks alone are in its way, if there are any."""
+        nodes = self.feasible(place)
+        wanted = dict(hold.resources)
+        free = [node for node in nodes if fits(wanted, self.nodes[node].reachable())]
+        return free or nodes
+
     def _find_feasible(self, shape: Shape) -> list[int]:
         if near_node(shape.strategy) is not None:  # any node will do, at worst
             return self.feasible(Shape(shape.resources, "", shape.env))

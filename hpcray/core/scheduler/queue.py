@@ -17,7 +17,7 @@ from hpcray.core.scheduler.devices import GPU, DeviceBook
 from hpcray.wire.messages import ActorSpec, PrepareBundles, Shape
 
 RESERVE_AFTER = 1.0
-"""A want not served for this long may have the node's resources set aside for it."""
+"""A want not served for this long, though others were whose turn was later, may have the node's resources set aside."""
 FIRST_WINDOW = 1.0
 LONGEST_WINDOW = 64.0
 RETURN_GRACE = 5.0
@@ -125,6 +125,7 @@ class WaitingRoom:
         self.in_bundles: tuple[Resources, Callable[[Want], bool]] = ({}, lambda want: False)
         self._lines: dict[Kind, _Line] = {}
         self._turns = 0
+        self._passed = 0
         self.waiting = 0
         self.reserved: Want | None = None
         self._until = 0.0
@@ -145,7 +146,8 @@ class WaitingRoom:
                 line = self._lines[want.kind] = _Line(want.kind, want.request, want.shape.env)
             if now - want.left > RETURN_GRACE:
                 want.since = now
-            self._append(line, want)
+                want.turn = 0
+            self._insert(line, want)
             self.waiting += 1
             return True
         if inside and line is not None:
@@ -200,6 +202,7 @@ class WaitingRoom:
                 return
             line = min(lines, key=lambda line: self._next(line).turn)
             want = self._next(line)
+            self._passed = max(self._passed, want.turn)
             yield want
             want.since = now
             want.window = FIRST_WINDOW
@@ -211,6 +214,10 @@ class WaitingRoom:
                     self._append(line, want)
                 else:
                     self._remove(line, want)
+
+    def passed(self) -> None:
+        """Somebody was served who had not waited."""
+        self._passed = self._turns + 1
 
     def tick(self, now: float, reachable: Callable[[Resources], bool]) -> bool:
         """End or make the reservation; whether somebody may be served who could not be before.
@@ -232,7 +239,7 @@ class WaitingRoom:
         oldest: Want | None = None
         for line in self._lines.values():
             want = line.first()
-            if now - want.since < RESERVE_AFTER or not reachable(want.request):
+            if now - want.since < RESERVE_AFTER or not self._overtaken(want) or not reachable(want.request):
                 continue
             if oldest is None or (want.window, want.since) < (oldest.window, oldest.since):
                 oldest = want
@@ -250,6 +257,20 @@ class WaitingRoom:
 
     def _servable(self, line: _Line, available: Resources, worker_for: Callable[[Env], bool]) -> bool:
         return self.fits(line.request, available, self._next(line)) and worker_for(line.env)
+
+    def _overtaken(self, want: Want) -> bool:
+        """Whether somebody was served whose turn came later. Who merely waits for its turn needs nothing set aside."""
+        return want.turn < self._passed or want.attempt is not None
+
+    def _insert(self, line: _Line, want: Want) -> None:
+        """Take in, at the end; one that was away for a moment has its turn still."""
+        if not want.turn:
+            self._append(line, want)
+            return
+        first = not line.wants or want.turn < line.first().turn
+        line.wants[id(want)] = want
+        if first:
+            line.wants.move_to_end(id(want), last=False)
 
     def _append(self, line: _Line, want: Want) -> None:
         self._turns += 1

@@ -15,7 +15,7 @@ from hpcray.core.store.objects import Slot, StoredObject
 
 PAGE = 4096
 _PAGED = 16 * PAGE
-"""Bytes from which on an object has its pages on disk to itself: they are written without a copy, and given back whole."""
+"""Bytes from which on an object has its pages on disk to itself: written without a copy, and given back whole."""
 RETRY_AFTER = 5.0
 """Seconds without a try after a write failed: a full disk is not emptied by asking."""
 

@@ -42,7 +42,7 @@ class RunInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(Struct, array_like=True, tag=2):
-    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS)."""
+    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node that is it now."""
 
     proc: bytes
     node_id: str
@@ -53,6 +53,7 @@ class Welcome(Struct, array_like=True, tag=2):
     job: JobInfo | None
     config: dict[str, Any]
     run: RunInfo = RunInfo()
+    head: int = 0
 
 
 class SetJob(Struct, array_like=True, tag=3):

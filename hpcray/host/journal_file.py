@@ -1,0 +1,203 @@
+"""The head's journal on disk, for the next run of the same job: records of bytes that somebody else understands.
+
+    <directory>/journal       a first line, then records: length u32, CRC-32 u32 (little endian), bytes
+    <directory>/journal.new   the next one, while it is written; a rename makes it the journal
+    <directory>/lock          held while a job uses the directory
+
+A record that was cut off by a death, or whatever follows one that is damaged, is not there. What is in it is run by the
+next job: so nothing is read that another user could have written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import queue
+import stat
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+
+from hpcray.base.failures import StartupError
+
+_FIRST = b"hpcray-journal 1\n"
+_HEAD = struct.Struct("<II")
+_NAME, _NEW, _LOCK = "journal", "journal.new", "lock"
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+_CLOSE_TIME = 10.0
+
+
+class JournalFile:
+    """One job's journal. Writing and fsync happen in a thread: a shared file system may take its time.
+
+    Args:
+        directory: made (0700) if it is not there.
+        warn: called once, from that thread, with the reason why nothing is written any more.
+
+    Raises:
+        StartupError: the directory, or what is in it, is not this user's alone, is in use, or cannot be used.
+    """
+
+    def __init__(self, directory: str, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._path = os.path.abspath(os.path.expanduser(directory))
+        self._jobs: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._file = -1
+        self._failed = False
+        try:
+            os.makedirs(self._path, mode=0o700, exist_ok=True)
+            self._dir = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise StartupError(
+                f"HPCRAY_JOURNAL_DIR {self._path}: {error.strerror}; hint: a directory of yours"
+            ) from None
+        try:
+            _need_private(self._dir, self._path, "chmod 700")
+            self._lock = self._locked()
+        except BaseException:
+            os.close(self._dir)
+            raise
+
+    def read(self) -> list[bytes]:
+        """The records of an earlier run; none where there is no journal.
+
+        Raises:
+            StartupError: the journal is not this user's alone, or is no journal.
+        """
+        where = os.path.join(self._path, _NAME)
+        try:
+            fd = os.open(_NAME, os.O_RDONLY | _FLAGS, dir_fd=self._dir)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StartupError(f"the journal {where} cannot be read: {error.strerror}; hint: remove it") from None
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise StartupError(f"the journal {where} is no file; hint: remove it")
+            _need_private(fd, where, "chmod 600")
+            data = file.read()
+        if not data.startswith(_FIRST):
+            raise StartupError(f"{where} is no journal of this version of hpcray; hint: remove it")
+        return list(_records(memoryview(data)[len(_FIRST) :]))
+
+    def append(self, record: bytes) -> None:
+        """One more record, soon on the disk."""
+        self._hand_over((record, False))
+
+    def rewrite(self, record: bytes) -> None:
+        """From now on this record is all that there is."""
+        self._hand_over((record, True))
+
+    def close(self, remove: bool = False) -> None:
+        """Write what is left. remove: the job is done, there is nothing to go on with."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(_CLOSE_TIME)
+        if remove:
+            for name in (_NAME, _NEW):
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._dir)
+        for fd in (self._file, self._lock, self._dir):
+            if fd >= 0:
+                os.close(fd)
+        self._file = self._lock = self._dir = -1
+
+    # ------------------------------------------------------------ the thread
+
+    def _hand_over(self, job: tuple[bytes, bool]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hpcray-journal", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            jobs = [self._jobs.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    jobs.append(self._jobs.get_nowait())
+            ended = None in jobs
+            if not self._failed:
+                try:
+                    self._write([job for job in jobs if job is not None])
+                except OSError as error:
+                    self._failed = True
+                    self._warn(f"the journal in {self._path} is not written any more: {error.strerror or error}")
+
+    def _write(self, jobs: list[tuple[bytes, bool]]) -> None:
+        latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)
+        if latest >= 0:
+            self._replace(jobs[latest][0])
+        following = b"".join(_record(record) for record, _ in jobs[latest + 1 :])
+        if following and self._file >= 0:
+            _write_all(self._file, following)
+            os.fsync(self._file)
+
+    def _replace(self, record: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_NEW, dir_fd=self._dir)
+        fd = os.open(_NEW, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._dir)
+        try:
+            _write_all(fd, _FIRST + _record(record))
+            os.fsync(fd)
+            os.rename(_NEW, _NAME, src_dir_fd=self._dir, dst_dir_fd=self._dir)
+            os.fsync(self._dir)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._file, old = fd, self._file
+        if old >= 0:
+            os.close(old)
+
+    def _locked(self) -> int:
+        """The lock's descriptor, -1 on file systems without locks."""
+        try:
+            fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._dir)
+        except OSError as error:
+            raise StartupError(f"HPCRAY_JOURNAL_DIR {self._path} cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise StartupError(
+                    f"HPCRAY_JOURNAL_DIR {self._path} is in use by another job; hint: one directory per job, as in "
+                    "HPCRAY_JOURNAL_DIR=$HOME/journals/%j"
+                ) from None
+            return -1
+        return fd
+
+
+def _need_private(fd: int, path: str, repair: str) -> None:
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid():
+        raise StartupError(f"{path} belongs to user {found.st_uid}, not to this one; hint: take a directory of yours")
+    if found.st_mode & 0o077:
+        mode = stat.S_IMODE(found.st_mode)
+        raise StartupError(f"{path} is open to other users (mode {mode:o}); hint: {repair} {path}")
+
+
+def _record(record: bytes) -> bytes:
+    return _HEAD.pack(len(record), zlib.crc32(record)) + record
+
+
+def _records(data: memoryview) -> Iterator[bytes]:
+    pos = 0
+    while pos + _HEAD.size <= len(data):
+        size, check = _HEAD.unpack_from(data, pos)
+        record = bytes(data[pos + _HEAD.size : pos + _HEAD.size + size])
+        if len(record) < size or zlib.crc32(record) != check:
+            return
+        yield record
+        pos += _HEAD.size + size
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,356 @@
+"""What a run of the same programs on Ray 2.60 and here has found different once: errors, when they come, what they say.
+
+These tests pass on the real Ray too (`HPCRAY_TEST_ENGINE=ray`), but for those that say what hpcray does instead.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .rows import row
+from .test_table_core import script
+
+OURS = os.environ.get("HPCRAY_TEST_ENGINE") != "ray"
+
+
+@row("num_cpus, num_gpus")
+@row("scheduling_strategy")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_gpus": 1.5}, "whole numbers. The specified quantity 1.5"),
+        ({"scheduling_strategy": "ANYWHERE"}, "Invalid scheduling_strategy value ANYWHERE"),
+    ],
+)
+def test_some_options_are_refused_when_work_is_submitted(ray: Any, options: dict[str, Any], match: str) -> None:
+    class Actor:
+        pass
+
+    function = ray.remote(**options)(lambda: 1)
+    actor = ray.remote(Actor).options(**options)
+    with pytest.raises(ValueError, match=match):
+        function.remote()
+    with pytest.raises(ValueError, match=match):
+        actor.remote()
+    assert ray.get(ray.remote(num_cpus=True)(lambda: 1).remote(), timeout=60) == 1, "a bool is a number, in Ray too"
+
+
+@row("ray.remote")
+@row("ray.method")
+def test_what_decorators_do_not_take(ray: Any) -> None:
+    class Actor:
+        pass
+
+    for wrong in (1, None, "x"):
+        with pytest.raises(AssertionError, match=r"The @ray.remote decorator must be applied"):
+            ray.remote(wrong)
+    with pytest.raises(AssertionError, match=r"Unexpected keyword argument to @ray.method: 'nonsense'"):
+        ray.method(nonsense=1)
+    for remote in (ray.remote(Actor), ray.remote(lambda: 1)):
+        with pytest.raises(TypeError, match="must be applied to either a function or a class"):
+            ray.remote(remote)
+    with pytest.raises(
+        ValueError, match="only accepts None, 0, -1 or a positive integer, where -1 represents infinity"
+    ):
+        ray.remote(max_retries=-2)(lambda: 1)
+    with pytest.raises(TypeError, match="placement_group"):
+        ray.remote(placement_group=1)(lambda: 1)
+
+
+@row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
+def test_the_inheritance_error_has_a_class(ray: Any) -> None:
+    actor_class = ray.remote(type("Base", (), {}))
+    with pytest.raises(
+        ray.actor.ActorClassInheritanceException, match=r"'?Base'?.*Inheriting from actor classes is not"
+    ):
+
+        class Derived(actor_class):  # type: ignore[misc]
+            pass
+
+    assert issubclass(ray.actor.ActorClassInheritanceException, TypeError)
+    assert type(actor_class).__module__ == actor_class.__ray_actor_class__.__module__
+
+
+@row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
+def test_private_names_of_handles(ray: Any) -> None:
+    class Actor:
+        @ray.method(num_returns=2)
+        def two(self) -> tuple[int, int]:
+            return 1, 2
+
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    assert (actor.two._method_name, actor.two._num_returns) == ("two", 2)
+    assert actor._ray_actor_creation_function_descriptor.class_name.endswith("Actor")
+    assert not actor._ray_is_cross_language
+
+
+@row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
+def test_bind_says_that_there_are_no_graphs(ray: Any) -> None:
+    actor_class = ray.remote(num_cpus=0)(type("Actor", (), {"f": lambda self: 1}))
+    for what in (ray.remote(lambda: 1), actor_class, actor_class.remote().f):
+        assert not hasattr(what, "bind")
+        with pytest.raises(AttributeError, match=r"does not have \.bind\(\)"):
+            what.bind(1)
+
+
+@row("num_returns")
+def test_generators_with_a_fixed_number_of_returns(ray: Any) -> None:
+    def numbers(count: int, fails: bool) -> Iterator[Any]:
+        for index in range(count):
+            yield [index] * 100_000 if index == 0 else index
+        if fails:
+            raise KeyError("after them")
+
+    function = ray.remote(numbers)
+    first, second, third, fourth = function.options(num_returns=4).remote(2, True)
+    assert len(ray.get(first, timeout=60)) == 100_000
+    assert ray.get(second, timeout=60) == 1
+    for ref in (third, fourth):
+        with pytest.raises(KeyError, match="after them"):
+            ray.get(ref, timeout=60)
+    for too_many in (function.options(num_returns=2).remote(3, False), function.options(num_returns=2).remote(2, True)):
+        assert ray.get(too_many[1], timeout=60) == 1, "what comes after the last value that is wanted is dropped"
+    few = function.options(num_returns=2).remote(1, False)
+    with pytest.raises(ValueError, match="Task returned 1 objects, but num_returns=2"):
+        ray.get(few[1], timeout=60)
+
+
+@row("max_retries, retry_exceptions")
+def test_a_generator_that_fails_and_runs_again_sends_what_the_last_run_made(ray: Any, tmp_path: Path) -> None:
+    log = tmp_path / "runs"
+
+    def twice() -> Iterator[Any]:
+        with log.open("a") as file:
+            file.write("run\n")
+        runs = len(log.read_text().split())
+        yield [ray.put(runs), bytes(500_000)]
+        if runs < 3:
+            raise ValueError("again")
+        yield runs
+
+    refs = ray.remote(num_returns=2, max_retries=5, retry_exceptions=[ValueError])(twice).remote()
+    (inner, large), last = ray.get(list(refs), timeout=60)
+    assert (ray.get(inner), len(large), last) == (3, 500_000, 3)
+
+
+@row("ray.cancel")
+def test_the_value_of_a_cancelled_call_is_dropped(ray: Any, until: Callable[..., Any]) -> None:
+    class Actor:
+        def __init__(self) -> None:
+            self.saw = False
+
+        def work(self, path: str) -> str:
+            Path(path).touch()
+            deadline = time.monotonic() + 60
+            while not (self.saw or time.monotonic() > deadline):
+                self.saw = ray.get_runtime_context().is_canceled()
+                time.sleep(0.01)
+            return "a value"
+
+        def told(self) -> bool:
+            return self.saw
+
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    started = Path(os.environ.get("HPCRAY_TMPDIR", "/tmp")) / f"started-{os.getpid()}"
+    call = actor.work.remote(str(started))
+    until(started.exists)
+    started.unlink()
+    ray.cancel(call)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(call, timeout=60)
+    assert ray.get(actor.told.remote(), timeout=60), "the method has seen it, and the actor lives"
+
+
+@row("name, namespace, get_if_exists, lifetime")
+def test_the_name_of_an_actor_without_handles_is_free(ray: Any) -> None:
+    class Actor:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def get(self) -> int:
+            return self.value
+
+    named = ray.remote(num_cpus=0)(Actor).options(name="as.in.ray", get_if_exists=True)
+    for value in range(5):
+        assert ray.get(named.remote(value).get.remote(), timeout=60) == value, "the handle is gone after each"
+    holder = named.remote(7)
+    with pytest.raises(ValueError, match="The name as.in.ray .*already taken.*ray.get_actor"):
+        ray.remote(num_cpus=0)(Actor).options(name="as.in.ray").remote(1)
+    assert ray.get(named.remote(8).get.remote(), timeout=60) == 7
+    ray.kill(holder)
+
+
+@row("ray.exceptions")
+def test_key_phrases_of_errors(ray: Any) -> None:
+    class Actor:
+        def f(self) -> int:
+            return 1
+
+    slow = ray.remote(num_cpus=0)(time.sleep if OURS else lambda seconds: time.sleep(seconds)).remote(60)
+    with pytest.raises(ray.exceptions.GetTimeoutError, match=r"^Get timed out: some object\(s\) not ready"):
+        ray.get(slow, timeout=0.05)
+    ray.cancel(slow, force=True)
+    crashed = ray.remote(num_cpus=0, max_retries=0)(lambda: os._exit(1)).remote()
+    with pytest.raises(
+        ray.exceptions.WorkerCrashedError, match="^The worker died unexpectedly while executing this task"
+    ):
+        ray.get(crashed, timeout=60)
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    ray.get(actor.f.remote(), timeout=60)
+    ray.kill(actor)
+    with pytest.raises(ray.exceptions.ActorDiedError) as caught:
+        ray.get(actor.f.remote(), timeout=60)
+    text = str(caught.value)
+    assert text.startswith("The actor died unexpectedly before finishing this task.\n\tclass_name: ")
+    assert "The actor is dead because it was killed by `ray.kill`" in text
+    unavailable = ray.exceptions.ActorUnavailableError("why", b"\1" * 16)
+    assert str(unavailable).endswith("is unavailable: why. The task may or may not have been executed on the actor.")
+    with pytest.raises(TypeError, match=r"Calling 'put' on an ray.ObjectRef is not allowed"):
+        ray.put(ray.put(1))
+    with pytest.raises(ValueError, match="`_owner` argument to `ray.put` has been removed"):
+        ray.put(1, _owner=actor)
+
+
+@row("ray.nodes")
+def test_the_keys_of_nodes(ray: Any) -> None:
+    (node,) = ray.nodes()
+    assert node["alive"] is node["Alive"] is True
+    assert (node["DeathReason"], node["DeathReasonMessage"]) == (0, "")
+    assert {"DashboardAgentListenPort", "MetricsAgentPort", "RuntimeEnvAgentPort"} <= node.keys()
+
+
+@row("ray.nodes")
+@row("ray.cluster_resources, ray.available_resources")
+def test_the_state_of_the_cluster_starts_nothing(tmp_path: Path) -> None:
+    out = script(
+        """
+        import hpcray.compat.ray
+        import ray
+        for ask in (ray.nodes, ray.cluster_resources, ray.available_resources):
+            try:
+                ask()
+            except ray.exceptions.RaySystemError as error:
+                print("Ray has not been started yet" in str(error), ray.is_initialized())
+        """,
+        tmp_path,
+    )
+    assert out.split() == ["True", "False"] * 3
+
+
+@row("runtime_env")
+def test_variables_in_variables(ray: Any) -> None:
+    def seen(name: str = "LIST") -> str | None:
+        return os.environ.get(name)
+
+    env = {"env_vars": {"LIST": "${HOME}:/more:${NOT_THERE_AT_ALL}", "PLAIN": "a$1b"}}
+    function = ray.remote(num_cpus=0)(seen).options(runtime_env=env)
+    assert ray.get(function.remote(), timeout=60) == f"{os.environ['HOME']}:/more:"
+    assert ray.get(function.remote("PLAIN"), timeout=60) == "a$1b"
+
+    def parent() -> Any:
+        return ray.get(ray.remote(num_cpus=0)(seen).remote())
+
+    assert ray.get(ray.remote(num_cpus=0)(parent).options(runtime_env=env).remote(), timeout=60).endswith(":/more:")
+
+
+@row("placement_group")
+@row("PlacementGroup")
+def test_arguments_and_specs_of_placement_groups(ray: Any) -> None:
+    with pytest.raises(TypeError):
+        ray.util.placement_group([{"CPU": 1}], name=1)
+    group = ray.util.placement_group([{"CPU": 1, "GPU": 0}, {"disk": 0.5}])
+    assert group.wait(60)
+    assert group.bundle_specs == [{"CPU": 1.0, "GPU": 0.0}, {"disk": 0.5}]
+    ray.util.remove_placement_group(group)
+
+
+@row("NodeAffinitySchedulingStrategy")
+def test_a_node_id_has_a_form(ray: Any) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    for wrong in ("ab", "zz" * 28, ""):
+        with pytest.raises(ValueError, match="Node ID must be a valid hex string"):
+            NodeAffinitySchedulingStrategy(wrong, soft=False)
+
+
+@row("ray.ObjectRef, ray.ObjectID")
+def test_more_methods_of_refs(ray: Any) -> None:
+    ref = ray.put(1)
+    assert ray.ObjectRef.from_binary(ref.binary()) == ref
+    assert ray.ObjectRef.from_random() != ray.ObjectRef.from_random()
+    assert (ref.call_site(), ref.tensor_transport()) == ("", None)
+
+
+@row("ray.ObjectRefGenerator, DynamicObjectRefGenerator")
+def test_what_generators_of_refs_cannot_do(ray: Any) -> None:
+    def one() -> Iterator[int]:
+        yield 1
+
+    stream = ray.remote(num_cpus=0)(one).remote()
+    for name, arguments in (("send", (1,)), ("throw", (ValueError,)), ("close", ())):
+        with pytest.raises(NotImplementedError, match=rf"`gen\.{name}` is not supported"):
+            getattr(stream, name)(*arguments)
+    assert isinstance(stream._generator_ref, ray.ObjectRef)
+    assert ray.get(stream._next_sync(timeout_s=60)) == 1
+    waiting = ray.remote(num_cpus=0, resources={"nowhere": 1})(one).remote()
+    assert waiting._next_sync(timeout_s=0.01).is_nil()
+    ray.cancel(waiting)
+
+
+@row("ray.init")
+def test_job_config(tmp_path: Path) -> None:
+    out = script(
+        """
+        import hpcray.compat.ray
+        import os, ray
+        from ray.job_config import JobConfig
+        config = JobConfig(runtime_env={"env_vars": {"WORD": "yes"}}, metadata={"a": "b"})
+        config.set_ray_namespace("here")
+        with ray.init(num_cpus=1, include_dashboard=False, job_config=config):
+            print(ray.get_runtime_context().namespace, ray.get(ray.remote(lambda: os.environ["WORD"]).remote()))
+        try:
+            JobConfig(default_actor_lifetime="for ever")
+        except ValueError:
+            print("refused")
+        """,
+        tmp_path,
+    )
+    assert out.split() == ["here", "yes", "refused"]
+
+
+@row("util.ActorPool, ActorGroup, as_completed, map_unordered")
+def test_map_unordered_with_few_at_a_time(ray: Any) -> None:
+    double = ray.remote(num_cpus=0)(lambda x: 2 * x)
+    assert sorted(ray.util.map_unordered(double, [1, 2, 3], backpressure_size=2)) == [2, 4, 6]
+
+
+@row("log_to_driver, prefixes", differs="repeated lines are counted for each node, not across the cluster")
+def test_lines_that_several_workers_print_alike(tmp_path: Path) -> None:
+    program = """
+        import hpcray.compat.ray
+        import os, ray, sys
+
+        @ray.remote
+        class Speaker:
+            def speak(self, number):
+                print("step", number)
+                return os.getpid()
+
+        ray.init(num_cpus=4)
+        speakers = [Speaker.remote() for _ in range(4)]
+        print(len({ray.get(speaker.speak.remote(7)) for speaker in speakers}))
+        """
+    out = [line for line in script(program, tmp_path).splitlines() if "step" in line]
+    assert len(out) == 2
+    assert "repeated 3x" in "".join(out)
+    os.environ["RAY_DEDUP_LOGS"] = "0"
+    try:
+        assert script(program, tmp_path).count("step 7") == 4
+    finally:
+        del os.environ["RAY_DEDUP_LOGS"]

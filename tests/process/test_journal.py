@@ -1,0 +1,119 @@
+"""`HPCRAY_JOURNAL_DIR`: a job that is run again, after whatever end, finds its names, detached actors and values."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Ended, Job
+from helpers.leaks import LeakCheck
+
+from hpcray.host.session import live_sessions
+
+FIRST = """\
+import sys
+import hpcray as ray
+from hpcray.experimental import internal_kv as kv
+from hpcray.util.placement_group import placement_group
+from hpcray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In
+
+ray.init(namespace="here", num_cpus=2)
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def __init__(self, start, step):
+        self.count, self.step = start, step
+
+    def more(self):
+        self.count += self.step
+        return self.count
+
+
+keeps = Counter.options(name="keeps", lifetime="detached").remote(10, step=5)
+group = placement_group([{"CPU": 1}], name="group", lifetime="detached")
+ray.get(group.ready())
+inside = Counter.options(
+    name="inside", lifetime="detached", num_cpus=1, scheduling_strategy=In(group)
+).remote(100, step=1)
+takes_ref = Counter.options(name="takes_ref", lifetime="detached").remote(0, step=[ray.put(1)])
+own = Counter.options(name="own").remote(0, step=1)
+kv._internal_kv_put(b"key", b"value")
+print(ray.get([keeps.more.remote(), keeps.more.remote(), inside.more.remote()]), flush=True)
+"""
+
+SECOND = """\
+import sys
+import hpcray as ray
+from hpcray.experimental import internal_kv as kv
+from hpcray.util.placement_group import get_placement_group
+
+ray.init(namespace="here", num_cpus=2)
+for name in ("keeps", "inside", "takes_ref", "own"):
+    try:
+        print(name, ray.get(ray.get_actor(name).more.remote(), timeout=60))
+    except ValueError:
+        print(name, "unknown")
+print(kv._internal_kv_get(b"key"), ray.get(get_placement_group("group").ready(), timeout=60) is not None)
+sys.exit(int(sys.argv[1]))
+"""
+
+FOUND = ["keeps 15", "inside 101", "takes_ref unknown", "own unknown", "b'value' True"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "second.py").write_text(SECOND)
+    return tmp_path
+
+
+def start(home: Path, name: str, *args: str) -> Job:
+    command = [sys.executable, "-m", "hpcray", str(home / name), *args]
+    return Job(command, {"HPCRAY_JOURNAL_DIR": str(home / "journal")})
+
+
+def again(home: Path, code: int) -> Ended:
+    with start(home, "second.py", str(code)) as job:
+        ended = job.wait()
+    assert ended.code == code, ended
+    return ended
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_is_gone_on_with(leak_check: LeakCheck, home: Path) -> None:
+    (home / "first.py").write_text(FIRST + "sys.exit(3)\n")
+    with start(home, "first.py") as job:
+        ended = job.wait()
+    assert ended.code == 3 and ended.out == "[15, 20, 101]\n", ended
+    second = again(home, 4)
+    assert second.out.splitlines() == FOUND, second.err
+    assert again(home, 0).out.splitlines() == FOUND, "and again, after a run that failed too"
+    assert "2 detached actors, 1 detached placement groups, 1 values" in second.err
+    assert "not brought back: Counter 'takes_ref': its constructor takes refs or handles" in second.err
+    with start(home, "second.py", "0") as job:
+        third = job.wait()
+    assert third.out.splitlines()[:2] == ["keeps unknown", "inside unknown"], "the second run was done"
+    leak_check.check()
+
+
+def test_so_is_one_whose_raylet_was_killed(leak_check: LeakCheck, home: Path) -> None:
+    (home / "first.py").write_text(FIRST + "import time; time.sleep(100)\n")
+    with start(home, "first.py") as job:
+        assert job.line() == "[15, 20, 101]", job.wait()
+        (info,) = live_sessions()
+        os.kill(info.pid, signal.SIGKILL)
+        os.kill(job.pid, signal.SIGKILL)
+        job.wait()
+    assert again(home, 0).out.splitlines() == FOUND
+    leak_check.check()
+
+
+def test_a_journal_that_others_can_read_is_refused(leak_check: LeakCheck, home: Path) -> None:
+    (home / "journal").mkdir(mode=0o755)
+    with start(home, "second.py", "0") as job:
+        ended = job.wait()
+    assert ended.code == 1 and "is open to other users (mode 755); hint: chmod 700" in ended.err, ended
+    leak_check.check()

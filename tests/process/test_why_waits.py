@@ -1,0 +1,51 @@
+"""`hpcray why` where nothing computes: a placement group without a place, an environment that is being set up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from engine import PATIENCE, eventually, hpcray_only, ray
+
+from hpcray.runtime.refs import need_process
+from hpcray.runtime.why import Why, show_lines
+
+pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
+INIT = {"num_cpus": 2}
+
+
+def why(ref) -> str:
+    return "\n".join(show_lines(Why(need_process(), PATIENCE).explain(ref.binary())))
+
+
+def test_a_group_that_has_no_place():
+    group = ray.util.placement_group([{"CPU": 1}, {"CPU": 3}], name="large")
+    ready = group.ready()
+    eventually(lambda: "'large' is PENDING" in why(ready))
+    told = why(ready)
+    assert f"ready() of placement group {group.id.hex()} waits" in told
+    assert "2 bundles" in told and "node 0 can never serve it: CPU: 3 wanted, 2 there" in told
+    ray.util.remove_placement_group(group)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(ready)
+
+
+def test_an_environment_that_is_being_set_up(tmp_path: Path):
+    began, go = tmp_path / "began", tmp_path / "go"
+
+    def hook():
+        began.touch()
+        while not go.exists():
+            time.sleep(0.01)
+
+    @ray.remote(runtime_env={"worker_process_setup_hook": hook})
+    def work():
+        return 1
+
+    ref = work.remote()
+    eventually(began.exists)
+    eventually(lambda: "has been setting up its runtime_env for" in why(ref))
+    assert "hook" in why(ref).splitlines()[-1]
+    go.touch()
+    assert ray.get(ref) == 1

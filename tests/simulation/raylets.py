@@ -1,0 +1,370 @@
+"""Whole raylets in virtual time: real routers, cluster parts and cores, over a network that delays, loses and cuts."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+from simnet import SimNet
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.base.resources import to_units
+from hpcray.core.gcs.head import HeadCore
+from hpcray.core.gcs.membership import HeadWatch, Membership
+from hpcray.core.raylet import RayletCore
+from hpcray.core.store.node_store import NodeStore
+from hpcray.runtime.cluster import Cluster
+from hpcray.runtime.raylet import Raylet, Seat
+from hpcray.runtime.raylet_loop import RayletLoop
+from hpcray.runtime.router import Router
+from hpcray.runtime.standby import follow
+from hpcray.transport.base import PeerLost
+from hpcray.wire import messages as m
+from hpcray.wire.frames import FrameReader, pack
+from hpcray.wire.messages import Message, decode, encode
+
+
+class SimLink:
+    """The connection of a process; what comes over it goes to `SimNode.said`."""
+
+    def __init__(self, proc: bytes, kind: str, fd: int) -> None:
+        self.proc, self.kind, self.fd, self.pid = proc, kind, fd, fd
+        self.out: list[Any] = []
+        self.peers: set[bytes] = set()
+        self.blocked = self.closing = False
+
+
+class SimControl:
+    """One node's messages. Whoever sends to a process that is gone learns it at once; a cut link says nothing."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.rank, self.size = rank, world.size
+        self._world = world
+        self.inbox: list[tuple[int, bytes]] = []
+        self.forgotten: dict[int, str] = {}
+
+    def send(self, dest: int, data: bytes) -> None:
+        world, me = self._world, self.rank
+        cut = frozenset((me, dest)) in world.cut
+        if dest in self.forgotten or (world.nodes[dest].ended and not cut):
+            raise PeerLost(dest, self.forgotten.get(dest, "connection reset"))
+        world.net.send(raylet_of(me), raylet_of(dest), lambda: world.arrive(me, dest, data))
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        found, self.inbox = self.inbox, []
+        return found
+
+    def lost(self) -> list[tuple[int, str]]:
+        return []
+
+    def forget(self, rank: int, why: str) -> None:
+        self.forgotten[rank] = why
+
+
+class SimLoop(RayletLoop):
+    """A loop whose turns are taken when something has come, or a timer is due."""
+
+    def __init__(self, node: SimNode, router: Router, control: SimControl) -> None:
+        self.now = 0.0
+        self.heard: dict[int, float] = {}
+        self.each_turn = []
+        self._node = node
+        self._router = router
+        self._control: Any = control
+        self._data = None
+        self._links: Any = {}
+        self._timers = []
+        self._timer_count = 0
+        self._running = True
+
+    def turn(self, now: float) -> None:
+        self.now = now
+        self._poll_wires(self._control)
+        while self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2]()
+        if self._router.overdue:
+            self._read_overdue()
+        while self._router.inbox:
+            inbox, self._router.inbox = self._router.inbox, []
+            self._events.messages(self._router.me, inbox)
+        for tell in self.each_turn:
+            tell()
+        self._flush()
+
+    def next_at(self) -> float | None:
+        if self._router.inbox or self._router.overdue:
+            return self.now
+        return self._timers[0][0] if self._timers else None
+
+    def stop(self) -> None:
+        self._node.end()
+
+    def _write(self, link: Any) -> None:
+        frames, link.out = link.out, []
+        for frame in FrameReader().feed(b"".join(frames)):
+            for msg in decode(frame[20:]):
+                self._node.heard_by(link.proc, bytes(frame[12:20]), msg)
+
+
+class SimProcesses:
+    """Workers that are forked at once."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.leaving = False
+
+    @property
+    def workers(self) -> int:
+        return len(self._node.workers)
+
+    def fork(self, number: int, env: Any) -> None:
+        self._node.later(0.01, lambda: self._node.join(make_proc(self._node.rank, number), "worker"))
+
+    def kill(self, worker: bytes, reason: str = "") -> None:
+        self._node.later(0.002, lambda: self._node.die(worker, reason or "killed by signal 9"))
+
+    def ask_to_leave(self, code: int) -> None:
+        self.leaving = True
+
+
+class SimLeaving:
+    """The end of a node, which takes a moment."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+        self.begun = False
+        self.code = 0
+        self.at = 0.0
+
+    def begin(self, code: int, patience: float | None = None) -> None:
+        if not self.begun:
+            self.begun, self.code, self.at = True, code, self._node.world.net.now
+            self._node.raylet.processes.ask_to_leave(code)
+            self._node.later(0.05, self._gone)
+
+    def _gone(self) -> None:
+        self._node.workers.clear()
+        self._node.cluster.node_gone()
+
+    def check(self) -> None:
+        pass
+
+    def watch_driver(self, driver: Any) -> None:
+        pass
+
+    def template_gone(self) -> None:
+        pass
+
+
+class Nothing:
+    """Stands for parts that no test here looks at."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+class SimNode:
+    """One raylet and the processes of its node."""
+
+    def __init__(self, world: World, rank: int, config: Config) -> None:
+        self.world, self.rank = world, rank
+        self.ended = False
+        self.paused_until = 0.0
+        self.workers: dict[bytes, bytes] = {}
+        self.control = SimControl(world, rank)
+        self.obeyed: list[tuple[float, bytes, Message]] = []
+        self.inboxes: dict[bytes, list[Message]] = {}
+        self.on_moved: dict[bytes, Callable[[], None]] = {}
+        self._wake: float | None = None
+        self._fds = 0
+        info = m.NodeInfo(
+            rank, f"id{rank}", f"host{rank}", f"10.0.0.{rank}", 1, to_units({"CPU": 4}), b"", "mpi", 1 << 20
+        )
+        seat = Seat(info, world.size, "", config, world.driver_rank)
+        self.router = Router(rank, world.size, self.control)
+        self.loop = SimLoop(self, self.router, self.control)
+        core = RayletCore(rank, info.total, world.size, config)
+        head = HeadCore(config) if rank == 0 else None
+        store = NodeStore(rank, 1 << 20, spill_threshold=0.8, chunk=1 << 16, slots=4)
+        self.raylet = Raylet(seat, self.loop, self.router, core, store, head, Nothing(), None)  # type: ignore[arg-type]
+        self.raylet.say = lambda text: world.said.append((world.net.now, rank, text))  # type: ignore[method-assign]
+        self.raylet.processes = SimProcesses(self)  # type: ignore[assignment]
+        self.loop._events = self.raylet
+        self.leaving = SimLeaving(self)
+        membership = Membership(world.size, "session", config, 0.0) if rank == 0 else None
+        watch = HeadWatch(rank, config) if rank else None
+        self.cluster = Cluster(
+            self.raylet, self.leaving, Nothing(), 0, (), membership, watch, self.control, None, lambda: None, rank == 0
+        )  # type: ignore[arg-type]
+        if membership is not None and head is not None:
+            self.cluster.drain.lead(m.RunInfo(), head)
+        follow(self.raylet, self.cluster, membership, lambda: None)
+        for kind in (m.StartActor, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.GrantFor):
+            self._watch(kind)
+        self.cluster.join()
+        self.wake(0.0)
+
+    def _watch(self, kind: type) -> None:
+        handler = self.raylet.handlers[kind]
+
+        def handle(now: float, src: bytes, msg: Any) -> Any:
+            self.obeyed.append((now, src, msg))
+            return handler(now, src, msg)
+
+        self.raylet.handlers[kind] = handle
+
+    # ------------------------------------------------------------ time
+
+    def wake(self, when: float) -> None:
+        if self._wake is None or when < self._wake:
+            self._wake = when
+            self.world.net.after(max(0.0, when - self.world.net.now), lambda: self.turn(when))
+
+    def turn(self, when: float) -> None:
+        if self._wake == when:
+            self._wake = None
+        now = self.world.net.now
+        if self.ended:
+            return
+        if now < self.paused_until:
+            self.wake(self.paused_until)
+            return
+        self.loop.turn(now)
+        following = self.loop.next_at()
+        if following is not None and not self.ended:
+            self.wake(max(now, following))
+
+    def later(self, seconds: float, call: Any) -> None:
+        def run() -> None:
+            if not self.ended:
+                call()
+                self.wake(self.world.net.now)
+
+        self.world.net.after(seconds, run)
+
+    def end(self) -> None:
+        """The process of the raylet is gone, and with it its node."""
+        self.ended = True
+        self.workers.clear()
+
+    # ------------------------------------------------------------ processes
+
+    def join(self, proc: bytes, kind: str) -> None:
+        """A process of this node is welcomed."""
+        self._fds += 1
+        link = SimLink(proc, kind, self._fds)
+        self.router.links[proc] = link  # type: ignore[assignment]
+        self.loop._links[link.fd] = link
+        self.workers[proc] = b""
+        self.inboxes.setdefault(proc, [])
+        self.raylet.joined(proc, kind, link.fd)
+
+    def client(self) -> bytes:
+        """A process that asks things."""
+        proc = make_proc(self.rank, self.raylet.new_number())
+        self.join(proc, "attached")
+        return proc
+
+    def die(self, proc: bytes, reason: str) -> None:
+        """A process ends."""
+        if proc in self.workers:
+            del self.workers[proc]
+            link = self.router.links[proc]
+            del self.loop._links[link.fd]
+            self.router.forget(proc, reason)
+            self.raylet.died(proc, "worker", reason, link.peers)
+
+    def say(self, proc: bytes, msg: Message, dest: bytes = HEAD) -> None:
+        """A process says something, a little later."""
+        frame = pack(dest, proc, encode([msg]))
+
+        def arrive() -> None:
+            if proc in self.workers:
+                if dest in self.router.mine:
+                    self.raylet.messages(proc, decode(frame[20:]))
+                else:
+                    self.router.forward(dest, proc, frame)
+
+        self.later(0.0, arrive)
+
+    def heard_by(self, proc: bytes, src: bytes, msg: Message) -> None:
+        """A process of this node reads a message."""
+        self.inboxes[proc].append(msg)
+        if isinstance(msg, m.BecomeActor):
+            self.workers[proc] = msg.spec.actor
+            self.later(0.02, lambda: self.say(proc, m.ActorReady(msg.spec.actor, b"", [])))
+        elif isinstance(msg, m.HeadMoved) and proc in self.on_moved:
+            self.on_moved[proc]()
+        elif isinstance(msg, m.Exit):
+            self.later(0.001, lambda: self.die(proc, "exit code 0"))
+        elif isinstance(msg, m.TerminateActor):
+            self.say(proc, m.ActorLeaving(msg.actor, "all handles to it are gone"), raylet_of(self.rank))
+            self.later(0.005, lambda: self.die(proc, "exit code 0"))
+
+
+class World:
+    """All nodes, up once `run` has been called.
+
+    Attributes:
+        cut: pairs of nodes that cannot reach each other now.
+        lossy: whether what a dead node had sent and nobody has read yet is lost.
+        said: what raylets told people: when, which, what.
+    """
+
+    def __init__(self, size: int, driver_rank: int, seed: int, config: Config | None = None) -> None:
+        self.random = random.Random(seed)
+        self.net = SimNet([self.random.uniform(0.0002, 0.02) for _ in range(997)])
+        self.size, self.driver_rank = size, driver_rank
+        self.cut: set[frozenset[int]] = set()
+        self.lossy = self.random.random() < 0.5
+        self.said: list[tuple[float, int, str]] = []
+        self._held_back: list[tuple[int, int, bytes]] = []
+        self.nodes: list[SimNode] = []
+        config = config or Config(prestart=0)
+        for rank in range(size):
+            self.nodes.append(SimNode(self, rank, config))
+
+    def arrive(self, src: int, dest: int, data: bytes) -> None:
+        if self.nodes[src].ended and self.lossy:
+            return
+        if frozenset((src, dest)) in self.cut:
+            self._held_back.append((src, dest, data))
+        elif not self.nodes[dest].ended:
+            self.nodes[dest].control.inbox.append((src, data))
+            self.nodes[dest].wake(self.net.now)
+
+    def mend(self) -> None:
+        """All links work again; what was under way arrives late."""
+        self.cut.clear()
+        held, self._held_back = self._held_back, []
+        for src, dest, data in held:
+            self.arrive(src, dest, data)
+
+    def run(self, until: float) -> None:
+        self.net.run(until, lambda: False, self.check)
+
+    def check(self) -> None:
+        """At every moment: nobody obeys an older head than it has obeyed, and no two lead in one term."""
+        leaders = [
+            node for node in self.nodes if not node.ended and not node.leaving.begun and HEAD in node.router.mine
+        ]
+        terms = [node.raylet.headship.epoch for node in leaders]
+        assert len(terms) == len(set(terms)), (self.net.now, [node.rank for node in leaders])
+
+    def alive(self) -> list[SimNode]:
+        return [node for node in self.nodes if not node.ended]
+
+    def head(self) -> HeadCore:
+        (found,) = (node for node in self.alive() if HEAD in node.router.mine)
+        assert found.raylet.head is not None
+        return found.raylet.head
+
+
+def obeyed_in_order(node: SimNode) -> bool:
+    """Whether a node obeyed one head after the other, never the first again."""
+    changes = [source for source, _ in groupby(node_of(src) for _, src, _ in node.obeyed)]
+    return len(changes) == len(set(changes))

@@ -1,0 +1,180 @@
+"""Deliberate defects: the simulations are worth something only if they find each of them, in a few seeds.
+
+A defect that is not found means that a fault, or a check, is missing in the simulation; not that it is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from faultcluster import FaultCluster
+from test_ownership import run
+from test_sim_nodes import anything, some_delays
+
+from hpcray.base.ids import PROC_BYTES
+from hpcray.core.gcs.actor import Actor
+from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.head import HeadCore
+from hpcray.core.gcs.membership import HeadWatch
+from hpcray.core.owner.borrowing import Borrowing
+from hpcray.core.owner.entries import Entry
+from hpcray.core.owner.lineage import Lineage
+from hpcray.core.owner.losing import Losing
+from hpcray.core.owner.table import ObjectTable
+from hpcray.core.raylet import RayletCore
+from hpcray.wire import messages as m
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SEEDS = 40
+Patch = pytest.MonkeyPatch
+
+
+def replace(patch: Patch, owner: type, name: str, make: Callable[[Any], Any]) -> None:
+    """`owner.name` becomes what `make` makes of it."""
+    patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+# ------------------------------------------------------------ ownership
+
+
+def a_decrement_is_skipped(patch: Patch) -> None:
+    def make(count: Any) -> Any:
+        def skips(self: Borrowing, oid: bytes, entry: Entry, borrower: bytes, by: int) -> None:
+            if by > 0 or len(borrower) > PROC_BYTES:
+                count(self, oid, entry, borrower, by)
+
+        return skips
+
+    replace(patch, Borrowing, "_count", make)
+
+
+def an_increment_is_skipped(patch: Patch) -> None:
+    patch.setattr(Borrowing, "lend", lambda self, oid, borrower: None)
+
+
+def a_reply_does_not_wait_for_what_was_registered(patch: Patch) -> None:
+    patch.setattr(Borrowing, "hold", lambda self, dest, msg: self._send(dest, msg))
+
+
+def a_pledge_of_a_dead_giver_is_kept(patch: Patch) -> None:
+    patch.setattr(Borrowing, "on_borrow_end", lambda self, src, msg: None)
+
+
+def a_dead_owner_still_has_to_acknowledge(patch: Patch) -> None:
+    def make(died: Any) -> Any:
+        def forgets(self: Borrowing, proc: bytes) -> None:
+            acks = dict(self._acks)
+            died(self, proc)
+            self.unacked += len(acks) - len(self._acks)
+            self._acks.update(acks)
+
+        return forgets
+
+    replace(patch, Borrowing, "_borrower_died", make)
+
+
+def what_is_lost_is_not_made_again(patch: Patch) -> None:
+    """It waits for ever."""
+
+    def make(make_again: Any) -> Any:
+        def forgets(self: Losing, oid: bytes, entry: Entry, reason: str) -> None:
+            remake, self.remake = self.remake, lambda task: None
+            make_again(self, oid, entry, reason)
+            self.remake = remake
+
+        return forgets
+
+    replace(patch, Losing, "_make_again", make)
+
+
+def a_task_that_must_not_run_twice_does(patch: Patch) -> None:
+    patch.setattr(Lineage, "why_not", lambda self, task: "")
+
+
+def the_copy_of_an_attempt_that_died_is_forgotten(patch: Patch) -> None:
+    patch.setattr(ObjectTable, "left_behind", lambda self, oid, node: None)
+
+
+# ------------------------------------------------------------ nodes
+
+
+def a_dead_node_keeps_its_leases(patch: Patch) -> None:
+    patch.setattr(RayletCore, "node_died", lambda self, now, node: [])
+
+
+def who_watches_an_actor_is_not_told_of_its_end(patch: Patch) -> None:
+    def make(tell: Any) -> Any:
+        def forgets(self: ActorTable, actor: Actor, out: list[Any]) -> None:
+            if actor.state != "DEAD":
+                tell(self, actor, out)
+
+        return forgets
+
+    replace(patch, ActorTable, "_tell", make)
+
+
+def nobody_tells_the_scheduler_of_a_death(patch: Patch) -> None:
+    def make(died: Any) -> Any:
+        def forgets(self: HeadCore, now: float, node: int, reason: str) -> Any:
+            scheduler, self._scheduler.node_died = self._scheduler.node_died, lambda now, node: []  # type: ignore[method-assign]
+            out = died(self, now, node, reason)
+            self._scheduler.node_died = scheduler  # type: ignore[method-assign]
+            return out
+
+        return forgets
+
+    replace(patch, HeadCore, "node_died", make)
+
+
+def a_node_that_is_cut_off_never_ends(patch: Patch) -> None:
+    patch.setattr(HeadWatch, "tick", lambda self, now: ([], ""))
+
+
+def a_dead_node_that_speaks_again_is_believed(patch: Patch) -> None:
+    """The fence is down: nobody looks at who was declared dead."""
+
+    def make(told: Any) -> Any:
+        def forgets(self: FaultCluster, node: int, msg: m.NodeDied) -> None:
+            told(self, node, msg)
+            self._lost[node].discard(msg.node)
+
+        return forgets
+
+    replace(patch, FaultCluster, "told", make)
+
+
+OWNERSHIP = [
+    a_decrement_is_skipped, an_increment_is_skipped, a_reply_does_not_wait_for_what_was_registered,
+    a_pledge_of_a_dead_giver_is_kept, a_dead_owner_still_has_to_acknowledge, what_is_lost_is_not_made_again,
+    a_task_that_must_not_run_twice_does, the_copy_of_an_attempt_that_died_is_forgotten,
+]  # fmt: skip
+NODES = [
+    a_dead_node_keeps_its_leases, who_watches_an_actor_is_not_told_of_its_end,
+    nobody_tells_the_scheduler_of_a_death,
+    a_node_that_is_cut_off_never_ends, a_dead_node_that_speaks_again_is_believed,
+]  # fmt: skip
+
+
+def found_after(course: Callable[[int], object]) -> int:
+    """The first seed of which a check fails, or something breaks."""
+    for seed in range(SEEDS):
+        try:
+            course(seed)
+        except (AssertionError, KeyError, IndexError):
+            return seed
+    pytest.fail(f"{SEEDS} seeds do not find it")
+
+
+@pytest.mark.parametrize("defect", OWNERSHIP, ids=lambda defect: defect.__name__)
+def test_a_defect_of_owners_is_found(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    defect(monkeypatch)
+    print(found_after(lambda seed: run(Random(seed).randrange, 1500, 3, 4 + seed % 3, 1 + seed % 3, losses=seed % 2 * 3)))
+
+
+@pytest.mark.parametrize("defect", NODES, ids=lambda defect: defect.__name__)
+def test_a_defect_of_heads_and_raylets_is_found(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    defect(monkeypatch)
+    print(found_after(lambda seed: anything(some_delays(seed), seed)))

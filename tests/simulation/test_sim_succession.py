@@ -1,0 +1,275 @@
+"""The head dies, or seems to, in simulated clusters of whole raylets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from raylets import SimNode, World, obeyed_in_order
+
+from hpcray.base.config import Config
+from hpcray.base.ids import HEAD
+from hpcray.base.resources import UNIT
+from hpcray.core.gcs.actor import ALIVE, DEAD
+from hpcray.wire import messages as m
+
+CPU = m.Shape((("CPU", UNIT),))
+NOTHING = m.Shape(())
+MOST_HEAVY = 1
+"""So many actors of each client take a CPU: two nodes are enough for all."""
+
+
+class Client:
+    """A process that creates actors and groups, writes values, and kills and removes some of what it made."""
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.me = node.client()
+        self.number = 0
+        self.actors: dict[bytes, m.ActorSpec] = {}
+        self.killed: set[bytes] = set()
+        self.groups: dict[bytes, m.GroupSpec] = {}
+        self.removed: set[bytes] = set()
+        self.values: dict[bytes, bytes] = {}
+        self.waiting: dict[int, Any] = {}
+        self.heavy = 0
+        node.on_moved[self.me] = self.head_moved
+
+    def head_moved(self) -> None:
+        """What is not answered is asked again, and what was heard last may not be the last."""
+        for number in sorted(set(self.waiting) - set(self.answered())):
+            self.node.say(self.me, self.waiting[number])
+        for ident in self.actors:
+            self.node.say(self.me, m.WatchActor(ident))
+        for ident in self.groups:
+            self.node.say(self.me, m.WatchGroup(ident))
+
+    def ident(self) -> bytes:
+        self.number += 1
+        return self.me + self.number.to_bytes(5, "big")
+
+    def create_actor(self, name: str = "", light: bool = True) -> None:
+        ident = self.ident()
+        self.heavy += not light
+        shape = NOTHING if light or self.heavy > MOST_HEAVY else CPU
+        spec = m.ActorSpec(
+            ident, "A", b"class", b"args", [], shape, shape, name, "ns", bool(name), -1, 0, 1, {}
+        )  # fmt: skip
+        self.actors[ident] = spec
+        self.waiting[self.number] = m.CreateActor(self.number, spec)
+        self.node.say(self.me, self.waiting[self.number])
+
+    def create_group(self) -> None:
+        ident = self.ident()
+        self.groups[ident] = m.GroupSpec(ident, [{"CPU": UNIT // 100}] * 2, "SPREAD", "", "ns", self.me)
+        self.node.say(self.me, m.CreateGroup(0, self.groups[ident]))
+
+    def put(self) -> None:
+        key = self.ident()
+        self.values[key] = b"%d" % self.number
+        args = msgspec.msgpack.encode([key, self.values[key], True, ""])
+        self.waiting[self.number] = m.GcsCall(self.number, "kv_put", args)
+        self.node.say(self.me, self.waiting[self.number])
+
+    def kill(self, ident: bytes) -> None:
+        self.killed.add(ident)
+        self.node.say(self.me, m.KillActor(ident, True, "it was killed"))
+
+    def remove(self, ident: bytes) -> None:
+        self.removed.add(ident)
+        self.node.say(self.me, m.RemoveGroup(ident))
+
+    def heard(self, kind: type) -> list[Any]:
+        return [msg for msg in self.node.inboxes[self.me] if isinstance(msg, kind)]
+
+    def answered(self) -> dict[int, m.GcsReply]:
+        return {reply.req: reply for reply in self.heard(m.GcsReply)}
+
+
+def something(world: World, clients: list[Client]) -> None:
+    """One of them does something."""
+    client = world.random.choice(clients)
+    if client.node.ended:
+        return
+    choice = world.random.random()
+    if choice < 0.35:
+        client.create_actor(light=world.random.random() < 0.8)
+    elif choice < 0.45:
+        client.create_actor(name=f"name{world.random.randrange(5)}")
+    elif choice < 0.6:
+        client.create_group()
+    elif choice < 0.75:
+        client.put()
+    elif choice < 0.85 and client.actors:
+        client.kill(world.random.choice(list(client.actors)))
+    elif choice < 0.92 and client.groups:
+        client.remove(world.random.choice(list(client.groups)))
+    else:
+        workers = [(node, proc) for node in world.alive() for proc, actor in node.workers.items() if actor]
+        if workers:
+            node, proc = world.random.choice(workers)
+            node.die(proc, "killed by signal 9")
+            node.wake(world.net.now)
+
+
+def work(world: World, clients: list[Client], until: float) -> None:
+    while world.net.now < until:
+        world.run(world.net.now + world.random.uniform(0.001, 0.05))
+        something(world, clients)
+
+
+def check(world: World, clients: list[Client]) -> None:
+    """Nothing is lost, nothing is there twice, everybody knows."""
+    head = world.head()
+    table = head.actors.actors
+    places = Counter(actor for node in world.alive() for actor in node.workers.values() if actor)
+    assert not [actor for actor, count in places.items() if count > 1]
+    for client in clients:
+        answers = client.answered()
+        assert not set(client.waiting) - set(answers), "every question is answered"
+        states = {state.actor: state.state for state in client.heard(m.ActorState)}
+        for ident, spec in client.actors.items():
+            number = int.from_bytes(ident[-5:], "big")
+            if not answers[number].ok:
+                assert b"name_taken" in answers[number].value and not places[ident]
+                continue
+            actor = table[ident]
+            assert actor.state == (DEAD if ident in client.killed else ALIVE), (ident, actor)
+            assert places[ident] == (actor.state == ALIVE)
+            assert states[ident] == actor.state
+            if actor.state == ALIVE:
+                assert world.nodes[actor.node].workers[actor.worker] == ident
+                assert not spec.name or head.actors.names["ns", spec.name] == ident
+        for key, value in client.values.items():
+            assert head._queries.kv.get(key, "") == value
+    check_groups(world, clients)
+
+
+def check_groups(world: World, clients: list[Client]) -> None:
+    held = {
+        (group, index): (node.rank, usable)
+        for node in world.alive()
+        for group, index, usable in node.raylet.core._keeper.held()
+    }
+    wanted = {}
+    for client in clients:
+        states = {state.group: state.state for state in client.heard(m.GroupState)}
+        for ident in client.groups:
+            group = world.head()._groups.find(ident)
+            assert group is not None
+            assert group.state == states[ident] == ("REMOVED" if ident in client.removed else "CREATED")
+            if group.state == "CREATED":
+                wanted.update({(ident, index): (node, True) for index, node in enumerate(group.nodes)})
+    assert held == wanted
+
+
+def begun(seed: int, size: int = 4) -> tuple[World, list[Client]]:
+    world = World(size, 1, seed)
+    world.run(0.8)
+    return world, [Client(world.nodes[rank]) for rank in range(1, size)]
+
+
+def goes_on(seed: int) -> None:
+    world, clients = begun(seed)
+    work(world, clients, world.random.uniform(0.9, 3.0))
+    world.nodes[0].end()
+    work(world, clients, world.net.now + world.random.uniform(0.1, 1.0))
+    if world.random.random() < 0.4:  # another dies during the take-over, or soon after
+        gone = world.nodes[world.random.choice([2, 3])]
+        clients = [client for client in clients if client.node is not gone]
+        forget_clients_of(world, gone)
+        work(world, clients, world.net.now + world.random.uniform(0.05, 0.7))
+    killed = world.net.now
+    world.run(killed + 20.0)
+    assert HEAD in world.nodes[1].router.mine
+    check_leaders(world)
+    check(world, clients)
+
+
+def forget_clients_of(world: World, node: SimNode) -> None:
+    node.end()
+
+
+def check_leaders(world: World) -> None:
+    for node in world.alive():
+        assert obeyed_in_order(node), node.rank
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_job_goes_on_without_its_head(seed: int) -> None:
+    goes_on(seed)
+
+
+@pytest.mark.slow
+def test_the_job_goes_on_without_its_head_many_times() -> None:
+    for seed in range(100, 700):
+        goes_on(seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_that_is_cut_off_has_stopped_when_the_next_begins(seed: int) -> None:
+    world, clients = begun(seed)
+    work(world, clients, 1.5)
+    world.cut = {frozenset((0, rank)) for rank in (1, 2, 3)}
+    world.run(world.net.now + 30.0)
+    old, new = world.nodes[0], world.nodes[1]
+    assert HEAD in new.router.mine and old.leaving.begun
+    first = min(when for when, rank, text in world.said if rank == 1 and "this node is the head" in text)
+    assert old.leaving.at < first
+    world.mend()
+    work(world, clients, world.net.now + 1.0)
+    world.run(world.net.now + 20.0)
+    check_leaders(world)
+    check(world, clients)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_head_that_stood_still_is_obeyed_by_nobody_when_it_wakes(seed: int) -> None:
+    world, clients = begun(seed)
+    work(world, clients, 1.5)
+    world.nodes[0].paused_until = world.net.now + 25.0
+    work(world, clients, world.net.now + 30.0)
+    assert HEAD in world.nodes[1].router.mine and world.nodes[0].leaving.begun
+    world.run(world.net.now + 20.0)
+    check_leaders(world)
+    check(world, clients)
+
+
+def test_the_head_s_side_of_a_cut_does_not_get_another_head() -> None:
+    """The program's node is alone on its side: it cannot tell that from its own loss, and the others keep the head."""
+    world, _ = begun(1)
+    world.cut = {frozenset((1, rank)) for rank in (0, 2, 3)}
+    world.run(40.0)
+    assert HEAD not in world.nodes[1].router.mine and world.nodes[1].leaving.begun
+    assert world.nodes[0].leaving.begun, "where the program is gone the job ends"
+
+
+def test_who_hears_of_no_successor_leaves() -> None:
+    world, _ = begun(2)
+    world.nodes[0].end()
+    world.nodes[1].end()
+    world.run(30.0)
+    assert all(world.nodes[rank].ended for rank in (2, 3))
+    assert any("the head (node 0" in text for _, rank, text in world.said if rank == 2)
+
+
+def test_a_broken_link_to_one_node_is_not_the_head_s_death() -> None:
+    world, clients = begun(3)
+    world.nodes[3].control.forgotten[0] = "its wire broke"
+    work(world, clients[:2], 5.0)
+    world.run(40.0)
+    assert HEAD in world.nodes[0].router.mine and not world.nodes[0].leaving.begun
+    assert world.nodes[3].leaving.begun and not world.nodes[2].leaving.begun
+
+
+def test_a_node_may_be_slow_to_take_over_only_with_long_time_outs() -> None:
+    """A node time-out longer than that of the head: the successor waits until a cut off head must have stopped."""
+    world = World(4, 1, 5, Config(prestart=0, node_timeout=15.0, head_timeout=6.0))
+    world.run(1.0)
+    world.cut = {frozenset((0, rank)) for rank in (1, 2, 3)}
+    world.run(60.0)
+    if HEAD in world.nodes[1].router.mine:
+        first = min(when for when, rank, text in world.said if rank == 1 and "this node is the head" in text)
+        assert world.nodes[0].leaving.at < first

@@ -1,0 +1,78 @@
+"""`--driver-rank` on a Slurm cluster: the program runs on another host than `hpcray-launch`, and may outlive rank 0."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from helpers.slurm import Slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROGRAM = """\
+import os, sys, time
+import hpcray as ray
+
+ray.init()
+names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+
+
+@ray.remote(num_cpus=0, scheduling_strategy="SPREAD")
+def where(seconds=0.0):
+    time.sleep(seconds)
+    return names[ray.get_runtime_context().get_node_id()]
+
+
+me = names[ray.get_runtime_context().get_node_id()]
+print("ready", me, sys.argv[1:], sorted(set(ray.get([where.remote(0.5) for _ in range(12)]))), flush=True)
+if sys.argv[2] == "wait":
+    while all(node["Alive"] for node in ray.nodes()):
+        time.sleep(0.02)
+    print("after", len(ray.get([where.remote() for _ in range(50)])), flush=True)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def submit(slurm: Slurm, *arguments: str) -> str:
+    script = slurm.source / "slurm" / "cpu.sbatch"
+    return slurm.sbatch("-N3", script, "--driver-rank", "2", slurm.write(PROGRAM), *arguments)
+
+
+def test_the_program_runs_on_the_host_of_its_rank(slurm: Slurm) -> None:
+    facts = slurm.finish(submit(slurm, "7", "go"))
+    assert facts["ExitCode"] == "7:0", f"{facts}\n{slurm.output()}"
+    assert "ready n3 ['7', 'go'] ['n1', 'n2', 'n3']" in slurm.output().splitlines()
+    slurm.check()
+
+
+def test_rank_0_dies_and_the_program_s_exit_code_is_the_job_s(slurm: Slurm) -> None:
+    """srun itself ends with 137, for rank 0."""
+    job = submit(slurm, "0", "wait")
+    slurm.wait_output(job, "ready n3")
+    (pid,) = slurm.processes("hpcray-raylet")["n1"]
+    os.kill(pid, signal.SIGKILL)
+    facts = slurm.finish(job)
+    told = slurm.output()
+    assert "after 50" in told.splitlines(), told
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), f"{facts}\n{told}"
+    assert not [name for name in os.listdir(slurm.place) if name.startswith(".hpcray-exit-")]
+    slurm.check()
+
+
+def test_rank_0_s_node_crashes(slurm: Slurm) -> None:
+    """From the login host, as the batch script, which is on the first node, goes with it."""
+    program = slurm.write(PROGRAM)
+    line = ["salloc", "--no-kill", "-N3", "--exclusive", "hpcray-launch", "--driver-rank", "2", program, "5", "wait"]
+    with slurm.start(*line) as job:
+        said = job.line()
+        assert said.startswith("ready n3"), (said, job.wait())
+        try:
+            slurm.cluster.crash("n1", silent=False)
+            ended = job.wait(120)
+        finally:
+            slurm.run("scontrol", "update", "nodename=n1", "state=down", "reason=crashed")
+            slurm.cluster.boot("n1")
+            slurm.cluster.wait_idle()
+    assert "after 50" in ended.out.splitlines() and ended.code == 5, ended
+    slurm.check()

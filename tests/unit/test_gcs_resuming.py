@@ -1,0 +1,165 @@
+"""What the next run of a job takes from the journal of the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from hpcray.base.bundle_names import bundle_of, names_in
+from hpcray.base.config import Config
+from hpcray.base.ids import make_proc, raylet_of
+from hpcray.base.resources import to_units
+from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.head import HeadCore
+from hpcray.core.gcs.journal import Replica
+from hpcray.wire import messages as m
+
+DRIVER = make_proc(0, 1)
+NOTHING = m.Shape(())
+JOB = m.SetJob(m.JobInfo("1", "ns", (), "/"))
+
+
+def up(earlier: Replica | None = None) -> HeadCore:
+    head = HeadCore(Config())
+    head.earlier = earlier
+    info = m.NodeInfo(0, "id", "host", "10.0.0.1", 1, to_units({"CPU": 4}), b"", "mpi", 0)
+    assert head.cluster_up(0.0, "s", [info]) == []
+    return head
+
+
+def spec(number: int, name: str, **more: Any) -> m.ActorSpec:
+    whole: dict[str, Any] = {
+        "actor": DRIVER + number.to_bytes(5, "big"), "class_name": "A", "cls": b"class", "args": b"args", "refs": [],
+        "place": NOTHING, "hold": NOTHING, "name": name, "namespace": "ns", "detached": True, "max_restarts": 0,
+        "max_task_retries": 0, "max_concurrency": 1, "methods": {},
+    }  # fmt: skip
+    return m.ActorSpec(**{**whole, **more})
+
+
+def ask(head: HeadCore, msg: m.Message, src: bytes = DRIVER) -> list[Effect]:
+    return head.handle(1.0, src, msg)
+
+
+def call(head: HeadCore, method: str, *args: Any) -> Any:
+    (answer,) = ask(head, m.GcsCall(1, method, msgspec.msgpack.encode(args)))
+    assert isinstance(answer, Send) and isinstance(answer.msg, m.GcsReply)
+    return msgspec.msgpack.decode(answer.msg.value) if answer.msg.ok else None
+
+
+def next_run(head: HeadCore) -> tuple[HeadCore, list[Any]]:
+    """The head of the next run, and the actors that it starts when the program is there."""
+    replica = Replica()
+    replica.take(head.journal.begin(), whole=True)
+    second = up(replica)
+    out = ask(second, JOB)
+    assert isinstance(out[0], Send) and isinstance(out[0].msg, m.SetJob), "workers know where to import from"
+    return second, [e.msg for e in out if isinstance(e, Send) and isinstance(e.msg, (m.StartActor, m.PrepareBundles))]
+
+
+def lost(head: HeadCore) -> list[str]:
+    assert head.resumed is not None
+    return head.resumed.lost
+
+
+def test_a_detached_actor_begins_anew() -> None:
+    first = up()
+    whole = spec(5, "keeps", inline=[b"value"], max_restarts=3)
+    ask(first, m.CreateActor(1, whole))
+    ask(first, m.ActorReady(whole.actor, b"", []), make_proc(0, 9))
+    second, (start,) = next_run(first)
+    assert start.restarts == 0
+    assert start.spec == msgspec.structs.replace(whole, actor=start.spec.actor)
+    assert start.spec.actor != whole.actor and start.spec.actor[:8] == raylet_of(0)
+    found = call(second, "named_actor", "keeps", "ns")
+    assert (found["actor"], found["state"]) == (start.spec.actor, "PENDING")
+    assert lost(second) == []
+
+
+def test_values_come_back() -> None:
+    first = up()
+    call(first, "kv_put", b"key", b"value", True, "space")
+    second, _ = next_run(first)
+    assert call(second, "kv_get", b"key", "space") == b"value"
+
+
+def test_and_again_in_the_run_after_that() -> None:
+    first = up()
+    ask(first, m.CreateActor(1, spec(5, "keeps")))
+    call(first, "kv_put", b"key", b"value", True, "")
+    second, _ = next_run(first)
+    ask(second, m.CreateActor(2, spec(1, "also")))
+    third, started = next_run(second)
+    assert {start.spec.name for start in started} == {"keeps", "also"}
+    assert len({start.spec.actor for start in started}) == 2
+    assert call(third, "kv_get", b"key", "") == b"value"
+
+
+def test_what_was_of_the_program_does_not() -> None:
+    first = up()
+    ask(first, m.CreateActor(1, spec(1, "own", detached=False)))
+    ask(first, m.CreateActor(2, spec(2, "dead")))
+    ask(first, m.KillActor(spec(2, "").actor, True, "it was killed"))
+    ask(first, m.CreateGroup(0, m.GroupSpec(DRIVER + b"\0\0\0\0\7", [{"CPU": 1}], "PACK", "group", "ns", DRIVER)))
+    second, started = next_run(first)
+    assert started == [] and lost(second) == []
+    assert call(second, "named_actor", "own", "ns") is None
+    assert call(second, "placement_groups") == []
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"refs": [m.ArgRef(b"i" * 16, 1 << 20, [0])]}, "large arguments"),
+        ({"args": b"...hpcray.runtime.refs\x94\x8c\x09ObjectRef"}, "refs or handles"),
+        ({"inline": [b"...ActorHandle..."]}, "refs or handles"),
+        ({"cls": b"...placed_ref..."}, "refs or handles"),
+        ({"place": m.Shape(tuple(sorted(names_in("00" * 13, 0, {"CPU": 1}).items())), "group")}, "its placement group"),
+    ],
+)
+def test_what_cannot_come_back_is_named(more: dict[str, Any], why: str) -> None:
+    first = up()
+    ask(first, m.CreateActor(1, spec(1, "name", **more)))
+    second, started = next_run(first)
+    assert started == []
+    (text,) = lost(second)
+    assert text.startswith("A 'name': ") and why in text
+
+
+def test_an_actor_that_waited_for_its_arguments_does_not_come_back() -> None:
+    first = up()
+    ask(first, m.CreateActor(1, spec(1, "name", args=b""), ready=False))
+    second, _ = next_run(first)
+    assert "were not there yet" in lost(second)[0]
+
+
+def test_a_group_comes_back_and_what_is_in_it() -> None:
+    first = up()
+    group = m.GroupSpec(DRIVER + b"\0\0\0\0\7", [{"CPU": 10_000}], "PACK", "group", "ns")
+    ask(first, m.CreateGroup(0, group))
+    inside = m.Shape(tuple(sorted(names_in(group.group.hex(), 0, {"CPU": 10_000}).items())), "group")
+    ask(first, m.CreateActor(1, spec(1, "inside", place=inside, hold=inside)))
+    second, started = next_run(first)
+    (prepare,) = started
+    assert prepare.bundles == {0: {"CPU": 10_000}} and prepare.group != group.group
+    assert call(second, "placement_group", b"", "group", "ns")["group"] == prepare.group
+    out = ask(second, m.BundlesPrepared(prepare.group, prepare.attempt, True), raylet_of(0))
+    (start,) = [e.msg for e in out if isinstance(e, Send) and isinstance(e.msg, m.StartActor)]
+    assert bundle_of(start.spec.place.resources) == (prepare.group.hex(), 0)
+
+
+def test_a_node_of_the_run_before_is_not_asked_for() -> None:
+    first = up()
+    there = m.Shape((), "node:7")
+    ask(first, m.CreateActor(1, spec(1, "name", place=there, hold=NOTHING)))
+    _, (start,) = next_run(first)
+    assert start.spec.place == NOTHING
+
+
+def test_nothing_is_started_before_the_program_is_there() -> None:
+    first, replica = up(), Replica()
+    ask(first, m.CreateActor(1, spec(1, "name")))
+    replica.take(first.journal.begin(), whole=True)
+    second = up(replica)
+    assert second.tick(1.0) == [] and call(second, "list_named_actors", True, "") == []

@@ -1,0 +1,140 @@
+"""The journal on disk: what was written is read back, and nothing that another user could have written is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcray.base.failures import StartupError
+from hpcray.host.journal_file import JournalFile
+
+
+def quiet(text: str) -> None:
+    raise AssertionError(text)
+
+
+def write(path: Path, *records: tuple[bytes, bool]) -> None:
+    file = JournalFile(str(path), quiet)
+    for record, whole in records:
+        (file.rewrite if whole else file.append)(record)
+    file.close()
+
+
+def read(path: Path) -> list[bytes]:
+    file = JournalFile(str(path), quiet)
+    try:
+        return file.read()
+    finally:
+        file.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.binary(max_size=200), st.booleans()), max_size=12), st.data())
+def test_a_prefix_survives_any_cut(records: list[tuple[bytes, bool]], data: st.DataObject) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "j"
+        write(path, (b"all", True), *records)
+        latest = max((place for place, (_, whole) in enumerate(records) if whole), default=-1)
+        wanted = [record for record, _ in records[max(latest, 0) :]]
+        wanted = wanted if latest >= 0 else [b"all", *wanted]
+        assert read(path) == wanted
+        file = path / "journal"
+        whole = file.read_bytes()
+        file.write_bytes(whole[: data.draw(st.integers(len(b"hpcray-journal 1\n"), len(whole)))])
+        found = read(path)
+        assert found == wanted[: len(found)]
+
+
+def test_what_follows_damage_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True), (b"two", False), (b"three", False))
+    file = path / "journal"
+    file.write_bytes(file.read_bytes().replace(b"two", b"tvo"))
+    assert read(path) == [b"one"]
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "j"
+    assert read(path) == []
+    write(path, (b"one", True))
+    file = JournalFile(str(path), quiet)
+    assert file.read() == [b"one"]
+    file.rewrite(b"two")
+    file.append(b"three")
+    file.close()
+    assert read(path) == [b"two", b"three"]
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {entry.name: entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {"journal": 0o600, "lock": 0o600}
+
+
+def test_a_job_that_is_done_leaves_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True))
+    file = JournalFile(str(path), quiet)
+    file.append(b"not kept")
+    file.close(remove=True)
+    assert read(path) == []
+
+
+def test_two_jobs_do_not_share_one(tmp_path: Path) -> None:
+    first = JournalFile(str(tmp_path / "j"), quiet)
+    with pytest.raises(StartupError, match=r"in use by another job; hint: one directory per job"):
+        JournalFile(str(tmp_path / "j"), quiet)
+    first.close()
+    JournalFile(str(tmp_path / "j"), quiet).close()
+
+
+@pytest.mark.parametrize("name", ["", "journal"])
+def test_what_others_can_open_is_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True))
+    (path / name).chmod(0o750 if not name else 0o640)
+    with pytest.raises(StartupError, match="open to other users .*hint: chmod"):
+        read(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["", "journal"])
+def test_what_belongs_to_others_is_not_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True))
+    os.chown(path / name, 65534, -1)
+    with pytest.raises(StartupError, match="belongs to user 65534"):
+        read(path)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True))
+    (path / "journal").rename(tmp_path / "elsewhere")
+    (path / "journal").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StartupError, match="cannot be read"):
+        read(path)
+
+
+def test_another_file_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True))
+    (path / "journal").write_bytes(b"something else")
+    with pytest.raises(StartupError, match="no journal of this version"):
+        read(path)
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    file = JournalFile(str(tmp_path / "j"), said.append)
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    file.rewrite(b"one")
+    file.append(b"two")
+    file.close()
+    assert len(said) == 1 and "is not written any more: No space left on device" in said[0]
