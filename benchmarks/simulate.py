@@ -32,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "simulation"))
 
 from realclient import RealSubmitter
-from simcluster import SimCluster
+from simcluster import SimCluster, claims_of
 from submitters import SimTask, shape
 
 from hpcray.base.bundle_names import GROUP, names_in
@@ -119,10 +119,10 @@ class Measured(SimCluster):
         """No node gives more than it has, and what is free and what is held is all there is."""
         for raylet in self.raylets:
             total, held = self.totals[raylet.node], Counter[str]()
-            claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
-            claims += [w.claim for w in raylet.pool.workers.values() if w.claim is not None]
-            for claim in {id(c): c for c in claims if c.bundle is None and not c.lent}.values():
-                held.update(claim.request)
+            claims = claims_of(raylet)
+            for claim in claims:
+                if claim.bundle is None and not claim.lent:
+                    held.update(claim.request)
             assert raylet._ledger.bundles is not None
             for bundle in raylet._ledger.bundles:
                 held.update(bundle.amounts)

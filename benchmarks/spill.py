@@ -5,11 +5,11 @@
 
 Every rank puts blocks until the stores together are asked to hold `--times` their size (*written*); then each reads the
 blocks of the next rank, one by one, which come from that rank's disk (*read*); then each reads them all again and
-compares every bit (*compared*). The bytes of a block are random, and each sector of 512 bytes has the block's number and
-its own in it, so that nothing can be mistaken for anything else.
+compares every bit (*compared*). The bytes of a block are random, and each sector of 512 bytes has the block's number
+and its own in it, so that nothing can be mistaken for anything else.
 
 The disk by itself is measured in the same run, before the job and after it: as many processes as there are ranks, each
-writing and then reading as many bytes as a rank puts, past the page cache, in pieces of one block, in the same directory.
+writing and then reading as many bytes as a rank puts, past the page cache, in pieces of one block, in that directory.
 
 The ranks of this host share one disk. A part of what the ranks put and get never needs it, so the share of the disk's
 speed is taken from what did: `spilled` was written to disk by all of them, `loaded` was read from it.

@@ -269,6 +269,8 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     if not name:
         raise ValueError("Please supply a non-empty value to get_actor")
     process = ensure()
+    with process.engine.lock:
+        process.drain()  # the last handle of an actor of this name may just have gone
     check_namespace(namespace)
     space = namespace or (process.job.namespace if process.job else "")
     try:

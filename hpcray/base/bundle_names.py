@@ -43,6 +43,12 @@ def bundle_of(request: Iterable[tuple[str, int]]) -> tuple[str, int] | None:
     return None
 
 
+def group_of(request: Iterable[tuple[str, int]]) -> str:
+    """The group (id in hex) that a request is for, "" where it is for none."""
+    bundle = bundle_of(request)
+    return bundle[0] if bundle is not None else ""
+
+
 def in_bundle(request: Mapping[str, int]) -> Resources:
     """A request in a bundle by the names that resources have inside."""
     return {found[1] if (found := _NAME.fullmatch(name)) else name: units for name, units in request.items()}

@@ -1,39 +1,39 @@
-"""What the pure cores ask the shells to do. Cores return lists of these; shells carry them out in order."""
+"""What the pure cores ask the shells to do. Cores return lists of these; shells carry them out in order.
+
+They are made by the hundred thousand: a `Struct` costs a quarter of what a frozen dataclass does.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Union
+
+from msgspec import Struct
 
 from hpcray.wire.messages import Message
 
 
-@dataclass(slots=True, frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a message to any process of the job (raylets and the GCS included)."""
 
     dest: bytes
     msg: Message
 
 
-@dataclass(slots=True, frozen=True)
-class ForkWorker:
+class ForkWorker(Struct, frozen=True):
     """Fork a worker with this process number and these extra environment variables."""
 
     number: int
     env: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class KillWorker:
+class KillWorker(Struct, frozen=True):
     """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
 
     worker: bytes
     reason: str = ""
 
 
-@dataclass(slots=True, frozen=True)
-class StartReceive:
+class StartReceive(Struct, frozen=True):
     """Receive `size` bytes from raylet `node` with `tag` into the arena at `offset`; report the end to the store."""
 
     id: bytes
@@ -43,15 +43,13 @@ class StartReceive:
     size: int
 
 
-@dataclass(slots=True, frozen=True)
-class CancelReceive:
+class CancelReceive(Struct, frozen=True):
     """The receive with this tag will not come."""
 
     tag: int
 
 
-@dataclass(slots=True, frozen=True)
-class StartSend:
+class StartSend(Struct, frozen=True):
     """Send `size` bytes of the arena at `offset` to raylet `node` with `tag`; report the end to the store."""
 
     id: bytes
@@ -61,8 +59,7 @@ class StartSend:
     size: int
 
 
-@dataclass(slots=True, frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """Bytes that lie at `offset` in the arena and belong at `position` in a segment on disk."""
 
     offset: int
@@ -70,8 +67,7 @@ class Piece:
     position: int
 
 
-@dataclass(slots=True, frozen=True)
-class WriteSpill:
+class WriteSpill(Struct, frozen=True):
     """Write these pieces to a segment, which is made if it does not exist; report the end to the store."""
 
     number: int
@@ -79,8 +75,7 @@ class WriteSpill:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class ReadSpill:
+class ReadSpill(Struct, frozen=True):
     """Read a piece of a segment into the arena, or a slot behind it; report the end to the store, with `id`."""
 
     id: bytes
@@ -88,8 +83,7 @@ class ReadSpill:
     piece: Piece
 
 
-@dataclass(slots=True, frozen=True)
-class LendSpilled:
+class LendSpilled(Struct, frozen=True):
     """Tell a process of this node where on disk an object lies (OnDisk); the store hears of its DiskRead."""
 
     proc: bytes
@@ -99,8 +93,7 @@ class LendSpilled:
     size: int
 
 
-@dataclass(slots=True, frozen=True)
-class DiscardSpilled:
+class DiscardSpilled(Struct, frozen=True):
     """These bytes of a segment matter no more; last: neither does any other, close it."""
 
     segment: int
@@ -110,6 +103,14 @@ class DiscardSpilled:
 
 
 Effect = Union[
-    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled,
+    Send,
+    ForkWorker,
+    KillWorker,
+    StartReceive,
+    CancelReceive,
+    StartSend,
+    WriteSpill,
+    ReadSpill,
+    DiscardSpilled,
     LendSpilled,
 ]

@@ -39,7 +39,6 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "head_moved": tuple[_Time],
         "start": tuple[_Time],
         "tick": tuple[_Time],
-        "head_moved": tuple[_Time],
         "new_number": tuple[()],
     },
     "head": {

@@ -175,14 +175,16 @@ class Arena:
             ValueError: the range is not inside the arena.
         """
         self._check(offset, size)
-        return self._watched(offset, size, on_dead).data.toreadonly()
+        view: memoryview = self._watched(offset, size, on_dead).data
+        return view.toreadonly()
 
     def filled_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
         """Like `pinned_view`, but writable, and with memory under all of it: for who fills a block where it is."""
         self._check(offset, size)
         if size >= _GRANULE:
             self._map_pages(offset, size)
-        return self._watched(offset, size, on_dead).data
+        view: memoryview = self._watched(offset, size, on_dead).data
+        return view
 
     def write(self, offset: int, source: Any) -> None:
         """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.

@@ -22,6 +22,7 @@ from hpcray.host.direct_io import PAGE, Stream, buffer, nameless, read
 
 _READERS = 2
 _CLOSING = 3.0  # seconds for the system calls that are under way at the end
+_SECTOR = 512
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 _fallocate = ctypes.CDLL(None).fallocate
@@ -46,6 +47,9 @@ class SpillFiles:
         self._arena = arena
         self._say = say
         self._segments: dict[int, int] = {}
+        self._discards: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        # By segment: bytes that matter no more and still take space, and where they are.
+        self._dead: dict[int, tuple[int, list[tuple[int, int]]]] = {}
         self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended: deque[Report] = deque()
@@ -77,9 +81,13 @@ class SpillFiles:
         self._reads.put(lambda: self._read(ident, segment, offset, size, position))
 
     def discard(self, segment: int, position: int, size: int, last: bool) -> None:
-        """These bytes are not needed any more; last: nor is the rest. The disk space is given back."""
+        """These bytes are not needed any more; last: nor is the rest.
+
+        The disk space is given back at the latest when as much of a segment is dead as is alive: a disk that is told
+        of each object has little time for anything else.
+        """
         self._start()
-        self._writes.put(lambda: self._discard(segment, position, size, last))
+        self._discards.put(lambda: self._discard(segment, position, size, last))
 
     def path(self, segment: int) -> str:
         """Where other processes of this user can open a segment that has been written to, as long as this one lives."""
@@ -88,8 +96,8 @@ class SpillFiles:
     def close(self) -> None:
         """Stop the threads, at the next system call, and close all files. What is under way is not reported."""
         self._closed = True
-        for thread in self._threads:
-            (self._writes if thread is self._threads[0] else self._reads).put(_nothing)
+        for work in (self._writes, self._discards, *[self._reads] * _READERS):
+            work.put(_nothing)
         deadline = time.monotonic() + _CLOSING
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -107,7 +115,8 @@ class SpillFiles:
         if self._threads:
             return
         self._say(describe(look_at(self.directory)))
-        for name, work in [("write", self._writes), *[("read", self._reads)] * _READERS]:
+        works = [("write", self._writes), ("discard", self._discards), *[("read", self._reads)] * _READERS]
+        for name, work in works:
             thread = threading.Thread(target=self._serve, args=(work,), name=f"hpcray-spill-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -148,12 +157,19 @@ class SpillFiles:
             return  # it could not be made
         if last:
             del self._segments[segment]
+            self._dead.pop(segment, None)
             with contextlib.suppress(OSError):  # some network file systems tell here what went wrong before
                 os.close(fd)
-        else:
-            begin, end = -(-position // PAGE) * PAGE, (position + size) // PAGE * PAGE
-            if end > begin:  # not every file system can
-                _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(end - begin))
+            return
+        total, dead = self._dead.get(segment, (0, []))
+        dead.append((position, position + size))
+        self._dead[segment] = (total + size, dead)
+        if 2 * (total + size) >= os.fstat(fd).st_blocks * _SECTOR:
+            for begin, end in _joined(dead):
+                begin, end = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
+                if end > begin:  # not every file system can
+                    _fallocate(fd, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(end - begin))
+            self._dead[segment] = (0, [])
 
     def _bounce(self) -> memoryview:
         """A buffer of this thread's own."""
@@ -200,6 +216,17 @@ def describe(directory: Directory) -> str:
     elif directory.in_memory:
         text += "; this takes memory, too. hint: set HPCRAY_SPILL_DIR to a directory on a disk"
     return text
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same bytes in as few ranges as possible."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _nothing() -> None:

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hpcray.base.errors import (
-    ActorAlreadyExistsError,
-    ActorUnavailableError,
-    PendingCallsLimitExceeded,
-    TaskCancelledError,
-)
+from hpcray.base.errors import ActorAlreadyExistsError, ActorUnavailableError, TaskCancelledError
 from hpcray.base.ids import FIRST_RETURN, HEAD, PUT_INDEX, owner_of
 from hpcray.core.owner.table import INLINE, Waiter
 from hpcray.core.owner.tasks import Task
@@ -146,7 +141,7 @@ class ActorCalls:
             client = self._clients.get(handle._actor) or self.client(handle)
             limit = handle._limit
             if limit >= 0:
-                self._check_limit(client, limit)
+                client.check_limit(limit)
             process._counter += 1
             task_id = process.me + process._counter.to_bytes(5, "big")
             task = Task(task_id, None, method, blob, num_returns, keep, slots, retries)
@@ -190,7 +185,7 @@ class ActorCalls:
         nested = self._engine.nested()
         with self._engine.lock:
             client = self.client(handle)
-            self._check_limit(client, handle._limit)
+            client.check_limit(handle._limit)
             task = OwnTask(self._process.next_task_id(), None, method, blob, num_returns, keep, slots or [], retries)
             task.own, task.retry_exceptions, task.klass = own, own.retry_exceptions, client
             result = self._submitter.streams.open(task) if own.stream else self._submitter.returns(task)
@@ -203,12 +198,6 @@ class ActorCalls:
                 client.hold = hold
                 self._enqueue(client, task)
         return result
-
-    def _check_limit(self, client: ActorClient, limit: int) -> None:
-        if 0 <= limit <= len(client.inflight) + len(client.queue) + len(client.late):
-            raise PendingCallsLimitExceeded(
-                f"actor {client.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
-            )
 
     def _enqueue(self, client: ActorClient, task: Task) -> None:
         if task.slots is not None:
@@ -318,7 +307,8 @@ class ActorCalls:
         client = self._clients.get(msg.actor)
         if client is None:
             return
-        self._last_words.news(client)
+        if msg.state != client.state:
+            self._last_words.news(client)
         waits = msg.state != ALIVE and bool(client.inflight) and self._last_words.wait(client)
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
         if msg.state == ALIVE:

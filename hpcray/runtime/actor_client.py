@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Protocol
 
+from hpcray.base.errors import PendingCallsLimitExceeded
 from hpcray.core.owner.tasks import Task
 from hpcray.runtime.refs import ObjectRef
 
@@ -40,6 +41,13 @@ class ActorClient:
         self.inflight: dict[bytes, Task] = {}
         self.creation_keep: Any = None
         self.restartable = self.detached = False
+
+    def check_limit(self, limit: int) -> None:
+        """Raise PendingCallsLimitExceeded when one more call would be too many; limit: -1 for none."""
+        if 0 <= limit <= len(self.inflight) + len(self.queue) + len(self.late):
+            raise PendingCallsLimitExceeded(
+                f"actor {self.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
+            )
 
 
 class Handle(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.bundle_names import CAPTURING, bundle_of, plain
+from hpcray.base.bundle_names import CAPTURING, group_of, plain
 from hpcray.base.errors import TaskPlacementGroupRemoved
 from hpcray.base.ids import HEAD, PUT_INDEX
 from hpcray.base.resources import Resources
@@ -46,14 +46,13 @@ class Groups:
 
     def enter(self, resources: tuple[tuple[str, int], ...], strategy: str) -> Resources:
         """A lease or an actor begins in this process, placed so. Returns what it holds, by plain names."""
-        bundle = bundle_of(resources)
         before = self.running_in if self.captures else ""
-        self.running_in = bundle[0] if bundle is not None else ""
+        self.running_in = group_of(resources)
         self.captures = strategy == CAPTURING
         if (self.running_in if self.captures else "") != before:
             for function in list(self.bound):
                 function.unbind()
-        return dict(resources) if bundle is None else plain(dict(resources))
+        return plain(dict(resources)) if self.running_in else dict(resources)
 
     # ------------------------------------------------------------ groups by id
 
@@ -180,8 +179,7 @@ class Groups:
             )
 
         for klass in self._process.submitter.leases.by_index:
-            bundle = bundle_of(klass.shape.resources)
-            if bundle is not None and bundle[0] == group:
+            if group_of(klass.shape.resources) == group:
                 self._process.ending.refusals.close(klass, refusal)
 
     def _forget(self) -> None:

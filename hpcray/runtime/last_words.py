@@ -37,7 +37,7 @@ class LastWords:
         """Its actor has ended; whether `end` will be called later. Until then calls are sent to no worker."""
         worker = client.worker
         if not worker:
-            return False
+            return client in self._open.values()
         if node_of(worker) == self._process.node:
             self._process.engine.read_rest(worker)
             return False

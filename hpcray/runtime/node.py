@@ -170,8 +170,7 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
     import hpcray
 
     if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
-        assert hpcray.__spec__ is not None and hpcray.__spec__.loader is not None
-        hpcray.__spec__.loader.exec_module(hpcray)
+        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
     from hpcray.runtime.worker_main import worker_main
 
     one_each()

@@ -144,17 +144,18 @@ class Process(Reader):
         Raises:
             TypeError: it cannot be pickled. ObjectStoreFullError: no room in the node's store.
         """
-        refs: list[Any] | None
-        blob: bytes | Serialized
+        refs: list[Any] | None = None
         if type(value) in SCALARS:
-            blob, refs = dumps(value, 5) + PLAIN_END, None  # as `serialize` does, without a call
+            blob = dumps(value, 5) + PLAIN_END  # as `serialize` does, without a call
         else:
-            blob, refs = serialize(value)
-        if type(blob) is not bytes:
-            if blob.size > self._inline_limit:
-                return self._put_large(blob, refs)
-            blob = blob.join()
-        elif len(blob) > self._inline_limit:
+            made, refs = serialize(value)
+            if isinstance(made, Serialized):
+                if made.size > self._inline_limit:
+                    return self._put_large(made, refs)
+                blob = made.join()
+            else:
+                blob = made
+        if len(blob) > self._inline_limit:
             return self._put_large(blob, refs)
         engine = self.engine
         with engine.lock:

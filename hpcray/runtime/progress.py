@@ -121,8 +121,9 @@ def _line(process: Process, oid: bytes) -> str:
 def _of_call(client: ActorClient, task: Task, what: str, told: str) -> Known:
     actor = f"its actor {client.actor.hex()}"
     if task.id in client.inflight:
-        text = f"was sent to {actor} in {show_proc(client.worker)} and has not returned"
-        return Known(what, text, SENT, task.id, client.worker, client.actor)
+        worker = task.worker or client.worker
+        text = f"was sent to {actor} in {show_proc(worker)} and has not returned"
+        return Known(what, text, SENT, task.id, worker, client.actor)
     if client.worker:
         text = f"waits until the calls before it were sent to {actor}"
         late = [first for first in client.queue if first is not task and first.waiting > 0]

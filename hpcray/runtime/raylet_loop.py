@@ -177,13 +177,19 @@ class RayletLoop:
                 sleep = min(sleep, data.patience())
             if sleep > 0.0 and not control.arm():
                 return 0.0
+            if data is not None and data.busy():  # arming may have moved what nobody will wake us for
+                sleep = min(sleep, data.patience())
         return max(0.0, sleep) if sleep < FOREVER else -1.0
 
     def _poll_wires(self, control: ControlTransport) -> None:
+        came = False
         for node, batch in control.poll():
             if node not in self._router.lost_nodes:  # who was declared dead stays dead
                 self.heard[node] = self.now
                 self._read_batch(node, batch)
+                came = True
+        if came:
+            self._flush()  # to those who wait for it, before we look for more
         if self._data is not None:
             for what, _, tag, error in self._data.progress():
                 self._events.transfer_ended(what, tag, error)

@@ -174,7 +174,7 @@ class Reader:
         Raises:
             The error that is one of them.
         """
-        if any(type(item) is m.OnDisk for item in found):
+        if m.OnDisk in set(map(type, found)):
             found = [self._read_file(item) if type(item) is m.OnDisk else item for item in found]
         values: list[Any] = []
         error: BaseException | None = None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0
 """Who has lost the head waits for its successor for the time-out of the head, and so much longer."""
+ANSWERS_KEPT = 5.0
+"""An answer that has not reached who asked within this time, in seconds, is lost with the head, or never."""
 _ANSWERED = (m.CreateActor, m.CreateGroup, m.GcsCall)
 _NOTHING: tuple[()] = ()
 Opener = Callable[[], "JournalFile | None"]
@@ -55,6 +57,7 @@ class Leading:
         self._settled: dict[int, int] = {}
         self._unkept: deque[tuple[int, dict[int, int]]] = deque()
         self._replies: deque[tuple[int, Send]] = deque()
+        self._answers: list[tuple[bytes, m.GcsReply]] = []
         membership.settled = lambda node: self._settled.get(node, 0)
         raylet.loop.each_turn.append(self._turn)
         raylet.handlers |= dict.fromkeys(_ANSWERED, self._answered) | {m.RowsKept: self._kept}
@@ -65,7 +68,8 @@ class Leading:
         self._sent_at = self._raylet.loop.now
         self._taken = dict(self._raylet.router.to_head.taken)
         self._unkept.append((self._serial, self._taken))
-        self._raylet.router.send(raylet_of(self._standby), m.Rows(self._serial, rows, whole, self._taken))
+        answers, self._answers = self._answers, []
+        self._raylet.router.send(raylet_of(self._standby), m.Rows(self._serial, rows, whole, self._taken, answers))
 
     def _answered(self, now: float, src: bytes, msg: m.Message) -> Iterable[Effect]:
         """An answer that says that something is registered leaves when the standby has it."""
@@ -74,9 +78,14 @@ class Leading:
         effects = self._head.handle(now, src, msg)
         if notes.count == before:
             return effects
-        replies = [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.msg, m.GcsReply)]
-        self._replies.extend((self._serial + 1, reply) for reply in replies)
-        return [effect for effect in effects if effect not in replies]
+        others = []
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.msg, m.GcsReply):
+                self._replies.append((self._serial + 1, effect))
+                self._answers.append((effect.dest, effect.msg))
+            else:
+                others.append(effect)
+        return others
 
     def _turn(self) -> None:
         """What changes no row is settled too, a little later."""
@@ -110,6 +119,7 @@ class Standby:
         self._next = raylet.seat.driver_rank
         self._replica = Replica()
         self._taken: dict[int, int] | None = None
+        self._answers: deque[tuple[float, bytes, m.GcsReply]] = deque()
         self._silent_since = 0.0
         raylet.router.to_head.keeping = True
         raylet.handlers |= {m.Heartbeat: self._beat, m.NewHead: self._new_head}
@@ -150,6 +160,9 @@ class Standby:
             return _NOTHING
         self._replica.take(msg.changes, msg.whole)
         self._taken = msg.taken
+        self._answers.extend((now, dest, reply) for dest, reply in msg.answers)
+        while self._answers and self._answers[0][0] < now - ANSWERS_KEPT:
+            self._answers.popleft()
         return [Send(src, m.RowsKept(msg.serial))]
 
     def _head_lost(self, now: float, src: bytes, msg: m.HeadLost) -> Iterable[Any]:
@@ -205,6 +218,8 @@ class Standby:
                 died = (old, membership.dead[old], len(membership.dead))
                 term = raylet.headship.epoch + 1
                 raylet.router.send(raylet_of(node), m.NewHead(raylet.node, term, taken.get(node, 0), *died))
+        for _, proc, reply in self._answers:  # before these are asked for again: the first answer counts
+            raylet.router.send(proc, reply)
 
     def _new_head(self, now: float, src: bytes, msg: m.NewHead) -> Iterable[Any]:
         router, headship = self._raylet.router, self._raylet.headship

@@ -22,6 +22,7 @@ from hpcray.runtime.crashes import Crashes
 from hpcray.runtime.engine import monotonic
 from hpcray.runtime.links import MAX_BATCH
 from hpcray.runtime.own_options import Own, OwnTask
+from hpcray.runtime.reading import foreign
 from hpcray.runtime.refs import ObjectRef, make_ref, new_ref
 from hpcray.runtime.retrying import Retrying
 from hpcray.runtime.streams import Streams
@@ -176,7 +177,11 @@ class Submitter:
         """Whether every slot's object is ready; if not, `then` is called under the lock when it is."""
         waiter = Waiter(len(task.slots or ()), callback=then)
         for object_id in task.slots or ():
-            if self._table.want_ready(object_id, waiter):
+            try:
+                ready = self._table.want_ready(object_id, waiter)
+            except KeyError:
+                raise foreign(object_id) from None
+            if ready:
                 waiter.count -= 1
         return waiter.count == 0 and not self.failed_argument(task)
 
@@ -225,12 +230,8 @@ class Submitter:
             engine.send(proc, m.FunctionDef(fn.id, fn.name, fn.blob, fn.max_calls))
         if task.attempt and task.num_returns > 1:
             self.tell_wanted(task, proc)
-        if task.slots is None:
-            msg = m.PushTask(task.id, fn.id, task.args, task.num_returns)
-        else:
-            refs, inline = self.slot_values(task)
-            msg = m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline)
-        peer.out.append(msg)
+        refs, inline = (None, None) if task.slots is None else self.slot_values(task)
+        peer.out.append(m.PushTask(task.id, fn.id, task.args, task.num_returns, refs, inline))
         if not peer.dirty:
             peer.dirty = True
             engine.dirty.append(peer)

@@ -20,6 +20,7 @@ _LONGEST = (1 << 31) - 1
 _PER_POLL = 256
 _BUFFER = 1 << 20
 _SPARE = 8
+_ARMINGS = 3
 
 
 class MpiControl:
@@ -185,7 +186,19 @@ class MpiControl:
     def arm(self) -> bool:
         """See `ControlTransport.arm`."""
         bell = self._bell
-        if bell is not None:
+        if bell is not None and not self._arm(bell):
+            return False
+        try:
+            if self._arrived or self._comm.Iprobe(self._any, _TAG):
+                return False
+        except self._mpi.Exception:
+            return False
+        self._slept = True
+        return True
+
+    def _arm(self, bell: UcxEngine) -> bool:
+        # What we have just sent keeps UCX busy for a moment: to look again at once costs less than another turn.
+        for _ in range(_ARMINGS):
             overtaken = False
             bell.progress()
             for rank, count in bell.heard():
@@ -194,15 +207,11 @@ class MpiControl:
                     self._owing.add(rank)
                     self._backoff.touch()
                     overtaken = True
-            if overtaken or bell.hungry() or not bell.arm():
+            if overtaken or bell.hungry():
                 return False
-        try:
-            if self._arrived or self._comm.Iprobe(self._any, _TAG):
-                return False
-        except self._mpi.Exception:
-            return False
-        self._slept = True
-        return True
+            if bell.arm():
+                return True
+        return False
 
     def patience(self) -> float:
         """See `ControlTransport.patience`."""

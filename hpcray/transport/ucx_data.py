@@ -128,7 +128,7 @@ class UcxData:
 
     def patience(self) -> float:
         """See `DataPlane.patience`. UCX's own descriptor wakes us for what does not come soon."""
-        if self._done or self._engine.hungry():
+        if self._done or self._engine.hungry() or any(flight[0].completed for flight in self._flights):
             return 0.0
         return 0.0 if (self._expected or self._flights) and self._backoff.lively() else FOREVER
 

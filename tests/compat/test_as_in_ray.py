@@ -330,6 +330,7 @@ def test_map_unordered_with_few_at_a_time(ray: Any) -> None:
     assert sorted(ray.util.map_unordered(double, [1, 2, 3], backpressure_size=2)) == [2, 4, 6]
 
 
+@pytest.mark.slow
 @row("log_to_driver, prefixes", differs="repeated lines are counted for each node, not across the cluster")
 def test_lines_that_several_workers_print_alike(tmp_path: Path) -> None:
     program = """

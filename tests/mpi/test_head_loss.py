@@ -150,3 +150,134 @@ def test_another_node_takes_over_and_the_job_goes_on(leak_check: LeakCheck, tmp_
     assert took < 10.0, f"the head moved after {took:.1f} s"
     assert "node 1" in ended.err and "this node is the head from now on" in ended.err
     leak_check.check()
+
+
+# Never still: tasks, actors, groups and values come and go while the head dies.
+STORM = """\
+import sys, threading, time
+import numpy as np
+import hpcray as ray
+from hpcray.experimental import internal_kv as kv
+from hpcray.util.placement_group import placement_group, remove_placement_group
+
+ray.init(namespace="here")
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Adder:
+    def add(self, value):
+        return value + 1
+
+
+@ray.remote(num_cpus=0.5)
+def table(value):
+    return np.full(50_000, value)
+
+
+@ray.remote(num_cpus=0.5)
+def total(array):
+    return int(array.sum())
+
+
+@ray.remote(num_cpus=0)
+def registers(number):  # from other nodes than the program's, too
+    found = Adder.options(name=f"from {number}", lifetime="detached").remote()
+    return ray.get(found.add.remote(number))
+
+
+def rounds(number, until, done):
+    count = 0
+    while time.monotonic() < until:
+        count += 1
+        name = f"actor {number}.{count}"
+        actor = Adder.options(name=name).remote()
+        chain = [total.remote(table.remote(count)) for _ in range(4)]
+        group = placement_group([{"CPU": 0.1}] * 2, strategy="SPREAD")
+        kv._internal_kv_put(name, str(count))
+        ident = number * 1000 + count
+        assert ray.get(registers.options(scheduling_strategy="SPREAD").remote(ident)) == ident + 1
+        assert ray.get(ray.get_actor(name).add.remote(count)) == count + 1
+        assert ray.get(chain) == [50_000 * count] * 4
+        assert group.wait(60)
+        assert kv._internal_kv_get(name) == str(count).encode()
+        remove_placement_group(group)
+        ray.kill(actor)
+        ray.kill(ray.get_actor(f"from {ident}"))
+    done[number] = count
+
+
+done = {}
+until = time.monotonic() + float(sys.argv[1])
+threads = [threading.Thread(target=rounds, args=(number, until, done)) for number in range(3)]
+for thread in threads:
+    thread.start()
+print("ready", flush=True)
+for thread in threads:
+    thread.join()
+left = [row["name"] for row in ray.util.list_named_actors(all_namespaces=True)]
+print(sorted(done), min(done.values()) > 0, left, [row["Alive"] for row in ray.nodes()].count(False), flush=True)
+sys.exit(5 if len(done) == 3 else 1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1.0, 2.3, 3.1])
+def test_nothing_is_lost_however_busy_the_head_was(leak_check: LeakCheck, tmp_path: Path, after: float) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(STORM)
+    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--driver-rank", "2", "--cpus-per-node", "2"]
+    with Job([*line, str(script), "8"]) as job:
+        assert job.line() == "ready", job.wait()
+        time.sleep(after)  # some moment of it: any will do
+        kill_raylet(0)
+        ended = job.wait(150)
+    assert ended.out == "[0, 1, 2] True [] 1\n", ended
+    assert ended.code == 5, ended.err
+    leak_check.check()
+
+
+KEEPS = """\
+import sys, time
+import hpcray as ray
+
+ray.init(namespace="here")
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def __init__(self, count):
+        self.count = count
+
+    def more(self):
+        self.count += 1
+        return self.count
+
+
+if sys.argv[1] == "first":
+    early = Counter.options(name="early", lifetime="detached", max_restarts=1).remote(10)
+    ray.get(early.more.remote())
+    print("ready", flush=True)
+    while all(row["Alive"] for row in ray.nodes()):
+        time.sleep(0.05)
+    late = Counter.options(name="late", lifetime="detached").remote(20)
+    print(ray.get(late.more.remote()), flush=True)
+    sys.exit(3)
+print([ray.get(ray.get_actor(name).more.remote(), timeout=60) for name in ("early", "late")], flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_next_head_goes_on_with_the_journal_on_disk(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(KEEPS)
+    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--driver-rank", "1", str(script)]
+    kept = {"HPCRAY_JOURNAL_DIR": str(tmp_path / "journal")}
+    with Job([*line, "first"], kept) as job:
+        assert job.line() == "ready", job.wait()
+        kill_raylet(0)
+        ended = job.wait(120)
+    assert ended.out == "21\n" and ended.code == 3, ended
+    with Job([*line, "second"], kept) as job:
+        ended = job.wait(120)
+    assert ended.out == "[11, 21]\n" and ended.code == 0, ended
+    leak_check.check()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck, leak_checked, wait_until
+from helpers.pids import parent_of
 
 import hpcray as ray
 from hpcray.exceptions import (
@@ -183,7 +184,7 @@ def test_cancelling_the_task_ends_the_ranks(settled: LeakCheck, tmp_path: Path, 
 def test_the_death_of_the_holder_ends_the_ranks(settled: LeakCheck, tmp_path: Path) -> None:
     def parent_of_guard() -> None:
         guards = [pid for pid, line in nested(settled).items() if "mpi_guard" in line]
-        parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in guards]
+        parents = [parent_of(pid) for pid in guards]
         assert len(parents) == 1
         os.kill(parents[0], signal.SIGKILL)
 

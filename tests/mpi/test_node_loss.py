@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck, wait_until
+from helpers.pids import parent_of, raylet_pid
 
 from hpcray.host.launcher import open_mpi_wheel
-from hpcray.host.session import live_sessions
 
 pytestmark = [
     pytest.mark.skipif(not open_mpi_wheel() or shutil.which("mpirun") is None, reason="no Open MPI from PyPI"),
@@ -70,7 +70,7 @@ while all(node["Alive"] for node in ray.nodes()):
     assert time.monotonic() < deadline
     time.sleep(0.02)
 (dead,) = (node for node in ray.nodes() if not node["Alive"])
-print("dead", dead["Index"], dead["DeathReason"], flush=True)
+print("dead", dead["Index"], dead["DeathReasonMessage"], flush=True)
 print("cpus", before - ray.cluster_resources()["CPU"], flush=True)
 print("slow", sum(node != lost for node in ray.get(slow)), flush=True)
 print("large", int(ray.get(large)[-1]), flush=True)
@@ -93,11 +93,6 @@ def start(tmp_path: Path, **environ: str) -> Job:
     return Job(command, environ)
 
 
-def raylet(node: int) -> int:
-    (info,) = (info for info in live_sessions() if info.node == node)
-    return info.pid
-
-
 def check_story(out: list[str]) -> None:
     dead, cpus, slow, large, moved, died, tasks, group = out
     assert dead.startswith("dead 2 host "), dead
@@ -109,7 +104,7 @@ def check_story(out: list[str]) -> None:
 def test_a_killed_raylet_takes_its_node_along_and_nothing_else(leak_check: LeakCheck, tmp_path: Path) -> None:
     with start(tmp_path) as job:
         assert job.line() == "ready", job.wait()
-        victim = raylet(2)
+        victim = raylet_pid(2)
         os.kill(victim, signal.SIGKILL)
         ended = job.wait(120)
     check_story(ended.out.splitlines())
@@ -123,7 +118,7 @@ def test_a_killed_template_costs_one_node(leak_check: LeakCheck, tmp_path: Path)
     with start(tmp_path) as job:
         assert job.line() == "ready", job.wait()
         templates = leak_check.processes("hpcray-template")
-        (victim,) = (pid for pid in templates if f"PPid:\t{raylet(2)}\n" in Path(f"/proc/{pid}/status").read_text())
+        (victim,) = (pid for pid in templates if parent_of(pid) == raylet_pid(2))
         os.kill(victim, signal.SIGKILL)
         ended = job.wait(120)
     check_story(ended.out.splitlines())
@@ -137,7 +132,7 @@ def test_a_raylet_that_stood_still_too_long_is_fenced(leak_check: LeakCheck, tmp
     """When it goes on it finds itself declared dead, and ends, while the job lives."""
     with start(tmp_path, HPCRAY_NODE_TIMEOUT="1.5", HPCRAY_HEARTBEAT_INTERVAL="0.2") as job:
         assert job.line() == "ready", job.wait()
-        victim = raylet(2)
+        victim = raylet_pid(2)
         os.kill(victim, signal.SIGSTOP)
         try:
             dead = job.line()
@@ -155,7 +150,7 @@ def test_a_raylet_that_stood_still_too_long_is_fenced(leak_check: LeakCheck, tmp
 def test_the_heads_death_is_told_by_all_and_leaves_nothing(leak_check: LeakCheck, tmp_path: Path) -> None:
     with start(tmp_path) as job:
         assert job.line() == "ready", job.wait()
-        os.kill(raylet(0), signal.SIGKILL)
+        os.kill(raylet_pid(0), signal.SIGKILL)
         ended = job.wait(60)
     assert ended.code == 137, ended.err
     told = [line for line in ended.err.splitlines() if "the head (node 0, host" in line and "died" in line]

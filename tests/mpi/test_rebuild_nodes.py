@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck
+from helpers.pids import raylet_pid
 
 from hpcray.host.launcher import open_mpi_wheel
-from hpcray.host.session import live_sessions
 
 pytestmark = [
     pytest.mark.skipif(not open_mpi_wheel() or shutil.which("mpirun") is None, reason="no Open MPI from PyPI"),
@@ -126,8 +126,7 @@ def test_what_dies_with_a_node_is_made_again(leak_check: LeakCheck, tmp_path: Pa
     command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--cpus-per-node", "2", str(script)]
     with Job(command) as job:
         assert job.line() == "ready", job.wait()
-        (victim,) = (info.pid for info in live_sessions() if info.node == 2)
-        os.kill(victim, signal.SIGKILL)
+        os.kill(raylet_pid(2), signal.SIGKILL)
         ended = job.wait(120)
     assert ended.code == 0, ended.err
     found = json.loads(ended.out.splitlines()[-1])

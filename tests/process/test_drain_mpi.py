@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job, as_module, under_mpirun
 from helpers.leaks import LeakCheck
+from helpers.pids import raylet_pid
 from helpers.scripts import write
-
-from hpcray.host.session import live_sessions
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun"),
@@ -63,8 +62,7 @@ def test_a_signal_to_any_node_saves_all(leak_check: LeakCheck, tmp_path: Path, m
     environ = {"HPCRAY_DRAIN_SIGNALS": "USR1,TERM", "HPCRAY_CHECKPOINT_DIR": str(kept)}
     with Job(command, environ) as job:
         assert job.line() == "ready", job.wait().err
-        (info,) = (info for info in live_sessions() if info.node == node)
-        os.kill(info.pid, signal.SIGTERM)
+        os.kill(raylet_pid(node), signal.SIGTERM)
         ended = job.wait(120.0)
     assert ended.code == 75, ended.err
     assert f"the job drains (SIGTERM on node {node})" in ended.err

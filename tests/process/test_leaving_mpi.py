@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job, as_module, under_mpirun
 from helpers.leaks import LeakCheck, wait_until
+from helpers.pids import parent_of, raylet_pid
 from helpers.scripts import BUSY, write
-
-from hpcray.host.session import live_sessions
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun"),
@@ -34,12 +33,6 @@ def wait_ready(job: Job) -> tuple[int, int]:
     assert line.startswith("ready"), job.wait().err
     _, driver, actor = line.split()
     return int(driver), int(actor)
-
-
-def raylet(node: int) -> int:
-    """Pid of the raylet of a node of this test's job."""
-    (info,) = (info for info in live_sessions() if info.node == node)
-    return info.pid
 
 
 @BOTH
@@ -102,7 +95,7 @@ def test_signal_to_the_driver(leak_check: LeakCheck, tmp_path: Path, mode: str, 
 def test_death_of_a_raylet(leak_check: LeakCheck, tmp_path: Path, mode: str, node: int) -> None:
     with start(mode, tmp_path, "wait") as job:
         wait_ready(job)
-        os.kill(raylet(node), signal.SIGKILL)
+        os.kill(raylet_pid(node), signal.SIGKILL)
         assert job.wait().code != 0
     leak_check.check()
 
@@ -112,7 +105,7 @@ def test_death_of_a_raylet(leak_check: LeakCheck, tmp_path: Path, mode: str, nod
 def test_death_of_a_template(leak_check: LeakCheck, tmp_path: Path, mode: str, node: int) -> None:
     with start(mode, tmp_path, "wait") as job:
         wait_ready(job)
-        parent = raylet(node)
+        parent = raylet_pid(node)
         (template,) = (pid for pid in leak_check.processes("hpcray-template") if parent_of(pid) == parent)
         os.kill(template, signal.SIGKILL)
         ended = job.wait()
@@ -131,8 +124,3 @@ def test_death_of_a_worker_is_no_end(leak_check: LeakCheck, tmp_path: Path, mode
         os.kill(driver, signal.SIGTERM)
         job.wait()
     leak_check.check()
-
-
-def parent_of(pid: int) -> int:
-    """The parent of a process."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

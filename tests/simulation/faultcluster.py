@@ -182,9 +182,9 @@ class FaultCluster(SimCluster):
 
     def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
         a, b = node_of(src), node_of(dest)
-        held = self._cut.get(frozenset((a, b))) if a != b else None
+        held = self._held(a, b)
         if held is not None:
-            held[1].append(lambda: self.deliver(src, dest, msg))
+            held.append(lambda: self.deliver(src, dest, msg))
             return
         through_raylet = a != b or number_of(dest) == 0
         if (through_raylet and self._waits(b, lambda: self.deliver(src, dest, msg))) or a in self._lost[b]:
@@ -215,6 +215,11 @@ class FaultCluster(SimCluster):
         else:
             super().deliver(src, dest, msg)
 
+    def _held(self, a: int, b: int) -> list[Thunk] | None:
+        """What waits for the way between two nodes to be whole again; None: it is."""
+        cut = self._cut.get(frozenset((a, b))) if a != b else None
+        return None if cut is None else cut[1]
+
     def _waits(self, node: int, thunk: Thunk) -> bool:
         """Whether the raylet stands still; it will do this when it goes on."""
         waiting = self._stopped.get(node)
@@ -239,27 +244,27 @@ class FaultCluster(SimCluster):
 
     def head_noticed(self, proc: bytes, reason: str) -> None:
         node = node_of(proc)
-        held = self._cut.get(frozenset((0, node))) if node else None
+        held = self._held(0, node)
         if held is not None:
-            held[1].append(lambda: self.head_noticed(proc, reason))
+            held.append(lambda: self.head_noticed(proc, reason))
         elif node not in self._lost[0] and not self._waits(0, lambda: self.head_noticed(proc, reason)):
             super().head_noticed(proc, reason)
 
     def task_done(self, holder: bytes, worker: bytes, task: object) -> None:
         a, b = node_of(worker), node_of(holder)
         self._spoken[a].add(b)
-        held = self._cut.get(frozenset((a, b))) if a != b else None
+        held = self._held(a, b)
         if held is not None:
-            held[1].append(lambda: self.task_done(holder, worker, task))
+            held.append(lambda: self.task_done(holder, worker, task))
         elif a not in self._lost[b]:
             super().task_done(holder, worker, task)  # type: ignore[arg-type]
 
     def pushed(self, src: bytes, proc: bytes, task: object, ident: bytes = b"") -> None:
         a, b = node_of(src), node_of(proc)
         self._spoken[a].add(b)
-        held = self._cut.get(frozenset((a, b))) if a != b else None
+        held = self._held(a, b)
         if held is not None:
-            held[1].append(lambda: self.pushed(src, proc, task, ident))
+            held.append(lambda: self.pushed(src, proc, task, ident))
         elif a not in self._lost[b]:
             super().pushed(src, proc, task, ident)  # type: ignore[arg-type]
 

@@ -18,10 +18,18 @@ from hpcray.core.gcs import head as head_module
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
 from hpcray.core.raylet import RayletCore
+from hpcray.core.scheduler.ledger import Claim
 from hpcray.wire import messages as m
 
 SEAT = raylet_of(0)
 """The raylet that is the head."""
+
+
+def claims_of(raylet: RayletCore) -> list[Claim]:
+    """All claims of a node, from the decision to the end of their worker, each once."""
+    claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
+    claims += [worker.claim for worker in raylet.pool.workers.values() if worker.claim is not None]
+    return list({id(claim): claim for claim in claims}.values())
 
 
 @dataclass(eq=False)
@@ -347,9 +355,7 @@ class SimCluster:
             return
         for raylet in self.living():
             total = self.totals[raylet.node]
-            claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
-            claims += [w.claim for w in raylet.pool.workers.values() if w.claim is not None]
-            unique = {id(claim): claim for claim in claims if claim.bundle is None}.values()
+            unique = [claim for claim in claims_of(raylet) if claim.bundle is None]
             assert raylet._ledger.bundles is not None
             for name, units in total.items():
                 held = sum(c.request.get(name, 0) for c in unique if not (c.lent and name == "CPU"))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from simcluster import SimCluster
+from simcluster import SimCluster, claims_of
 from submitters import SimTask, Submitter
+from test_sim_leases import DELAYS, SIM
 
 from hpcray.base.bundle_names import CAPTURING, GROUP, SLOTS, name_in, names_in
 from hpcray.base.ids import HEAD
@@ -20,8 +21,6 @@ from hpcray.core.scheduler.bundles import Bundle
 from hpcray.core.scheduler.devices import GPU
 from hpcray.wire import messages as m
 
-DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
-SIM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 ANY_NODE = to_strategy([conditions({"rack": "none"}), conditions({})])
 STRATEGIES = ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -97,9 +96,7 @@ def check_strategy(group: Group) -> None:
 
 def check_node(raylet: RayletCore, total: dict[str, int]) -> None:
     ledger, mine = raylet._ledger, bundles(raylet)
-    claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
-    claims += [w.claim for w in raylet.pool.workers.values() if w.claim is not None]
-    unique = list({id(claim): claim for claim in claims}.values())
+    unique = claims_of(raylet)
     for name, units in total.items():
         held = sum(c.request.get(name, 0) for c in unique if c.bundle is None and not (c.lent and name == "CPU"))
         held += sum(bundle.amounts.get(name, 0) for bundle in mine)

@@ -171,7 +171,7 @@ def found_after(course: Callable[[int], object]) -> int:
 @pytest.mark.parametrize("defect", OWNERSHIP, ids=lambda defect: defect.__name__)
 def test_a_defect_of_owners_is_found(defect: Callable[[Patch], None], monkeypatch: Patch) -> None:
     defect(monkeypatch)
-    print(found_after(lambda seed: run(Random(seed).randrange, 1500, 3, 4 + seed % 3, 1 + seed % 3, losses=seed % 2 * 3)))
+    print(found_after(lambda seed: run(Random(seed).randrange, 1500, 3, 4, 1 + seed % 3, losses=seed % 2 * 3)))
 
 
 @pytest.mark.parametrize("defect", NODES, ids=lambda defect: defect.__name__)

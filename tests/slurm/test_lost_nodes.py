@@ -49,7 +49,7 @@ time.sleep(1.0)
 print("ready", flush=True)
 while all(node["Alive"] for node in ray.nodes()):
     time.sleep(0.02)
-print("noticed", time.time(), [node["DeathReason"] for node in ray.nodes() if not node["Alive"]], flush=True)
+print("noticed", time.time(), [node["DeathReasonMessage"] for node in ray.nodes() if not node["Alive"]], flush=True)
 try:
     ray.get(dies.node.remote())
 except ray.exceptions.ActorDiedError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
 from hpcray.core.owner.lineage import OWNER_DIED
-from hpcray.core.owner.table import Entry, ObjectTable, Waiter
+from hpcray.core.owner.table import INLINE, Entry, ObjectTable, Waiter
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR
 
@@ -21,6 +21,12 @@ def put_id(counter: int = 1, owner: bytes = ME) -> bytes:
 
 def return_id(counter: int = 1, owner: bytes = ME) -> bytes:
     return owner + counter.to_bytes(5, "big") + FIRST_RETURN
+
+
+def error(entry: Entry) -> str:
+    """The text of an object that is an error."""
+    assert entry.state == INLINE
+    return entry.value.decode()
 
 
 class Table(ObjectTable):

@@ -83,7 +83,7 @@ def test_bad_fallbacks_are_refused() -> None:
         TaskOptions({"label_selector": "a"})
     with pytest.raises(NotImplementedError, match="NodeAffinitySchedulingStrategy"):
         _ = TaskOptions(
-            {"label_selector": {"a": "b"}, "scheduling_strategy": NodeAffinitySchedulingStrategy("ab", False)}
+            {"label_selector": {"a": "b"}, "scheduling_strategy": NodeAffinitySchedulingStrategy("ab" * 28, False)}
         ).shape
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hpcray.api.option_rules import STREAMS, check_num_returns
 from hpcray.api.options import ActorOptions, TaskOptions
+from hpcray.api.placement_group import PlacementGroup
 from hpcray.base.resources import UNIT
 from hpcray.util.scheduling_strategies import (
     DoesNotExist,
@@ -23,7 +24,7 @@ from hpcray.util.scheduling_strategies import (
 )
 from hpcray.wire.messages import Shape
 
-NODE = "0123abcd"
+NODE = "0123abcd" * 7
 
 
 def held(**options: Any) -> dict[str, int]:
@@ -108,7 +109,6 @@ def test_four_decimals_are_exact(amount: Any) -> None:
         ({"num_cpus": "2"}, TypeError, "type of keyword 'num_cpus' .*float, int, None.*str"),
         ({"num_cpus": -1}, ValueError, "num_cpus cannot be negative"),
         ({"num_gpus": 1e-5}, ValueError, "num_gpus cannot go beyond 0.0001"),
-        ({"num_gpus": 1.5}, ValueError, "GPU resource quantities >1 must be whole numbers"),
         ({"num_cpus": float("nan")}, ValueError, "num_cpus must be finite"),
         ({"num_cpus": float("inf")}, ValueError, "num_cpus must be finite"),
         ({"resources": {"CPU": 1}}, ValueError, "'num_cpus' and 'num_gpus' keyword instead"),
@@ -118,18 +118,33 @@ def test_four_decimals_are_exact(amount: Any) -> None:
         ({"resources": {"a": "x"}}, ValueError, "a must be a number"),
         ({"resources": {1: 1}}, ValueError, "non-empty str"),
         ({"resources": [1]}, TypeError, "resources"),
-        ({"scheduling_strategy": "FOO"}, ValueError, "Invalid scheduling_strategy value FOO"),
         ({"scheduling_strategy": 3}, TypeError, "scheduling_strategy"),
         ({"runtime_env": {"env_vars": {"A": 1}}}, TypeError, "Dict.str, str.*1 in 'A'"),
         ({"runtime_env": {"env_vars": ["A"]}}, TypeError, "env_vars"),
         ({"runtime_env": "x"}, TypeError, "runtime_env"),
         ({"name": 3}, TypeError, "name"),
-        ({"placement_group": object(), "scheduling_strategy": "SPREAD"}, ValueError, "deprecated"),
+        ({"placement_group": PlacementGroup.empty(), "scheduling_strategy": "SPREAD"}, ValueError, "deprecated"),
+        ({"placement_group": object()}, TypeError, "placement_group"),
     ],
 )
 def test_bad_options_of_both(kind: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         kind(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_gpus": 1.5}, "GPU resource quantities >1 must be whole numbers"),
+        ({"scheduling_strategy": "FOO"}, "Invalid scheduling_strategy value FOO"),
+    ],
+)
+def test_bad_options_that_are_refused_when_work_is_submitted(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        TaskOptions(options).shape
+    for shape in ("place", "hold"):
+        with pytest.raises(ValueError, match=text):
+            getattr(ActorOptions(options), shape)
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, put_id, return_id
+from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, error, put_id, return_id
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.lineage import Lineage
-from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED, Entry, Waiter
+from hpcray.core.owner.table import FREED, PENDING, STORED, Waiter
 from hpcray.wire import messages as m
 
 
 @pytest.fixture
 def table() -> Owner:
     return Owner()
-
-
-def error(entry: Entry) -> str:
-    assert entry.state == INLINE
-    return entry.value.decode()
 
 
 class TestRemembered:

@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from table_kit import PEER, RAYLET, SIZE, THIRD, Owner, put_id, return_id
+from table_kit import PEER, RAYLET, SIZE, THIRD, Owner, error, put_id, return_id
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.lineage import BASE_COST
-from hpcray.core.owner.table import INLINE, PENDING, STORED, Entry, Waiter
+from hpcray.core.owner.table import INLINE, PENDING, STORED, Waiter
 from hpcray.wire import messages as m
 
 
 @pytest.fixture
 def table() -> Owner:
     return Owner()
-
-
-def error(entry: Entry) -> str:
-    assert entry.state == INLINE
-    return entry.value.decode()
 
 
 class TestNodeDeath:

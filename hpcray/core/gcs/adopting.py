@@ -120,11 +120,10 @@ class AdoptingGroups(PlacementGroups):
         if group.state != CREATED:
             self._waiting[ident] = group
 
-    def recall(self, gone: Iterable[str], dead: Iterable[bytes], dead_nodes: Iterable[int]) -> None:
-        """What another head knew to be over: groups (ids in hex), processes, nodes."""
+    def recall(self, gone: Iterable[str], dead: Iterable[bytes]) -> None:
+        """What another head knew to be over: groups (ids in hex), processes."""
         self._gone.update(dict.fromkeys(gone))
         self._dead.update(dict.fromkeys(dead))
-        self._dead_nodes.update(dead_nodes)
 
     def reconcile(self, now: float, held: Mapping[int, m.Held]) -> list[Effect]:
         """Compare with the bundles that nodes have."""

@@ -67,7 +67,7 @@ class HeadCore:
             m.ActorGone: lambda now, src, msg: self._actors.gone(now, node_of(src), msg),
             m.ActorOutOfScope: lambda now, src, msg: self._actors.out_of_scope(msg),
             m.StartActorRefused: lambda now, src, msg: self._actors.refused(now, node_of(src), msg),
-            m.GcsCall: lambda now, src, msg: [Send(src, self._queries.answer(msg))],
+            m.GcsCall: lambda now, src, msg: [Send(src, self._queries.answer_once(src, msg))],
             m.Unmet: lambda now, src, msg: self._scheduler.unmet(now, msg),
             m.GrantRefused: lambda now, src, msg: self._scheduler.refused(now, node_of(src), msg),
             m.NodeView: self._node_view,
@@ -122,6 +122,7 @@ class HeadCore:
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """Any process of the cluster is gone (the raylet of its node says so)."""
         self._notes.add(notes.ENDED, proc)
+        self._queries.answers.forget(proc)
         groups = self._groups.process_died(now, proc)
         return groups + self._scheduler.holder_died(proc, reason) + self._actors.process_died(proc, reason)
 

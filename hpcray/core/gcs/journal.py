@@ -85,7 +85,7 @@ class Tables:
         self._actors = actors
         self._groups = groups
         self._queries = queries
-        self.notes = actors.notes = groups.notes = queries.kv.notes = Notes()
+        self.notes = actors.notes = groups.notes = queries.kv.notes = queries.answers.notes = Notes()
         self._readers: dict[int, Callable[[bytes], bytes | None]] = {
             notes.SESSION: lambda key: encode(SessionRow(head.session, head.job)),
             notes.NODE: self._node,
@@ -99,6 +99,7 @@ class Tables:
             notes.GROUP_WATCH: self._group_watch,
             notes.GONE: lambda key: b"" if groups.forgotten(key.hex()) else None,
             notes.VALUE: queries.kv.row,
+            notes.ANSWER: queries.answers.row,
         }
 
     def row(self, table: int, key: bytes) -> bytes | None:
@@ -126,6 +127,7 @@ class Tables:
             yield from ((notes.GROUP_WATCH, ident + proc) for proc in procs)
         yield from ((notes.GONE, bytes.fromhex(group)) for group in self._groups.gone_ids())
         yield from ((notes.VALUE, key) for key in self._queries.kv.row_keys())
+        yield from ((notes.ANSWER, key) for key in self._queries.answers.row_keys())
 
     def _node(self, key: bytes) -> bytes | None:
         node = int.from_bytes(key, "big")

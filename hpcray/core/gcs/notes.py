@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-SESSION, NODE, ENDED, SPEC, ACTOR, WATCH, KILLED, FORGOTTEN, GROUP, GROUP_WATCH, GONE, VALUE = range(12)
+SESSION, NODE, ENDED, SPEC, ACTOR, WATCH, KILLED, FORGOTTEN, GROUP, GROUP_WATCH, GONE, VALUE, ANSWER = range(13)
 """The tables. SESSION: its name, and the job; NODE: by index; ENDED: processes that are dead; SPEC, ACTOR: what an
 actor is, how it is; WATCH: actor and who watches it; KILLED: actors killed before they were known; FORGOTTEN: dead
 actors that are known no more; GROUP, GROUP_WATCH: placement groups; GONE: ids of those that are no more; VALUE: the
-key-value store."""
+key-value store; ANSWER: to questions that have changed something."""
 
 
 class Notes:

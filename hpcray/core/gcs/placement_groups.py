@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from hpcray.base.bundle_names import bundle_of
+from hpcray.base.bundle_names import group_of
 from hpcray.base.ids import node_of, owner_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import notes
@@ -63,7 +63,6 @@ class PlacementGroups:
         self._kept: deque[bytes] = deque()
         self._gone: OrderedDict[str, None] = OrderedDict()
         self._dead: OrderedDict[bytes, None] = OrderedDict()
-        self._dead_nodes: set[int] = set()
         self.on_removed: Callable[[float, str, list[Effect]], None] = lambda now, group, out: None
 
     # ------------------------------------------------------------ conversation with processes
@@ -140,7 +139,6 @@ class PlacementGroups:
     def node_died(self, now: float, node: int) -> list[Effect]:
         """Bundles that were there get another place; attempts that count on it are undone."""
         out: list[Effect] = []
-        self._dead_nodes.add(node)
         for watchers in self._early.values():
             watchers.difference_update({proc for proc in watchers if node_of(proc) == node})
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
@@ -215,8 +213,8 @@ class PlacementGroups:
 
     def gone(self, shape: m.Shape) -> bool:
         """Whether a request is for a group that is removed."""
-        bundle = bundle_of(shape.resources)
-        return bundle is not None and self.removed(bundle[0])
+        group = group_of(shape.resources)
+        return bool(group) and self.removed(group)
 
     def named(self, name: str, namespace: str) -> Group | None:
         """The group with this name."""
@@ -362,7 +360,7 @@ class PlacementGroups:
             self._end(now, self._groups[ident], "the owner of its placement group is gone", out)
 
     def _is_dead(self, proc: bytes) -> bool:
-        return proc in self._dead or node_of(proc) in self._dead_nodes
+        return proc in self._dead or node_of(proc) in self._view.dead
 
     def _set_state(self, group: Group, state: str, reason: str, out: list[Effect]) -> None:
         group.state, group.reason = state, reason

@@ -23,7 +23,7 @@ kv_keys               [prefix, namespace]                            [key]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ import msgspec
 from hpcray.base.bundle_names import plain
 from hpcray.base.resources import Resources, add, to_amounts
 from hpcray.core.gcs.actors import ActorTable
+from hpcray.core.gcs.answers import Answers
 from hpcray.core.gcs.groups import Group
 from hpcray.core.gcs.kv import KeyValue
 from hpcray.core.gcs.placement_groups import PlacementGroups
@@ -55,6 +56,7 @@ class Queries:
         self._actors = actors
         self._groups = groups
         self.kv = KeyValue()
+        self.answers = Answers()
         self.infos: list[NodeInfo] = []
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
@@ -64,7 +66,7 @@ class Queries:
             "list_named_actors": self._list_named_actors,
             "actors": self._actors.rows,
             "status": self._status,
-            "placement_groups": lambda: [self._group_row(group) for group in self._groups.all()],
+            "placement_groups": lambda: self._group_rows(self._groups.all()),
             "placement_group": self._placement_group,
             "kv_put": self.kv.put,
             "kv_get": self.kv.get,
@@ -72,6 +74,10 @@ class Queries:
             "kv_exists": self.kv.exists,
             "kv_keys": self.kv.keys,
         }
+
+    def answer_once(self, src: bytes, call: GcsCall) -> GcsReply:
+        """The reply to a call; the same again when it comes again."""
+        return self.answers.once(src, call, self.answer)
 
     def answer(self, call: GcsCall) -> GcsReply:
         """The reply to a call; a wrong call gets an error that says what is wrong."""
@@ -152,20 +158,23 @@ class Queries:
         found = self._groups.find(group) if group else self._groups.named(name, namespace)
         if found is None:
             raise QueryError(f"no placement group {name or group.hex()!r}")
-        return self._group_row(found)
+        return self._group_rows([found])[0]
 
-    def _group_row(self, group: Group) -> dict[str, Any]:
-        infos = {info.index: info for info in self.infos}
-        return {
-            "group": group.spec.group,
-            "name": group.spec.name,
-            "strategy": group.spec.strategy,
-            "state": group.state,
-            "bundles": [to_amounts(amounts) for amounts in group.spec.bundles],
-            "node_ids": [infos[node].node_id if node in infos else "" for node in group.nodes],
-            "nodes": group.nodes,
-            "attempts": group.attempt,
-        }
+    def _group_rows(self, groups: Iterable[Group]) -> list[dict[str, Any]]:
+        ids = {info.index: info.node_id for info in self.infos}
+        return [
+            {
+                "group": group.spec.group,
+                "name": group.spec.name,
+                "strategy": group.spec.strategy,
+                "state": group.state,
+                "bundles": [to_amounts(amounts) for amounts in group.spec.bundles],
+                "node_ids": [ids.get(node, "") for node in group.nodes],
+                "nodes": group.nodes,
+                "attempts": group.attempt,
+            }
+            for group in groups
+        ]
 
     def _status(self) -> dict[str, Any]:
         counts: dict[str, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcray.base.bundle_names import bundle_of
+from hpcray.base.bundle_names import group_of
 from hpcray.core.effects import Effect
 from hpcray.core.gcs.actor import ALIVE, Actor
 from hpcray.core.gcs.adopting import AdoptingActors
@@ -37,8 +37,7 @@ class RefusingActors(AdoptingActors):
     def end_in_group(self, now: float, group: str, out: list[Effect]) -> None:
         """A placement group is removed: end the actors that wait for a place in it."""
         for actor in self.waiting():
-            bundle = bundle_of(actor.spec.place.resources)
-            if bundle is not None and bundle[0] == group:
+            if group_of(actor.spec.place.resources) == group:
                 self._place(now, actor, out)
 
     def living(self) -> dict[bytes, str]:

@@ -72,12 +72,15 @@ def fill(cores: Cores, now: float, replica: Replica) -> Members:
     cores.view.dead.update(who.dead)
     ended = [proc for proc, _ in replica.of(notes.ENDED)]
     cores.actors.early.recall((ident for ident, _ in replica.of(notes.FORGOTTEN)), ended, who.dead)
-    cores.groups.recall((ident.hex() for ident, _ in replica.of(notes.GONE)), ended, who.dead)
+    cores.groups.recall((ident.hex() for ident, _ in replica.of(notes.GONE)), ended)
     over = _Over(set(ended), who.dead)
     _fill_actors(cores.actors, now, replica, over)
     _fill_groups(cores.groups, now, replica, over)
     for key, value in replica.of(notes.VALUE):
         cores.queries.kv.adopt(key, value)
+    for key, value in replica.of(notes.ANSWER):
+        if key[:8] not in over.ended and node_of(key) not in over.nodes:
+            cores.queries.answers.adopt(key, value)
     return who
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from hpcray.base.bundle_names import bundle_of
+from hpcray.base.bundle_names import group_of
 from hpcray.base.ids import raylet_of
 from hpcray.core.gcs import notes
 from hpcray.core.gcs.actor import DEAD, Actor
@@ -100,8 +100,8 @@ def _why_not(spec: ActorSpec, row: ActorRow, ids: _Ids) -> str:
         return "its constructor takes large arguments, which were in the memory of the nodes"
     if _REFS.search(spec.args) or any(_REFS.search(value) for value in spec.inline or ()) or _LIVE.search(spec.cls):
         return "its constructor takes refs or handles, which were of that run"
-    bundle = bundle_of(spec.place.resources) or bundle_of(spec.hold.resources)
-    if bundle is not None and ids.get(bundle[0]) is None:
+    group = group_of(spec.place.resources) or group_of(spec.hold.resources)
+    if group and ids.get(group) is None:
         return "its placement group does not come back"
     return ""
 
@@ -109,9 +109,9 @@ def _why_not(spec: ActorSpec, row: ActorRow, ids: _Ids) -> str:
 def _elsewhere(shape: Shape, ids: _Ids) -> Shape:
     """The same request in this run: nodes are others, groups have other names."""
     strategy = "" if node_affinity(shape.strategy) is not None else shape.strategy
-    bundle = bundle_of(shape.resources)
-    if bundle is None:
+    group = group_of(shape.resources)
+    if not group:
         return msgspec.structs.replace(shape, strategy=strategy)
-    new = ids.get(bundle[0]) or bundle[0]
-    resources = tuple(sorted((name.replace(bundle[0], new), units) for name, units in shape.resources))
+    new = ids.get(group) or group
+    resources = tuple(sorted((name.replace(group, new), units) for name, units in shape.resources))
     return msgspec.structs.replace(shape, resources=resources, strategy=strategy)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.base.bundle_names import bundle_of, plain
+from hpcray.base.bundle_names import group_of, plain
 from hpcray.base.ids import node_of, raylet_of
 from hpcray.base.labels import PREFIX, show_strategy
 from hpcray.base.resources import to_amounts
@@ -307,15 +307,14 @@ class ClusterScheduler:
     def tell_removed(self, group: str, out: list[Effect]) -> None:
         """A placement group is removed: whoever asks for something in it should stop to wait."""
         for shape in list(self._open):
-            bundle = bundle_of(shape.resources)
-            if bundle is not None and bundle[0] == group:
+            if group_of(shape.resources) == group:
                 self._warn(shape, out)
 
     def _warn(self, shape: Shape, out: list[Effect]) -> None:
-        bundle = bundle_of(shape.resources)
-        if bundle is not None:
-            if self.group_removed(bundle[0]):
-                state = GroupState(bytes.fromhex(bundle[0]), "REMOVED", "it was removed")
+        group = group_of(shape.resources)
+        if group:
+            if self.group_removed(group):
+                state = GroupState(bytes.fromhex(group), "REMOVED", "it was removed")
                 out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
             return
         for ask in self._open.get(shape, {}).values():

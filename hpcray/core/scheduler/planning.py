@@ -79,9 +79,9 @@ def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, 
 
 def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """On a node each: a matching, so that where one exists it is found."""
-    if len(bundles) > sum(node not in used for node in free):
-        return None
     nodes = [node for node in free if node not in used]
+    if len(bundles) > len(nodes):
+        return None
     holds: dict[int, int] = {}
     for index in _large_first(bundles):
         fitting = [node for node in nodes if fits(bundles[index], free[node])]

@@ -65,8 +65,11 @@ class ObjectLives:
 
     def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Give a new object its block, or queue it behind those that wait."""
-        if obj.ahead and not obj.openers and not self._space.has_room(obj.size):
-            self._forget(obj, out)  # what is fetched ahead makes nobody wait, and drives nothing out
+        if obj.ahead and not obj.openers:
+            if self._space.has_room(obj.size):
+                self._space.place(now, obj, out)
+            if obj.state is State.WAITING:
+                self._forget(obj, out)  # what is fetched ahead makes nobody wait, and has nothing written to disk
         elif self._blocks.could_hold(obj.size):
             self._space.place(now, obj, out)
         else:
@@ -110,7 +113,7 @@ class ObjectLives:
         for proc in obj.openers:
             self._pin(obj, proc, out)
         obj.ahead = False
-        if obj.creator is None and obj.announcer is None:
+        if obj.creator is None and obj.announcer is None and not obj.freed:
             # Fetched ahead, or nobody wants it any more: its owner hears of this copy from us.
             obj.announcer = raylet_of(self._node)
             out.append(Send(owner_of(obj.id), m.AddLocation(obj.id, self._node)))

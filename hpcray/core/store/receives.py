@@ -50,7 +50,8 @@ class Receives:
     def add(self, obj: StoredObject, nodes: list[int]) -> Pull:
         """The object may be pulled from these nodes too."""
         obj.pull = obj.pull or Pull()
-        obj.pull.offer([node for node in nodes if node != self._node], self._asker.start(obj.id))
+        others = [node for node in nodes if node != self._node]
+        obj.pull.offer(others, self._asker.start(obj.id) if len(others) > 1 else 0)
         return obj.pull
 
     def ask_next(self, obj: StoredObject, out: list[Effect]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from hpcray.wire.messages.gcs import GcsReply
+
 
 class Change(Struct, array_like=True, frozen=True):
     """One row of the GCS's tables (`core.gcs.notes`) as it is now. row None: it is no more."""
@@ -15,12 +17,13 @@ class Change(Struct, array_like=True, frozen=True):
 
 class Rows(Struct, array_like=True, tag=190):
     """g→r of the standby: what has changed. whole: these are all rows, the first time or anew. taken: by node, how many
-    of its messages to the head are in it."""
+    of its messages to the head are in it. answers: what processes will be told of it once the standby has it."""
 
     serial: int
     changes: list[Change]
     whole: bool
     taken: dict[int, int]
+    answers: list[tuple[bytes, GcsReply]] = []
 
 
 class RowsKept(Struct, array_like=True, tag=191):
