@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from hpcray.api.options import exact_units
 from hpcray.api.placement_group import PlacementGroup, check_index, get_current_placement_group
 from hpcray.api.placing import resolved
 from hpcray.api.scheduling import PlacementGroupSchedulingStrategy
 from hpcray.base.bundle_names import ANY, CAPTURING, GROUP, names_in
 from hpcray.base.labels import PREFIX as LABELS
-from hpcray.base.resources import fits, to_amounts, to_units
+from hpcray.base.resources import fits, to_amounts
 from hpcray.runtime.process import Process
 from hpcray.wire.messages import Shape
 
@@ -72,7 +73,7 @@ def _group(process: Process, given: Mapping[str, Any]) -> tuple[PlacementGroup, 
 
 def _check_fits(group: PlacementGroup, hold: Shape, place: Shape, what: str) -> None:
     bundles = group.bundle_specs
-    units = [to_units(bundle) for bundle in bundles]
+    units = [exact_units(bundle) for bundle in bundles]
     for shape in (hold, place):
         if any(fits(dict(shape.resources), bundle) for bundle in units):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, TypeVar, overload
 
 from hpcray.api.session import ensure
@@ -11,6 +12,8 @@ from hpcray.runtime.streams import ObjectRefGenerator
 
 T = TypeVar("T")
 _ONE = 1
+_REFS_ALONE = {ObjectRef}
+_ident = attrgetter("_id")
 
 
 @overload
@@ -43,9 +46,10 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
             "'object_refs' must either be an ObjectRef or a list of ObjectRefs."
         )
     refs = list(object_refs)
-    for ref in refs:
-        if not isinstance(ref, ObjectRef):
-            raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
+    if set(map(type, refs)) != _REFS_ALONE:
+        for ref in refs:
+            if not isinstance(ref, ObjectRef):
+                raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
     return process.get(refs, timeout) if refs else []
 
 
@@ -125,7 +129,7 @@ def wait(
     if not isinstance(ray_waitables, list):
         raise TypeError(f"wait() expected a list of ray.ObjectRef, got {type(ray_waitables)}")
     refs: list[Any] = list(ray_waitables)
-    for ref in refs:
+    for ref in refs if set(map(type, refs)) != _REFS_ALONE else ():
         if not isinstance(ref, ObjectRef):
             if any(isinstance(item, ObjectRefGenerator) for item in refs):
                 return _wait_for_next(refs, num_returns, timeout, fetch_local)
@@ -134,7 +138,7 @@ def wait(
         raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
     if not refs:
         return [], []
-    if len({ref._id for ref in refs}) != len(refs):
+    if len(set(map(_ident, refs))) != len(refs):
         raise ValueError("Wait requires a list of unique object refs.")
     if num_returns <= 0:
         raise ValueError(f"Invalid number of objects to return {num_returns}.")

@@ -95,12 +95,13 @@ MODULES: dict[str, tuple[str, ...]] = {
 ATTRIBUTES: dict[str, dict[str, Any]] = {"ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"}}
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
-"""Ray's own libraries on top of Core. They are pure Python and could be lent from a real wheel (docs)."""
+"""Ray's own libraries on top of Core. They are pure Python and can be lent from a real wheel (`finder.lend`)."""
 
 _WHY: dict[str, str] = {
     **dict.fromkeys(
         (f"ray.{name}" for name in LIBRARIES),
-        "Ray's libraries (Data, Train, Tune, Serve, RLlib, LLM) are no part of hpcray, which is Ray's Core",
+        "Ray's libraries (Data, Train, Tune, Serve, RLlib, LLM) are no part of hpcray, which is Ray's Core; "
+        "docs/ray-compatibility.md says how a real wheel lends them",
     ),
     "ray._private.log_monitor": "hpcray has no log files to watch: what workers print goes to the driver's terminal",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",

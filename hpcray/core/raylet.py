@@ -136,6 +136,7 @@ class RayletCore(Books):
         for want in self._wants.untold():
             self._changed(now, want)
         self._owed = True
+        self._crowd = m.OthersWait()
         return self._finish(now, [Send(HEAD, m.Held(self.node, actors, self._keeper.held()))])
 
     def drain(self, now: float) -> list[Effect]:

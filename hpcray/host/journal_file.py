@@ -44,7 +44,7 @@ class JournalFile:
     def __init__(self, directory: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
         self._path = os.path.abspath(os.path.expanduser(directory))
-        self._jobs: queue.SimpleQueue[tuple[bytes, bool] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[list[bytes], bool] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._file = -1
         self._failed = False
@@ -86,11 +86,11 @@ class JournalFile:
 
     def append(self, record: bytes) -> None:
         """One more record, soon on the disk."""
-        self._hand_over((record, False))
+        self._hand_over(([record], False))
 
-    def rewrite(self, record: bytes) -> None:
-        """From now on this record is all that there is."""
-        self._hand_over((record, True))
+    def rewrite(self, records: list[bytes]) -> None:
+        """From now on these records are all that there is."""
+        self._hand_over((records, True))
 
     def close(self, remove: bool = False) -> None:
         """Write what is left. remove: the job is done, there is nothing to go on with."""
@@ -108,7 +108,7 @@ class JournalFile:
 
     # ------------------------------------------------------------ the thread
 
-    def _hand_over(self, job: tuple[bytes, bool]) -> None:
+    def _hand_over(self, job: tuple[list[bytes], bool]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hpcray-journal", daemon=True)
             self._thread.start()
@@ -129,21 +129,23 @@ class JournalFile:
                     self._failed = True
                     self._warn(f"the journal in {self._path} is not written any more: {error.strerror or error}")
 
-    def _write(self, jobs: list[tuple[bytes, bool]]) -> None:
+    def _write(self, jobs: list[tuple[list[bytes], bool]]) -> None:
         latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)
         if latest >= 0:
             self._replace(jobs[latest][0])
-        following = b"".join(_record(record) for record, _ in jobs[latest + 1 :])
+        following = b"".join(_record(record) for records, _ in jobs[latest + 1 :] for record in records)
         if following and self._file >= 0:
             _write_all(self._file, following)
             os.fsync(self._file)
 
-    def _replace(self, record: bytes) -> None:
+    def _replace(self, records: list[bytes]) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_NEW, dir_fd=self._dir)
         fd = os.open(_NEW, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._dir)
         try:
-            _write_all(fd, _FIRST + _record(record))
+            _write_all(fd, _FIRST)
+            for record in records:
+                _write_all(fd, _record(record))
             os.fsync(fd)
             os.rename(_NEW, _NAME, src_dir_fd=self._dir, dst_dir_fd=self._dir)
             os.fsync(self._dir)

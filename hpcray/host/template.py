@@ -182,7 +182,8 @@ class _Template:
             for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
                 os.close(fd)
             self._processes.set_process_name("hpcray-worker")
-            os.environ.update(env)
+            for name, text in env:  # not `update`: it asks every class of mappings whether a list is one of them
+                os.environ[name] = text
             confine(os.environ)
             bind_worker(assigned_gpus(), os.environ)
             if "numpy.random" in sys.modules:

@@ -119,7 +119,7 @@ class ActorHost:
         """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
         if not self._heeds:
             self._heeds = True
-            self.worker.reply = partial(self._reply_unless_cancelled, self.worker.reply)  # type: ignore[method-assign]
+            self.worker.reply = partial(self._reply_unless_cancelled, self.worker.reply)
         for lane in self._lanes.values():
             lane.cancel(task)
         if not self._lanes:

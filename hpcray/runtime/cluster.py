@@ -279,6 +279,7 @@ class Cluster:
     def lead(self, head: HeadCore, membership: member.Membership) -> None:
         """The head is gone, and this raylet is the next."""
         self._membership, self._watch = membership, None
+        membership.allow(self._leaving.extra)
         self.beats.lead(membership)
         self._raylet.handlers |= dict.fromkeys(member.HANDLES, membership.handle)
         self.drain.take_over(head)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from hpcray.base.config import Config
 from hpcray.base.failures import StartupError
 from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.journal import Replica
+from hpcray.core.gcs.journal import Replica, pieces
 from hpcray.host.allocation import job_to_ask
 from hpcray.host.journal_file import JournalFile
 from hpcray.wire.messages.succession import Change
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 Sink = Callable[[list[Change], bool], None]
 _LINES = 10
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(tuple[bool, list[Change]])
+_decoder = msgspec.msgpack.Decoder(list[Change])
 
 
 class Journaling:
     """Reads the rows that have changed, once per turn of the head's raylet, and hands them on.
 
     Attributes:
-        sinks: each is given changes, and whether they are all rows.
+        sinks: each is given changes, and whether they are all rows, which they are the first time.
+        files: they are written anew when they have become long.
     """
 
     def __init__(self, raylet: Raylet, head: HeadCore, is_up: Callable[[], bool]) -> None:
         self.sinks: list[Sink] = []
+        self.files: list[JournalFile] = []
         self._raylet = raylet
         self._journal = head.journal
         self._head = head
@@ -48,12 +50,19 @@ class Journaling:
             self._hand_on(self._journal.begin(), True)
             tell_resumed(self._raylet, self._head)
         elif self._journal.notes:
-            whole = self._journal.long
-            self._hand_on(self._journal.begin() if whole else self._journal.changes(), whole)
+            self._hand_on(self._journal.changes(), False)
+            if self._journal.long and self.files:
+                for file in self.files:
+                    file.rewrite(_records(self._journal.begin()))
 
     def _hand_on(self, rows: list[Change], whole: bool) -> None:
         for sink in self.sinks:
             sink(rows, whole)
+        for file in self.files:
+            if whole:
+                file.rewrite(_records(rows))
+            else:
+                file.append(_encode(rows))
 
 
 def open_journal(config: Config, environ: Mapping[str, str], warn: Callable[[str], None]) -> JournalFile | None:
@@ -70,27 +79,20 @@ def open_journal(config: Config, environ: Mapping[str, str], warn: Callable[[str
     return JournalFile(config.journal_dir.replace("%j", job), warn)
 
 
-def check_journal(config: Config, environ: Mapping[str, str], rank: int) -> None:
-    """Before other ranks wait for this one: whether there may be a journal, and what there is can be read.
+def check_journal(config: Config, environ: MutableMapping[str, str], rank: int) -> None:
+    """Before other ranks wait for this one: whether there may be a journal, and what there is can be read. What this
+    job starts itself (`init(address="local")` in a task) has no part in it.
 
     Raises:
         StartupError: no.
     """
     file = open_journal(config, environ, lambda text: None) if rank == 0 else None
+    environ.pop("HPCRAY_JOURNAL_DIR", None)
     if file is not None:
         try:
             read_back(file)
         finally:
             file.close()
-
-
-def into(file: JournalFile) -> Sink:
-    """Changes to a file."""
-
-    def write(rows: list[Change], whole: bool) -> None:
-        (file.rewrite if whole else file.append)(_encode((whole, rows)))
-
-    return write
 
 
 def read_back(file: JournalFile) -> Replica | None:
@@ -102,11 +104,14 @@ def read_back(file: JournalFile) -> Replica | None:
     replica = Replica()
     try:
         for record in file.read():
-            whole, rows = _decoder.decode(record)
-            replica.take(rows, whole)
+            replica.take(_decoder.decode(record))
     except msgspec.DecodeError as error:
         raise StartupError(f"the journal is of another version of hpcray ({error}); hint: remove it") from None
     return replica if replica.rows else None
+
+
+def _records(rows: list[Change]) -> list[bytes]:
+    return [_encode(piece) for piece in pieces(rows)]
 
 
 def tell_resumed(raylet: Raylet, head: HeadCore) -> None:

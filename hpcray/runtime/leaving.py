@@ -30,6 +30,7 @@ class Leaving:
     Attributes:
         begun: whether the node is ending.
         code: the job's exit code, once begun.
+        extra: as given.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Leaving:
         self._session = session
         self._stop_timeout = stop_timeout
         self._on_gone = on_gone
+        self.extra = extra
         self._template_time = _TEMPLATE_TIME + extra
         self._driver: DriverChild | None = None
         self._asked_template = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import select
 import socket
@@ -82,8 +83,9 @@ class Links:
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
         self._epoll = select.epoll()
         self._links: dict[int, Link] = {}
-        # `recv` would allocate RECV bytes each time: three system calls and two page faults, as malloc sees them.
-        self._inbox = memoryview(bytearray(RECV))
+        # `recv` would allocate RECV bytes each time: three system calls and two page faults, as malloc sees them. These
+        # get memory as far as they are ever filled: a new worker does not touch all of them.
+        self._inbox = memoryview(mmap.mmap(-1, RECV, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         self._writing = False
         self.peers: dict[bytes, Peer] = {}
         self._listener: socket.socket

@@ -128,7 +128,8 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     """
     outlive_user_signals()
     launch = read_launch(os.environ) if options.distributed else Launch()
-    _check_driver_rank(options.settings(), launch)
+    if options.distributed:
+        _check_driver_rank(options.settings(), launch)
     try:
         node = _prepare(options, launch)
     except StartupError as error:
@@ -205,12 +206,12 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
 
 def _check_driver_rank(config: Config, launch: Launch) -> None:
     """All ranks find the same, and rank 0 tells it."""
-    if launch.kind and config.driver_rank >= launch.size:
+    if config.driver_rank >= launch.size:
         if launch.rank:
             raise SaidElsewhere("rank 0 tells why")
         raise StartupError(
             f"the program is to run on rank {config.driver_rank} (--driver-rank, HPCRAY_DRIVER_RANK), and there are "
-            f"only the ranks 0 to {launch.size - 1}; hint: ranks are counted from 0"
+            f"{launch.size} rank{'s' * (launch.size > 1)}; hint: ranks are counted from 0"
         )
 
 

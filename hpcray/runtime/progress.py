@@ -60,7 +60,7 @@ def unavailable(process: Process, missing: Sequence[bytes], timeout: float | Non
         missing: the objects that are not there. timeout: seconds.
     """
     count = f"{len(missing)} objects are" if len(missing) > 1 else "one object is"
-    lines = [f"Get timed out: some object(s) not ready. After {timeout} s {count} not available"]
+    lines = [f"Get timed out: some object(s) not ready; after {timeout} s: {count} not available"]
     lines += [f"  {_line(process, oid)}" for oid in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         lines.append(f"  and {len(missing) - _SHOWN} more")

@@ -20,6 +20,7 @@ from hpcray.runtime.refs import ObjectRef, died, new_ref, released
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR, PLAIN, deserialize, serialize_error
 
+_ROOM = "hint: drop references and arrays that are no longer needed"
 _NOT_URGENT = 1
 """Priority of what somebody asks about (`wait`): behind what somebody waits to read."""
 
@@ -154,19 +155,17 @@ class Reader:
                 found.append(None)  # another one failed first
         return found
 
-    def _read_file(self, msg: m.OnDisk) -> memoryview | None:
-        """What the store has no room for, in memory of our own."""
-        problem = "it was interrupted"
-        blob = None
+    def _read_file(self, msg: m.OnDisk) -> memoryview | bytes:
+        """The blob of what the store has no room for, in memory of our own; an error's where it cannot be read."""
         try:
-            blob, problem = read_privately(msg.path, msg.position, msg.size), ""
+            return read_privately(msg.path, msg.position, msg.size)
         except OSError as error:
-            problem = f"reading it from disk failed: {error}"
+            text = f"object {msg.id.hex()} ({msg.size} bytes) is on disk; the object store has no room to bring it back"
+            return serialize_error(store_full(f"{text}, and reading it past the store failed: {error}. {_ROOM}"))
         finally:
             with self.engine.lock:
-                self.table.end_file(msg.id, problem)
+                self.table.end_file(msg.id)
                 self.engine.flush()
-        return blob
 
     def _values(self, found: list[Any]) -> list[Any]:
         """The values of blobs; fewer where some are not there.
@@ -250,14 +249,20 @@ class Reader:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
         entries, pins = self.table.entries, self.table.pins
+        odd = pins.refused or pins.files
         done: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
         for index, ref in enumerate(refs):
             entry = entries.get(ref._id)
             if entry is None:
                 raise foreign(ref._id)
-            here = entry.available or ref._id in pins.refused or ref._id in pins.files
-            if here if local else entry.state != PENDING:
+            if not local:
+                ready = entry.state != PENDING
+            elif entry.state == INLINE or entry.mapping is not None:
+                ready = True
+            else:
+                ready = bool(odd) and (ref._id in pins.refused or ref._id in pins.files)
+            if ready:
                 done.append(ref)
                 if len(done) == num_returns:
                     rest.extend(refs[index + 1 :])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcray.core.owner.noted import NotedTable
 from hpcray.core.recording import Recorder, portion
 
 if TYPE_CHECKING:
+    from hpcray.core.owner.noted import NotedTable
     from hpcray.runtime.process import Process
     from hpcray.runtime.raylet import Raylet
 
@@ -59,8 +59,7 @@ class Recorders:
 
 def owner_portion(process: Process) -> Callable[..., Any]:
     """The same of a driver's or worker's object table; `process` records."""
-    table = process.table
-    assert isinstance(table, NotedTable)
+    table: NotedTable = process.table  # type: ignore[assignment]
     record = table.log.record
 
     def told(name: str = "", start: int = 0) -> Any:

@@ -22,7 +22,7 @@ from hpcray.core.gcs.journal import Replica
 from hpcray.core.gcs.membership import UP, Membership
 from hpcray.core.gcs.succession import HANDLES, SuccessorHead
 from hpcray.host.journal_file import JournalFile
-from hpcray.runtime.journaling import Journaling, into, read_back
+from hpcray.runtime.journaling import Journaling, read_back
 from hpcray.runtime.raylet import Raylet
 from hpcray.wire import messages as m
 
@@ -35,6 +35,7 @@ ANSWERS_KEPT = 5.0
 """An answer that has not reached who asked within this time, in seconds, is lost with the head, or never."""
 _ANSWERED = (m.CreateActor, m.CreateGroup, m.GcsCall)
 _NOTHING: tuple[()] = ()
+_ALL = 1 << 62
 Opener = Callable[[], "JournalFile | None"]
 
 
@@ -152,6 +153,7 @@ class Standby:
 
     def _beat(self, now: float, src: bytes, msg: m.Heartbeat) -> Iterable[Any]:
         if node_of(src) == self._raylet.headship.node:
+            self._silent_since = 0.0
             self._raylet.router.to_head.settled(msg.settled)
         return _NOTHING
 
@@ -198,6 +200,7 @@ class Standby:
         raylet.lead(head, HANDLES)
         self._cluster.lead(head, membership)
         headship.moved_to(me, headship.epoch + 1, (self._taken or {}).get(me, 0))
+        raylet.router.to_head.settled(_ALL)
         raylet.apply(effect for effect in died if not _is_told(effect))
         self._keep_file(head)
 
@@ -208,7 +211,7 @@ class Standby:
             self._raylet.say(f"no journal is kept any more: {error}")
             return
         if file is not None:
-            Journaling(self._raylet, head, lambda: True).sinks.append(into(file))
+            Journaling(self._raylet, head, lambda: True).files.append(file)
 
     def _tell(self, membership: Membership, old: int) -> None:
         """All who live; with how much of what they have said to the old head is known here."""
@@ -261,7 +264,7 @@ def follow(raylet: Raylet, cluster: Cluster, membership: Membership | None, open
         if succeeded:
             journaling.sinks.append(Leading(raylet, head, book, raylet.seat.driver_rank).send)
         if file is not None:
-            journaling.sinks.append(into(file))
+            journaling.files.append(file)
 
 
 def _is_told(effect: Any) -> bool:

@@ -298,7 +298,7 @@ def _where(told: dict[str, Any], call: dict[str, Any]) -> str:
 
 def _innermost(told: dict[str, Any]) -> str:
     """Where its main thread is: `, at file.py:12 in f`."""
-    frames = next((row["frames"] for row in told["threads"] if row["name"] == "MainThread"), [])
+    frames: list[list[Any]] = next((row["frames"] for row in told["threads"] if row["name"] == "MainThread"), [])
     return f", at {frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else ""
 
 

@@ -62,7 +62,11 @@ class ActorState(StateSchema):
     placement_group_id: str | None = None
     repr_name: str | None = None
     num_restarts: int | None = None
+    num_restarts_due_to_lineage_reconstruction: int | None = None
+    num_restarts_due_to_node_preemption: int | None = None
     call_site: str | None = None
+    label_selector: dict[str, str] | None = None
+    fallback_strategy: list[dict[str, Any]] | None = None
 
 
 @dataclass
@@ -76,6 +80,8 @@ class PlacementGroupState(StateSchema):
     bundles: list[dict[str, Any]] | None = None
     is_detached: bool | None = None
     stats: dict[str, Any] | None = None
+    topology_strategy: dict[str, Any] | None = None
+    topology_assignments: dict[str, Any] | None = None
 
 
 @dataclass
@@ -131,6 +137,8 @@ class WorkerState(StateSchema):
     worker_launched_time_ms: int | None = None
     start_time_ms: int | None = None
     end_time_ms: int | None = None
+    debugger_port: int | None = None
+    num_paused_threads: int | None = None
 
 
 @dataclass
@@ -161,6 +169,11 @@ class TaskState(StateSchema):
     end_time_ms: int | None = None
     error_message: str | None = None
     call_site: str | None = None
+    task_log_info: dict[str, Any] | None = None
+    profiling_data: dict[str, Any] | None = None
+    is_debugger_paused: bool | None = None
+    label_selector: dict[str, str] | None = None
+    fallback_strategy: list[dict[str, Any]] | None = None
 
 
 @dataclass

@@ -210,7 +210,7 @@ class MpiControl:
             if overtaken or bell.hungry():
                 return False
             if bell.arm():
-                return True
+                return not bell.ripe()
         return False
 
     def patience(self) -> float:

@@ -86,6 +86,8 @@ class UcxEngine:
 
     Attributes:
         worker: the UCX worker.
+        ripe: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at. Any
+            progress may have brought it, that of a bell too, and UCX does not wake us for it again.
 
     Raises:
         TransportError: UCX does not start.
@@ -110,6 +112,7 @@ class UcxEngine:
         self._next_check = 0.0
         self._more = False
         self._moved = False
+        self.ripe: Callable[[], bool] = lambda: False
         self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
         self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
         self._ring_buffer = bytearray(_BELL_BODY.size)
@@ -196,18 +199,23 @@ class UcxEngine:
 
     # ------------------------------------------------------------ progress and sleep
 
-    def progress(self) -> None:
-        """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object."""
+    def progress(self) -> bool:
+        """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object.
+
+        Returns:
+            Whether anything moved.
+        """
         once = self.worker.progress_once
         self._more = False
         if not once():
-            return
+            return False
         self._moved = True
         end = time.monotonic() + _SLICE
         while once():
             if time.monotonic() > end:
                 self._more = True
-                return
+                break
+        return True
 
     def hungry(self) -> bool:
         """Whether the last `progress` stopped with work left."""

@@ -43,6 +43,7 @@ class UcxData:
         self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
         self._backoff = Backoff()
+        engine.ripe = self._ripe
 
     def address(self) -> bytes:
         """The UCX worker address."""
@@ -110,15 +111,15 @@ class UcxData:
     def progress(self) -> list[Report]:
         """See `DataPlane.progress`."""
         engine = self._engine
-        engine.progress()
+        moved = engine.progress()
         for _ in range(_ROUNDS):
             if not self._match():
                 break
-            engine.progress()  # small things are here at once
+            moved |= engine.progress()  # small things are here at once
         if self._flights:
             self._land()
         done, self._done = self._done, []
-        if done:
+        if moved:
             self._backoff.touch()
         return done
 
@@ -140,6 +141,12 @@ class UcxData:
         self._done.clear()
         self._engine.close()
         self._arena = memoryview(b"")
+
+    def _ripe(self) -> bool:
+        if any(flight[0].completed for flight in self._flights):
+            return True
+        found = self._engine.worker.tag_probe(self._any_data, self._class_mask, False)
+        return bool(found.matched)
 
     def _match(self) -> bool:
         """Receive what has come; whether anything had."""

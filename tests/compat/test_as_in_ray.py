@@ -310,6 +310,7 @@ def test_job_config(tmp_path: Path) -> None:
         import hpcray.compat.ray
         import os, ray
         from ray.job_config import JobConfig
+        assert JobConfig.from_json({"ray_namespace": "there"}).ray_namespace == "there"
         config = JobConfig(runtime_env={"env_vars": {"WORD": "yes"}}, metadata={"a": "b"})
         config.set_ray_namespace("here")
         with ray.init(num_cpus=1, include_dashboard=False, job_config=config):
@@ -355,3 +356,17 @@ def test_lines_that_several_workers_print_alike(tmp_path: Path) -> None:
         assert script(program, tmp_path).count("step 7") == 4
     finally:
         del os.environ["RAY_DEDUP_LOGS"]
+
+
+@row("util.state, experimental.state.api")
+def test_the_columns_of_states_are_those_of_ray(as_ray: Any) -> None:
+    from ray.util.state import common
+
+    wanted = {
+        "ActorState": "label_selector fallback_strategy num_restarts_due_to_node_preemption required_resources repr_name",
+        "TaskState": "label_selector fallback_strategy is_debugger_paused profiling_data task_log_info events worker_pid",
+        "WorkerState": "debugger_port num_paused_threads worker_launch_time_ms exit_type",
+        "PlacementGroupState": "topology_strategy topology_assignments stats bundles is_detached",
+    }
+    for name, columns in wanted.items():
+        assert set(columns.split()) <= set(getattr(common, name).columns()), name

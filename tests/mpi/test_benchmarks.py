@@ -18,19 +18,22 @@ OSU = str(ROOT / "benchmarks" / "osu" / "run.py")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_osu_measures_every_row_on_both_planes(tmp_path: Path, leak_check: LeakCheck) -> None:
-    figures = tmp_path / "osu.json"
-    with Job([sys.executable, OSU, "--max", "32", "--json", str(figures)]) as job:
+    figures, picture = tmp_path / "osu.json", tmp_path / "osu.png"
+    flags = ["--quick", "--max", "4096", "--json", str(figures), "--picture", str(picture)]
+    with Job([sys.executable, OSU, *flags]) as job:
         ended = job.wait(390)
     found = json.loads(figures.read_text())
-    for row in ("latency", "bw", "bibw", "mbw_mr"):
-        columns = {"control", "data (ucx)", "data (mpi)", "objects (ucx)", "objects (mpi)", "mpi4py", "ucxx"}
-        assert columns <= set(found[row]), row
+    for row in ("latency", "fetch", "bw", "bibw", "mbw_mr"):
+        columns = {"control", "data (ucx)", "data (mpi)", "objects (ucx)", "objects (mpi)", "mpi4py"}
+        assert columns | {"ucxx", "ucxx (defaults)"} <= set(found[row]), row
     for row in ("bcast", "allgather"):
         assert {"objects (ucx)", "objects (mpi)", "mpi4py"} <= set(found[row]), row
-    for row in ("latency", "bw", "bibw", "mbw_mr", "bcast", "allgather"):
+    for row in ("latency", "fetch", "bw", "bibw", "mbw_mr", "bcast", "allgather"):
         assert all(value > 0 for column in found[row].values() for value in column.values())
     # Only what this machine lacks may be missing, and is named.
-    assert set(found["failed"]) <= {"ucx_perftest"}, ended.err
+    assert set(found["failed"]) <= {"ucx_perftest", "plots"}, ended.err
+    assert ("plots" in found["failed"]) != picture.exists()
+    assert set(found["ratios"]["fetch / ucxx"]) == set(found["ratios"]["bw / ucxx"]) == {"8", "4096"}
     assert ("ucx_perftest" in found["failed"]) != ("ucx_perftest" in found["latency"])
 
 

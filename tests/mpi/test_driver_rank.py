@@ -117,7 +117,7 @@ def test_there_must_be_such_a_rank(leak_check: LeakCheck, tmp_path: Path) -> Non
     command[command.index("-n") : command.index("--driver-rank")] = ["--hosts", "localhost,localhost"]
     done = run(command, tmp_path)
     assert done.returncode == 1 and done.stderr.count("hpcray: ") == 1, done
-    assert "only the ranks 0 to 1; hint: " in done.stderr
+    assert "and there are 2 ranks; hint: " in done.stderr
     leak_check.check()
 
 

@@ -94,7 +94,8 @@ print("again", ray.get(get_placement_group("group").ready(), timeout=30) is not 
 remove_placement_group(group)
 ray.kill(stays)
 try:
-    ray.get(stays.more.remote())
+    while True:  # kill() does not wait for the end
+        ray.get(stays.more.remote())
 except ray.exceptions.ActorDiedError:
     print("killed", flush=True)
 print("dead", [row["Alive"] for row in ray.nodes()], flush=True)
@@ -280,4 +281,44 @@ def test_the_next_head_goes_on_with_the_journal_on_disk(leak_check: LeakCheck, t
     with Job([*line, "second"], kept) as job:
         ended = job.wait(120)
     assert ended.out == "[11, 21]\n" and ended.code == 0, ended
+    leak_check.check()
+
+
+DRAINS = """\
+import time
+import hpcray as ray
+
+ray.init()
+ray.on_drain(lambda seconds: print("draining", seconds > 0, flush=True))
+
+
+@ray.remote(num_cpus=0)
+def nothing():
+    time.sleep(0.01)
+
+
+print("ready", flush=True)
+told = False
+while True:
+    ray.get(nothing.remote())
+    if not told and not all(row["Alive"] for row in ray.nodes()):
+        told = True
+        print("moved", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_next_head_can_end_the_job_in_good_order(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(DRAINS)
+    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--driver-rank", "2", str(script)]
+    with Job(line, {"HPCRAY_DRAIN_SIGNALS": "USR1"}) as job:
+        assert job.line() == "ready", job.wait()
+        kill_raylet(0)
+        assert job.line() == "moved", job.wait()
+        (info,) = (info for info in live_sessions() if info.node == 1)
+        os.kill(info.pid, signal.SIGUSR1)
+        assert job.line() == "draining True", job.wait()
+        ended = job.wait(60)
+    assert ended.code == 75, ended
     leak_check.check()

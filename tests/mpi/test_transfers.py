@@ -200,6 +200,7 @@ def test_an_owner_that_does_not_answer_holds_up_nobody_who_was_told_where_its_ob
     assert run(tmp_path, 2, STOPPED)["good"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(210)
 def test_second_copies_go_to_disk_where_there_is_no_room_for_them(tmp_path: Path, leak_check: LeakCheck) -> None:
     store = 8 << 20

@@ -150,7 +150,7 @@ class TestContext:
 @hpcray_only
 @pytest.mark.parametrize(
     "use",
-    ["kill(1)", "cancel(1)", "nodes()", "get_gpu_ids()", "get_runtime_context()", "wait([])", "cluster_resources()"],
+    ["kill(1)", "cancel(1)", "get_gpu_ids()", "get_runtime_context()", "wait([])", "get_actor('x')"],
 )
 def test_each_call_would_start_a_session(monkeypatch, use):
     """Without the cost of one: `init` is called first, whatever comes then."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine import ray
 
+from hpcray.runtime import reading
 from hpcray.runtime.refs import need_process
 
 pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.timeout(180)]
@@ -93,6 +94,23 @@ def test_what_does_not_fit_at_once_is_read_past_the_store():
     del arrays, again, refs
     gc.collect()
     wait_until(lambda: store()["objects"] == store()["on_disk"] == 0)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_that_says_so_and_nothing_is_lost(monkeypatch):
+    held = [ray.get(ray.put(block(seed))) for seed in range(9)]  # 36 MB that views hold
+    refs = [ray.put(block(seed)) for seed in range(100, 110)]
+    more = [ray.get(ref) for ref in refs[5:]]
+
+    def broken(path, position, size):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading, "read_privately", broken)
+        with pytest.raises(ray.exceptions.ObjectStoreFullError, match=r"past the store failed.*Input/output.*hint:"):
+            ray.get(refs[:5])
+    arrays = ray.get(refs[:5])
+    assert all(np.array_equal(array, block(seed)) for seed, array in enumerate(arrays, 100))
+    del held, more
 
 
 def test_wait_and_get_of_what_is_read_past_the_store():

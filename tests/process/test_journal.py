@@ -117,3 +117,16 @@ def test_a_journal_that_others_can_read_is_refused(leak_check: LeakCheck, home: 
         ended = job.wait()
     assert ended.code == 1 and "is open to other users (mode 755); hint: chmod 700" in ended.err, ended
     leak_check.check()
+
+
+def test_a_node_that_the_program_starts_has_no_part_in_it(leak_check: LeakCheck, home: Path) -> None:
+    (home / "outer.py").write_text(
+        "import subprocess, sys\nimport hpcray as ray\nray.init(num_cpus=1)\n"
+        "code = 'import hpcray; hpcray.init(address=\"local\", num_cpus=1)'\n"
+        "inner = lambda: subprocess.run([sys.executable, '-c', code]).returncode\n"
+        "print(inner(), ray.get(ray.remote(inner).remote()))\n"
+    )
+    with start(home, "outer.py") as job:
+        ended = job.wait()
+    assert ended.out == "0 0\n", ended
+    leak_check.check()

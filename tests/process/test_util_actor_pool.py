@@ -207,7 +207,7 @@ class TestCompletion:
         with pytest.raises(ValueError, match="chunk_size"):
             util.as_completed([], chunk_size=0)
         with pytest.raises(ValueError, match="backpressure_size"):
-            util.map_unordered(wait_for, [], backpressure_size=2, chunk_size=3)
+            util.map_unordered(wait_for, [], backpressure_size=0)
 
 
 class Member:

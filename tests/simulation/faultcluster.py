@@ -46,6 +46,7 @@ class FaultCluster(SimCluster):
         rng: random.Random,
         config: Config,
         twice: float = 0.2,
+        real: bool = False,
     ) -> None:
         size = len(totals)
         self.rng = rng
@@ -63,7 +64,7 @@ class FaultCluster(SimCluster):
         self._unanswered = {node: Unanswered(period, timeout) for node in range(1, size)}
         self._spoken: list[set[int]] = [set() for _ in range(size)]
         self._heard: list[dict[int, float]] = [{} for _ in range(size)]
-        super().__init__(totals, delays, config)
+        super().__init__(totals, delays, config, real=real)
         for node in range(size):
             info = m.NodeInfo(node, f"id{node}", f"host{node}", "a", 1, {}, b"", "mpi", 0)
             self.member.handle(0.0, raylet_of(node), m.NodeHello(info))

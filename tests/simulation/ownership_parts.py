@@ -74,6 +74,8 @@ class Submitted:
 
 
 def blob_of(refs: list[Ref]) -> bytes:
+    for ref in refs:
+        ref.process.world.noted(ref.process.table, ref.id)
     return b"".join(ref.id for ref in refs) + OK
 
 

@@ -242,6 +242,7 @@ class Process:
     def unpack(self, frame: Frame, contained: tuple[bytes, ...]) -> None:
         for oid in contained:
             self.table.arrived(oid, None if frame.done else frame.protected)
+            self.world.tell(self.table, oid)
             (self.state if frame.done else frame).vars.append(Ref(self, oid))
 
     # ------------------------------------------------------------ tasks that others submit

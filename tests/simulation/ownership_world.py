@@ -46,6 +46,8 @@ class World(Losing):
         self.unanswered: set[tuple[bytes, bytes]] = set()
         self.sent: Counter[str] = Counter()
         self.outside: list[bytes] = []
+        self.places: dict[bytes, tuple[int, tuple[int, ...]]] = {}
+        self._tellings = 0
         self.oracle = Oracle(self)
         self.stores = [Store(self, node) for node in range(nodes)]
         self.processes: dict[bytes, Process] = {}
@@ -58,6 +60,20 @@ class World(Losing):
         return [process for process in self.processes.values() if process.alive]
 
     # ------------------------------------------------------------ what processes ask for
+
+    def noted(self, table: ObjectTable, oid: bytes) -> None:
+        """A ref is pickled; what its process knew of the object's places may be read much later."""
+        places = table.places(oid)
+        if places is not None:
+            self.places[oid] = places
+
+    def tell(self, table: ObjectTable, oid: bytes) -> None:
+        """Two of three refs say what somebody once knew of their object's places."""
+        places = self.places.get(oid)
+        if places is not None:
+            self._tellings += 1
+            if self._tellings % 3:
+                table.told(oid, *places)
 
     def watched(self, process: Process) -> Watched:
         return Watched(self.oracle, process)

@@ -138,7 +138,7 @@ class SimLeaving:
         self._node = node
         self.begun = False
         self.code = 0
-        self.at = 0.0
+        self.at = self.extra = 0.0
 
     def begin(self, code: int, patience: float | None = None) -> None:
         if not self.begun:
@@ -311,7 +311,7 @@ class World:
 
     Attributes:
         cut: pairs of nodes that cannot reach each other now.
-        lossy: whether what a dead node had sent and nobody has read yet is lost.
+        lossy: for each node, whether it loses what a dead one had sent and it has not read yet.
         said: what raylets told people: when, which, what.
     """
 
@@ -320,7 +320,7 @@ class World:
         self.net = SimNet([self.random.uniform(0.0002, 0.02) for _ in range(997)])
         self.size, self.driver_rank = size, driver_rank
         self.cut: set[frozenset[int]] = set()
-        self.lossy = self.random.random() < 0.5
+        self.lossy = [self.random.random() < 0.5 for _ in range(size)]
         self.said: list[tuple[float, int, str]] = []
         self._held_back: list[tuple[int, int, bytes]] = []
         self.nodes: list[SimNode] = []
@@ -329,7 +329,7 @@ class World:
             self.nodes.append(SimNode(self, rank, config))
 
     def arrive(self, src: int, dest: int, data: bytes) -> None:
-        if self.nodes[src].ended and self.lossy:
+        if self.nodes[src].ended and self.lossy[dest]:
             return
         if frozenset((src, dest)) in self.cut:
             self._held_back.append((src, dest, data))

@@ -50,7 +50,8 @@ class RealSubmitter:
         self.tasks[ident] = sim
         self.waiting_for += 1
         function = self.functions.setdefault(sim.function, Function(b"f" * 16, sim.function, b""))
-        self.client.submit(Task(ident, function, "", b"", 1, None, None, 3), self.client.klass(sim.shape))
+        retries = 0 if sim.once else 3
+        self.client.submit(Task(ident, function, "", b"", 1, None, None, retries), self.client.klass(sim.shape))
 
     def receive(self, msg: m.Message) -> None:
         if isinstance(msg, m.LeaseGranted):
@@ -94,6 +95,12 @@ class RealSubmitter:
         self.cluster.push(self.proc, worker, self.tasks[task.id], task.id)
 
     def _lost(self, proc: bytes) -> None:
-        for task in self.client.lost(proc):
+        """As `runtime.submission` does: the first of them was running, the others go elsewhere."""
+        for position, task in enumerate(self.client.lost(proc)):
             assert task.klass is not None
-            self.client.submit(task, task.klass)
+            sim = self.tasks[task.id]
+            if sim.once and position == 0:
+                sim.failed += 1
+                self.waiting_for -= 1
+            else:
+                self.client.submit(task, task.klass)

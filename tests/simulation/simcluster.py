@@ -310,7 +310,7 @@ class SimCluster:
         assert worker.running is not None
         holder, task = worker.running
         worker.running = None
-        self.net.send(worker.proc, holder, lambda: self.task_done(holder, worker.proc, task))
+        self.net.send(raylet_of(node_of(worker.proc)), holder, lambda: self.task_done(holder, worker.proc, task))
         self.run_next(worker)
 
     def task_done(self, holder: bytes, worker: bytes, task: SimTask) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simcluster import SimCluster
@@ -12,6 +13,7 @@ from submitters import CPU1, SimTask, shape
 
 from hpcray.base.config import Config
 from hpcray.base.resources import to_units
+from hpcray.wire import messages as m
 
 DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
 SIM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -208,3 +210,42 @@ def test_a_hundred_nodes() -> None:
     finish(cluster, tasks)
     assert len({task.ran_on[0] for task in tasks}) == 100
     assert cluster.net.now < 10.0, "1,600 CPU seconds on 400 CPUs, and not one second of them long idle"
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_leases_that_become_idle_go_to_who_waits_at_once(other: int) -> None:
+    """Who waits is on the same node (1), or on one without CPUs (0), so that only the head knows of it."""
+    cluster = SimCluster(nodes(0, 1, 1), [0.0005], Config(prestart=0), real=True)
+    first, second = cluster.driver(1), cluster.driver(other)
+    mine, others = [SimTask(seconds=0.05) for _ in range(2)], [SimTask(seconds=0.01) for _ in range(2)]
+    for task in mine:
+        first.submit(task)
+    cluster.net.after(0.03, lambda: [second.submit(task) for task in others])
+    cluster.run_for(0.045)
+    assert {task.ran_on[0] for task in mine} == {1, 2} and not any(task.ran_on for task in others)
+    cluster.run_for(0.045)
+    assert all(task.done for task in others), cluster.explain()
+
+
+def test_a_lease_idles_while_nobody_waits_for_it() -> None:
+    """Or each call of a loop would ask for one."""
+    cluster = SimCluster(nodes(1, 1), [0.0005], Config(prestart=0), real=True)
+    driver = cluster.driver(0)
+    for _ in range(20):
+        task = SimTask(seconds=0.001)
+        driver.submit(task)
+        cluster.net.run(1.0, lambda task=task: bool(task.done), cluster.check)  # type: ignore[misc]
+    assert sum(isinstance(msg, m.LeaseGranted) for msg in cluster.inbox[driver.proc]) == 1
+
+
+def test_what_was_sent_ahead_does_not_wait_behind_a_task_that_blocks() -> None:
+    """Parents of some milliseconds, one CPU: what is behind a parent that waits must be given back for its child."""
+    cluster = SimCluster(nodes(1), [0.0005], Config(prestart=0), real=True)
+    driver = cluster.driver(0)
+    tasks = [SimTask(seconds=0.005) for _ in range(30)]
+    for task in tasks[2::3]:
+        task.children = [SimTask(seconds=0.005)]
+    for task in tasks:
+        driver.submit(task)
+    finish(cluster, tasks, 20.0)
+    assert any(isinstance(msg, m.TakenBack) for msg in cluster.inbox[driver.proc]), "nothing was sent ahead"

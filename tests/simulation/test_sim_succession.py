@@ -16,6 +16,7 @@ from hpcray.core.gcs.actor import ALIVE, DEAD
 from hpcray.wire import messages as m
 
 CPU = m.Shape((("CPU", UNIT),))
+SPREAD = m.Shape((("CPU", UNIT),), "SPREAD")
 NOTHING = m.Shape(())
 MOST_HEAVY = 1
 """So many actors of each client take a CPU: two nodes are enough for all."""
@@ -54,9 +55,9 @@ class Client:
     def create_actor(self, name: str = "", light: bool = True) -> None:
         ident = self.ident()
         self.heavy += not light
-        shape = NOTHING if light or self.heavy > MOST_HEAVY else CPU
+        hold = NOTHING if light or self.heavy > MOST_HEAVY else CPU
         spec = m.ActorSpec(
-            ident, "A", b"class", b"args", [], shape, shape, name, "ns", bool(name), -1, 0, 1, {}
+            ident, "A", b"class", b"args", [], SPREAD, hold, name, "ns", bool(name), -1, 0, 1, {}
         )  # fmt: skip
         self.actors[ident] = spec
         self.waiting[self.number] = m.CreateActor(self.number, spec)
@@ -201,10 +202,13 @@ def begun(seed: int, size: int = 4) -> tuple[World, list[Client]]:
 def goes_on(seed: int) -> None:
     world, clients = begun(seed)
     work(world, clients, world.random.uniform(0.9, 2.0))
+    if world.random.random() < 0.5:  # the standby hears nothing of the head's last moments
+        world.cut = {frozenset((0, 1))}
     for _ in range(world.random.randrange(40)):
         something(world, clients)
-    world.run(world.net.now + world.random.uniform(0.0, 0.1))
+    world.run(world.net.now + world.random.uniform(0.0, world.random.choice([0.04, 0.2])))
     world.nodes[0].end()
+    world.mend()
     work(world, clients, world.net.now + world.random.uniform(0.1, 1.0))
     if world.random.random() < 0.4:  # another dies during the take-over, or soon after
         gone = world.nodes[world.random.choice([2, 3])]
@@ -304,3 +308,18 @@ def test_a_node_may_be_slow_to_take_over_only_with_long_time_outs() -> None:
     if HEAD in world.nodes[1].router.mine:
         first = min(when for when, rank, text in world.said if rank == 1 and "this node is the head" in text)
         assert world.nodes[0].leaving.at < first
+
+
+def test_what_is_kept_for_a_successor_does_not_pile_up() -> None:
+    world, clients = begun(4)
+    work(world, clients, 10.0)
+    kept = [len(node.router.to_head._kept) for node in world.nodes[1:]]
+    sent = [node.router.to_head._sent for node in world.nodes[1:]]
+    assert max(kept) < 60 < min(sent), (kept, sent)
+    world.run(world.net.now + 5.0)
+    world.nodes[0].end()
+    world.run(world.net.now + 10.0)
+    work(world, clients, world.net.now + 3.0)
+    assert [len(node.router.to_head._kept) for node in world.nodes[1:]] == [0, 0, 0]
+    world.run(world.net.now + 20.0)
+    check(world, clients)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcray.base.config import Config
-from hpcray.base.ids import make_proc, raylet_of
+from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import notes
 from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.journal import LEAST, Replica
+from hpcray.core.gcs.journal import LEAST, Replica, pieces
 from hpcray.wire import messages as m
 
 NODES = 3
@@ -112,8 +112,14 @@ group_specs = st.builds(
 )  # fmt: skip
 texts = st.sampled_from([b"a", b"b", b"c"])
 spaces = st.sampled_from(["", "x", "a\0b"])
-put = st.builds(lambda *args: m.GcsCall(3, "kv_put", msgspec.msgpack.encode(args)), texts, texts, st.booleans(), spaces)
-delete = st.builds(lambda *args: m.GcsCall(3, "kv_del", msgspec.msgpack.encode(args)), texts, spaces)
+asked = st.integers(1, 1 << 30)
+put = st.builds(
+    lambda number, *args: m.GcsCall(number, "kv_put", msgspec.msgpack.encode(args)),
+    asked, texts, texts, st.booleans(), spaces,
+)  # fmt: skip
+delete = st.builds(
+    lambda number, *args: m.GcsCall(number, "kv_del", msgspec.msgpack.encode(args)), asked, texts, spaces
+)
 job = st.builds(lambda text: m.SetJob(m.JobInfo("1", text, ("/a",), "/w")), st.sampled_from(["n1", "n2"]))
 event = st.one_of(
     told(st.builds(m.CreateActor, st.just(7), specs, st.booleans())),
@@ -153,28 +159,43 @@ def questions(head: HeadCore) -> list[Any]:
     return found
 
 
+class Dead:
+    """Who says nothing any more."""
+
+    def __init__(self) -> None:
+        self.nodes: set[int] = set()
+        self.procs: set[bytes] = set()
+
+    def may(self, name: str, subject: Any) -> bool:
+        """Whether an event can come still, which it then does."""
+        if name == "node_died":
+            new = subject not in self.nodes
+            self.nodes.add(subject)
+            return new
+        alive = subject not in self.procs and node_of(subject) not in self.nodes
+        if name == "process_died":
+            self.procs.add(subject)
+        return alive
+
+
 @settings(max_examples=60, deadline=None)
 @given(history, history, st.booleans())
 def test_a_restored_head_goes_on_as_the_first_one_would(before: Any, after: Any, compacted: bool) -> None:
-    first, replica, dead = Side(up()), Replica(), set()
+    first, replica, dead = Side(up()), Replica(), Dead()
     replica.take(first.head.journal.begin(), whole=True)
     for name, *args in before:
-        if name == "node_died" and args[0] in dead:
-            continue
-        dead |= {args[0]} if name == "node_died" else set()
-        first.do(name, *args)
-        replica.take(first.head.journal.changes())
+        if dead.may(name, args[0]):
+            first.do(name, *args)
+            replica.take(first.head.journal.changes())
     if compacted:
         replica.take(first.head.journal.begin(), whole=True)
     second = Side(HeadCore(Config()))
     who = second.head.restore(1.0, replica)
-    assert set(who.dead) == dead
+    assert set(who.dead) == dead.nodes
     assert questions(second.head) == questions(first.head)
     for name, *args in after:
-        if name == "node_died" and args[0] in dead:
-            continue
-        dead |= {args[0]} if name == "node_died" else set()
-        assert second.do(name, *args) == first.do(name, *args), (name, args)
+        if dead.may(name, args[0]):
+            assert second.do(name, *args) == first.do(name, *args), (name, args)
     assert questions(second.head) == questions(first.head)
 
 
@@ -211,12 +232,34 @@ def test_the_arguments_of_a_constructor_that_came_later_are_kept() -> None:
 def test_what_changes_often_is_written_once_per_turn() -> None:
     head = up()
     head.journal.begin()
-    for value in (b"1", b"2", b"3"):
+    for number, value in enumerate((b"1", b"2", b"3")):
         args = msgspec.msgpack.encode([b"key", value, True, ""])
-        head.handle(1.0, PROCS[0], m.GcsCall(1, "kv_put", args))
-    (change,) = head.journal.changes()
+        head.handle(1.0, PROCS[0], m.GcsCall(number, "kv_put", args))
+    change, *answers = head.journal.changes()
     assert (change.table, change.row) == (notes.VALUE, b"3")
+    assert [answer.table for answer in answers] == 3 * [notes.ANSWER]
     assert head.journal.changes() == []
+
+
+def test_a_replica_forgets_who_watches_nothing_any_more() -> None:
+    head, replica = up(), Replica()
+    replica.take(head.journal.begin(), whole=True)
+    head.handle(1.0, PROCS[0], m.CreateActor(1, spec(0, 1, 1, True, True, 0)))
+    for number in range(2 * LEAST):
+        proc = make_proc(2, 100 + number)
+        head.handle(1.0, proc, m.WatchActor(actor_of(0, 1)))
+        head.process_died(1.0, proc, "exit code 0")
+        replica.take(head.journal.changes())
+    assert len(list(replica.of(notes.WATCH))) < 2 * LEAST
+    second = Side(restored(head, replica))
+    assert questions(second.head) == questions(head)
+
+
+def test_pieces_are_all_of_it() -> None:
+    rows = [m.Change(notes.VALUE, bytes([number]), bytes(number)) for number in range(50)]
+    found = list(pieces(rows, 100))
+    assert [change for part in found for change in part] == rows
+    assert len(found) > 5 and all(sum(1 + len(c.row or b"") for c in part[:-1]) < 100 for part in found)
 
 
 def test_nothing_is_noted_while_nobody_keeps_a_journal() -> None:
@@ -230,8 +273,8 @@ def test_a_log_twice_as_long_as_the_tables_is_written_anew() -> None:
     rows = len(head.journal.begin())
     written = 0
     while not head.journal.long:
-        head.handle(1.0, PROCS[0], m.GcsCall(1, "kv_put", msgspec.msgpack.encode([b"k", str(written), True, ""])))
+        head.handle(1.0, PROCS[0], m.SetJob(m.JobInfo("01", str(written), (), "/")))
         written += len(head.journal.changes())
     assert 2 * rows + LEAST < written <= 2 * rows + LEAST + 2
-    assert len(head.journal.begin()) == rows + 1
+    assert len(head.journal.begin()) == rows
     assert not head.journal.long

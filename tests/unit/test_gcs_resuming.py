@@ -157,9 +157,20 @@ def test_a_node_of_the_run_before_is_not_asked_for() -> None:
     assert start.spec.place == NOTHING
 
 
-def test_nothing_is_started_before_the_program_is_there() -> None:
+def test_nothing_is_started_before_the_program_is_there_and_questions_wait_for_it() -> None:
     first, replica = up(), Replica()
     ask(first, m.CreateActor(1, spec(1, "name")))
+    call(first, "kv_put", b"key", b"value", True, "")
     replica.take(first.journal.begin(), whole=True)
     second = up(replica)
-    assert second.tick(1.0) == [] and call(second, "list_named_actors", True, "") == []
+    assert second.tick(1.0) == [] and call(second, "actors") == []
+    taken = spec(9, "name")
+    early = [
+        m.GcsCall(5, "kv_get", msgspec.msgpack.encode([b"key", ""])),
+        m.GcsCall(6, "named_actor", msgspec.msgpack.encode(["name", "ns"])),
+        m.CreateActor(7, taken),
+    ]
+    assert [ask(second, msg) for msg in early] == [[], [], []]
+    answers = {e.msg.req: e.msg for e in ask(second, JOB) if isinstance(e, Send) and isinstance(e.msg, m.GcsReply)}
+    assert msgspec.msgpack.decode(answers[5].value) == b"value"
+    assert answers[6].ok and not answers[7].ok and b"name_taken" in answers[7].value

@@ -20,7 +20,10 @@ def quiet(text: str) -> None:
 def write(path: Path, *records: tuple[bytes, bool]) -> None:
     file = JournalFile(str(path), quiet)
     for record, whole in records:
-        (file.rewrite if whole else file.append)(record)
+        if whole:
+            file.rewrite([record])
+        else:
+            file.append(record)
     file.close()
 
 
@@ -65,10 +68,10 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     write(path, (b"one", True))
     file = JournalFile(str(path), quiet)
     assert file.read() == [b"one"]
-    file.rewrite(b"two")
+    file.rewrite([b"two", b"more"])
     file.append(b"three")
     file.close()
-    assert read(path) == [b"two", b"three"]
+    assert read(path) == [b"two", b"more", b"three"]
     assert path.stat().st_mode & 0o777 == 0o700
     assert {entry.name: entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {"journal": 0o600, "lock": 0o600}
 
@@ -134,7 +137,7 @@ def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
-    file.rewrite(b"one")
+    file.rewrite([b"one"])
     file.append(b"two")
     file.close()
     assert len(said) == 1 and "is not written any more: No space left on device" in said[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcray.base.ids import make_proc, raylet_of
-from hpcray.core.owner.leases import PIPELINE_US, SHORT_US, STALL, LeaseClient
+from hpcray.core.owner.leases import AHEAD_US, PIPELINE_US, SHORT_US, STALL, LeaseClient
 from hpcray.core.owner.tasks import Function, LeaseClass, Task
 from hpcray.wire import messages as m
 
@@ -37,8 +37,8 @@ class Client:
             self.leases.submit(task, self.klass)
         return tasks
 
-    def grant(self, worker: bytes = HERE, now: float = 0.0) -> None:
-        self.leases.granted(m.LeaseGranted(self.klass.index, b"lease" + worker, worker), now)
+    def grant(self, worker: bytes = HERE, now: float = 0.0, wanted: bool = False) -> None:
+        self.leases.granted(m.LeaseGranted(self.klass.index, b"lease" + worker, worker, wanted), now)
 
     def answer(self, task: Task, us: int = 100, now: float = 0.0) -> None:
         assert task.worker is not None
@@ -196,6 +196,77 @@ class TestPipelining:
         assert len(client.pushed) == sent + 1
 
 
+class TestOneAhead:
+    """Of tasks of some milliseconds the next is sent before its worker asks for it."""
+
+    def test_a_worker_that_has_answered_gets_two(self):
+        client = Client(us=10_000.0)
+        tasks = client.submit(10)
+        client.grant(ELSEWHERE)
+        assert len(client.pushed) == 1
+        client.answer(tasks[0], us=10_000)
+        assert [ident for ident, _ in client.pushed] == [task.id for task in tasks[:3]]
+        client.answer(tasks[1], us=10_000)
+        assert len(client.pushed) == 4, "one that runs, one that comes next"
+
+    def test_of_shorter_ones_a_few(self):
+        client = Client(us=5_000.0)
+        tasks = client.submit(20)
+        client.grant(ELSEWHERE)
+        client.answer(tasks[0], us=5_000)
+        assert len(client.leases.workers[ELSEWHERE].inflight) == 4
+        for task in tasks[1:15]:
+            client.answer(task, us=5_000)
+        assert len(client.leases.workers[ELSEWHERE].inflight) == 4
+        assert len(client.klass.queue) == 1
+
+    def test_not_when_each_worker_will_need_one_of_those_that_wait(self):
+        client = Client(us=10_000.0)
+        tasks = client.submit(5)
+        client.grant(HERE)
+        client.grant(ELSEWHERE)
+        client.answer(tasks[0], us=10_000)
+        assert len(client.pushed) == 3 and len(client.klass.queue) == 2
+        client.answer(tasks[1], us=10_000)
+        assert len(client.pushed) == 4
+
+    def test_not_of_long_tasks(self):
+        client = Client(us=AHEAD_US)
+        tasks = client.submit(10)
+        client.grant()
+        client.answer(tasks[0], us=int(AHEAD_US))
+        assert len(client.pushed) == 2
+
+    def test_not_behind_a_long_one(self):
+        client = Client(us=2 * AHEAD_US)
+        tasks = client.submit(10)
+        client.grant()
+        other = Function(b"g" * 16, "g", b"")
+        other.us = SHORT_US
+        for task in tasks[2:]:
+            task.fn = other
+        client.answer(tasks[0], us=int(2 * AHEAD_US))
+        assert len(client.pushed) == 2
+
+    def test_not_of_tasks_that_must_not_run_twice(self):
+        client = Client(us=10_000.0)
+        tasks = client.submit(10, retries=0)
+        client.grant()
+        client.answer(tasks[0], us=10_000)
+        assert len(client.pushed) == 2
+
+    def test_it_is_taken_back_when_the_first_takes_twice_as_long_as_expected(self):
+        client = Client(us=40_000.0)
+        tasks = client.submit(10)
+        client.grant()
+        client.answer(tasks[0], us=40_000, now=1.0)
+        client.answer(tasks[1], us=40_000, now=2.0)
+        client.leases.tick(2.0 + 2 * STALL)
+        assert client.asked_back() == []
+        client.leases.tick(2.0 + 2.1 * 0.04)
+        assert client.asked_back() == [HERE]
+
+
 class TestTakeBack:
     def stalled(self) -> tuple[Client, list[Task]]:
         client = Client(us=10.0)
@@ -320,6 +391,37 @@ class TestReturn:
         client.leases.taken_back(HERE, [task.id for task in tasks])
         assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
         assert [task.id for task in client.klass.queue] == [task.id for task in tasks]
+
+
+class TestWanted:
+    """Others wait for what the lease holds."""
+
+    def test_it_goes_back_as_soon_as_there_is_nothing_to_do(self):
+        client = Client()
+        tasks = client.submit(2)
+        client.grant(wanted=True)
+        client.answer(tasks[0])
+        assert client.returned() == []
+        client.answer(tasks[1])
+        assert client.returned() == [(raylet_of(1), b"lease" + HERE)]
+        client.submit()
+        assert client.demands()[-1] == 2, "what comes later asks anew"
+
+    def test_others_begin_to_wait(self):
+        client = Client()
+        tasks = client.submit(5)
+        client.grant(HERE)
+        idle = make_proc(1, 21)
+        other = client.leases.klass(m.Shape((("CPU", 20_000),)))
+        client.leases.submit(client.task(), other)
+        client.leases.granted(m.LeaseGranted(other.index, b"idle", idle), 0.0)
+        client.leases.answered(idle, client.pushed[-1][0], 5, 0.0)
+        client.leases.reclaim(1, busy=False)
+        assert client.returned() == [(raylet_of(1), b"idle")]
+        for task in tasks:
+            assert len(client.returned()) == 1, "its holder has more to do for it"
+            client.answer(task)
+        assert client.returned()[1:] == [(raylet_of(1), b"lease" + HERE)]
 
 
 class TestLoss:

@@ -141,7 +141,7 @@ def test_bad_options_of_both(kind: Any, options: dict[str, Any], error: type[Exc
 )
 def test_bad_options_that_are_refused_when_work_is_submitted(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        TaskOptions(options).shape
+        _ = TaskOptions(options).shape
     for shape in ("place", "hold"):
         with pytest.raises(ValueError, match=text):
             getattr(ActorOptions(options), shape)

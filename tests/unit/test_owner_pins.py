@@ -160,9 +160,9 @@ class TestFiles:
         assert table.fired == [lent]
         assert table.want_local(put_id(1), Waiter()), "another may read it too"
         assert table.begin_file(put_id(1)) == table.begin_file(put_id(1)) == self.LENT
-        table.end_file(put_id(1), "")
+        table.end_file(put_id(1))
         assert table.said() == []
-        table.end_file(put_id(1), "")
+        table.end_file(put_id(1))
         assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
         assert not table.want_local(put_id(1), Waiter()), "the next one asks the store again"
         assert table.said() == [(RAYLET, m.Open(put_id(1), SIZE, [1]))]
@@ -175,7 +175,7 @@ class TestFiles:
         table.begin_file(put_id(1))
         table.release(put_id(1))
         assert (RAYLET, m.DiskRead(put_id(1))) not in table.said()
-        table.end_file(put_id(1), "")
+        table.end_file(put_id(1))
         assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
 
     def test_nobody_wants_it_any_more_when_the_answer_comes(self, table: Table) -> None:
@@ -185,9 +185,3 @@ class TestFiles:
         table.said()
         table.on_disk(self.LENT)
         assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
-
-    def test_a_file_that_cannot_be_read_is_like_a_copy_that_is_lost(self, table: Table, lent: Waiter) -> None:
-        table.begin_file(put_id(1))
-        table.end_file(put_id(1), "Input/output error")
-        entry = table.entries[put_id(1)]
-        assert b"Input/output error" in entry.value

@@ -6,9 +6,20 @@ from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.scheduler.cluster import BOUND_SETTLE, PARK_AFTER, SETTLE, ClusterScheduler
+from hpcray.core.scheduler.crowd import STAYS
 from hpcray.core.scheduler.placement import ClusterView
 from hpcray.core.scheduler.telling import REPORT_AFTER
-from hpcray.wire.messages import GrantFor, GrantRefused, Infeasible, NodeInfo, NodeView, ProcDied, Shape, Unmet
+from hpcray.wire.messages import (
+    GrantFor,
+    GrantRefused,
+    Infeasible,
+    NodeInfo,
+    NodeView,
+    OthersWait,
+    ProcDied,
+    Shape,
+    Unmet,
+)
 
 UNIT = 10_000
 CPU1 = Shape((("CPU", UNIT),))
@@ -245,3 +256,57 @@ def test_who_queues_at_a_busy_node_comes_back_to_it() -> None:
         parked = [e.msg for e in effects if isinstance(e, Send) and isinstance(e.msg, GrantFor)]
         assert all(isinstance(msg, GrantFor) and msg.parked for msg in parked)
     assert len(found) == 1, "it is kept free for longer each time"
+
+
+def told(effects: list[Effect]) -> dict[int, OthersWait]:
+    """What each node is told of those who wait."""
+    sends = [effect for effect in effects if isinstance(effect, Send)]
+    return {node_of(send.dest): send.msg for send in sends if isinstance(send.msg, OthersWait)}
+
+
+class TestCrowd:
+    """Nodes hear of work that finds no room, so that no lease idles meanwhile."""
+
+    def test_nobody_is_told_while_there_is_room(self):
+        _, scheduler = make(0, 4)
+        assert told(scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 4))) == {}
+        assert told(scheduler.tick(SETTLE / 2)) == {}
+
+    def test_every_node_once_first_of_one_then_of_several(self):
+        view, scheduler = make(0, 4)
+        busy(view, 1)
+        alone, many = OthersWait(["CPU"], ME, 0), OthersWait(["CPU"])
+        assert told(scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 9))) == {0: alone, 1: alone}
+        assert told(scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 12))) == {}
+        assert told(scheduler.unmet(0.1, Unmet(OTHER, 0, CPU1, 1))) == {0: many, 1: many}
+        assert told(scheduler.unmet(0.2, Unmet(OTHER, 1, CPU1, 1))) == {}
+
+    def test_that_it_is_over_with_a_delay(self):
+        view, scheduler = make(0, 4)
+        busy(view, 1)
+        scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 1))
+        scheduler.unmet(0.1, Unmet(ME, 0, CPU1, 0))
+        assert told(scheduler.tick(0.5)) == {}
+        assert told(scheduler.tick(STAYS)) == {0: OthersWait(), 1: OthersWait()}
+        assert told(scheduler.tick(2 * STAYS)) == {}
+
+    def test_refused_is_no_room_too(self):
+        _, scheduler = make(0, 4)
+        scheduler.unmet(0.0, Unmet(ME, 0, CPU1, 1))
+        scheduler._view.update(NodeView(1, 1, {"CPU": 0}))
+        assert set(told(scheduler.refused(0.0, 1, GrantRefused(ME, 0, 1)))) == {0, 1}
+
+    def test_what_is_lacking_and_what_only_one_node_may_serve(self):
+        view, scheduler = make(0, 4)
+        view.update(NodeView(1, 1, {"CPU": 4 * UNIT, "disk": 0}))
+        view.nodes[1].total["disk"] = UNIT
+        both = Shape((("CPU", UNIT), ("disk", UNIT)))
+        assert told(scheduler.unmet(0.0, Unmet(ME, 0, both, 1)))[1].lacking == ["disk"]
+        busy(view, 1, version=2)
+        bound = Shape((("CPU", UNIT),), "node:1")
+        assert told(scheduler.unmet(0.1, Unmet(ME, 1, bound, 50))) == {}
+        assert told(scheduler.unmet(0.2, Unmet(ME, 2, CPU1, 1)))[0] == OthersWait(["CPU", "disk"])
+
+    def test_what_can_never_run_keeps_nothing_from_idling(self):
+        _, scheduler = make(0, 4)
+        assert told(scheduler.unmet(0.0, Unmet(ME, 0, Shape((("GPU", UNIT),)), 1))) == {}

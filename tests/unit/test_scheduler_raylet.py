@@ -261,6 +261,75 @@ def test_others_are_asked_for_idle_leases_but_not_to_make_room_for_themselves() 
     assert len(node.take(m.ReclaimIdle, first)) == 1, "who forgot is reminded"
 
 
+def test_a_lease_for_which_others_wait_should_not_idle() -> None:
+    node = Node(2)
+    first, second = node.driver(), node.driver()
+    node.handle(first, m.Demand(0, CPU1, 2))
+    assert [lease.wanted for lease in node.take(m.LeaseGranted)] == [False, False]
+    node.now = 0.1
+    node.handle(second, m.Demand(0, CPU1, 2))
+    assert [msg.busy for msg in node.take(m.ReclaimIdle, first)] == [True]
+    node.handle(first, m.Demand(0, CPU1, 5))
+    lease, other = node.core._claims.held[first]
+    node.handle(first, m.LeaseReturn(lease))
+    assert [lease.wanted for lease in node.take(m.LeaseGranted, second)] == [True]
+    node.handle(first, m.LeaseReturn(other))
+    (granted,) = node.take(m.LeaseGranted, first)
+    assert granted.wanted, "the second driver waits still"
+
+
+def test_when_one_waits_shortly_after_another_only_idle_leases_are_asked_for() -> None:
+    node = Node(2)
+    first, second, third = node.driver(), node.driver(), node.driver()
+    node.handle(first, m.Demand(0, CPU1, 1))
+    node.handle(second, m.Demand(0, CPU1, 1))
+    node.now = 1.0
+    node.handle(third, m.Demand(0, CPU1, 1))
+    assert [msg.busy for msg in node.take(m.ReclaimIdle)] == [True, True]
+    node.handle(third, m.Demand(0, CPU1, 0))
+    for holder in (first, second):
+        (lease,) = node.core._claims.held[holder]
+        node.handle(holder, m.LeaseReturn(lease))
+    node.handle(first, m.Demand(0, CPU1, 3))
+    assert node.take(m.ReclaimIdle) == []
+    node.now = 1.01
+    node.handle(third, m.Demand(0, CPU1, 1))
+    assert [msg.busy for msg in node.take(m.ReclaimIdle)] == [False]
+    node.handle(third, m.Demand(0, CPU1, 2))
+    assert node.take(m.ReclaimIdle) == [], "once"
+
+
+def test_leases_that_hold_nothing_of_what_others_lack_may_idle() -> None:
+    node = Node(2, gpus=1)
+    first, second = node.driver(), node.driver()
+    gpu = m.Shape((("GPU", UNIT),))
+    node.handle(first, m.Demand(0, gpu, 1))
+    node.handle(second, m.Demand(0, gpu, 1))
+    node.take(m.ReclaimIdle)
+    node.handle(first, m.Demand(1, CPU1, 1))
+    assert [lease.wanted for lease in node.take(m.LeaseGranted) if lease.klass == 1] == [False]
+
+
+def test_work_that_waits_elsewhere_counts_as_here() -> None:
+    node = Node(2)
+    driver = node.driver()
+    node.handle(driver, m.Demand(0, CPU1, 1))
+    assert not node.take(m.LeaseGranted)[0].wanted
+    node.handle(HEAD, m.OthersWait(["GPU"]))
+    assert node.take(m.ReclaimIdle) == []
+    node.handle(HEAD, m.OthersWait(["CPU"], driver, 0))
+    assert node.take(m.ReclaimIdle) == [], "it is the holder that waits"
+    node.handle(HEAD, m.OthersWait(["CPU"], FAR, 0))
+    assert [msg.busy for msg in node.take(m.ReclaimIdle, driver)] == [False]
+    node.handle(driver, m.Demand(0, CPU1, 2))
+    assert node.take(m.LeaseGranted)[0].wanted
+    node.handle(HEAD, m.OthersWait())
+    (lease, *_) = node.core._claims.held[driver]
+    node.handle(driver, m.LeaseReturn(lease))
+    node.handle(driver, m.Demand(0, CPU1, 3))
+    assert not node.take(m.LeaseGranted)[0].wanted
+
+
 def test_failed_forks_are_retried_after_a_pause_and_reported() -> None:
     node = Node(1, forks=False)
     driver = node.driver()

@@ -193,6 +193,9 @@ class TestRestoring:
         assert answers(store.tick(4.5)) == [], "pins may still be given up"
         lent = [effect.id for effect in store.tick(5.5) if isinstance(effect, LendSpilled)]
         assert lent == [oid(1), oid(2)], "but nothing can be spilled, so nobody waits for long"
+        effects = store.handle(5.6, A, m.Open(oid(2), THIRD, [2]))
+        assert LendSpilled(A, oid(2), 1, THIRD, THIRD) in effects, "who comes after that does not wait again"
+        assert store.handle(5.7, A, m.DiskRead(oid(2))) == []
         assert store.handle(6.0, A, m.Free([oid(1), oid(2)], [2])) == []
         assert store.handle(7.0, B, m.DiskRead(oid(1))) == [DiscardSpilled(1, 0, THIRD, False)]
         assert DiscardSpilled(1, THIRD, THIRD, True) in store.process_died(8.0, B)

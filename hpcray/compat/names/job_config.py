@@ -41,6 +41,12 @@ class JobConfig:
         self.set_runtime_env(runtime_env)
         self.set_default_actor_lifetime(default_actor_lifetime)
 
+    @classmethod
+    def from_json(cls, job_config_json: Mapping[str, Any]) -> JobConfig:
+        """From the fields by name, as submitters of jobs have them."""
+        names = ("jvm_options", "code_search_path", "runtime_env", "metadata", "ray_namespace")
+        return cls(**{name: job_config_json.get(name) for name in names})
+
     def set_metadata(self, key: str, value: str) -> None:
         """Add an entry to `metadata`."""
         self.metadata[key] = value

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.actor import ALIVE, DEAD, Actor
+from hpcray.core.gcs import notes
+from hpcray.core.gcs.actor import ALIVE, DEAD, RESTARTING, Actor
 from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.gcs.groups import Group
 from hpcray.core.gcs.placement_groups import CREATED, REMOVED, RESCHEDULING, PlacementGroups
@@ -56,28 +57,44 @@ class AdoptingActors(ActorTable):
             held: what each node has said. gone: by node and actor, what they have said of actors that ended there.
         """
         out: list[Effect] = []
-        here = {(actor, node): worker for node, said in held.items() for actor, worker, _ in said.actors}
+        here = {
+            (actor, node): (worker, restarts) for node, said in held.items() for actor, worker, restarts in said.actors
+        }
+        places = dict(here.keys())
         for actor in list(self.actors.values()):
-            ident = actor.spec.actor
-            if actor.state != DEAD and actor.node in held and (ident, actor.node) not in here:
-                self._missing(now, actor, gone.get((actor.node, ident)), out)
-            elif actor.state == ALIVE and actor.out_of_scope and actor.node in held:
-                out.append(Send(actor.worker, m.TerminateActor(ident)))
+            ident, node = actor.spec.actor, actor.node
+            if actor.state == DEAD or not actor.complete or (ident, node) in here:
+                continue
+            if ident in places:
+                self._moved(actor, places[ident], here[ident, places[ident]][1], out)
+            elif node in held:
+                self._missing(now, actor, gone.get((node, ident)), out)
         for ident, node in here:
             known = self.actors.get(ident)
             if known is None:
                 self._found[ident] = node
-            elif known.state != DEAD and known.node < 0 and known.complete:
-                self._unwait(known)
-                self._is_at(known, node)
             elif known.state == DEAD or known.node != node:
                 out.append(Send(raylet_of(node), m.KillActor(ident, True, known.reason or _UNKNOWN)))
+            elif known.state == ALIVE and known.out_of_scope:
+                out.append(Send(known.worker, m.TerminateActor(ident)))
         return out
 
     def end_unknown(self) -> list[Effect]:
         """All that was said to the old head has come: what nobody knows is not wanted."""
         found, self._found = self._found, {}
         return [Send(raylet_of(node), m.KillActor(ident, True, _UNKNOWN)) for ident, node in found.items()]
+
+    def _moved(self, actor: Actor, node: int, restarts: int, out: list[Effect]) -> None:
+        """The old head had sent it to another place than was written down last."""
+        self._unwait(actor)
+        if actor.node >= 0:
+            self._view.give_soft(actor.node, actor.soft)
+        if actor.state == ALIVE:
+            actor.former.append(actor.worker)
+            actor.state, actor.worker, actor.reason = RESTARTING, b"", _NOT_HERE
+        actor.restarts = max(actor.restarts, restarts)
+        self._is_at(actor, node)
+        self._tell(actor, out)
 
     def _missing(self, now: float, actor: Actor, gone: m.ActorGone | None, out: list[Effect]) -> None:
         if gone is not None:
@@ -93,7 +110,7 @@ class AdoptingActors(ActorTable):
     def _is_at(self, actor: Actor, node: int) -> None:
         actor.node = node
         self._view.take_soft(node, actor.soft)
-        self._tell(actor, [])  # notes it, too
+        self.notes.add(notes.ACTOR, actor.spec.actor)
 
     def _place(self, now: float, actor: Actor, out: list[Effect]) -> bool:
         node = self._found.pop(actor.spec.actor, None) if self._found else None

@@ -14,7 +14,7 @@ from hpcray.core.gcs.journal import Journal, Replica, Tables
 from hpcray.core.gcs.queries import Queries
 from hpcray.core.gcs.refusing import RefusingActors
 from hpcray.core.gcs.restoring import Cores, Members, fill
-from hpcray.core.gcs.resuming import Resumed, resume
+from hpcray.core.gcs.resuming import Resumed, resume, waits_for_the_past
 from hpcray.core.gcs.waiting import WaitingActors
 from hpcray.core.scheduler.cluster import ClusterScheduler
 from hpcray.core.scheduler.nodes import joined
@@ -46,6 +46,7 @@ class HeadCore:
         self.job: m.JobInfo | None = None
         self.earlier: Replica | None = None
         self.resumed: Resumed | None = None
+        self._asked_early: list[tuple[bytes, m.Message]] = []
         self._view = ClusterView()
         self._scheduler = ClusterScheduler(self._view)
         self._actors = self.actors = RefusingActors(self._view)
@@ -110,6 +111,9 @@ class HeadCore:
         Raises:
             KeyError: the message type is not for this core.
         """
+        if self.earlier is not None and waits_for_the_past(msg):
+            self._asked_early.append((src, msg))
+            return []
         return self._handlers[type(msg)](now, src, msg)
 
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
@@ -166,4 +170,7 @@ class HeadCore:
             self.earlier = None
             self._actors.retry(now, out)
             self._groups.retry(now, out, everything=True)
+            for asker, question in self._asked_early:
+                out += self.handle(now, asker, question)
+            self._asked_early.clear()
         return out

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from hpcray.base.ids import PROC_BYTES
 from hpcray.core.gcs import notes
 from hpcray.core.gcs.actors import ActorTable
 from hpcray.core.gcs.notes import Notes
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 LEAST = 1000
 """A log of so many changes is not worth a snapshot."""
+PIECE = 8 << 20
+ENDED_KEPT = 100_000
 ACTOR_ID = 13
 GROUP_ID = 13
 
@@ -167,7 +170,7 @@ class Tables:
         return None if group is None else encode(GroupRow(group.spec, group.state, group.nodes, group.reason))
 
     def _group_watch(self, key: bytes) -> bytes | None:
-        ident, proc = key[:-8], key[-8:]
+        ident, proc = key[:-PROC_BYTES], key[-PROC_BYTES:]
         group = self._groups.find(ident)
         watchers = group.watchers if group is not None else self._groups.early().get(ident, ())
         return b"" if proc in watchers else None
@@ -209,6 +212,20 @@ class Journal:
         return self._written > self._limit
 
 
+def pieces(rows: Iterable[Change], size: int = PIECE) -> Iterator[list[Change]]:
+    """The same rows, in lists of about so many bytes each."""
+    part: list[Change] = []
+    held = 0
+    for change in rows:
+        part.append(change)
+        held += len(change.key) + len(change.row or b"")
+        if held >= size:
+            yield part
+            part, held = [], 0
+    if part:
+        yield part
+
+
 class Replica:
     """The rows of another process's head core, kept up to date.
 
@@ -218,6 +235,7 @@ class Replica:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, bytes], bytes] = {}
+        self._limit = LEAST
 
     def take(self, changes: Iterable[Change], whole: bool = False) -> None:
         """Take in changes. whole: they are all rows, what was there before is void."""
@@ -228,7 +246,19 @@ class Replica:
                 self.rows.pop((change.table, change.key), None)
             else:
                 self.rows[change.table, change.key] = change.row
+        if len(self.rows) > self._limit:
+            self._prune()
+            self._limit = 2 * len(self.rows) + LEAST
 
     def of(self, table: int) -> Iterator[tuple[bytes, bytes]]:
         """Key and row of every row of a table."""
         return ((key, row) for (at, key), row in self.rows.items() if at == table)
+
+    def _prune(self) -> None:
+        """Take away what matters no more, and is deleted by nobody: who is dead watches nothing."""
+        ended = {key for key, _ in self.of(notes.ENDED)}
+        for at, key in [where for where in self.rows if where[0] in (notes.WATCH, notes.GROUP_WATCH)]:
+            if key[-PROC_BYTES:] in ended:
+                del self.rows[at, key]
+        for key in [key for key, _ in self.of(notes.ENDED)][:-ENDED_KEPT]:
+            del self.rows[notes.ENDED, key]

@@ -7,7 +7,7 @@ all that it takes; its ids are new ones. What cannot come back is named.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,10 +21,12 @@ from hpcray.core.gcs.journal import ActorRow, GroupRow, Replica, decode_spec
 from hpcray.core.gcs.placement_groups import REMOVED
 from hpcray.core.gcs.restoring import Cores
 from hpcray.core.scheduler.wants import node_affinity
-from hpcray.wire.messages import ActorSpec, Shape
+from hpcray.wire.messages import ActorSpec, CreateActor, CreateGroup, GcsCall, Message, Shape
 
-_REFS = re.compile(rb"placed_ref|ObjectRef|ActorHandle|PlacementGroup")
-_LIVE = re.compile(rb"placed_ref")
+_ABOUT = ("named_actor", "list_named_actors", "placement_group", "kv_")
+"""Queries that begin so are about what may come back."""
+_REFS = (b"placed_ref", b"ObjectRef", b"ActorHandle", b"PlacementGroup")
+_LIVE = (b"placed_ref",)
 """What pickled arguments contain, and a pickled class, that hold something of the run that is over."""
 
 
@@ -75,6 +77,13 @@ def resume(cores: Cores, now: float, replica: Replica) -> Resumed:
     return found
 
 
+def waits_for_the_past(msg: Message) -> bool:
+    """Whether a message is to be dealt with when what comes back is back."""
+    if isinstance(msg, GcsCall):
+        return msg.method.startswith(_ABOUT)
+    return isinstance(msg, (CreateActor, CreateGroup))
+
+
 class _Ids:
     """New ids for old ones. The raylet of node 0 is their maker: it makes no others."""
 
@@ -98,7 +107,7 @@ def _why_not(spec: ActorSpec, row: ActorRow, ids: _Ids) -> str:
         return "nobody wanted it any more"
     if spec.refs:
         return "its constructor takes large arguments, which were in the memory of the nodes"
-    if _REFS.search(spec.args) or any(_REFS.search(value) for value in spec.inline or ()) or _LIVE.search(spec.cls):
+    if _has(_REFS, spec.args, *(spec.inline or ())) or _has(_LIVE, spec.cls):
         return "its constructor takes refs or handles, which were of that run"
     group = group_of(spec.place.resources) or group_of(spec.hold.resources)
     if group and ids.get(group) is None:
@@ -115,3 +124,7 @@ def _elsewhere(shape: Shape, ids: _Ids) -> Shape:
     new = ids.get(group) or group
     resources = tuple(sorted((name.replace(group, new), units) for name, units in shape.resources))
     return msgspec.structs.replace(shape, resources=resources, strategy=strategy)
+
+
+def _has(words: Iterable[bytes], *texts: bytes) -> bool:
+    return any(word in text for word in words for text in texts)

@@ -10,7 +10,8 @@ import msgspec
 
 from hpcray.core.owner.entries import Mapping, Waiter
 from hpcray.core.owner.lineage import Lineage
-from hpcray.core.owner.noted import METHODS, Log, NotedTable, Opaque, _Frame
+from hpcray.core.owner.noted import METHODS, NotedTable
+from hpcray.core.owner.notes import Frame, Log, Opaque
 from hpcray.core.owner.pins import Pins
 from hpcray.core.owner.replicas import Replicas
 from hpcray.core.owner.table import ObjectTable
@@ -95,7 +96,7 @@ class _Again(Log):
                 raise _Stop
 
     def _once(self, done: Input, method: Callable[[], Any]) -> None:
-        self._frame = _Frame(done)
+        self._frame = Frame(done)
         try:
             self.call(done.method, (), method)
         except _Stop:
@@ -103,7 +104,7 @@ class _Again(Log):
         except Exception:
             pass  # it is among the effects
 
-    def _begin(self, name: str, args: tuple[Any, ...]) -> _Frame | None:
+    def _begin(self, name: str, args: tuple[Any, ...]) -> Frame | None:
         return self._frame
 
     def effect(self) -> None:

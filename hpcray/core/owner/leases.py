@@ -1,8 +1,8 @@
 """The submitter's side of leases: which task goes to which leased worker, and how many leases to ask for.
 
 Pure. A worker takes one task at a time unless the tasks are known to be short: then up to `PIPELINE_US` of work is
-sent ahead, so that it never waits for us. Of somewhat longer ones the next is sent ahead, as long as more than one for
-each worker still waits. What was sent ahead and has not started is taken back when its worker makes no progress
+sent ahead, so that it never waits for us. Of somewhat longer ones one or a few are sent ahead, as long as as many for
+each other worker still wait. What was sent ahead and has not started is taken back when its worker makes no progress
 (`tick`), so a short task never waits behind a long one while another worker idles.
 """
 
@@ -20,6 +20,7 @@ PIPELINE_US = 5_000.0
 AHEAD_US = 50_000.0
 """Below this, the round trip for the next task (0.1 ms on the same node, 0.6 ms to another, more on a busy machine) is
 a part of the run time that is worth saving."""
+AHEAD_LOAD_US = 25_000.0
 OVERHEAD_US = 20.0
 STALL = 0.02
 TRIES = 8
@@ -110,7 +111,7 @@ class LeaseClient:
                 self._give_up(worker)
             return task
         while queue and self._fits(worker, queue[0]):
-            self._give(worker, self._next(klass, worker))
+            self._give(worker, queue.popleft() if self.ahead is None else self._next(klass, worker))
             if not queue:
                 self._ask(klass)
         if not worker.inflight:
@@ -129,7 +130,7 @@ class LeaseClient:
             worker = self._room(klass, queue[0])
             if worker is None:
                 return
-            self._give(worker, self._next(klass, worker))
+            self._give(worker, queue.popleft() if self.ahead is None else self._next(klass, worker))
         self._ask(klass)
 
     def taken_back(self, proc: bytes, ids: Iterable[bytes]) -> None:
@@ -223,7 +224,7 @@ class LeaseClient:
 
     def _next(self, klass: LeaseClass, worker: LeasedWorker) -> Task:
         """The queued task that a worker gets next."""
-        if self.ahead is None or (klass.queue[0].slots is None and not klass.promised):
+        if self.ahead is None or (klass.queue[0].slots is None and not klass.promised):  # nothing to choose
             return klass.queue.popleft()
         return self.ahead.take(klass, worker)
 
@@ -237,8 +238,10 @@ class LeaseClient:
             return False
         if us < SHORT_US and worker.load + us < PIPELINE_US:
             return True
-        # While there is another for each worker, it does not matter which of them is next.
-        return sent == 1 and worker.load < AHEAD_US and len(worker.klass.queue) > len(worker.klass.ring)
+        if worker.load >= AHEAD_US or (sent > 1 and worker.load + us > AHEAD_LOAD_US):
+            return False
+        # While there are as many for each other worker, it does not matter which of them are next.
+        return len(worker.klass.queue) > sent * len(worker.klass.ring)
 
     def _give(self, worker: LeasedWorker, task: Task) -> None:
         us = task.fn.us  # type: ignore[union-attr]

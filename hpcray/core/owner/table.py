@@ -234,11 +234,9 @@ class ObjectTable(Counting):
         """A thread begins to read what is in `pins.files`."""
         return self.pins.begin_file(oid)
 
-    def end_file(self, oid: bytes, problem: str) -> None:
-        """It has read it, or could not ("" when it has)."""
+    def end_file(self, oid: bytes) -> None:
+        """It has read it, or given up."""
         self.pins.end_file(oid)
-        if problem:
-            self.on_store_error(StoreError(oid, "lost", problem))
 
     def on_store_error(self, msg: StoreError) -> None:
         """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""

@@ -91,6 +91,8 @@ class ClusterScheduler:
             if state is not None:
                 state.shunned.add(ask.shape.resources)
             self._place(now, ask, None, out)
+            if ask.open():
+                self._crowd.waits(now, ask, out)
         return out
 
     def node_grew(self, now: float, node: int) -> list[Effect]:

@@ -30,7 +30,7 @@ class Crowd:
     def __init__(self, view: ClusterView) -> None:
         self._view = view
         self._told = OthersWait()
-        self._since = 0.0
+        self._since = float("-inf")
         self._known: set[tuple[Shape, bytes, int]] = set()
 
     def waits(self, now: float, ask: Ask, out: list[Effect]) -> None:
@@ -50,7 +50,7 @@ class Crowd:
 
     def tick(self, now: float, asks: Open, out: list[Effect]) -> None:
         """Find out anew who waits, now and then."""
-        if not self._told.lacking or now - self._since < STAYS:
+        if now - self._since < STAYS:
             return
         self._known.clear()
         lacking: set[str] = set()

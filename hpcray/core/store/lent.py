@@ -14,10 +14,14 @@ class Lent:
 
     Args:
         unread: called with each object that is read by one process less.
+
+    Attributes:
+        last: when it came to that last, and how many bytes of the store were in use then.
     """
 
     def __init__(self, unread: Callable[[StoredObject, list[Effect]], None]) -> None:
         self.count = 0
+        self.last = (float("-inf"), 0)
         self._unread = unread
         self._lent: dict[bytes, dict[bytes, list[StoredObject]]] = {}
 

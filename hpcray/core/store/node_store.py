@@ -27,6 +27,8 @@ _RECEIVING = "it is still being received here"
 _PATIENCE = 10
 _LEND_AFTER = 1.0
 """Seconds for which a request for an object on disk waits where nothing can be spilled: pins are being asked for."""
+_LEND_ON = 5.0
+"""Seconds after such a wait in which others do not wait again, if the store is as full as before."""
 _LAST = URGENCIES - 1
 
 
@@ -125,10 +127,16 @@ class NodeStore(ObjectLives):
             waited = now - obj.since
             if obj.disk is not None and obj.openers:
                 if waited >= self._full_timeout if hopeless else self._room.stuck and waited >= _LEND_AFTER:
+                    self._lent.last = (now, self._blocks.used)
                     self._lend(obj, out)
             elif hopeless and waited >= self._full_timeout and not self._may_fit_soon(now, obj):
                 self._fail(obj, "full", self._full_reason(obj, f"waited {waited:.1f} s for room"), out)
         return self._finish(now, out)
+
+    def _as_full_as_before(self, now: float) -> bool:
+        """Whether a request for room has just waited in vain, and this one would, too."""
+        at, used = self._lent.last
+        return self._room.stuck and now - at < _LEND_ON and self._blocks.used >= used
 
     def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
         """There is no room to bring an object back from disk: who wants it reads its file."""
@@ -211,6 +219,8 @@ class NodeStore(ObjectLives):
         self._want_back(now, obj, out)
         if obj.disk is not None:
             self._asked_on_disk(now, obj, out)
+            if obj.state is State.WAITING and self._as_full_as_before(now):
+                self._lend(obj, out)
 
     def _keep_for(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """What is here already stays for this process."""
