@@ -78,7 +78,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.accelerators.accelerator": (f"{_NAMES}.private_accelerators",),
     "ray._private.accelerators.nvidia_gpu": (f"{_NAMES}.private_accelerators",),
     "ray._private.client_mode_hook": (f"{_NAMES}.client_mode_hook",),
-    "ray._private.internal_api": ("hpcray.internal",),
+    "ray._private.internal_api": (f"{_NAMES}.internal_api", "hpcray.internal"),
     "ray._private.ray_constants": (f"{_NAMES}.ray_constants",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.constants": (f"{_NAMES}.runtime_env_constants",),

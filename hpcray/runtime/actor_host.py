@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -209,7 +210,13 @@ class ActorHost:
         return found
 
     def left(self, exit_: BaseException) -> tuple[ActorDiedError, str]:
-        """A method ended the actor: what its caller gets, and the reason in words."""
+        """A method ended the actor: what its caller gets, and the reason in words.
+
+        Any exit code but 0 means a crash, as in Ray: the process ends, and the actor is restarted if it may be.
+        """
+        if isinstance(exit_, SystemExit) and exit_.code != 0:
+            print(f"hpcray: actor {self.spec.class_name} raised SystemExit({exit_.code!r})", file=sys.stderr)
+            self.worker.leave("", (exit_.code & 0xFF or 1) if isinstance(exit_.code, int) else 1)
         reason = "exit_actor() was called"
         if isinstance(exit_, SystemExit) and not isinstance(exit_, ExitActor):
             reason = f"it raised SystemExit({exit_.code})"

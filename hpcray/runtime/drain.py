@@ -5,6 +5,7 @@ Every raylet passes requests to the head, tells its processes what the head says
 
 from __future__ import annotations
 
+import importlib
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -39,7 +40,7 @@ class Drain:
 
     Attributes:
         announced: whether the job drains.
-        again: whether the batch system should be asked to run the job again (node 0, when the job is over).
+        again: whether the batch system should be asked to run the job again (the head, when the job is over).
     """
 
     def __init__(self, raylet: Raylet, end_job: Callable[[int], None]) -> None:
@@ -238,4 +239,7 @@ class Drain:
             left = max(0.0, self.run.drain_at - time.time())
             if left < spec.max_runtime:
                 error = NotEnoughTimeError(what, spec.max_runtime, left)
-        return None if error is None else (str(error), serialize_error(error))
+        if error is None:
+            return None
+        importlib.import_module(type(error).__module__)  # else it would be pickled as another class of that name
+        return str(error), serialize_error(error)

@@ -121,8 +121,11 @@ class Leaving:
 
 
 def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlane | None, died: m.NodeDied) -> None:
-    """A node is dead: tell the cores, the wires, and the processes of this node."""
+    """A node is dead: tell the cores, the wires, and the processes of this node. Once: a new head says it again."""
     node, reason, now = died.node, died.reason, raylet.loop.now
+    if node in raylet.buried:
+        return
+    raylet.buried.add(node)
     raylet.router.lose_node(node, reason)
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))

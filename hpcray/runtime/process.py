@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.config import Config
-from hpcray.base.errors import RaySystemError
+from hpcray.base.errors import OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.table import INLINE, ObjectTable
 from hpcray.core.owner.tasks import Task
@@ -38,6 +38,7 @@ from hpcray.wire.views import view_tensors
 _sessions = itertools.count()
 _LAST_WORDS = 0.3
 _MANY_DEAD = 256
+_OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
 
 
 class Process(Reader):
@@ -129,7 +130,16 @@ class Process(Reader):
                 engine.flush()
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
-        """A ref was pickled by somebody else's pickler: nobody counts that copy, so the object stays."""
+        """A ref was pickled by somebody else's pickler: nobody counts that copy, so the object stays.
+
+        Raises:
+            OufOfBandObjectRefSerializationException: RAY_allow_out_of_band_object_ref_serialization is 0.
+        """
+        if os.environ.get(_OUT_OF_BAND) == "0":
+            raise OufOfBandObjectRefSerializationException(
+                f"{ref!r} is pickled outside of arguments and values, where nobody counts it; hint: pass the ref "
+                f"itself, or what holds it, or set {_OUT_OF_BAND}=1"
+            )
         self._pinned.append(ref)
 
     def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:

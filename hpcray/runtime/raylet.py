@@ -65,6 +65,7 @@ class Raylet:
         on_joined: called with each process that was welcomed.
         headship: where the head is.
         run: what the head knows of this run of the job.
+        buried: nodes whose death is dealt with.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Raylet:
         self.on_death: Callable[[], None]
         self.on_joined: Callable[[bytes], None] = lambda proc: None
         self.run = m.RunInfo()
+        self.buried: set[int] = set()
         self.headship = router.headship
         self._me = raylet_of(self.node)
         self._prefault = prefault

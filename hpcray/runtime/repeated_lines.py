@@ -73,7 +73,7 @@ class RepeatedLines:
         if line is None or not count:
             return  # another one that counted has told
         self._write(place, known, since, pid, 0)
-        self._emit(f"{line} [repeated {count}x across this node; {_HINT}]")
+        self._emit(f"{line} [repeated {count}x across this node; {_HINT}]" if count > 1 else line)
 
     def _read(self, place: int) -> tuple[bytes, float, int, int]:
         key, since, pid, count = _ROW.unpack_from(self._table, place * _ROW.size)

@@ -81,7 +81,7 @@ class Leading:
             return effects
         others = []
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.msg, m.GcsReply):
+            if isinstance(effect, Send) and isinstance(effect.msg, m.GcsReply) and effect.msg.req:
                 self._replies.append((self._serial + 1, effect))
                 self._answers.append((effect.dest, effect.msg))
             else:
@@ -190,8 +190,9 @@ class Standby:
         who = head.take_over(now, self._replica, headship.node)
         membership = Membership(raylet.seat.cluster_size, who.session, config, now, me)
         membership.resume(now, who.infos, who.dead, raylet.run)
-        died = membership.node_failed(now, headship.node, reason)
-        self._tell(membership, headship.node)
+        old = headship.node
+        died = membership.node_failed(now, old, reason)
+        self._tell(membership, old)
         for node, why in list(raylet.router.lost_nodes.items()):
             died += membership.node_failed(now, node, why)  # in the old head's last moment
         raylet.router.to_head.keeping = False
@@ -201,7 +202,7 @@ class Standby:
         self._cluster.lead(head, membership)
         headship.moved_to(me, headship.epoch + 1, (self._taken or {}).get(me, 0))
         raylet.router.to_head.settled(_ALL)
-        raylet.apply(effect for effect in died if not _is_told(effect))
+        raylet.apply(effect for effect in died if not _is_death_of(old, effect))  # which `NewHead` has told
         self._keep_file(head)
 
     def _keep_file(self, head: HeadCore) -> None:
@@ -214,13 +215,18 @@ class Standby:
             Journaling(self._raylet, head, lambda: True).files.append(file)
 
     def _tell(self, membership: Membership, old: int) -> None:
-        """All who live; with how much of what they have said to the old head is known here."""
+        """All who live; with how much of what they have said to the old head is known here, and who else is dead."""
         raylet, taken = self._raylet, self._taken or {}
+        others = [
+            m.NodeDied(node, why, at + 1) for at, (node, why) in enumerate(membership.dead.items()) if node != old
+        ]
         for node in membership.alive():
             if node != raylet.node:
                 died = (old, membership.dead[old], len(membership.dead))
                 term = raylet.headship.epoch + 1
                 raylet.router.send(raylet_of(node), m.NewHead(raylet.node, term, taken.get(node, 0), *died))
+                for other in others:
+                    raylet.router.send(raylet_of(node), other)
         for _, proc, reply in self._answers:  # before these are asked for again: the first answer counts
             raylet.router.send(proc, reply)
 
@@ -267,6 +273,5 @@ def follow(raylet: Raylet, cluster: Cluster, membership: Membership | None, open
             journaling.files.append(file)
 
 
-def _is_told(effect: Any) -> bool:
-    """Whether it is the news of the head's death, which `NewHead` brings too."""
-    return isinstance(effect, Send) and isinstance(effect.msg, m.NodeDied)
+def _is_death_of(node: int, effect: Any) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.msg, m.NodeDied) and effect.msg.node == node

@@ -373,19 +373,19 @@ class Worker:
 
     # ------------------------------------------------------------ leaving
 
-    def leave(self, reason: str) -> NoReturn:
-        """End this worker on purpose: what is buffered goes out, exit handlers run."""
+    def leave(self, reason: str, code: int = 0) -> NoReturn:
+        """End this worker on purpose (without a `reason`: as if it crashed); buffers are written, exit handlers run."""
         with self.engine.lock:
-            if self.actor is not None:
+            if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
             self.engine.flush()
             self.engine.write_rest(_LAST_WORDS)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(0)
+            for stream in (sys.stdout, sys.stderr):
+                getattr(stream, "finish", stream.flush)()
+        os._exit(code)
 
 
 _CALLS_USERS = {Worker._run_task.__code__, drive.__code__}

@@ -159,6 +159,7 @@ class Backoff:
     __slots__ = ("_last",)
 
     SPIN = 0.0001
+    ALONE = 0.00002
     STEPS = ((0.1, 0.001), (1.0, 0.003))
     LONGEST = 0.01
 
@@ -170,18 +171,23 @@ class Backoff:
         self._last = time.monotonic()
 
     def lively(self) -> bool:
-        """Whether something moved just now, so that a sleep would not pay: who is woken loses 50 us. Others on this
-        core, the awaited peer perhaps, have had a chance to run."""
-        if time.monotonic() - self._last < self.SPIN:
-            os.sched_yield()
-            return True
-        return False
+        """Whether to look again without sleep, as something moved just now: who is woken loses 50 us.
+
+        Not where somebody else, the awaited peer perhaps, wants this core too: whoever sleeps is woken on a free one,
+        but of two that yield to each other none is ever moved.
+        """
+        now = time.monotonic()
+        if now - self._last >= self.SPIN:
+            return False
+        os.sched_yield()
+        return time.monotonic() - now < self.ALONE
 
     def delay(self) -> float:
-        """How long to sleep now."""
-        if self.lively():
-            return 0.0
+        """How long to sleep now. With 0, others on this core have had a chance to run."""
         silence = time.monotonic() - self._last
+        if silence < self.SPIN:
+            os.sched_yield()
+            return 0.0
         for limit, pause in self.STEPS:
             if silence < limit:
                 return pause

@@ -121,6 +121,7 @@ def test_there_must_be_such_a_rank(leak_check: LeakCheck, tmp_path: Path) -> Non
     leak_check.check()
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_the_program_s(leak_check: LeakCheck, tmp_path: Path) -> None:
     with Job(launch(tmp_path, WAITS.format(setup=""), rank=1)) as job:
         waiting(job)

@@ -182,7 +182,7 @@ def total(array):
 
 @ray.remote(num_cpus=0)
 def registers(number):  # from other nodes than the program's, too
-    found = Adder.options(name=f"from {number}", lifetime="detached").remote()
+    found = Adder.options(name=f"from {number}", lifetime="detached", get_if_exists=True).remote()
     return ray.get(found.add.remote(number))
 
 

@@ -158,6 +158,32 @@ class TestConcurrency:
         ray.get([log.note.remote(i) for i in range(500)])
         assert ray.get(log.read.remote()) == list(range(500))
 
+    @hpcray_only
+    def test_an_answer_does_not_wait_for_a_call_that_blocks_the_loop(self):
+        """Answers of one round of the loop leave together, but not when one of the calls takes for ever."""
+
+        @ray.remote
+        class Blocking:
+            def __init__(self):
+                from hpcray.runtime import actor_lanes
+
+                actor_lanes.HOLD = 1e9  # as if all came within the millisecond in which answers may wait for others
+
+            async def answer(self):
+                # So long after the calls came nothing is awake in the worker that would send the answers anyway.
+                await asyncio.sleep(0.3)
+
+            async def block(self):
+                await asyncio.sleep(0.3)
+                time.sleep(4 * PATIENCE)
+
+        actor = Blocking.remote()
+        refs = [actor.answer.remote() for _ in range(20)]
+        blocked = actor.block.remote()
+        ray.get(refs, timeout=PATIENCE)
+        assert ray.wait([blocked], timeout=0) == ([], [blocked])
+        ray.kill(actor)
+
     def test_callers_of_many_kinds(self):
         actor = Async.remote()
         ask = ray.remote(lambda actor, i: ray.get(actor.wait.remote(i)))

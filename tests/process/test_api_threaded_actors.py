@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engine import PATIENCE, eventually, exceptions, ray
+from engine import PATIENCE, eventually, exceptions, hpcray_only, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -69,6 +69,26 @@ class Threaded:
 @ray.remote
 def double(x):
     return x * 2
+
+
+def hold_answers(_):
+    """As if all that follows came within the millisecond in which answers may wait for others."""
+    from hpcray.runtime import actor_lanes
+
+    actor_lanes.HOLD = 1e9
+
+
+@hpcray_only
+def test_an_answer_does_not_wait_for_calls_behind_it():
+    """While calls wait for a thread answers leave together, but not when those calls take for ever."""
+    actor = Threaded.options(max_concurrency=2).remote()
+    ray.get(actor.__ray_call__.remote(hold_answers))
+    # So long after the calls came nothing is awake in the worker that would send the answers anyway.
+    refs = [actor.crowd.remote(0.2) for _ in range(4)]
+    waiting = [actor.wait.remote() for _ in range(4)]
+    ray.get(refs, timeout=PATIENCE / 2)
+    assert ray.wait(waiting, timeout=0)[0] == []
+    ray.kill(actor)
 
 
 def test_calls_run_at_the_same_time():

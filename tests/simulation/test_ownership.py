@@ -117,13 +117,13 @@ def test_long_histories_of_losses(seed: int) -> None:
 
 def test_the_losses_reach_what_they_are_to_check() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(24):
+    for seed in range(48):
         world = run(Random(seed).randrange, 1000, 0, 4, 3, losses=3, lineage=(900, 1 << 30)[seed % 2])
         seen.update(world.sent)
         seen.update(world.verdicts)
         seen.update(remade=world.remade, dead=len(world.dead), excused=len(world.oracle.excused))
         seen.update(objects=len(world.values))
-    assert seen["remade"] >= 80 and seen["ObjectLost"] >= 50 and seen["dead"] >= 30, seen
+    assert seen["remade"] >= 150 and seen["ObjectLost"] >= 90 and seen["dead"] >= 60, seen
     for why in ("PUT", "RETRIES_DISABLED", "MAX_ATTEMPTS_EXCEEDED", "DEPENDENCY_FAILED", "LINEAGE_EVICTED"):
         assert seen[why], (why, seen)
     assert seen["excused"] < seen["objects"] / 4, "deaths hide what the test should see"

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from faultcluster import FaultCluster
-from realclient import RealSubmitter
-from submitters import SimTask
 from test_ownership import run
 from test_sim_nodes import anything, some_delays
 
@@ -148,20 +146,6 @@ def a_dead_node_that_speaks_again_is_believed(patch: Patch) -> None:
     replace(patch, FaultCluster, "told", make)
 
 
-def a_task_that_must_not_run_twice_is_sent_ahead(patch: Patch) -> None:
-    """Behind others on the same worker: when its node dies nobody knows whether it has begun."""
-
-    def make(submit: Any) -> Any:
-        def forgets(self: RealSubmitter, sim: SimTask) -> None:
-            sim.once, once = False, sim.once  # the lease client takes it for one like others
-            submit(self, sim)
-            sim.once = once
-
-        return forgets
-
-    replace(patch, RealSubmitter, "submit", make)
-
-
 OWNERSHIP = [
     a_decrement_is_skipped, an_increment_is_skipped, a_reply_does_not_wait_for_what_was_registered,
     a_pledge_of_a_dead_giver_is_kept, a_dead_owner_still_has_to_acknowledge, what_is_lost_is_not_made_again,
@@ -171,7 +155,6 @@ NODES = [
     a_dead_node_keeps_its_leases, who_watches_an_actor_is_not_told_of_its_end,
     nobody_tells_the_scheduler_of_a_death,
     a_node_that_is_cut_off_never_ends, a_dead_node_that_speaks_again_is_believed,
-    a_task_that_must_not_run_twice_is_sent_ahead,
 ]  # fmt: skip
 
 

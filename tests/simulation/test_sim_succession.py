@@ -323,3 +323,23 @@ def test_what_is_kept_for_a_successor_does_not_pile_up() -> None:
     assert [len(node.router.to_head._kept) for node in world.nodes[1:]] == [0, 0, 0]
     world.run(world.net.now + 20.0)
     check(world, clients)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_died_just_before_the_head_is_dead_for_all(known: bool) -> None:
+    """Some have heard of it from the old head, with or without the standby."""
+    world, clients = begun(6)
+    world.lossy = [True] * 4
+    work(world, clients, 1.5)
+    world.nodes[3].end()
+    world.cut = {frozenset((0, 2))} if known else {frozenset((0, 1))}
+    there = world.nodes[1 if known else 2].raylet.buried
+    while 3 not in there:
+        world.run(world.net.now + 0.005)
+    world.nodes[0].end()
+    world.mend()
+    world.run(world.net.now + 25.0)
+    assert [node.raylet.buried for node in world.nodes[1:3]] == [{0, 3}, {0, 3}]
+    work(world, clients[:2], world.net.now + 1.0)
+    world.run(world.net.now + 20.0)
+    check(world, clients[:2])

@@ -73,11 +73,17 @@ def test_other_nodes_bring_them_too(store: NodeStore) -> None:
 
 
 def test_nothing_makes_way_for_it_that_is_in_use(store: NodeStore) -> None:
-    store.handle(0.5, B, m.Create(oid(2, B), CAPACITY - 2 * SIZE))
+    store.handle(0.5, B, m.Create(oid(2, B), CAPACITY - 8 * SIZE))
     read(store, 3)
     effects = store.handle(1.0, A, m.Open(oid(4), SIZE, [2]))
-    assert reads(effects) == [4, 5], "there is room for two"
+    assert reads(effects) == [4, 5, 6, 7], "as much room as can be ahead of a reader stays"
     assert store.snapshot()["waiting"] == 0
+
+
+def test_what_was_read_ahead_is_not_driven_out_by_more(store: NodeStore) -> None:
+    store.handle(0.5, B, m.Create(oid(2, B), CAPACITY - 6 * SIZE))
+    asked = [at for counter in range(COUNT) for at in read(store, counter)]
+    assert sorted(asked) == list(range(COUNT)), "each was read once"
 
 
 def test_a_disk_that_fails_while_nobody_asks_loses_nothing(store: NodeStore) -> None:

@@ -119,3 +119,17 @@ def test_backoff_grows_with_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert delays[0] == 0.0 and delays == sorted(delays) and delays[-1] == Backoff.LONGEST
     backoff.touch()
     assert backoff.delay() == 0.0
+
+
+def test_spinning_ends_soon_and_at_once_where_the_core_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr("hpcray.transport.base.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("hpcray.transport.base.os.sched_yield", lambda: None)
+    backoff = Backoff()
+    backoff.touch()
+    assert backoff.lively()
+    now[0] += 2 * Backoff.SPIN
+    assert not backoff.lively()
+    backoff.touch()
+    monkeypatch.setattr("hpcray.transport.base.os.sched_yield", lambda: now.__setitem__(0, now[0] + 2 * Backoff.ALONE))
+    assert not backoff.lively(), "somebody else ran meanwhile"

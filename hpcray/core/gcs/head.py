@@ -26,8 +26,8 @@ HANDLES: tuple[type, ...] = (
     m.GcsCall, m.Unmet, m.GrantRefused, m.NodeView, m.SetJob,
     m.CreateGroup, m.WatchGroup, m.RemoveGroup, m.BundlesPrepared,
 )  # fmt: skip
-"""Message types for `HeadCore.handle`. On node 0, where raylet and head share an id, KillActor and SetJob are for the
-head core unless their source is the head itself."""
+"""Message types for `HeadCore.handle`. In the head's raylet KillActor and SetJob are for the head core, unless their
+source is the head itself."""
 
 
 class HeadCore:

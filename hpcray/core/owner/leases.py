@@ -238,7 +238,7 @@ class LeaseClient:
             return False
         if us < SHORT_US and worker.load + us < PIPELINE_US:
             return True
-        if worker.load >= AHEAD_US or (sent > 1 and worker.load + us > AHEAD_LOAD_US):
+        if worker.load >= AHEAD_US or (sent > 1 and (us < SHORT_US or worker.load + us > AHEAD_LOAD_US)):
             return False
         # While there are as many for each other worker, it does not matter which of them are next.
         return len(worker.klass.queue) > sent * len(worker.klass.ring)

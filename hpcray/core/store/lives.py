@@ -84,10 +84,12 @@ class ObjectLives:
 
     def _asked_on_disk(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Somebody asks for an object that is on disk, and perhaps in memory: the next ones may come back early."""
-        self._read_ahead.asked(obj, lambda other: self._back_early(now, other, out))
+        # What was read ahead must not be driven out by more of the same.
+        self._read_ahead.asked(obj, lambda other: self._back_early(now, other, out, self._read_ahead.window))
 
-    def _back_early(self, now: float, obj: StoredObject, out: list[Effect]) -> bool:
-        if not self._space.has_room(obj.size):
+    def _back_early(self, now: float, obj: StoredObject, out: list[Effect], spare: int = 0) -> bool:
+        """Bring an object back that nobody waits for; False: there are no `spare` bytes beside it."""
+        if not self._space.has_room(obj.size + spare):
             return False
         self._want_back(now, obj, out)
         self._drop_request(obj, out)

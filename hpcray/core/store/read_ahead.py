@@ -29,10 +29,13 @@ class ReadAhead:
     Args:
         size: bytes of the store.
         on_disk: the objects on disk, by the number of their slot: the order in which they were written.
+
+    Attributes:
+        window: bytes that are read ahead of one reader.
     """
 
     def __init__(self, size: int, on_disk: Mapping[int, StoredObject]) -> None:
-        self._window = min(WINDOW, size // _SHARE)
+        self.window = min(WINDOW, size // _SHARE)
         self._on_disk = on_disk
         self._courses: dict[int, _Course] = {}
 
@@ -65,7 +68,7 @@ class ReadAhead:
             obj = self._on_disk.get(course.until)
             if obj is not None:
                 ahead += obj.size
-                if ahead > self._window or (obj.state is State.SPILLED and not restore(obj)):
+                if ahead > self.window or (obj.state is State.SPILLED and not restore(obj)):
                     return
             course.until = max(course.until + 1, self._next(course.until))
             if course.until not in self._on_disk:

@@ -1,7 +1,7 @@
 """Every message of hpcray, one file per conversation. Each is a tagged msgspec struct, encoded as a msgpack array.
 
-`p` process (driver or worker), `r` raylet, `g` the GCS (in raylet 0). All ids are bytes (`base.ids`), resource amounts
-are units (`base.resources`), times are seconds, sizes are bytes. A tag is never used twice.
+`p` process (driver or worker), `r` raylet, `g` the GCS (in the head's raylet). All ids are bytes (`base.ids`), resource
+amounts are units (`base.resources`), times are seconds, sizes are bytes. A tag is never used twice.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class RunInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(Struct, array_like=True, tag=2):
-    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node that is it now."""
+    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is."""
 
     proc: bytes
     node_id: str
