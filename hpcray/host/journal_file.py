@@ -31,7 +31,8 @@ _CLOSE_TIME = 10.0
 
 
 class JournalFile:
-    """One job's journal. Writing and fsync happen in a thread: a shared file system may take its time.
+    """One job's journal. Writing and fsync happen in threads: a shared file system may take its time. What is written
+    survives the death of this process, what is synced that of its machine.
 
     Args:
         directory: made (0700) if it is not there.
@@ -45,7 +46,10 @@ class JournalFile:
         self._warn = warn
         self._path = os.path.abspath(os.path.expanduser(directory))
         self._jobs: queue.SimpleQueue[tuple[list[bytes], bool] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._unsynced = threading.Event()
+        self._file_kept = threading.Lock()
+        self._ended = False
         self._file = -1
         self._failed = False
         try:
@@ -94,9 +98,13 @@ class JournalFile:
 
     def close(self, remove: bool = False) -> None:
         """Write what is left. remove: the job is done, there is nothing to go on with."""
-        if self._thread is not None:
+        if self._threads:
             self._jobs.put(None)
-            self._thread.join(_CLOSE_TIME)
+            for thread in self._threads:
+                thread.join(_CLOSE_TIME)
+        if self._file >= 0 and not (remove or self._failed):
+            with contextlib.suppress(OSError):
+                os.fsync(self._file)
         if remove:
             for name in (_NAME, _NEW):
                 with contextlib.suppress(OSError):
@@ -109,9 +117,10 @@ class JournalFile:
     # ------------------------------------------------------------ the thread
 
     def _hand_over(self, job: tuple[list[bytes], bool]) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="hpcray-journal", daemon=True)
-            self._thread.start()
+        if not self._threads:
+            for run in (self._run, self._sync):
+                self._threads.append(threading.Thread(target=run, name="hpcray-journal", daemon=True))
+                self._threads[-1].start()
         self._jobs.put(job)
 
     def _run(self) -> None:
@@ -126,8 +135,25 @@ class JournalFile:
                 try:
                     self._write([job for job in jobs if job is not None])
                 except OSError as error:
-                    self._failed = True
-                    self._warn(f"the journal in {self._path} is not written any more: {error.strerror or error}")
+                    self._fail(error)
+        self._ended = True
+        self._unsynced.set()
+
+    def _sync(self) -> None:
+        while not self._ended:
+            self._unsynced.wait()
+            self._unsynced.clear()
+            with self._file_kept:
+                try:
+                    if self._file >= 0 and not self._failed:
+                        os.fsync(self._file)
+                except OSError as error:
+                    self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            self._warn(f"the journal in {self._path} is not written any more: {error.strerror or error}")
 
     def _write(self, jobs: list[tuple[list[bytes], bool]]) -> None:
         latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)
@@ -136,7 +162,7 @@ class JournalFile:
         following = b"".join(_record(record) for records, _ in jobs[latest + 1 :] for record in records)
         if following and self._file >= 0:
             _write_all(self._file, following)
-            os.fsync(self._file)
+            self._unsynced.set()
 
     def _replace(self, records: list[bytes]) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -152,9 +178,10 @@ class JournalFile:
         except BaseException:
             os.close(fd)
             raise
-        self._file, old = fd, self._file
-        if old >= 0:
-            os.close(old)
+        with self._file_kept:
+            self._file, old = fd, self._file
+            if old >= 0:
+                os.close(old)
 
     def _locked(self) -> int:
         """The lock's descriptor, -1 on file systems without locks."""

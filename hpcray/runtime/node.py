@@ -164,8 +164,6 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
 
 def load_worker() -> Callable[[str, int, int], NoReturn]:
     """Import what every worker needs; runs in the template process."""
-    import asyncio  # noqa: F401
-
     import numpy  # noqa: F401
 
     import hpcray

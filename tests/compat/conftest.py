@@ -35,8 +35,11 @@ def as_ray() -> Iterator[Any]:
     if os.environ.get("HPCRAY_TEST_ENGINE") == "ray":
         yield importlib.import_module("ray")
         return
+    given = os.environ.get("RAY_DEDUP_LOGS")
     yield importlib.import_module("hpcray.compat.ray")  # not `import`: linters sort that behind `import ray`
     _without_ray()
+    if given is None:
+        os.environ.pop("RAY_DEDUP_LOGS", None)  # `install` has set it
 
 
 @pytest.fixture(scope="package")

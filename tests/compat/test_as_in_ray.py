@@ -17,6 +17,7 @@ from .rows import row
 from .test_table_core import script
 
 OURS = os.environ.get("HPCRAY_TEST_ENGINE") != "ray"
+ours_only = pytest.mark.skipif(not OURS, reason="Ray does not promise that, or does otherwise")
 
 
 @row("num_cpus, num_gpus")
@@ -90,6 +91,7 @@ def test_private_names_of_handles(ray: Any) -> None:
     assert not actor._ray_is_cross_language
 
 
+@ours_only
 @row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
 def test_bind_says_that_there_are_no_graphs(ray: Any) -> None:
     actor_class = ray.remote(num_cpus=0)(type("Actor", (), {"f": lambda self: 1}))
@@ -121,6 +123,7 @@ def test_generators_with_a_fixed_number_of_returns(ray: Any) -> None:
         ray.get(few[1], timeout=60)
 
 
+@ours_only
 @row("max_retries, retry_exceptions")
 def test_a_generator_that_fails_and_runs_again_sends_what_the_last_run_made(ray: Any, tmp_path: Path) -> None:
     log = tmp_path / "runs"
@@ -167,6 +170,7 @@ def test_the_value_of_a_cancelled_call_is_dropped(ray: Any, until: Callable[...,
     assert ray.get(actor.told.remote(), timeout=60), "the method has seen it, and the actor lives"
 
 
+@ours_only
 @row("name, namespace, get_if_exists, lifetime")
 def test_the_name_of_an_actor_without_handles_is_free(ray: Any) -> None:
     class Actor:

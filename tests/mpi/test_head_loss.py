@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import Job
-from helpers.leaks import LeakCheck
+from helpers.leaks import LeakCheck, wait_until
 
 from hpcray.host.launcher import open_mpi_wheel
 from hpcray.host.session import live_sessions
@@ -67,7 +67,7 @@ assert ray.get([counter.more.remote() for counter in (stays, detached, moves, di
 group = placement_group([{{"CPU": 1}}] * 3, strategy="SPREAD", name="group")
 ray.get(group.ready())
 kv._internal_kv_put(b"key", b"value")
-running = [where.options(num_cpus=0, scheduling_strategy=on(node, True)).remote(4.0) for node in (0, 2)]
+running = [where.options(num_cpus=0, scheduling_strategy=on(node, True)).remote(3.0) for node in (0, 2)]
 ray.get(where.options(num_cpus=0, scheduling_strategy=on(0)).remote())
 print("ready", flush=True)
 
@@ -321,4 +321,26 @@ def test_the_next_head_can_end_the_job_in_good_order(leak_check: LeakCheck, tmp_
         assert job.line() == "draining True", job.wait()
         ended = job.wait(60)
     assert ended.code == 75, ended
+    leak_check.check()
+
+
+@pytest.mark.slow
+def test_a_head_that_stood_still_ends_when_it_wakes(leak_check: LeakCheck, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(STORY.format(wait=NOTICED))
+    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--driver-rank", "1", "--cpus-per-node", "2"]
+    with Job([*line, str(script)], {"HPCRAY_HEAD_TIMEOUT": "4", "HPCRAY_NODE_TIMEOUT": "3"}) as job:
+        assert job.line() == "ready", job.wait()
+        (info,) = (info for info in live_sessions() if info.node == 0)
+        os.kill(info.pid, signal.SIGSTOP)
+        try:
+            lines = [job.line()]
+        finally:
+            os.kill(info.pid, signal.SIGCONT)
+        wait_until(lambda: info.pid not in leak_check.processes(), "the end of the old head")
+        lines += [job.line() for _ in TOLD[1:]]
+        ended = job.wait(120)
+    assert lines == TOLD, ended.err
+    assert ended.code == 7, ended.err
+    assert "it was not heard of for" in ended.err and "the head has declared this node dead" in ended.err
     leak_check.check()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import Ended, Job
-from helpers.leaks import LeakCheck
+from helpers.leaks import LeakCheck, wait_until
 
 from hpcray.host.session import live_sessions
 
@@ -103,6 +103,7 @@ def test_so_is_one_whose_raylet_was_killed(leak_check: LeakCheck, home: Path) ->
     (home / "first.py").write_text(FIRST + "import time; time.sleep(100)\n")
     with start(home, "first.py") as job:
         assert job.line() == "[15, 20, 101]", job.wait()
+        wait_until(lambda: b"value" in (home / "journal" / "journal").read_bytes(), "the last of it on the disk")
         (info,) = live_sessions()
         os.kill(info.pid, signal.SIGKILL)
         os.kill(job.pid, signal.SIGKILL)
@@ -119,6 +120,7 @@ def test_a_journal_that_others_can_read_is_refused(leak_check: LeakCheck, home: 
     leak_check.check()
 
 
+@pytest.mark.slow
 def test_a_node_that_the_program_starts_has_no_part_in_it(leak_check: LeakCheck, home: Path) -> None:
     (home / "outer.py").write_text(
         "import subprocess, sys\nimport hpcray as ray\nray.init(num_cpus=1)\n"

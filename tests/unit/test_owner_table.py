@@ -56,6 +56,22 @@ class TestOwned:
         table.release(put_id())
         assert dropped == ["inner"]
 
+    def test_so_do_chains_of_values_all_at_once(self, table: Table) -> None:
+        died: deque[bytes] = deque([put_id(1)])
+
+        class Ref:
+            def __init__(self, oid: bytes) -> None:
+                self.oid = oid
+
+            def __del__(self) -> None:
+                died.append(self.oid)
+
+        for number in range(1, 5):
+            table.owned(put_id(number), contained=[Ref(put_id(number + 1))])
+        table.owned(put_id(5))
+        table.bury(died)
+        assert table.entries == {} and not died
+
     def test_a_stored_value_is_freed_where_copies_are(self, table: Table) -> None:
         table.stored(return_id(), node=2)
         table.on_add_location(m.AddLocation(return_id(), 4))

@@ -109,6 +109,7 @@ class Counting(Losing):
                 del entries[oid]  # a small value of ours, which nobody else knows of
             else:
                 self._maybe_free(oid, entry)
+            entry = None  # refs in its value die here, not after the loop
 
     def view_died(self, oid: bytes) -> None:
         """The last buffer of one read of `oid` died."""
