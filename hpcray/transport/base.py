@@ -182,9 +182,13 @@ class Backoff:
         os.sched_yield()
         return time.monotonic() - now < self.ALONE
 
+    def silence(self) -> float:
+        """Seconds since something moved."""
+        return time.monotonic() - self._last
+
     def delay(self) -> float:
         """How long to sleep now. With 0, others on this core have had a chance to run."""
-        silence = time.monotonic() - self._last
+        silence = self.silence()
         if silence < self.SPIN:
             os.sched_yield()
             return 0.0

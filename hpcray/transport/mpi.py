@@ -21,6 +21,9 @@ _PER_POLL = 256
 _BUFFER = 1 << 20
 _SPARE = 8
 _ARMINGS = 3
+_CLOSE = 0.005
+_CROWD = 4
+"""So many messages, each so many seconds at most after the one before: more will come."""
 
 
 class MpiControl:
@@ -54,6 +57,7 @@ class MpiControl:
         self._news: list[tuple[int, str]] = []
         self._stuck: list[Any] = []
         self._backoff = Backoff()
+        self._crowd = 0
         self._whole = False
         self._slept = False
 
@@ -74,7 +78,7 @@ class MpiControl:
             raise PeerLost(dest, self._dead[dest]) from None
         if not done:
             self._sending.setdefault(dest, deque()).append((request, data))
-        self._backoff.touch()
+        self._moved()
         self._sent[dest] += 1
         if self._bell is not None:
             self._bell.ring(dest, self._sent[dest])
@@ -110,8 +114,13 @@ class MpiControl:
         arrived = self._arrived
         if arrived:
             self._arrived = []
-            self._backoff.touch()
+            self._moved()
         return arrived
+
+    def _moved(self) -> None:
+        # A heartbeat now and then is no reason to stay awake for the next one.
+        self._crowd = self._crowd + 1 if self._backoff.silence() < _CLOSE else 0
+        self._backoff.touch()
 
     def _next(self) -> bool:
         status = self._status
@@ -221,7 +230,7 @@ class MpiControl:
             self._owing = {rank for rank in self._owing if self._received[rank] < self._promised[rank]}
         if self._sending or self._late or self._owing or not self._wakes():
             return self._backoff.delay()
-        return 0.0 if self._backoff.lively() else FOREVER
+        return 0.0 if self._crowd >= _CROWD and self._backoff.lively() else FOREVER
 
     def pending(self) -> bool:
         """See `ControlTransport.pending`."""

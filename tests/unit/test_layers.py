@@ -36,6 +36,7 @@ CORE_MAY_IMPORT = {
     "bisect",
     "collections",
     "collections.abc",
+    "contextlib",
     "dataclasses",
     "enum",
     "functools",

@@ -44,8 +44,11 @@ class JobConfig:
     @classmethod
     def from_json(cls, job_config_json: Mapping[str, Any]) -> JobConfig:
         """From the fields by name, as submitters of jobs have them."""
-        names = ("jvm_options", "code_search_path", "runtime_env", "metadata", "ray_namespace")
-        return cls(**{name: job_config_json.get(name) for name in names})
+        said = job_config_json.get
+        return cls(
+            said("jvm_options"), said("code_search_path"), said("runtime_env"), False, said("metadata"),
+            said("ray_namespace"),
+        )  # fmt: skip
 
     def set_metadata(self, key: str, value: str) -> None:
         """Add an entry to `metadata`."""
