@@ -22,7 +22,7 @@ class RecordFile(msgspec.Struct):
 
 
 def fetch(diagnosis: Diagnosis) -> tuple[list[Record], list[str]]:
-    """The records of all raylets, drivers and workers that answer, and what the others lack."""
+    """The records of all raylets, drivers and workers that answer, and what the others lack but who ends meanwhile."""
     found: list[Record] = []
     missing: list[str] = []
     for node in diagnosis.roll():
@@ -32,14 +32,15 @@ def fetch(diagnosis: Diagnosis) -> tuple[list[Record], list[str]]:
         if raylet not in told:
             missing.append(f"node {node.index}: {node.problem or 'it does not record; hint: HPCRAY_RECORD=1'}")
             continue
-        missing += [f"node {node.index}: {one.title} did not answer" for one in people.values() if one.proc not in told]
+        mute = [one for one in people.values() if one.proc not in told and one.proc not in diagnosis.gone]
+        missing += [f"node {node.index}: {one.title} did not answer" for one in mute]
         for proc, names in told.items():
             for name in names:
                 record = _fetch_one(diagnosis, proc, name)
-                if record is None:
-                    missing.append(f"node {node.index}: no answer while the {name} core of {show_proc(proc)} was read")
-                else:
+                if record is not None:
                     found.append(record)
+                elif proc not in diagnosis.gone:
+                    missing.append(f"node {node.index}: no answer while the {name} core of {show_proc(proc)} was read")
     return found, missing
 
 

@@ -52,6 +52,7 @@ def work(session):
     ray.util.remove_placement_group(group)
     ray.kill(actors[0])
     ray.get([echo.remote(i) for i in range(100)])
+    return actors  # without a handle they would end while they are read
 
 
 def test_the_same_decisions_again(work, tmp_path: Path):

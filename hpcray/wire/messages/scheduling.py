@@ -106,8 +106,8 @@ class NodeView(Struct, array_like=True, tag=23):
 
 
 class OthersWait(Struct, array_like=True, tag=24):
-    """g→r: work finds no room, for lack of these. No lease that holds any of it should idle then, here either, but those
-    of this class of this holder, if it is the only one that waits. Nothing is lacking: none waits any more."""
+    """g→r: work finds no room, for lack of these. No lease that holds any of it should idle then, here either, but
+    those of this class of this holder, if it is the only one that waits. Nothing is lacking: none waits any more."""
 
     lacking: list[str] = []
     holder: bytes = b""
