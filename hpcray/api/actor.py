@@ -296,7 +296,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
     with process.engine.lock:
-        process.submitter.actors.client(actor)
+        process.submitter.actors.client(actor).kill()
         process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by `ray.kill`."))
         process.engine.flush()
 

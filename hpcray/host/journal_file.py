@@ -18,6 +18,7 @@ import queue
 import stat
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -97,14 +98,19 @@ class JournalFile:
         self._hand_over((records, True))
 
     def close(self, remove: bool = False) -> None:
-        """Write what is left. remove: the job is done, there is nothing to go on with."""
+        """Write what is left. remove: the job is done, there is nothing to go on with.
+
+        A file system that does not answer is not waited for: its files close, and its lock ends, with this process.
+        """
         if self._threads:
             self._jobs.put(None)
+            deadline = time.monotonic() + _CLOSE_TIME
             for thread in self._threads:
-                thread.join(_CLOSE_TIME)
-        if self._file >= 0 and not (remove or self._failed):
-            with contextlib.suppress(OSError):
-                os.fsync(self._file)
+                thread.join(max(0.0, deadline - time.monotonic()))
+            if any(thread.is_alive() for thread in self._threads):
+                what = "is not removed" if remove else "lacks its end"
+                self._warn(f"the journal in {self._path} {what}: the file system has not answered for {_CLOSE_TIME} s")
+                return
         if remove:
             for name in (_NAME, _NEW):
                 with contextlib.suppress(OSError):
@@ -117,6 +123,10 @@ class JournalFile:
     # ------------------------------------------------------------ the thread
 
     def _hand_over(self, job: tuple[list[bytes], bool]) -> None:
+        if job[1]:  # what was to be written before matters no more: where the disk is slow it does not pile up
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._jobs.get_nowait()
         if not self._threads:
             for run in (self._run, self._sync):
                 self._threads.append(threading.Thread(target=run, name="hpcray-journal", daemon=True))
@@ -140,9 +150,11 @@ class JournalFile:
         self._unsynced.set()
 
     def _sync(self) -> None:
-        while not self._ended:
+        ended = False
+        while not ended:
             self._unsynced.wait()
             self._unsynced.clear()
+            ended = self._ended  # with this, nothing more is written
             with self._file_kept:
                 try:
                     if self._file >= 0 and not self._failed:

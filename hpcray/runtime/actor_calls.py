@@ -307,6 +307,7 @@ class ActorCalls:
         client = self._clients.get(msg.actor)
         if client is None:
             return
+        client.heard()
         if msg.state != client.state:
             self._last_words.news(client)
         waits = msg.state != ALIVE and bool(client.inflight) and self._last_words.wait(client)
@@ -368,6 +369,7 @@ class ActorCalls:
         """A worker is gone; if it was an actor's, the GCS will say what follows. Calls wait for its word."""
         client = self._by_worker.get(proc)
         if client is not None:
+            client.heard()
             for task in client.inflight.values():
                 self._process.left_behind(task, proc)
             self._unbind(client)

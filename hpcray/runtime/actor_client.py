@@ -19,12 +19,13 @@ class ActorClient:
     out_of_order: calls may overtake those that wait for their arguments; these are in `late` until they are ready.
     hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
     creation_keep: the refs in the constructor's arguments, of an actor that we created, as long as it may run again.
+    killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
     restartable: whether it may run again after it was up. detached: whether handles to it are not counted.
     """
 
     __slots__ = (
-        "actor", "class_name", "creation_keep", "detached", "error", "hold", "inflight", "late", "out_of_order",
-        "queue", "reason", "restartable", "state", "worker",
+        "actor", "class_name", "creation_keep", "detached", "error", "hold", "inflight", "killed", "late",
+        "out_of_order", "queue", "reason", "restartable", "state", "worker",
     )  # fmt: skip
 
     def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
@@ -34,13 +35,23 @@ class ActorClient:
         self.late: dict[bytes, Task] = {}
         self.hold: Any = None
         self.state = PENDING
-        self.worker = b""
+        self.worker = self.killed = b""
         self.reason = ""
         self.error = b""
         self.queue: deque[Task] = deque()
         self.inflight: dict[bytes, Task] = {}
         self.creation_keep: Any = None
         self.restartable = self.detached = False
+
+    def kill(self) -> None:
+        """It was told to die: what is called from now on must not reach the worker that it still has."""
+        if self.worker:
+            self.killed, self.worker = self.worker, b""
+
+    def heard(self) -> None:
+        """It is known what becomes of it."""
+        if self.killed:
+            self.worker, self.killed = self.killed, b""
 
     def check_limit(self, limit: int) -> None:
         """Raise PendingCallsLimitExceeded when one more call would be too many; limit: -1 for none."""

@@ -191,6 +191,7 @@ class Standby:
         membership = Membership(raylet.seat.cluster_size, who.session, config, now, me)
         membership.resume(now, who.infos, who.dead, raylet.run)
         old = headship.node
+        unwritten = raylet.buried - who.dead.keys()
         died = membership.node_failed(now, old, reason)
         self._tell(membership, old)
         for node, why in list(raylet.router.lost_nodes.items()):
@@ -203,6 +204,8 @@ class Standby:
         headship.moved_to(me, headship.epoch + 1, (self._taken or {}).get(me, 0))
         raylet.router.to_head.settled(_ALL)
         raylet.apply(effect for effect in died if not _is_death_of(old, effect))  # which `NewHead` has told
+        for node in sorted(unwritten):  # dead and buried here by the old head's word, and only the journal lacks it
+            raylet.apply(head.node_died(now, node, raylet.router.lost_nodes[node]))
         self._keep_file(head)
 
     def _keep_file(self, head: HeadCore) -> None:

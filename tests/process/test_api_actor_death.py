@@ -330,6 +330,16 @@ class TestRestart:
         ray.kill(actor)
         eventually(lambda: _is_dead_for_good(actor))
 
+    def test_no_call_after_a_kill_reaches_what_was_killed(self):
+        actor = Mortal.options(max_restarts=-1).remote()
+        for _ in range(5):
+            pid = ray.get(actor.pid.remote())
+            ray.kill(actor, no_restart=False)
+            assert ray.get(actor.pid.remote()) != pid
+        ray.kill(actor)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            ray.get(actor.pid.remote())
+
     def test_max_task_retries(self, tmp_path):
         executions = Marks(tmp_path / "executions")
         actor = Mortal.options(max_restarts=1, max_task_retries=1).remote()

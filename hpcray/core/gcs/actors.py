@@ -76,6 +76,7 @@ class ActorTable:
         if early is not None:
             actor.watchers |= early.watchers
         if early is not None and early.killed:
+            self.notes.add(notes.KILLED, spec.actor)
             self._end(actor, early.killed, out)
         elif msg.ready:
             self._place(now, actor, out)
@@ -342,6 +343,8 @@ class ActorTable:
             if not mine:
                 del self._owned[actor.owner]
         self._tell(actor, out)
+        for proc in actor.watchers if self.notes.on else ():
+            self.notes.add(notes.WATCH, spec.actor + proc)
         actor.watchers.clear()
         actor.spec = msgspec.structs.replace(spec, cls=b"", args=b"", refs=[])
         self.notes.add(notes.SPEC, spec.actor)

@@ -63,9 +63,13 @@ class AdoptingActors(ActorTable):
         places = dict(here.keys())
         for actor in list(self.actors.values()):
             ident, node = actor.spec.actor, actor.node
-            if actor.state == DEAD or not actor.complete or (ident, node) in here:
+            if actor.state == DEAD or not actor.complete:
                 continue
-            if ident in places:
+            found = here.get((ident, node))
+            if found is not None:
+                if actor.state == ALIVE and found[1] > actor.restarts:
+                    self._moved(actor, node, found[1], out)
+            elif ident in places:
                 self._moved(actor, places[ident], here[ident, places[ident]][1], out)
             elif node in held:
                 self._missing(now, actor, gone.get((node, ident)), out)
@@ -85,7 +89,7 @@ class AdoptingActors(ActorTable):
         return [Send(raylet_of(node), m.KillActor(ident, True, _UNKNOWN)) for ident, node in found.items()]
 
     def _moved(self, actor: Actor, node: int, restarts: int, out: list[Effect]) -> None:
-        """The old head had sent it to another place than was written down last."""
+        """The old head had sent it to another place than was written down last, or to the same one again."""
         self._unwait(actor)
         if actor.node >= 0:
             self._view.give_soft(actor.node, actor.soft)
@@ -145,13 +149,14 @@ class AdoptingGroups(PlacementGroups):
     def reconcile(self, now: float, held: Mapping[int, m.Held]) -> list[Effect]:
         """Compare with the bundles that nodes have."""
         out: list[Effect] = []
+        here = {node: {(ident, index) for ident, index, _ in said.bundles} for node, said in held.items()}
         for group in self._groups.values():
             missing = {
                 node
                 for index, node in enumerate(group.nodes)
                 if group.state != REMOVED
-                and node in held
-                and (group.spec.group, index) not in {(ident, at) for ident, at, _ in held[node].bundles}
+                and node in here
+                and (group.spec.group, index) not in here[node]
             }
             for node in sorted(missing):
                 self._lose(now, group, node, out)

@@ -340,6 +340,8 @@ class PlacementGroups:
             if not mine:
                 del self._owned[group.spec.owner]
         self._set_state(group, REMOVED, reason, out)
+        for proc in group.watchers if self.notes.on else ():
+            self.notes.add(notes.GROUP_WATCH, ident + proc)
         group.watchers.clear()
         self._kept.append(ident)
         self._forget_id(group.key)
