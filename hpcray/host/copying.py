@@ -28,15 +28,18 @@ def copy_together(copy: Callable[[Any, Any], object], target: Any, source: Any, 
     """
     size = len(source)
     step = -(-size // threads // _PAGE) * _PAGE
-    helpers = [
-        threading.Thread(target=copy, args=(target[at : at + step], source[at : at + step]), name="hpcray-copy")
-        for at in range(step, size, step)
-    ]
+    parts = [(target[at : at + step], source[at : at + step]) for at in range(0, size, step)]
+    helpers = [threading.Thread(target=copy, args=part, name="hpcray-copy") for part in parts[1:]]
     interrupted: BaseException | None = None
-    for helper in helpers:
-        helper.start()
+    own = parts[:1]
     try:
-        copy(target[:step], source[:step])
+        for helper, part in zip(helpers, parts[1:], strict=True):
+            try:
+                helper.start()
+            except RuntimeError:  # a limit on processes or threads
+                own.append(part)
+        for part in own:
+            copy(*part)
     finally:
         for helper in helpers:
             while helper.is_alive():

@@ -67,6 +67,11 @@ class JournalFile:
             os.close(self._dir)
             raise
 
+    @property
+    def path(self) -> str:
+        """The directory."""
+        return self._path
+
     def read(self) -> list[bytes]:
         """The records of an earlier run; none where there is no journal.
 
@@ -144,7 +149,7 @@ class JournalFile:
             if not self._failed:
                 try:
                     self._write([job for job in jobs if job is not None])
-                except OSError as error:
+                except (OSError, MemoryError, struct.error) as error:
                     self._fail(error)
         self._ended = True
         self._unsynced.set()
@@ -162,10 +167,11 @@ class JournalFile:
                 except OSError as error:
                     self._fail(error)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: Exception) -> None:
         if not self._failed:
             self._failed = True
-            self._warn(f"the journal in {self._path} is not written any more: {error.strerror or error}")
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._warn(f"the journal in {self._path} is not written any more: {why}")
 
     def _write(self, jobs: list[tuple[list[bytes], bool]]) -> None:
         latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)

@@ -10,7 +10,7 @@ from hpcray.host.allocation import read_allocation
 from hpcray.host.probe import _cgroup_directories, _read_number
 from hpcray.host.procfs import group_memory, own_memory
 
-_MEMINFO = Path("/proc/meminfo")
+_MEMINFO = "/proc/meminfo"
 _UNLIMITED = 1 << 60
 _SCAN_EVERY = 4
 
@@ -83,7 +83,8 @@ def _machine() -> Usage:
 
 def _meminfo() -> dict[str, int]:
     try:
-        lines = _MEMINFO.read_text().splitlines()[:4]
+        with open(_MEMINFO, "rb", buffering=0) as file:  # several times a second: only the lines that are asked for
+            lines = file.read(128).decode().splitlines()[:3]
     except OSError:
         return {}
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}

@@ -136,8 +136,8 @@ class SpillFiles:
                 stream.skip_to(position)
                 stream.put(self._arena.view(offset, size), not offset % PAGE)
             stream.finish()
-        except OSError as problem:
-            error = f"{problem.strerror or problem} ({self.directory})"
+        except Exception as problem:  # whatever it is: without a report everybody would wait for ever
+            error = self._describe(problem)
         self._tell(b"", error)
 
     def _read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
@@ -147,8 +147,8 @@ class SpillFiles:
             if fd is None:
                 raise OSError("it was given up meanwhile")
             read(fd, position, self._arena.view(offset, size), not offset % PAGE, self._bounce(), self._over)
-        except OSError as problem:
-            error = f"{problem.strerror or problem} ({self.directory})"
+        except Exception as problem:
+            error = self._describe(problem)
         self._tell(ident, error)
 
     def _discard(self, segment: int, position: int, size: int, last: bool) -> None:
@@ -164,7 +164,11 @@ class SpillFiles:
         total, dead = self._dead.get(segment, (0, []))
         dead.append((position, position + size))
         self._dead[segment] = (total + size, dead)
-        if 2 * (total + size) >= os.fstat(fd).st_blocks * _SECTOR:
+        try:
+            taken = os.fstat(fd).st_blocks * _SECTOR
+        except OSError:  # a stale handle, a broken disk: its reads will tell
+            return
+        if 2 * (total + size) >= taken:
             for begin, end in _joined(dead):
                 begin, end = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
                 if end > begin:  # not every file system can
@@ -177,6 +181,10 @@ class SpillFiles:
         if found is None:
             found = self._own.bounce = buffer()
         return found
+
+    def _describe(self, problem: Exception) -> str:
+        text = problem.strerror if isinstance(problem, OSError) else ""
+        return f"{text or str(problem) or type(problem).__name__} ({self.directory})"
 
     def _over(self) -> bool:
         return self._closed

@@ -128,10 +128,14 @@ class AsyncLane:
         return self._taken == self._ended
 
     def _cancel(self, task: bytes) -> None:
-        running = self._tasks.get(task)
-        if running is not None:
+        if task in self._tasks:
             # Not at once: a coroutine that is cancelled before its first step would never see it, nor answer.
-            self.loop.call_soon(running.cancel)
+            self.loop.call_soon(self._cancel_now, task)
+
+    def _cancel_now(self, task: bytes) -> None:
+        running = self._tasks.get(task)
+        if running is not None:  # else it has ended meanwhile: what is cancelled would be its answer
+            running.cancel()
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -50,6 +50,7 @@ class Cluster:
         broken: whether other nodes may be dead or gone, so that MPI cannot be left in good order.
         drain: the announced end of the job.
         program_lost: whether the node that ran the program has died; its exit code is then the head's to tell.
+        fenced: whether the job goes on without this node, which was declared dead.
         followed: given why the head is gone, and whether that is certain: whether another one takes its place.
     """
 
@@ -68,9 +69,7 @@ class Cluster:
         program_is_far: bool = False,
     ) -> None:
         self.failure = ""
-        self.broken = False
-        self.came_up = False
-        self.program_lost = False
+        self.broken = self.came_up = self.program_lost = self.fenced = False
         self.followed: Callable[[str, bool], bool] = lambda reason, certain: False
         self._raylet = raylet
         self._loop = raylet.loop
@@ -289,6 +288,7 @@ class Cluster:
         """All others believe that this node is dead, and go on without it. It is no failure of the job."""
         if not self._leaving.begun or self._cut_off_at:
             self._raylet.say(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
+        self.fenced = True
         self._leave_alone(0)
         if self._cut_off_at:
             self._connected_again()

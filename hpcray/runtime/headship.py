@@ -17,7 +17,7 @@ class Headship:
         node: index of the node whose raylet is the head, or was until it died.
         epoch: how often the head has moved, as far as this node knows.
         lost: the head is dead, and no successor is known yet.
-        taken: how many of this node's frames to the head the present one knew of when it took over (`Router.keep`).
+        taken: how many of this node's frames to the head the present one knew of when it took over (`ToHead`).
         listeners: called after a move, in order.
     """
 

@@ -9,10 +9,12 @@ import msgspec
 
 from hpcray.base.config import Config
 from hpcray.base.failures import StartupError
+from hpcray.base.ids import NIL_PROC
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.journal import Replica, pieces
 from hpcray.host.allocation import job_to_ask
 from hpcray.host.journal_file import JournalFile
+from hpcray.wire.messages.processes import JobInfo, SetJob
 from hpcray.wire.messages.succession import Change
 
 if TYPE_CHECKING:
@@ -96,17 +98,22 @@ def check_journal(config: Config, environ: MutableMapping[str, str], rank: int) 
 
 
 def read_back(file: JournalFile) -> Replica | None:
-    """The rows of an earlier run; None where there was none.
+    """The rows of an earlier run; None where there was none. A head that is not used has understood them all.
 
     Raises:
         StartupError: what is there is no journal of ours.
     """
-    replica = Replica()
+    replica, trial = Replica(), HeadCore(Config())
     try:
         for record in file.read():
             replica.take(_decoder.decode(record))
-    except msgspec.DecodeError as error:
-        raise StartupError(f"the journal is of another version of hpcray ({error}); hint: remove it") from None
+        trial.earlier = replica
+        trial.handle(0.0, NIL_PROC, SetJob(JobInfo("", "", (), "")))
+    except (msgspec.DecodeError, LookupError, ValueError, TypeError, OverflowError) as error:
+        raise StartupError(
+            f"the journal in {file.path} is damaged, or of another version of hpcray "
+            f"({type(error).__name__}: {error}); hint: remove it"
+        ) from None
     return replica if replica.rows else None
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _NEAR = 0.85
 _HASTE = 5
 """Near the threshold it looks so many times as often."""
+_FAR = 0.5
+"""Where not even so much of the threshold is reached it looks half as often: an idle job costs nothing."""
 _ASK_PERIOD = 1.0
 _ANSWER_TIME = 0.1
 """When so much of the threshold is reached, those who have leases here are asked what may be run again, from time to
@@ -74,8 +76,9 @@ class MemoryWatch:
             return
         self._note_claims()
         self._last = usage = self._read()
-        near = usage.used > _NEAR * self._threshold * usage.limit
-        loop.call_at(loop.now + self._period / (_HASTE if near else 1), self._look)
+        share = usage.used / (self._threshold * usage.limit) if usage.limit else 0.0
+        near = share > _NEAR
+        loop.call_at(loop.now + self._period * (1 / _HASTE if near else 2 if share < _FAR else 1), self._look)
         if near and loop.now - self._asked >= _ASK_PERIOD:
             self._ask()
         if not self._guard.short(loop.now, usage.used, usage.limit):

@@ -348,9 +348,9 @@ def _serve(
         node.journal = open_journal(config, os.environ, raylet.say)
         return node.journal
 
-    follow(raylet, cluster, membership, journal)
-    cluster.join()
     try:
+        follow(raylet, cluster, membership, journal)
+        cluster.join()
         loop.run(raylet)
     finally:
         prefault.stop()
@@ -359,7 +359,8 @@ def _serve(
         node.template.close()
         node.session.remove()
         if node.journal is not None:
-            node.journal.close(remove=cluster.came_up and leaving.begun and not (leaving.code or cluster.drain.again))
+            over = cluster.came_up and leaving.begun and not cluster.fenced
+            node.journal.close(remove=over and not (leaving.code or cluster.drain.again))
     failure = cluster.failure
     if not cluster.came_up:
         failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"

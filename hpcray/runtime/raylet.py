@@ -107,6 +107,7 @@ class Raylet:
             self.lead(head, gcs.HANDLES)
         self.headship.listeners.append(self._head_moved)
         self.handlers[m.ListStore] = self._list_store
+        self.handlers[m.Infeasible] = self._resumed_waits
         self.carriers: dict[type, Callable[[Any], None]] = {
             fx.Send: lambda effect: router.send(effect.dest, effect.msg),
             fx.ForkWorker: lambda effect: self.processes.fork(effect.number, effect.env),
@@ -259,6 +260,11 @@ class Raylet:
         effects = self.store.handle(now, src, msg)
         self._prefault.allocated_to(self.store.high_water)
         return effects
+
+    def _resumed_waits(self, now: float, src: bytes, msg: m.Infeasible) -> Iterable[Any]:
+        """Of an actor or a group that came back from an earlier run; the makers of all others are processes."""
+        self.say(f"from the journal of an earlier run: {msg.reason}")
+        return _NOTHING
 
     def _list_store(self, now: float, src: bytes, msg: m.ListStore) -> Iterable[Any]:
         """Somebody looks at the node's memory."""

@@ -167,6 +167,21 @@ class Reader:
                 self.table.end_file(msg.id)
                 self.engine.flush()
 
+    def _read_files(self, found: list[Any]) -> list[Any]:
+        """The same blobs, with the bytes of files instead of their places. An interrupt leaves no file open."""
+        blobs: list[Any] = []
+        try:
+            for item in found:
+                blobs.append(self._read_file(item) if type(item) is m.OnDisk else item)
+        except BaseException:
+            with self.engine.lock:
+                for item in found[len(blobs) + 1 :]:  # that one has been ended
+                    if type(item) is m.OnDisk:
+                        self.table.end_file(item.id)
+                self.engine.flush()
+            raise
+        return blobs
+
     def _values(self, found: list[Any]) -> list[Any]:
         """The values of blobs; fewer where some are not there.
 
@@ -174,7 +189,7 @@ class Reader:
             The error that is one of them.
         """
         if m.OnDisk in set(map(type, found)):
-            found = [self._read_file(item) if type(item) is m.OnDisk else item for item in found]
+            found = self._read_files(found)
         values: list[Any] = []
         error: BaseException | None = None
         for item in found:
@@ -236,9 +251,11 @@ class Reader:
                         self.table.want_local(ref._id, waiter, _NOT_URGENT)
                     else:
                         self.table.want_ready(ref._id, waiter)
-                self.block(waiter, None if timeout is None else monotonic() + timeout)
+                enough = self.block(waiter, None if timeout is None else monotonic() + timeout)
                 self.table.forget([ref._id for ref in rest], waiter)
                 done, rest = self._split(refs, num_returns, fetch_local)
+                if enough and len(done) < num_returns:  # they came, but not all of them had room here together
+                    done, rest = self._split(refs, num_returns, False)
             else:
                 self.engine.flush()
         self.engine.run_after()

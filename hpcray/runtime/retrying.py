@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpcray.base.errors import RayTaskError, StreamingGeneratorReplayInconsistentError, UserCodeException
-from hpcray.base.ids import TASK_BYTES
+from hpcray.base.ids import TASK_BYTES, node_of, return_index
 from hpcray.core.owner.lineage import DEPENDENCY, Kept
 from hpcray.core.owner.table import PENDING
 from hpcray.core.owner.tasks import Task
@@ -108,6 +108,9 @@ class Retrying:
         with self._engine.lock:
             if wanted and not task.cancelled:
                 self._submitter.drop_returns(task.worker or b"", msg)
+                for index, item in enumerate(msg.returns):
+                    if item.size and task.worker is not None:  # of a generator, which raised after it
+                        self._table.left_behind(task.id + return_index(index), node_of(task.worker))
                 self._count(task)
                 self.submit(task)
             else:

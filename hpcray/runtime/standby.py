@@ -33,6 +33,8 @@ PATIENCE = 2.0
 """Who has lost the head waits for its successor for the time-out of the head, and so much longer."""
 ANSWERS_KEPT = 5.0
 """An answer that has not reached who asked within this time, in seconds, is lost with the head, or never."""
+LOCK_RETRY = 10.0
+"""So often, in seconds, a new head tries to get the journal on disk."""
 _ANSWERED = (m.CreateActor, m.CreateGroup, m.GcsCall)
 _NOTHING: tuple[()] = ()
 _ALL = 1 << 62
@@ -208,11 +210,15 @@ class Standby:
             raylet.apply(head.node_died(now, node, raylet.router.lost_nodes[node]))
         self._keep_file(head)
 
-    def _keep_file(self, head: HeadCore) -> None:
+    def _keep_file(self, head: HeadCore, told: bool = False) -> None:
+        """The journal on disk. A file server may keep the lock of a machine that is lost for a while."""
+        loop = self._raylet.loop
         try:
             file = self._open_file()
         except StartupError as error:
-            self._raylet.say(f"no journal is kept any more: {error}")
+            if not told:
+                self._raylet.say(f"no journal is kept for now: {error}")
+            loop.call_at(loop.now + LOCK_RETRY, lambda: self._keep_file(head, True))
             return
         if file is not None:
             Journaling(self._raylet, head, lambda: True).files.append(file)

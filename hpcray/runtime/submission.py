@@ -73,7 +73,7 @@ class Submitter:
             m.TaskReply: self._on_reply,
             m.TakenBack: self._on_taken_back,
             m.ReclaimIdle: lambda src, msg: self.leases.reclaim(node_of(src), msg.busy),
-            m.LeaseRevoked: lambda _, msg: self.process_died(msg.worker, msg.reason),
+            m.LeaseRevoked: lambda _, msg: self._process.process_died(msg.worker, msg.reason),
             m.Infeasible: self._on_infeasible,
             m.ActorState: lambda _, msg: self.actors.on_state(msg),
             m.CancelRef: lambda _, msg: self.cancelling.by_id(msg.id, msg.force, msg.recursive),

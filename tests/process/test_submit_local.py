@@ -59,6 +59,7 @@ def spread(count: int) -> tuple[int, int, list[int]]:
     def square(x: int) -> tuple[str, int]:
         return ray.get_runtime_context().get_node_id(), x * x
 
+    ray.init()
     nodes = [On(node["NodeID"], soft=False) for node in ray.nodes()]
     found = ray.get([square.options(scheduling_strategy=nodes[x % len(nodes)]).remote(x) for x in range(count)])
     print("on", len(ray.nodes()), "nodes", flush=True)

@@ -253,7 +253,8 @@ class FaultCluster(SimCluster):
 
     def task_done(self, holder: bytes, worker: bytes, task: object) -> None:
         a, b = node_of(worker), node_of(holder)
-        self._spoken[a].add(b)
+        if a != b:
+            self._spoken[a].add(b)
         held = self._held(a, b)
         if held is not None:
             held.append(lambda: self.task_done(holder, worker, task))
@@ -262,7 +263,8 @@ class FaultCluster(SimCluster):
 
     def pushed(self, src: bytes, proc: bytes, task: object, ident: bytes = b"") -> None:
         a, b = node_of(src), node_of(proc)
-        self._spoken[a].add(b)
+        if a != b:
+            self._spoken[a].add(b)
         held = self._held(a, b)
         if held is not None:
             held.append(lambda: self.pushed(src, proc, task, ident))

@@ -10,9 +10,10 @@ import pytest
 from raylets import SimNode, World, obeyed_in_order
 
 from hpcray.base.config import Config
-from hpcray.base.ids import HEAD
+from hpcray.base.ids import HEAD, raylet_of
 from hpcray.base.resources import UNIT
 from hpcray.core.gcs.actor import ALIVE, DEAD
+from hpcray.core.gcs.succession import SuccessorHead
 from hpcray.wire import messages as m
 
 CPU = m.Shape((("CPU", UNIT),))
@@ -267,6 +268,8 @@ def test_a_head_that_stood_still_is_obeyed_by_nobody_when_it_wakes(seed: int) ->
     world.nodes[0].paused_until = world.net.now + 25.0
     work(world, clients, world.net.now + 30.0)
     assert HEAD in world.nodes[1].router.mine and world.nodes[0].leaving.begun
+    fenced = [node.cluster.fenced for node in world.nodes]
+    assert fenced == [True, False, False, False], "the journal on disk is not the old head's any more"
     world.run(world.net.now + 20.0)
     check_leaders(world)
     check(world, clients)
@@ -343,3 +346,27 @@ def test_who_died_just_before_the_head_is_dead_for_all(known: bool) -> None:
     work(world, clients[:2], world.net.now + 1.0)
     world.run(world.net.now + 20.0)
     check(world, clients[:2])
+
+
+def test_a_death_that_only_the_journal_lacks_is_not_waited_for() -> None:
+    """The standby has buried a node by the old head's word, but the row of its death did not come any more."""
+    world, clients = begun(6)
+    work(world, clients, 1.5)
+    world.run(world.net.now + 3.0)
+    standby = world.nodes[1].raylet
+    standby.handlers[m.Rows] = lambda now, src, msg: ()
+    world.nodes[3].end()
+    while 3 not in standby.buried:
+        world.run(world.net.now + 0.005)
+    world.nodes[0].end()
+    world.run(world.net.now + 25.0)
+    assert isinstance(standby.head, SuccessorHead) and not standby.head.awaited
+    work(world, clients[:2], world.net.now + 1.0)
+    world.run(world.net.now + 20.0)
+    check(world, clients[:2])
+
+
+def test_the_head_s_raylet_says_why_what_came_back_from_an_earlier_run_waits() -> None:
+    world, _ = begun(0)
+    world.nodes[0].raylet.messages(raylet_of(0), [m.Infeasible(0, "nobody has GPUs")])
+    assert world.said[-1][1:] == (0, "from the journal of an earlier run: nobody has GPUs")

@@ -31,6 +31,7 @@ def hosts(greeting):
     def where():
         return socket.gethostname()
 
+    ray.init()
     nodes = ray.nodes()
     refs = [where.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in nodes]
     print(greeting, "from", socket.gethostname(), flush=True)

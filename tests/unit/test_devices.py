@@ -181,10 +181,12 @@ class TestGrants:
             for lease in [lease for lease in running if seen_by(node, lease.worker) == name][:count]:
                 node.handle(small, m.LeaseReturn(lease.lease))
         node.handle(large, m.Demand(0, GPU1, 1))
+        node.handle(small, m.Demand(0, gpu(QUARTER), 25))
+        assert node.take(m.LeaseGranted, small), "it overtakes the large one, for which room is kept from now on"
         node.tick(RESERVE_AFTER + 0.1)
         node.handle(small, m.Demand(1, gpu(HALF), 1))
         assert node.take(m.LeaseGranted) == [], "only on the sixth there is room, which is to become free"
-        node.handle(small, m.Demand(0, gpu(QUARTER), 25))
+        node.handle(small, m.Demand(0, gpu(QUARTER), 26))
         (fits,) = node.take(m.LeaseGranted)
         assert seen_by(node, fits.worker) != "5"
         (last,) = [lease for lease in running if seen_by(node, lease.worker) == "5"][3:]

@@ -8,7 +8,7 @@ from test_lease_client import ELSEWHERE, HERE, ME, Client
 from hpcray.base.ids import PUT_INDEX, make_proc, raylet_of
 from hpcray.core.owner.entries import STORED, Entry
 from hpcray.core.owner.fetch_ahead import FetchAhead
-from hpcray.core.owner.tasks import Task
+from hpcray.core.owner.tasks import Function, Task
 from hpcray.wire import messages as m
 
 SIZE = 64 << 20
@@ -128,6 +128,24 @@ def test_the_first_is_not_passed_over_for_ever(client: Ahead) -> None:
             return
         running = next(task for task in client.leases.workers[THIRD].inflight.values())
     raise AssertionError("it is still waiting")
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_behind_another_task_goes_only_what_might_have_gone_there_as_the_first(client: Ahead, once: bool) -> None:
+    """What must not run twice is never sent ahead, nor what is not known to be short."""
+    client.function.us = 100.0
+    first, second = client.submit(2)
+    promised = client.task()
+    other = client.task(retries=0 if once else 3)
+    if not once:
+        other.fn = Function(b"g" * 16, "g", b"")  # nobody knows how long it takes
+    for task in (promised, other):
+        client.leases.submit(task, client.klass)
+    client.klass.promised[promised.id] = 5
+    client.grant(ELSEWHERE)
+    ahead = list(client.leases.workers[ELSEWHERE].inflight)
+    assert ahead[:2] == [first.id, second.id] and promised.id in ahead
+    assert other.id not in ahead
 
 
 def test_what_is_cancelled_leaves_nothing(client: Ahead) -> None:

@@ -15,6 +15,7 @@ from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import notes
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.journal import LEAST, Replica, pieces
+from hpcray.core.gcs.succession import SuccessorHead
 from hpcray.wire import messages as m
 
 NODES = 3
@@ -253,6 +254,46 @@ def test_a_replica_forgets_who_watches_nothing_any_more() -> None:
     assert len(list(replica.of(notes.WATCH))) < 2 * LEAST
     second = Side(restored(head, replica))
     assert questions(second.head) == questions(head)
+
+
+def test_a_replica_forgets_who_watched_what_is_no_more() -> None:
+    """A program that lives long and makes actors and groups all the time."""
+    head, replica = up(), Replica()
+    replica.take(head.journal.begin(), whole=True)
+    for number in range(50):
+        early = actor_of(0, 1000 + number)
+        for msg in (
+            m.CreateActor(1, spec(0, number, 1, False, False, 0)), m.KillActor(actor_of(0, number), True, "enough"),
+            m.CreateGroup(2, m.GroupSpec(early, [{"n1": 1}], "PACK")), m.RemoveGroup(early),
+            m.KillActor(early, True, "enough"), m.CreateActor(3, spec(0, 1000 + number, 1, False, False, 0)),
+        ):  # fmt: skip
+            head.handle(1.0, PROCS[0], msg)
+            replica.take(head.journal.changes())
+    assert [row["state"] for row in questions(head)[3]] == ["DEAD"] * 100
+    for table in (notes.WATCH, notes.GROUP_WATCH, notes.KILLED):
+        assert list(replica.of(table)) == []
+
+
+def test_an_actor_that_began_again_on_its_node_is_not_begun_once_more() -> None:
+    """It died and was restarted in the old head's last moment: what its node says of that comes again."""
+    first, replica, worker, second = up(), Replica(), make_proc(1, 20), make_proc(1, 21)
+    replica.take(first.journal.begin(), whole=True)
+    first.handle(1.0, PROCS[2], m.CreateActor(1, spec(2, 1, 1, False, False, -1)))
+    ident = actor_of(2, 1)
+    first.handle(1.0, worker, m.ActorReady(ident, b"", []))
+    replica.take(first.journal.changes())
+    head = SuccessorHead(Config())
+    head.take_over(2.0, replica, 0)
+    out = head.node_died(2.0, 0, "it was lost")
+    out += head.handle(2.0, raylet_of(1), m.ActorGone(ident, worker, "killed by signal 9", False))
+    out += head.handle(2.0, second, m.ActorReady(ident, b"", []))
+    out += head.handle(2.0, raylet_of(1), m.Held(1, [(ident, second, 1)], []))
+    out += head.handle(2.0, raylet_of(2), m.Held(2, [], []))
+    said = [effect.msg for effect in out if isinstance(effect, Send)]
+    assert not [msg for msg in said if isinstance(msg, (m.StartActor, m.KillActor, m.Exit))]
+    assert [msg.state for msg in said if isinstance(msg, m.ActorState)][-1] == "ALIVE"
+    actor = head.actors.actors[ident]
+    assert (actor.state, actor.node, actor.worker, actor.restarts) == ("ALIVE", 1, second, 1)
 
 
 def test_pieces_are_all_of_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from hpcray.core.gcs.kv import KeyValue
 from hpcray.wire import messages as m
 
 ME = make_proc(0, 5)
+NUMBERS = itertools.count(1)
 CPU1 = m.Shape((("CPU", 10_000),))
 
 
@@ -41,10 +43,11 @@ def head(*cpus: float) -> HeadCore:
 
 
 def ask(core: HeadCore, method: str, *args: Any) -> Any:
-    (effect,) = core.handle(0.0, ME, m.GcsCall(3, method, msgspec.msgpack.encode(args)))
+    number = next(NUMBERS)
+    (effect,) = core.handle(0.0, ME, m.GcsCall(number, method, msgspec.msgpack.encode(args)))
     assert isinstance(effect, Send) and effect.dest == ME
     reply = effect.msg
-    assert isinstance(reply, m.GcsReply) and reply.req == 3
+    assert isinstance(reply, m.GcsReply) and reply.req == number
     if not reply.ok:
         raise QueryFailed(reply.value.decode())
     return msgspec.msgpack.decode(reply.value)

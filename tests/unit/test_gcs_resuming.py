@@ -174,3 +174,15 @@ def test_nothing_is_started_before_the_program_is_there_and_questions_wait_for_i
     answers = {e.msg.req: e.msg for e in ask(second, JOB) if isinstance(e, Send) and isinstance(e.msg, m.GcsReply)}
     assert msgspec.msgpack.decode(answers[5].value) == b"value"
     assert answers[6].ok and not answers[7].ok and b"name_taken" in answers[7].value
+
+
+def test_why_something_finds_no_place_any_more_is_told() -> None:
+    first, replica = up(), Replica()
+    large = m.Shape((("GPU", 40_000),))
+    ask(first, m.CreateActor(1, spec(1, "large", place=large, hold=large)))
+    ask(first, m.CreateGroup(0, m.GroupSpec(DRIVER + b"\0\0\0\0\7", [{"GPU": 40_000}], "PACK", "group", "ns")))
+    replica.take(first.journal.begin(), whole=True)
+    second = up(replica)
+    told = [(e.dest, e.msg.reason) for e in ask(second, JOB) if isinstance(e, Send) and isinstance(e.msg, m.Infeasible)]
+    assert [dest for dest, _ in told] == [raylet_of(0)] * 2 and all("GPU" in reason for _, reason in told)
+    assert second.tick(2.0) == []

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcray.base.failures import StartupError
+from hpcray.core.gcs import notes
+from hpcray.host import journal_file
 from hpcray.host.journal_file import JournalFile
+from hpcray.runtime.journaling import read_back
+from hpcray.wire.messages.succession import Change
 
 
 def quiet(text: str) -> None:
@@ -141,3 +147,64 @@ def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.append(b"two")
     file.close()
     assert len(said) == 1 and "is not written any more: No space left on device" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        (notes.ACTOR, b"no row"),
+        (notes.ACTOR, msgspec.msgpack.encode(["ALIVE", 0, b"", 0, "", b"", False, True, []])),
+        (notes.GROUP, msgspec.msgpack.encode(["another", "version"])),
+        (notes.VALUE, b"value"),
+    ],
+)
+def test_rows_that_nobody_understands_end_the_start(tmp_path: Path, table: int, row: bytes) -> None:
+    """Before anything else begins; an actor's row without that of its spec too."""
+    path = tmp_path / "j"
+    write(path, (msgspec.msgpack.encode([Change(table, b"\0\0\0\1\xff", row)]), True))
+    file = JournalFile(str(path), quiet)
+    with pytest.raises(StartupError, match=rf"the journal in {path} is damaged, or of another version .*hint: remove"):
+        read_back(file)
+    file.close()
+
+
+class Stuck:
+    """A file system that answers no more, until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, fd: int, data: bytes) -> int:
+        self.asked.set()
+        self.go_on.wait(60)
+        return self._write(fd, data)
+
+
+def test_a_file_system_that_does_not_answer_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(journal_file, "_CLOSE_TIME", 0.05)
+    stuck = Stuck(monkeypatch)
+    file = JournalFile(str(tmp_path / "j"), said.append)
+    file.rewrite([b"one"])
+    file.close()
+    assert len(said) == 1 and "lacks its end: the file system has not answered" in said[0]
+    stuck.go_on.set()
+    for thread in file._threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in file._threads)
+
+
+def test_what_waits_for_a_slow_disk_does_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(monkeypatch)
+    file = JournalFile(str(tmp_path / "j"), quiet)
+    file.rewrite([b"first"])
+    assert stuck.asked.wait(30)
+    for number in range(100):
+        file.rewrite([b"whole %d" % number])
+        file.append(b"more %d" % number)
+    assert file._jobs.qsize() == 2
+    stuck.go_on.set()
+    file.close()
+    assert read(tmp_path / "j") == [b"whole 99", b"more 99"]

@@ -154,9 +154,7 @@ class AdoptingGroups(PlacementGroups):
             missing = {
                 node
                 for index, node in enumerate(group.nodes)
-                if group.state != REMOVED
-                and node in here
-                and (group.spec.group, index) not in here[node]
+                if group.state != REMOVED and node in here and (group.spec.group, index) not in here[node]
             }
             for node in sorted(missing):
                 self._lose(now, group, node, out)

@@ -52,7 +52,7 @@ def resume(cores: Cores, now: float, replica: Replica) -> Resumed:
         how = msgspec.msgpack.decode(row, type=GroupRow)
         if how.state != REMOVED and not how.spec.owner:
             spec = msgspec.structs.replace(how.spec, group=ids.of(ident))
-            cores.groups.adopt(Group(spec, nodes=[-1] * len(spec.bundles), since=now, told=now, warned=True))
+            cores.groups.adopt(Group(spec, nodes=[-1] * len(spec.bundles), since=now, told=now))
             cores.groups.notes.add(notes.GROUP, spec.group)
             found.groups += 1
     for ident, row in replica.of(notes.ACTOR):
@@ -66,7 +66,7 @@ def resume(cores: Cores, now: float, replica: Replica) -> Resumed:
         new = msgspec.structs.replace(
             old, actor=ids.of(ident), place=_elsewhere(old.place, ids), hold=_elsewhere(old.hold, ids)
         )
-        actor = Actor(new, since=now, warned=True)
+        actor = Actor(new, since=now)
         cores.actors.adopt(actor)
         cores.actors.notes.add(notes.SPEC, new.actor)
         found.actors += 1
@@ -85,7 +85,7 @@ def waits_for_the_past(msg: Message) -> bool:
 
 
 class _Ids:
-    """New ids for old ones. The raylet of node 0 is their maker: it makes no others."""
+    """New ids for old ones. The raylet of node 0 is their maker, and hears why one waits: it makes no others."""
 
     def __init__(self) -> None:
         self._new: dict[bytes, bytes] = {}

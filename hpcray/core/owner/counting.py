@@ -116,8 +116,8 @@ class Counting(Losing):
         self.pins.view_died(oid, self.entries.get(oid))
 
     def _maybe_free(self, oid: bytes, entry: Entry) -> None:
-        if entry.local > 0:
-            return
+        if entry.local > 0 or self.entries.get(oid) is not entry:
+            return  # not there any more: a signal handler, or a destructor, of the user's had refs buried meanwhile
         if oid[:8] == self.me:
             if entry.state == PENDING or entry.borrowers:
                 return  # its task still runs: `_ready` comes back here; so do the ends of borrows

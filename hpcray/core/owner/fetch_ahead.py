@@ -40,12 +40,19 @@ class FetchAhead:
             self._promise(task, klass, node_of(klass.ring[promised].proc))
 
     def take(self, klass: LeaseClass, worker: LeasedWorker) -> Task:
-        """The task of the queue for a worker that has room: the first that is not promised to another node."""
+        """The task of the queue for a worker that has room: the first that is not promised to another node.
+
+        It is the first one's turn to be sent behind another task, and it is short: others only if they are like it.
+        """
         queue, promised, node = klass.queue, klass.promised, node_of(worker.proc)
         at = 0
         if klass.passed < _PASSES:
-            waiting = enumerate(islice(queue, _LOOK))
-            at = next((index for index, task in waiting if promised.get(task.id, node) == node), 0)
+            only = queue[0].fn if worker.inflight else None
+            for index, task in enumerate(islice(queue, _LOOK)):
+                # What must not run twice (retries 0) is never sent ahead: nobody could tell whether it had started.
+                if promised.get(task.id, node) == node and (only is None or (task.fn is only and task.retries)):
+                    at = index
+                    break
         task = queue[at]
         del queue[at]
         klass.passed = klass.passed + 1 if at else 0
