@@ -225,7 +225,7 @@ class Losing(Borrowing):
         self.dead_nodes.add(node)
         self.replicas.node_died(node)
         gone = []
-        for oid, entry in self.entries.items():
+        for oid, entry in list(self.entries.items()):
             if entry.left_at and node in entry.left_at:
                 entry.left_at = [n for n in entry.left_at if n != node]
             if entry.nodes and node in entry.nodes:
@@ -247,7 +247,8 @@ class Losing(Borrowing):
 
     def processes_of(self, node: int) -> set[bytes]:
         """The processes of a node that we have to do with: they own, or hold, what is in this table."""
-        found = {oid[:8] for oid, entry in self.entries.items() if node_of(oid) == node and entry.state == PENDING}
+        entries = list(self.entries.items())
+        found = {oid[:8] for oid, entry in entries if node_of(oid) == node and entry.state == PENDING}
         for oid in self._lent:
             for key in self.entries[oid].borrowers or ():
                 found.update(proc for proc in (key[:8], key[8:]) if proc and node_of(proc) == node)
