@@ -74,7 +74,7 @@ class LeakCheck:
         """Everything that is still there."""
         found = {
             "processes": self.processes(),
-            "sessions": [str(path) for path in self.tmp.rglob("*")],
+            "sessions": [os.path.join(top, name) for top, dirs, files in os.walk(self.tmp) for name in dirs + files],
             "/dev/shm": self._shared_memory(),
             "descriptors": _open_descriptors() - self._fds,
         }
