@@ -43,13 +43,17 @@ def leaks() -> Iterator[LeakCheck]:
         os.environ.update(before)
 
 
+def _directories(leaks: LeakCheck) -> list[str]:
+    return [name for _, names, _ in os.walk(leaks.tmp) for name in names if name.startswith("mpi-")]
+
+
 @pytest.fixture
 def settled(leaks: LeakCheck) -> Iterator[LeakCheck]:
     """The test fails unless after it the CPUs are free, and no rank, guard or directory of a nested job is left."""
     yield leaks
     wait_until(lambda: ray.available_resources().get("CPU") == CPUS, "all CPUs free")
     wait_until(lambda: not nested(leaks), "no process of a nested job")
-    wait_until(lambda: not list(leaks.tmp.rglob("mpi-*")), "no directory of a nested job")
+    wait_until(lambda: not _directories(leaks), "no directory of a nested job")
 
 
 def nested(leaks: LeakCheck) -> dict[int, str]:
