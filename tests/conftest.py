@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from helpers.leaks import LeakCheck, leak_checked
 
-# `.venv/bin/pytest` finds the environment's mpirun as one in an activated environment does: no test is skipped for that.
+# `.venv/bin/pytest` finds the environment's mpirun as in an activated environment: no test is skipped for that.
 _SCRIPTS = os.path.dirname(sys.executable)
 if _SCRIPTS not in os.environ.get("PATH", os.defpath).split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join([_SCRIPTS, os.environ.get("PATH", os.defpath)])
