@@ -41,11 +41,15 @@ class Config:
             (those that vm.nr_hugepages has set aside; "auto" where these do not suffice).
         spill_dir: where a node with a full store writes objects; "": a node-local directory for temporary files.
         spill_threshold: share of the store beyond which objects that nobody reads are written there; 0: never.
+        spill_timeout: a write there, or a read, that has not moved for this long keeps nobody waiting any longer; 0: it
+            may take for ever.
         enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch knows no
             read-only memory: who writes to one changes it for all who read it.
         record_ref_creation_sites: whether it is noted for every ref where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         transfer_chunk: larger objects travel between nodes in pieces of this size.
+        same_host: whether processes of several nodes of one host speak to each other directly, and such nodes copy
+            objects out of each other's stores; else all goes through their raylets and over the wires.
         bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
             the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
         require_rdma: whether a job of several nodes without RDMA does not start.
@@ -93,10 +97,12 @@ class Config:
     huge_pages: str = "auto"
     spill_dir: str = ""
     spill_threshold: float = 0.8
+    spill_timeout: float = 60.0
     enable_zero_copy_torch_tensors: bool = False
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
     transfer_chunk: int = 4 << 20
+    same_host: bool = True
     bind: bool = True
     require_rdma: bool = False
     locality_wait: float = 1.0

@@ -18,6 +18,7 @@ from hpcray.runtime.drain import Drain
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving, forget_node
 from hpcray.runtime.local_links import DRIVER
+from hpcray.runtime.neighbours import neighbours
 from hpcray.runtime.raylet import Raylet
 from hpcray.runtime.signals import Signals
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
@@ -203,7 +204,7 @@ class Cluster:
         self._head_host = next((info.host for info in msg.nodes if info.index == self._raylet.headship.node), "")
         if self._watch is not None:
             self._watch.begin(now, [info.index for info in msg.nodes])
-        raylet.run = msg.run
+        raylet.run, raylet.neighbours = msg.run, neighbours(me, msg.nodes)
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
         if self._membership is None and raylet.node != raylet.seat.driver_rank:

@@ -24,14 +24,14 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from hpcray.base.errors import RaySystemError
 from hpcray.core.owner.table import Waiter
 from hpcray.runtime.early_thread import EarlyThread
-from hpcray.runtime.links import Links
+from hpcray.runtime.links import NOBODY, Links
 from hpcray.runtime.refs import released
 
 TICK = 0.002
@@ -54,11 +54,11 @@ class Engine(Links):
     """See the module.
 
     Args:
-        me: our proc id. session_dir: where the sockets of our node's processes are.
+        me, session_dir, neighbours: see `Links`.
     """
 
-    def __init__(self, me: bytes, session_dir: str) -> None:
-        super().__init__(me, session_dir)
+    def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY) -> None:
+        super().__init__(me, session_dir, neighbours)
         self.driver = IDLE
         self.activity = 0
         self.closed = False

@@ -126,6 +126,7 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
     if node in raylet.buried:
         return
     raylet.buried.add(node)
+    raylet.neighbours.pop(node, None)
     raylet.router.lose_node(node, reason)
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))

@@ -1,4 +1,4 @@
-"""The sockets of a driver or worker: one per peer of its node, one to its raylet for everything else.
+"""The sockets of a driver or worker: one per peer of its host, one to its raylet for everything else.
 
 Outgoing messages are buffered per peer and encoded as one frame by `flush`. All methods want the engine's lock held.
 """
@@ -14,7 +14,8 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,11 +23,12 @@ import msgspec
 from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
 from hpcray.host.peers import bind_private, is_ours
 from hpcray.wire.frames import HEADER, LENGTH, ROUTE, FrameError, FrameReader, pack
-from hpcray.wire.messages import Hello, Message, decode, encode
+from hpcray.wire.messages import Hello, Knock, Message, decode, encode
 
 RECV = 1 << 18
 SOCKET_BUFFER = 4 << 20
 MAX_BATCH = 64
+NOBODY: Mapping[int, str] = MappingProxyType({})
 _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
@@ -63,6 +65,11 @@ class Peer:
 class Links:
     """What the engine drives.
 
+    Args:
+        me: our proc id.
+        session_dir: where the sockets of our node's processes are.
+        neighbours: the same of other nodes of this host, by node.
+
     Attributes:
         lock: guards everything in here, and the tables of the process.
         nested: whether this thread holds the lock already: a destructor or a signal handler that interrupted us asks.
@@ -71,14 +78,14 @@ class Links:
         dirty: those with something to send.
     """
 
-    def __init__(self, me: bytes, session_dir: str) -> None:
+    def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY) -> None:
         self.me = me
         self.lock = threading.RLock()
         self.nested: Callable[[], bool] = self.lock._is_owned  # type: ignore[attr-defined]
         self.after: list[Callable[[], object]] = []
         self.dirty: list[Peer] = []
-        self._dir = session_dir
         self._my_node = node_of(me)
+        self._dirs = {**neighbours, self._my_node: session_dir}
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
         self._epoll = select.epoll()
@@ -94,7 +101,7 @@ class Links:
 
     def _open(self, raylet: socket.socket, listener: socket.socket | None) -> None:
         self._raylet = self._add_link(raylet, raylet_of(self._my_node))
-        self._listener = listener or listen(self._dir, number_of(self.me))
+        self._listener = listener or listen(self._dirs[self._my_node], number_of(self.me))
         with contextlib.suppress(OSError):
             self._spare += [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(_SPARES)]
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
@@ -154,6 +161,12 @@ class Links:
         link.unsent.append(memoryview(frame)[sent:])
         self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
 
+    def knock(self, proc: bytes) -> None:
+        """The connection to a process of another node has ended: from now on all goes through our raylet, which will
+        hear how it died. If it lives, nothing is lost but what was on that connection."""
+        self.peers[proc] = Peer(proc, self._raylet, self.me)
+        self.send(proc, Knock())
+
     def peers_of(self, node: int) -> list[bytes]:
         """The processes of a node that we have written to or heard of."""
         return [proc for proc in self.peers if node_of(proc) == node]
@@ -199,8 +212,8 @@ class Links:
             for frame in frames:
                 src = bytes(frame[12:20])
                 if link.proc is None:
-                    if node_of(src) != self._my_node or number_of(src) == 0:
-                        raise FrameError("only processes of this node connect to us, and never a raylet")
+                    if node_of(src) not in self._dirs or number_of(src) == 0:
+                        raise FrameError("only processes of living nodes of this host connect to us, never a raylet")
                     link.proc = src
                     if src not in self.peers:
                         self.peers[src] = Peer(src, link, self.me)
@@ -246,7 +259,8 @@ class Links:
         return link
 
     def _connect(self, proc: bytes) -> Link:
-        if node_of(proc) != self._my_node or number_of(proc) == 0:
+        directory = self._dirs.get(node_of(proc))
+        if directory is None or number_of(proc) == 0:
             return self._raylet
         # Without a connection of our own (it is dead, or we are out of descriptors) our raylet passes frames on, or
         # tells how it died.
@@ -255,7 +269,7 @@ class Links:
         except OSError:
             return self._raylet
         try:
-            sock.connect(f"{self._dir}/{number_of(proc)}.s")
+            sock.connect(f"{directory}/{number_of(proc)}.s")
         except OSError:
             sock.close()
             return self._raylet
@@ -301,10 +315,21 @@ class Links:
         if peer is not None:
             peer.dead = True
             peer.out.clear()
-            if peer.link is not self._raylet and self._links.pop(peer.link.fd, None) is not None:
-                with contextlib.suppress(OSError):
-                    self._epoll.unregister(peer.link.fd)
-                peer.link.sock.close()
+            if peer.link is not self._raylet:
+                self._drop_link(peer.link)
+
+    def lose_node(self, node: int) -> None:
+        """A node is dead, or the job goes on without it: its processes, if any live, are not heard any more."""
+        self._dirs.pop(node, None)
+        for link in [link for link in self._links.values() if link.proc is not None and node_of(link.proc) == node]:
+            if link is not self._raylet:
+                self._drop_link(link)
+
+    def _drop_link(self, link: Link) -> None:
+        if self._links.pop(link.fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(link.fd)
+            link.sock.close()
 
     def _close_links(self) -> None:
         for link in self._links.values():
@@ -315,7 +340,7 @@ class Links:
             os.close(fd)
         self._spare.clear()
         with contextlib.suppress(OSError):
-            os.unlink(f"{self._dir}/{number_of(self.me)}.s")
+            os.unlink(f"{self._dirs[self._my_node]}/{number_of(self.me)}.s")
         self._epoll.close()
 
 

@@ -56,6 +56,7 @@ class Losses:
         try:
             for proc in sorted({*process.engine.peers_of(msg.node), *table.processes_of(msg.node)}):
                 process.process_died(proc, f"node {msg.node} died: {msg.reason}")
+            process.engine.lose_node(msg.node)
             table.node_died(msg.node, msg.reason)
         finally:
             retrying.go_on()

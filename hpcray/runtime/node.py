@@ -290,6 +290,7 @@ def _serve(
         data_plane=data.name if data is not None else "",
         arena_size=node.arena.size,
         labels=parse_labels(config.labels),
+        session_dir=node.session.path if config.same_host else "",
     )
     driver_rank = config.driver_rank if size > 1 else 0
     seat = Seat(info, size, node.session.path, config, driver_rank)

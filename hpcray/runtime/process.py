@@ -46,7 +46,7 @@ class Process(Reader):
 
     def __init__(self, sock: socket.socket, welcome: m.Welcome, arena: Arena, kind: str, session_dir: str) -> None:
         me = welcome.proc
-        engine = Engine(me, session_dir)
+        engine = Engine(me, session_dir, welcome.neighbours)
         config = Config(**welcome.config)
         table = _table_kind(config)(me, engine.send, engine.notify, self._lost_blob, config.lineage_limit)
         super().__init__(me, engine, table, arena)
@@ -107,6 +107,7 @@ class Process(Reader):
             m.Exit: lambda _, msg: self.on_exit(msg.code),
             m.ProcDied: lambda _, msg: self.process_died(msg.proc, msg.reason),
             m.Undeliverable: lambda _, msg: self.process_died(msg.proc, msg.reason),
+            m.Knock: lambda src, msg: None,
             m.ObjectLost: table.on_object_lost,
             m.NodeDied: lambda _, msg: self.losses.node_died(msg),
             m.HeadMoved: lambda _, msg: self._head_moved(msg),
@@ -224,11 +225,16 @@ class Process(Reader):
             self.store.fail()
             return
         leased = self.submitter.leases.workers.get(proc)
-        if leased is None or not leased.inflight:
+        far = node_of(proc) != self.node
+        if not far and (leased is None or not leased.inflight):
             self.process_died(proc, f"{show_proc(proc)}: {reason}")
             return
         # Its raylet knows how it died and will say so; until then nothing more is sent to it.
-        leased.asked_back = True
+        if leased is not None:
+            leased.asked_back = True
+        if far:
+            self.engine.knock(proc)
+            return
         self.engine.add_timer(
             monotonic() + _LAST_WORDS, lambda now: self.process_died(proc, f"{show_proc(proc)}: {reason}")
         )

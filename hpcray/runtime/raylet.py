@@ -65,6 +65,7 @@ class Raylet:
         on_joined: called with each process that was welcomed.
         headship: where the head is.
         run: what the head knows of this run of the job.
+        neighbours: see `neighbours.neighbours`.
         buried: nodes whose death is dealt with.
     """
 
@@ -94,6 +95,7 @@ class Raylet:
         self.on_death: Callable[[], None]
         self.on_joined: Callable[[bytes], None] = lambda proc: None
         self.run = m.RunInfo()
+        self.neighbours: dict[int, str] = {}
         self.buried: set[int] = set()
         self.headship = router.headship
         self._me = raylet_of(self.node)
@@ -181,6 +183,7 @@ class Raylet:
             seat.config.as_dict(),
             self.run,
             self.headship.node,
+            self.neighbours,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:

@@ -18,3 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.own_markers = [
                 mark for mark in item.own_markers if mark.kwargs.get("reason") != _SKIPPED_BY_PYTEST_MPI
             ]
+
+
+@pytest.fixture(params=["1", "0"], ids=["direct", "by raylets"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as nodes of one host do it, once as if each had a host of its own."""
+    monkeypatch.setenv("HPCRAY_SAME_HOST", request.param)

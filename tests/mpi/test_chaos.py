@@ -12,6 +12,7 @@ from helpers.leaks import LeakCheck
 from hpcray.host.launcher import open_mpi_wheel
 
 pytestmark = [
+    pytest.mark.usefixtures("both_ways"),
     pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
     pytest.mark.slow,
     pytest.mark.timeout(300),

@@ -16,6 +16,7 @@ from hpcray.host.launcher import open_mpi_wheel
 from hpcray.host.session import live_sessions
 
 pytestmark = [
+    pytest.mark.usefixtures("both_ways"),
     pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]

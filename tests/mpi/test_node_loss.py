@@ -15,6 +15,7 @@ from helpers.pids import parent_of, raylet_pid
 from hpcray.host.launcher import open_mpi_wheel
 
 pytestmark = [
+    pytest.mark.usefixtures("both_ways"),
     pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]

@@ -22,7 +22,7 @@ from hpcray.wire.messages.succession import *
 from hpcray.wire.messages.tasks import *
 
 Message = Union[
-    Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable,
+    Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable, Knock,
     Demand, LeaseGranted, LeaseReturn, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     Unmet, GrantFor, GrantRefused, NodeView, OthersWait,
     NodeHello, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved, Held,

@@ -9,7 +9,8 @@ from hpcray.wire.messages.shapes import Resources
 
 
 class NodeInfo(Struct, array_like=True, frozen=True):
-    """One node as the GCS knows it."""
+    """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
+    them."""
 
     index: int
     node_id: str
@@ -21,6 +22,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     data_plane: str
     arena_size: int
     labels: dict[str, str] = {}
+    session_dir: str = ""
 
 
 class NodeHello(Struct, array_like=True, tag=30):

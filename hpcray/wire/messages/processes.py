@@ -42,7 +42,8 @@ class RunInfo(Struct, array_like=True, frozen=True):
 
 
 class Welcome(Struct, array_like=True, tag=2):
-    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is."""
+    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
+    neighbours: the session directories of the other nodes of this host, by node."""
 
     proc: bytes
     node_id: str
@@ -54,6 +55,7 @@ class Welcome(Struct, array_like=True, tag=2):
     config: dict[str, Any]
     run: RunInfo = RunInfo()
     head: int = 0
+    neighbours: dict[int, str] = {}
 
 
 class SetJob(Struct, array_like=True, tag=3):
@@ -80,3 +82,7 @@ class Undeliverable(Struct, array_like=True, tag=6):
 
     proc: bytes
     reason: str
+
+
+class Knock(Struct, array_like=True, tag=7):
+    """p→p, through raylets: a connection to you has ended. Who lives need not answer; for who is dead, a raylet does."""
