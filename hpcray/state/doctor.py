@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hpcray.base.config import Config
 from hpcray.host.allocation import Allocation, ask_end_time
@@ -18,23 +18,30 @@ _SKEW = 1.0
 _LARGE_SKEW = 60.0
 
 
-def examine(require_rdma: bool = False, start: bool = True) -> list[Finding]:
+def examine(
+    require_rdma: bool = False, start: bool = True, tell: Callable[[str], None] = lambda what: None
+) -> list[Finding]:
     """All findings of this machine, in the order of the report.
 
     Args:
         require_rdma: its absence is a failure.
         start: in a task of srun, whether to judge srun's start-up protocol.
+        tell: called before each look with what is looked at. Programs that are run for one get 40 s at most together;
+            a file system that hangs may hold it for ever.
     """
     environ = dict(os.environ)
+    tell("reading the versions")
+    found = look_at_software()
+    found += [Finding("software", "variable", text, WARN) for text in Config.unknown_variables(environ)]
+    tell("loading MPI and UCX")
     wires = probe_wires()
-    return [
-        *look_at_software(),
-        *(Finding("software", "variable", text, WARN) for text in Config.unknown_variables(environ)),
-        *look_at_mpi(wires, find_launchers()),
-        *(look_at_start(wires, environ) if start else []),
-        *look_at_ucx(wires, require_rdma),
-        *look_at_host(environ),
-    ]
+    tell("asking mpirun and srun")
+    found += look_at_mpi(wires, find_launchers())
+    found += look_at_start(wires, environ) if start else []
+    tell("looking at the network")
+    found += look_at_ucx(wires, require_rdma)
+    tell("looking at CPUs, memory, GPUs and directories")
+    return found + look_at_host(environ)
 
 
 def examine_job(given: Allocation, mpi: str, problem: str, environ: Mapping[str, str]) -> list[Finding]:

@@ -26,7 +26,7 @@ from hpcray.transport.start_checks import (
 )
 from hpcray.transport.startup import read_launch
 
-_PROBE_TIMEOUT = 60
+_PROBE_TIMEOUT = 40
 _INFINIBAND = Path("/sys/class/infiniband")
 _NETWORK = Path("/sys/class/net")
 _PROBE = "import json; from hpcray.transport.select import describe; print(json.dumps(describe()))"

@@ -1,12 +1,11 @@
 """`python -m hpcray.state.node_report`: one node's part of `hpcray doctor`, a task of the doctor's own step.
 
-Lines come in on stdin and go out on stdout, marked, since a site's profile may print too: `ping N` is answered with the
-time, `report` with the findings, and the end of the input ends it.
+Lines come in on stdin, answers go out on stdout (`hpcray.state.node_lines`): `ping N` is answered with the time,
+`report` with what is looked at and then with the findings, and the end of the input ends it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -15,8 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcray.state.doctor import examine
-
-MARK = "HPCRAY-DOCTOR "
+from hpcray.state.node_lines import cut
 
 
 def node_name() -> str:
@@ -34,12 +32,12 @@ def main() -> None:
         if word == "ping":
             _say(pong=rest, time=time.time())
         elif word == "report":
-            _say(findings=[asdict(finding) for finding in examine(require_rdma, with_mpi)])
+            found = examine(require_rdma, with_mpi, lambda what: _say(at=what))
+            _say(findings=[asdict(finding) for finding in found])
 
 
 def _say(**what: Any) -> None:
-    # One write: tasks of several nodes share srun's stdout.
-    sys.stdout.write(MARK + json.dumps({"node": node_name(), **what}) + "\n")
+    sys.stdout.write(cut(node_name(), what))
     sys.stdout.flush()
 
 

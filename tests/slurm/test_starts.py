@@ -109,3 +109,53 @@ def test_the_doctor_asks_every_node(slurm: Slurm) -> None:
     assert rows["Slurm", "time left"]["value"] in ("29 min", "30 min")
     assert rows["clocks", "skew"]["level"] == "ok"
     assert rows["host", "GPUs"]["value"].startswith("2: 0, 1")
+
+
+TASK = """\
+from hpcray.state import node_report
+from hpcray.state.findings import Finding
+found = [Finding("host", f"row {i}", "x" * 100, "ok") for i in range(20)]
+node_report.examine = lambda *rest: found
+node_report.main()
+"""
+ASK = """\
+import json, sys
+from hpcray.state.doctor_nodes import ask_nodes
+said = ask_nodes(["srun", "--overlap", sys.executable, sys.argv[1]], ["n1", "n2", "n3", "n4"])
+print(json.dumps([said.missing, {node: len(found) for node, found in said.reports.items()}]))
+"""
+
+
+def test_long_reports_that_come_at_the_same_moment_are_all_read(slurm: Slurm) -> None:
+    task, ask = slurm.write(TASK, "task.py"), slurm.write(ASK, "ask.py")
+    ended = slurm.run("salloc", "-N4", "python", ask, task, environ={"SLURM_UNBUFFEREDIO": "1"})
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out) == [[], {"n1": 20, "n2": 20, "n3": 20, "n4": 20}]
+
+
+IMPATIENT = """\
+from hpcray.state import doctor_nodes
+doctor_nodes._PATIENCE = 8.0
+from hpcray.cli import main
+main(["doctor", "--json"])
+"""
+
+
+def test_nodes_that_hang_are_named_by_the_doctor_and_leave_nothing(slurm: Slurm) -> None:
+    # Python does not come up on n2; on n3 a program that the doctor asks hangs and will not be ended.
+    slurm.write(
+        "import os, time\nif os.environ.get('SLURMD_NODENAME') == 'n2':\n    time.sleep(1000)\n", "sitecustomize.py"
+    )
+    srun = slurm.write(
+        '#!/bin/sh\nif [ "$SLURMD_NODENAME$1" = n3--version ]; then trap "" TERM; while sleep 1; do :; done; fi\n'
+        f'exec {shutil.which("srun")} "$@"\n',
+        "srun",
+    )
+    environ = {"PATH": f"{srun.parent}:{slurm.environ()['PATH']}", "PYTHONPATH": f"{srun.parent}:{slurm.source}"}
+    ended = slurm.run("salloc", "-N4", "python", slurm.write(IMPATIENT), environ=environ)
+    assert ended.code == 1, ended.err
+    rows = {row["name"]: row for row in json.loads(ended.out)}
+    assert rows["nodes without a report"]["value"] == "n2: no word for 8 s"
+    assert (rows["no report"]["nodes"], rows["no report"]["level"]) == (["n3"], "fail")
+    assert rows["no report"]["value"] == "asking mpirun and srun; no word for 8 s"
+    assert rows["CPUs"]["nodes"] == ["n1", "n4"]

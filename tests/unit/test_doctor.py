@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from hpcray import cli
 from hpcray.host.allocation import read_allocation
 from hpcray.host.allocation_tmp import Directory
 from hpcray.state import doctor, doctor_host, doctor_wires
-from hpcray.state.doctor_nodes import ask_nodes
 from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding, Row, merge
 
 WIRES: dict[str, Any] = {
@@ -282,7 +280,7 @@ def test_clocks(offsets: dict[str, tuple[float, float]], level: str) -> None:
         assert "b is ahead of a" in found.value and "NTP" in found.hint
 
 
-# ---------------------------------------------------------------- all nodes
+# ---------------------------------------------------------------- all nodes; how they are asked: test_doctor_nodes.py
 
 SAME = Finding("host", "CPUs", "16", OK)
 
@@ -292,49 +290,6 @@ def test_equal_findings_of_several_nodes_are_one_row_in_the_order_of_the_report(
     fine = Finding("host", "/dev/shm", "free", OK)
     rows = merge({"n1": [SAME, fine], "n2": [SAME, odd], "n3": [SAME, fine]})
     assert rows == [Row(SAME, ("n1", "n2", "n3")), Row(fine, ("n1", "n3")), Row(odd, ("n2",))]
-
-
-# Three nodes on one "srun": the clock of n2 is an hour ahead, n3 never answers, and a profile prints.
-NODES = """
-import json, sys, time
-def say(node, **what):
-    print("HPCRAY-DOCTOR " + json.dumps({"node": node, **what}), flush=True)
-print("welcome to the cluster", flush=True)
-for node in ("n1", "n2"):
-    say(node, hello=True)
-for line in sys.stdin:
-    word, _, rest = line.strip().partition(" ")
-    for node, ahead in (("n1", 0), ("n2", 3600)):
-        if word == "ping":
-            say(node, pong=rest, time=time.time() + ahead)
-        else:
-            say(node, findings=[{"topic": "host", "name": "CPUs", "value": "16", "level": "ok", "hint": ""}])
-print("srun: error: n3: lost", file=sys.stderr)
-"""
-
-
-def test_nodes_are_asked_and_clocks_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcray.state.doctor_nodes._START_TIME", 3.0)
-    said = ask_nodes([sys.executable, "-c", NODES], ["n1", "n2", "n3"])
-    assert said.reports == {"n1": [SAME], "n2": [SAME]}
-    assert said.missing == ["n3"] and said.complaint == "srun: error: n3: lost"
-    assert doctor.judge_clocks(said.offsets).level == FAIL
-    assert 3590 < said.offsets["n2"][0] - said.offsets["n1"][0] < 3610
-
-
-@pytest.mark.parametrize("line", [["/nowhere/srun"], ["sh", "-c", "echo no nodes >&2; exit 1"]])
-def test_a_step_that_does_not_start_is_told(line: list[str]) -> None:
-    said = ask_nodes(line, ["n1", "n2"])
-    assert said.missing == ["n1", "n2"]
-    assert said.complaint
-
-
-def test_a_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURMD_NODENAME", "n7")
-    said = ask_nodes([sys.executable, "-m", "hpcray.state.node_report"], ["n7"])
-    assert said.missing == [], said.complaint
-    assert {finding.topic for finding in said.reports["n7"]} >= {"software", "host", "limits"}
-    assert abs(said.offsets["n7"][0]) <= said.offsets["n7"][1] + 0.01
 
 
 # ---------------------------------------------------------------- the command
@@ -350,23 +305,6 @@ def test_the_command_prints_rows_with_their_hints_and_fails_on_red(monkeypatch: 
     assert [(row["level"], row["nodes"]) for row in as_json] == [("ok", []), ("fail", [])]
     monkeypatch.setattr(cli, "examine", lambda require_rdma: [Finding("limits", "open files", "1024", WARN, "more")])
     assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 0, "yellow is no failure"
-
-
-def test_in_an_allocation_the_command_asks_every_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program(tmp_path, "srun", f"case \"$*\" in *true) exit 0;; esac\nexec {sys.executable} -c '{NODES}'")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr("hpcray.state.doctor_nodes._START_TIME", 3.0)
-    for name, value in {**JOB, "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: None)
-    done = CliRunner().invoke(cli.main, ["doctor"])
-    assert done.exit_code == 1
-    assert "nodes without a report n3: srun: error: n3: lost" in done.output
-    assert "n[1-2]: 16" in done.output
-    monkeypatch.setenv("SLURM_STEP_ID", "0")
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
-    monkeypatch.setenv("SLURM_PROCID", "1")
-    assert CliRunner().invoke(cli.main, ["doctor"]).output == "", "of srun's tasks one asks for all"
 
 
 README = Path(__file__).parents[2] / "README.md"
