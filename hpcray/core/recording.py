@@ -54,6 +54,7 @@ _INPUTS: dict[str, dict[str, Any]] = {
         "sent": tuple[_Time, int, _Text],
         "spilled": tuple[_Time, _Text],
         "restored": tuple[_Time, bytes, _Text],
+        "stalled": tuple[_Time, list[bytes], str],
         "process_died": tuple[_Time, bytes],
         "node_died": tuple[_Time, int],
         "tick": tuple[_Time],

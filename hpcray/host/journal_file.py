@@ -4,8 +4,10 @@
     <directory>/journal.new   the next one, while it is written; a rename makes it the journal
     <directory>/lock          held while a job uses the directory
 
-A record that was cut off by a death, or whatever follows one that is damaged, is not there. What is in it is run by the
-next job: so nothing is read that another user could have written.
+    <directory>/journal.damaged   a journal in which the last job found damage, as it was
+
+A record that was cut off by a death is not there, nor is what follows one that is damaged, which is told. What is in it
+is run by the next job: so nothing is read that another user could have written.
 """
 
 from __future__ import annotations
@@ -19,14 +21,13 @@ import stat
 import struct
 import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from hpcray.base.failures import StartupError
+from hpcray.host.journal_records import Damage, pack, split
 
 _FIRST = b"hpcray-journal 1\n"
-_HEAD = struct.Struct("<II")
-_NAME, _NEW, _LOCK = "journal", "journal.new", "lock"
+_NAME, _NEW, _LOCK, _DAMAGED = "journal", "journal.new", "lock", "journal.damaged"
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _CLOSE_TIME = 10.0
 
@@ -37,7 +38,8 @@ class JournalFile:
 
     Args:
         directory: made (0700) if it is not there.
-        warn: called once, from that thread, with the reason why nothing is written any more.
+        warn: called once, from that thread, with the reason why nothing is written any more; and when what is read is
+            damaged.
 
     Raises:
         StartupError: the directory, or what is in it, is not this user's alone, is in use, or cannot be used.
@@ -73,10 +75,10 @@ class JournalFile:
         return self._path
 
     def read(self) -> list[bytes]:
-        """The records of an earlier run; none where there is no journal.
+        """The records of an earlier run, up to the first damage; none where there is no journal.
 
         Raises:
-            StartupError: the journal is not this user's alone, or is no journal.
+            StartupError: the journal is not this user's alone, or is no journal, or is damaged from the beginning.
         """
         where = os.path.join(self._path, _NAME)
         try:
@@ -92,7 +94,10 @@ class JournalFile:
             data = file.read()
         if not data.startswith(_FIRST):
             raise StartupError(f"{where} is no journal of this version of hpcray; hint: remove it")
-        return list(_records(memoryview(data)[len(_FIRST) :]))
+        records, damage = split(data, len(_FIRST))
+        if damage is not None:
+            self._tell_damage(where, len(records), damage)
+        return records
 
     def append(self, record: bytes) -> None:
         """One more record, soon on the disk."""
@@ -124,6 +129,22 @@ class JournalFile:
             if fd >= 0:
                 os.close(fd)
         self._file = self._lock = self._dir = -1
+
+    def _tell_damage(self, where: str, read: int, damage: Damage) -> None:
+        dropped = f"{damage.size} bytes, with {damage}"
+        if not read:
+            raise StartupError(
+                f"the journal {where} is damaged from its first record on ({dropped} in them); hint: remove it, and "
+                "the job begins anew"
+            )
+        text = f"the journal {where} is damaged at byte {damage.at}: its last {dropped} in them, are not read; the job "
+        text += f"goes on from the {f'{read} records' if read > 1 else 'record'} before; hint: look at its file system"
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(_DAMAGED, dir_fd=self._dir)
+            os.link(_NAME, _DAMAGED, src_dir_fd=self._dir, dst_dir_fd=self._dir)
+            text += f"; what was there stays as {os.path.join(self._path, _DAMAGED)}"
+        self._warn(text)
 
     # ------------------------------------------------------------ the thread
 
@@ -177,7 +198,7 @@ class JournalFile:
         latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)
         if latest >= 0:
             self._replace(jobs[latest][0])
-        following = b"".join(_record(record) for records, _ in jobs[latest + 1 :] for record in records)
+        following = b"".join(pack(record) for records, _ in jobs[latest + 1 :] for record in records)
         if following and self._file >= 0:
             _write_all(self._file, following)
             self._unsynced.set()
@@ -189,7 +210,7 @@ class JournalFile:
         try:
             _write_all(fd, _FIRST)
             for record in records:
-                _write_all(fd, _record(record))
+                _write_all(fd, pack(record))
             os.fsync(fd)
             os.rename(_NEW, _NAME, src_dir_fd=self._dir, dst_dir_fd=self._dir)
             os.fsync(self._dir)
@@ -227,21 +248,6 @@ def _need_private(fd: int, path: str, repair: str) -> None:
     if found.st_mode & 0o077:
         mode = stat.S_IMODE(found.st_mode)
         raise StartupError(f"{path} is open to other users (mode {mode:o}); hint: {repair} {path}")
-
-
-def _record(record: bytes) -> bytes:
-    return _HEAD.pack(len(record), zlib.crc32(record)) + record
-
-
-def _records(data: memoryview) -> Iterator[bytes]:
-    pos = 0
-    while pos + _HEAD.size <= len(data):
-        size, check = _HEAD.unpack_from(data, pos)
-        record = bytes(data[pos + _HEAD.size : pos + _HEAD.size + size])
-        if len(record) < size or zlib.crc32(record) != check:
-            return
-        yield record
-        pos += _HEAD.size + size
 
 
 def _write_all(fd: int, data: bytes) -> None:

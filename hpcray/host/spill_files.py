@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hpcray.base.errors import StartupError
 from hpcray.host.allocation_tmp import Directory, directories, look_at
@@ -31,6 +32,18 @@ Report = tuple[bytes, str | None]
 """What has ended: the object's id (b"" for a write), and the error, if any."""
 
 
+_Works = queue.SimpleQueue[Callable[[], None]]
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What one thread does. job: the name of its read, b"" for a write; None: it waits for work. moved: when it began,
+    or last came back from a system call (seconds, monotonic)."""
+
+    job: bytes | None = None
+    moved: float = 0.0
+
+
 class SpillFiles:
     """The disk of one node store. Every call returns at once; ends are told through `fileno` and `reports`.
 
@@ -39,7 +52,7 @@ class SpillFiles:
     Args:
         directory: where the files are made.
         arena: of this node.
-        say: called once, in the caller's thread, with a line about where objects go, when the first one does.
+        say: called once, by `reports`, with a line about where objects go, when the first one does.
     """
 
     def __init__(self, directory: str, arena: Arena, say: Callable[[str], None]) -> None:
@@ -47,15 +60,21 @@ class SpillFiles:
         self._arena = arena
         self._say = say
         self._segments: dict[int, int] = {}
-        self._discards: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._discards: _Works = queue.SimpleQueue()
         # By segment: bytes that matter no more and still take space, and where they are.
         self._dead: dict[int, tuple[int, list[tuple[int, int]]]] = {}
-        self._writes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._writes: _Works = queue.SimpleQueue()
+        self._reads: _Works = queue.SimpleQueue()
+        self._works = {"write": self._writes, "discard": self._discards}
+        self._works |= {f"read-{number}": self._reads for number in range(_READERS)}
+        self._desks: dict[str, _Desk] = {}
+        self._under_way: dict[bytes, None] = {}
         self._ended: deque[Report] = deque()
+        self._words: deque[str] = deque()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
+        self._told = False
         self._closed = False
 
     def fileno(self) -> int:
@@ -69,15 +88,42 @@ class SpillFiles:
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
+            self._under_way.pop(ended[-1][0], None)
+        while self._words:
+            self._say(self._words.popleft())
         return ended
 
+    def stuck(self, limit: float) -> tuple[list[bytes], float]:
+        """What has not moved for `limit` seconds: names of reads, b"" for the write; and for how many seconds.
+
+        A system call moves at most 16 MB. What waits to be read is stuck when all threads that read are.
+        """
+        now = time.monotonic()
+        jobs = {name: (desk.job, now - desk.moved) for name, desk in self._desks.items()}
+        held = {name: (job, still) for name, (job, still) in jobs.items() if job is not None and still >= limit}
+        names = [job for job, _ in held.values()]
+        if len(held) - ("write" in held) == _READERS:
+            names = [b""] * ("write" in held) + [ident for ident in self._under_way if ident]
+        return names, max((still for _, still in held.values()), default=0.0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the end of anything has still to be reported."""
+        return bool(self._under_way)
+
     def write(self, segment: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """Write pieces (offset in the arena, size, position in the segment), all in bytes."""
-        self._start()
+        """Write pieces (offset in the arena, size, position in the segment), all in bytes. One write at a time."""
+        self._under_way[b""] = None
+        try:
+            self._start()
+        except RuntimeError as problem:  # of the threads: `ulimit -u`, or what a cgroup allows
+            self._tell(b"", f"{problem}: no more are allowed, by `ulimit -u` or a cgroup ({self.directory})")
+            return
         self._writes.put(lambda: self._write(segment, pieces))
 
     def read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
-        """Read bytes of a segment into the arena."""
+        """Read bytes of a segment into the arena. It was written, so there are threads."""
+        self._under_way[ident] = None
         self._reads.put(lambda: self._read(ident, segment, offset, size, position))
 
     def discard(self, segment: int, position: int, size: int, last: bool) -> None:
@@ -86,7 +132,6 @@ class SpillFiles:
         The disk space is given back at the latest when as much of a segment is dead as is alive: a disk that is told
         of each object has little time for anything else.
         """
-        self._start()
         self._discards.put(lambda: self._discard(segment, position, size, last))
 
     def path(self, segment: int) -> str:
@@ -112,22 +157,34 @@ class SpillFiles:
     # ------------------------------------------------------------ in the threads
 
     def _start(self) -> None:
-        if self._threads:
+        """All threads, before anything is written: what is on disk can then be read."""
+        if len(self._desks) == len(self._works):
             return
-        self._say(describe(look_at(self.directory)))
-        works = [("write", self._writes), ("discard", self._discards), *[("read", self._reads)] * _READERS]
-        for name, work in works:
-            thread = threading.Thread(target=self._serve, args=(work,), name=f"hpcray-spill-{name}", daemon=True)
-            self._threads.append(thread)
+        for name in [name for name in self._works if name not in self._desks]:
+            desk = _Desk()
+            args = (self._works[name], desk)
+            thread = threading.Thread(target=self._serve, args=args, name=f"hpcray-spill-{name}", daemon=True)
             thread.start()
+            self._desks[name] = desk
+            self._threads.append(thread)
 
-    def _serve(self, work: queue.SimpleQueue[Callable[[], None]]) -> None:
+    def _serve(self, work: _Works, desk: _Desk) -> None:
+        self._own.desk = desk
         while not self._closed:
             work.get()()
 
+    def _begin(self, job: bytes) -> None:
+        desk = self._own.desk
+        desk.moved = time.monotonic()
+        desk.job = job
+
     def _write(self, segment: int, pieces: Sequence[tuple[int, int, int]]) -> None:
+        self._begin(b"")
         error = None
         try:
+            if not self._told:
+                self._words.append(describe(look_at(self.directory)))  # here, as it may take long
+                self._told = True
             fd = self._segments.get(segment)
             if fd is None:
                 fd = self._segments[segment] = nameless(self.directory)
@@ -138,9 +195,10 @@ class SpillFiles:
             stream.finish()
         except Exception as problem:  # whatever it is: without a report everybody would wait for ever
             error = self._describe(problem)
-        self._tell(b"", error)
+        self._end(b"", error)
 
     def _read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
+        self._begin(ident)
         error = None
         try:
             fd = self._segments.get(segment)
@@ -149,7 +207,7 @@ class SpillFiles:
             read(fd, position, self._arena.view(offset, size), not offset % PAGE, self._bounce(), self._over)
         except Exception as problem:
             error = self._describe(problem)
-        self._tell(ident, error)
+        self._end(ident, error)
 
     def _discard(self, segment: int, position: int, size: int, last: bool) -> None:
         fd = self._segments.get(segment)
@@ -187,7 +245,13 @@ class SpillFiles:
         return f"{text or str(problem) or type(problem).__name__} ({self.directory})"
 
     def _over(self) -> bool:
+        """Asked before each system call."""
+        self._own.desk.moved = time.monotonic()
         return self._closed
+
+    def _end(self, ident: bytes, error: str | None) -> None:
+        self._own.desk.job = None  # before it is told: what has ended is not stuck
+        self._tell(ident, error)
 
     def _tell(self, ident: bytes, error: str | None) -> None:
         self._ended.append((ident, error))

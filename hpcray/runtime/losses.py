@@ -86,11 +86,11 @@ class Losses:
         waiter = Waiter()
         with process.engine.lock:
             table.special.add(oid)
-            table.replicas.hold(oid, table.entries[oid], node, waiter)
             try:
+                table.replicas.hold(oid, table.entries[oid], node, waiter)
                 process.block(waiter, None)
-            finally:
-                problem = table.replicas.failed.pop((oid, node), "")
+            finally:  # an interrupt may come before the answer
+                problem = table.replicas.decided(oid, node)
         return problem
 
 

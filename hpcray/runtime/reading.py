@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 import traceback
@@ -21,6 +22,11 @@ from hpcray.wire import messages as m
 from hpcray.wire.serialization import ERROR, PLAIN, deserialize, serialize_error
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
+_UNREADABLE = {
+    None, errno.EIO, errno.ENXIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.ESTALE, errno.EREMOTEIO,
+    errno.ETIMEDOUT,
+}  # fmt: skip
+"""Errors of a disk that has lost the bytes (None: the file ends before), not of a process that lacks something."""
 _NOT_URGENT = 1
 """Priority of what somebody asks about (`wait`): behind what somebody waits to read."""
 
@@ -97,7 +103,10 @@ class Reader:
             return loads(blob)  # as `deserialize` would
         value = deserialize(blob)
         if kind == ERROR:
-            raise raised_form(value)
+            try:
+                raise raised_form(value)
+            finally:
+                del value  # as in `_values`
         return value
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
@@ -155,16 +164,24 @@ class Reader:
                 found.append(None)  # another one failed first
         return found
 
-    def _read_file(self, msg: m.OnDisk) -> memoryview | bytes:
-        """The blob of what the store has no room for, in memory of our own; an error's where it cannot be read."""
+    def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
+        """The blob of what the store has no room for, in memory of our own; an error's where we cannot read it; None:
+        nobody can, and the store has been told to get it otherwise."""
+        lost = ""
         try:
             return read_privately(msg.path, msg.position, msg.size)
         except OSError as error:
+            if error.errno in _UNREADABLE:
+                lost = f"{error.strerror or error} (past the store)"
+                return None
             text = f"object {msg.id.hex()} ({msg.size} bytes) is on disk; the object store has no room to bring it back"
             return serialize_error(store_full(f"{text}, and reading it past the store failed: {error}. {_ROOM}"))
         finally:
             with self.engine.lock:
-                self.table.end_file(msg.id)
+                if lost:
+                    self.table.file_failed(msg.id, lost)
+                else:
+                    self.table.end_file(msg.id)
                 self.engine.flush()
 
     def _read_files(self, found: list[Any]) -> list[Any]:
@@ -204,7 +221,10 @@ class Reader:
             elif item is not None:
                 values.append(deserialize(item))
         if error is not None:
-            raise raised_form(error)
+            try:
+                raise raised_form(error)
+            finally:
+                del error  # or its traceback, through this frame, keeps it and what the frames above hold
         return values
 
     def _await_local(self, oids: list[bytes], timeout: float | None) -> None:

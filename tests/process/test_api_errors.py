@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import pickle
 import threading
+import weakref
 
 import pytest
 from engine import IS_HPCRAY, exceptions, hpcray_only, ray
@@ -221,6 +224,36 @@ class TestPropagation:
         with pytest.raises(AppError):
             ray.get([good, bad, good])
         assert ray.get(good) == 1
+
+    @hpcray_only
+    def test_what_is_raised_keeps_no_frame_alive(self):
+        """Else what the caller held, refs too, would stay until the garbage is collected."""
+
+        @ray.remote
+        class Actor:
+            def call(self):
+                pass
+
+        class Held:
+            pass
+
+        def caller(what):
+            held = Held()
+            with contextlib.suppress(exceptions.RayActorError):
+                ray.get(what)
+            return weakref.ref(held)
+
+        actor = Actor.remote()
+        ray.get(actor.call.remote())
+        ray.kill(actor)
+        ref = actor.call.remote()
+        ray.wait([ref], timeout=30)
+        gc.collect()
+        gc.disable()
+        try:
+            assert [caller(what)() for what in (ref, [ref])] == [None, None]
+        finally:
+            gc.enable()
 
     def test_of_an_actor_method(self):
         @ray.remote

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import time
 
@@ -96,17 +97,17 @@ def test_what_does_not_fit_at_once_is_read_past_the_store():
     wait_until(lambda: store()["objects"] == store()["on_disk"] == 0)
 
 
-def test_a_file_that_cannot_be_read_is_an_error_that_says_so_and_nothing_is_lost(monkeypatch):
+def test_a_file_that_a_process_cannot_open_is_an_error_that_says_so_and_nothing_is_lost(monkeypatch):
     held = [ray.get(ray.put(block(seed))) for seed in range(9)]  # 36 MB that views hold
     refs = [ray.put(block(seed)) for seed in range(100, 110)]
     more = [ray.get(ref) for ref in refs[5:]]
 
     def broken(path, position, size):
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
         patch.setattr(reading, "read_privately", broken)
-        with pytest.raises(ray.exceptions.ObjectStoreFullError, match=r"past the store failed.*Input/output.*hint:"):
+        with pytest.raises(ray.exceptions.ObjectStoreFullError, match=r"past the store failed.*Too many open.*hint:"):
             ray.get(refs[:5])
     arrays = ray.get(refs[:5])
     assert all(np.array_equal(array, block(seed)) for seed, array in enumerate(arrays, 100))

@@ -112,6 +112,37 @@ def test_so_is_one_whose_raylet_was_killed(leak_check: LeakCheck, home: Path) ->
     leak_check.check()
 
 
+DAMAGED = """\
+import sys
+import hpcray as ray
+from hpcray.experimental import internal_kv as kv
+
+ray.init(num_cpus=1)
+print([kv._internal_kv_get(b"key%d" % number) for number in range(3)], flush=True)
+for number in range(3):
+    kv._internal_kv_put(b"key%d" % number, b"value%d" % number)
+sys.exit(1)
+"""
+
+
+def test_what_damage_takes_away_is_told_and_the_rest_is_gone_on_with(leak_check: LeakCheck, home: Path) -> None:
+    (home / "program.py").write_text(DAMAGED)
+    with start(home, "program.py") as job:
+        assert job.wait().out == "[None, None, None]\n"
+    file = home / "journal" / "journal"
+    whole = file.read_bytes()
+    assert whole.count(b"value1") == 1
+    file.write_bytes(whole.replace(b"value1", b"value?"))
+    with start(home, "program.py") as job:
+        ended = job.wait()
+    assert ended.out == "[b'value0', None, None]\n", ended
+    assert ended.err.count("is damaged at byte") == 1 and f"{file}.damaged" in ended.err, ended.err
+    with start(home, "program.py") as job:
+        ended = job.wait()
+    assert ended.out == "[b'value0', b'value1', b'value2']\n" and "damaged" not in ended.err, ended
+    leak_check.check()
+
+
 def test_a_journal_that_others_can_read_is_refused(leak_check: LeakCheck, home: Path) -> None:
     (home / "journal").mkdir(mode=0o755)
     with start(home, "second.py", "0") as job:

@@ -65,6 +65,42 @@ def test_results_are_made_again(marks: Marks):
     assert 30 < len(marks.lines()) <= 36
 
 
+def fill_with_views() -> list[Any]:
+    """Arrays that leave no room to bring anything back from disk."""
+    return [ray.get(ray.put(np.zeros(MB4))) for _ in range(INIT["object_store_memory"] // (4 << 20) - 1)]
+
+
+def lent() -> int:
+    """How often our node's store had an object read past it."""
+    assert current.process is not None
+    (row,) = current.process.survey.look(0, 30.0)
+    return int(row["lent"])
+
+
+def test_results_that_are_read_past_the_store_are_made_again(marks: Marks):
+    refs = [make.remote(marks, number) for number in range(30)]
+    ray.wait(refs, num_returns=30, fetch_local=False)
+    kept = keep_six(refs)
+    assert len(kept) == 6
+    held = fill_with_views()
+    ray.wait(list(kept.values()), num_returns=6, timeout=100)  # now they are lent
+    assert lent() >= 6 and destroy_spill_files()
+    del held
+    assert {number: int(ray.get(ref)[-1]) for number, ref in kept.items()} == {number: number for number in kept}
+    assert 30 < len(marks.lines()) <= 36
+
+
+def test_puts_that_are_read_past_the_store_are_lost_with_the_reason():
+    kept = keep_six([ray.put(np.full(MB4, number)) for number in range(30)])
+    held = fill_with_views()
+    ray.wait(list(kept.values()), num_returns=6, timeout=100)
+    assert lent() >= 6 and destroy_spill_files()
+    for ref in kept.values():
+        with pytest.raises(exceptions.ObjectLostError, match=r"the file ended .* early \(past the store\).*replicas=2"):
+            ray.get(ref)
+    del held
+
+
 def test_puts_are_not(marks: Marks):
     kept = keep_six([ray.put(np.full(MB4, number)) for number in range(30)])
     assert len(kept) == 6 and destroy_spill_files()

@@ -30,9 +30,11 @@ class Losing:
     """The part of a world that loses things.
 
     Attributes:
-        losses, vanishing: so many nodes will die, so many copies vanish. lineage_limit: in bytes, of every process.
+        losses, vanishing, evicting: so many nodes will die, so many copies vanish, or are evicted. lineage_limit: in
+            bytes, of every process.
         retries: of each task, when it was submitted. runs: how often it was started. remade: runs for what was lost.
-        verdicts: why objects were said to be lost. lost_copies: objects of which a copy was lost.
+        verdicts: why objects were said to be lost. lost_copies: objects of which a copy was lost; vanished: those
+            of which their owner need not know it.
     """
 
     channels: dict[tuple[bytes, bytes], deque[Any]]
@@ -46,14 +48,16 @@ class Losing:
     born: Any
 
     def __init__(self, losses: int, lineage_limit: int) -> None:
-        self.losses, self.vanishing = losses, 15 * losses
+        self.losses, self.vanishing, self.evicting = losses, 15 * losses, 100 * losses
         self.lineage_limit = lineage_limit
         self.retries: dict[bytes, int] = {}
         self.runs: Counter[bytes] = Counter()
         self.submitted: dict[bytes, Submitted] = {}
         self.remade = 0
+        self.evicted = 0
         self.verdicts: Counter[str] = Counter()
         self.lost_copies: set[bytes] = set()
+        self.vanished: set[bytes] = set()
 
     def check_loss(self, process: Process, oid: bytes, reason: str, why: str) -> None:
         """An owner says that an object cannot be had any more; or anybody, that it cannot ask."""
@@ -83,6 +87,9 @@ class Losing:
         if self.vanishing and self.pick(20) == 0:
             self.vanishing -= 1
             self.vanish()
+        if self.evicting and self.pick(8) == 0:
+            self.evicting -= 1
+            self.evict()
 
     def told_of_node(self, node: int, dest: bytes) -> None:
         """From now on nothing of that node is let through."""
@@ -125,5 +132,20 @@ class Losing:
         if found:
             store, oid = self.one(found)
             self.lost_copies.add(oid)
+            self.vanished.add(oid)
+            store.freed.add(oid)
+            store.settle(oid)
+
+    def evict(self) -> None:
+        """Room is short: a copy that need not stay goes. Nothing is lost by that."""
+        found = [
+            (store, oid)
+            for store in self.stores
+            for oid, pins in store.pins.items()
+            if not pins and not store.stays(oid)
+        ]
+        if found:
+            store, oid = self.one(found)
+            self.evicted += 1
             store.freed.add(oid)
             store.settle(oid)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcray.base.ids import FIRST_RETURN, PROC_BYTES, owner_of
-from hpcray.core.owner.table import FREED, INLINE, PENDING, Entry
+from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED, Entry
 
 if TYPE_CHECKING:
     from ownership_process import Process
@@ -132,6 +132,12 @@ class Oracle:
         missing = {oid for oid, count in process.live.items() if count and oid not in table.entries}
         assert not missing, f"{process.id.hex()} holds refs that its table does not know: {missing}"
 
+    def check_copies(self, process: Process, oid: bytes) -> None:
+        """One of the copies that the owner knows of is not evicted."""
+        found = [store.node for store in self.world.stores if store.stays(oid)]
+        entry = process.table.entries[oid]
+        assert found or oid in self.world.vanished, f"{oid.hex()}: any copy may be evicted: {entry.nodes}"
+
     def check_lineage(self, process: Process) -> None:
         """What is kept to be made again is exactly what may have to be."""
         lineage, entries = process.table.lineage, process.table.entries
@@ -162,6 +168,8 @@ class Oracle:
             assert oid[:-3] in process.tasks, f"{oid.hex()} waits for a task that is over"
             assert entry.task is process.tasks[oid[:-3]]
         else:
+            if entry.state == STORED:
+                self.check_copies(process, oid)
             assert oid in reachable, f"{oid.hex()} is kept, but nobody can reach it"
             assert entry.local or entry.borrowers, f"{oid.hex()} is kept for nobody"
         for borrower, count in (entry.borrowers or {}).items():
@@ -194,7 +202,7 @@ class Oracle:
                 if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != FREED:
                     entry = owner.table.entries[oid]
                     known = [*(entry.nodes or ()), *(entry.left_at or ())]
-                    unheard = entry.state == PENDING or store.evictable(oid)
+                    unheard = entry.state == PENDING or store.untold(oid)
                     unheard = unheard or oid in store.freed  # somebody still reads an earlier life of it
                     assert unheard or store.node in known, f"{oid.hex()}: copy unknown"
                 else:

@@ -22,6 +22,7 @@ class Store:
         self.pins: dict[bytes, set[bytes]] = {}
         self.content: dict[bytes, tuple[bytes, ...]] = {}
         self.copies: set[bytes] = set()
+        self.kept: set[bytes] = set()  # of the copies, those that took a primary's place
         self.announcers: dict[bytes, bytes | None] = {}
         self.freed: set[bytes] = set()
         self.known_dead: set[bytes] = set()
@@ -32,6 +33,7 @@ class Store:
         self.announcers.pop(oid, None)
         self.pins[oid] = set() if pin is None else {pin}
         self.copies.discard(oid)
+        self.kept.discard(oid)
         self.freed.discard(oid)
         if owner_of(oid) in self.known_dead:
             self.free(oid)
@@ -42,7 +44,10 @@ class Store:
         if type(msg) is m.Open:
             if src in self.known_dead:
                 return
-            if msg.id in self.pins:
+            if msg.keep and node_of(src) == self.node:
+                assert src in self.pins.get(msg.id, ()), f"{src.hex()} keeps {msg.id.hex()}, which it has not pinned"
+                self.kept.add(msg.id)
+            elif msg.id in self.pins:
                 self.pin(msg.id, src)
             elif msg.id in self.pulls:
                 self.pulls[msg.id][1][src] = None
@@ -90,8 +95,18 @@ class Store:
                 self.world.send(raylet_of(self.node), proc, m.StoreError(oid, "lost", "no node has it"))
 
     def evictable(self, oid: bytes) -> bool:
-        """Whether it is a copy of which its owner never heard: who pulled it died. It goes when room is short."""
-        return oid in self.copies and not self.pins[oid] and self.announcers.get(oid) is None
+        """Whether it is a copy of which its owner never heard, and nobody reads it: it goes when room is short."""
+        return self.untold(oid) and not self.pins[oid]
+
+    def untold(self, oid: bytes) -> bool:
+        """Whether it is a copy of which its owner may never have heard: who pulled it died."""
+        return oid in self.copies and self.announcers.get(oid) is None
+
+    def stays(self, oid: bytes) -> bool:
+        """Whether it is here, and is not evicted."""
+        if oid not in self.pins:
+            return False
+        return oid not in self.copies or oid in self.kept or any(node_of(proc) != self.node for proc in self.pins[oid])
 
     def free(self, oid: bytes) -> None:
         if oid in self.pins:
@@ -102,6 +117,7 @@ class Store:
         if not self.pins[oid] and oid in self.freed:
             del self.pins[oid]
             self.copies.discard(oid)
+            self.kept.discard(oid)
             self.freed.discard(oid)
             self.announcers.pop(oid, None)
 
@@ -134,5 +150,5 @@ class Store:
 
     def lose_power(self) -> None:
         self.alive = False
-        for book in (self.pins, self.content, self.copies, self.announcers, self.freed, self.pulls):
+        for book in (self.pins, self.content, self.copies, self.kept, self.announcers, self.freed, self.pulls):
             book.clear()

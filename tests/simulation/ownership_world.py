@@ -44,6 +44,7 @@ class World(Losing):
         self.channels: dict[tuple[bytes, bytes], deque[Any]] = {}
         self.met: dict[bytes, set[bytes]] = {}
         self.unanswered: set[tuple[bytes, bytes]] = set()
+        self.kept_here = 0
         self.sent: Counter[str] = Counter()
         self.outside: list[bytes] = []
         self.places: dict[bytes, tuple[int, tuple[int, ...]]] = {}
@@ -86,7 +87,9 @@ class World(Losing):
             self.met.setdefault(dest, set()).add(src)
         self.sent[type(msg).__name__] += 1
         if type(msg) is m.Open:
-            if node_of(src) != node_of(dest):
+            if msg.keep and node_of(src) == node_of(dest):
+                self.kept_here += 1
+            elif node_of(src) != node_of(dest):
                 assert msg.id in self.processes[src].table.replicas.held
             else:
                 assert (src, msg.id) not in self.unanswered, "a second Open while the first has no answer"

@@ -122,7 +122,8 @@ def test_the_losses_reach_what_they_are_to_check() -> None:
         seen.update(world.sent)
         seen.update(world.verdicts)
         seen.update(remade=world.remade, dead=len(world.dead), excused=len(world.oracle.excused))
-        seen.update(objects=len(world.values))
+        seen.update(objects=len(world.values), evicted=world.evicted, kept_here=world.kept_here)
+    assert seen["evicted"] >= 20 and seen["kept_here"] >= 5, seen
     assert seen["remade"] >= 150 and seen["ObjectLost"] >= 90 and seen["dead"] >= 60, seen
     for why in ("PUT", "RETRIES_DISABLED", "MAX_ATTEMPTS_EXCEEDED", "DEPENDENCY_FAILED", "LINEAGE_EVICTED"):
         assert seen[why], (why, seen)

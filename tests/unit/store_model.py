@@ -88,6 +88,8 @@ class Cluster:
         self.unsealed: dict[tuple[bytes, bytes], int] = {}  # (proc, object) -> offset
         self.pinned: dict[tuple[bytes, bytes], int] = {}
         self.granted: dict[tuple[bytes, bytes], int] = {}  # as `pinned`, from when the store said so
+        self.stalled: set[int] = set()  # nodes whose disk does not answer
+        self.stalls = 0
         self.keeping: set[tuple[bytes, int, bytes]] = set()  # (proc, node, object): asked to keep a copy there
         self.kept: set[tuple[bytes, int, bytes]] = set()
         self.lent: dict[tuple[int, bytes, bytes], int] = {}  # (node, proc, object) -> files that may be read
@@ -98,6 +100,7 @@ class Cluster:
         self.counter = 0
         self.deaths = 0
         self.relayed = 0  # sends of what is itself still being received
+        self.broken = 0  # files that a process could not read
 
     # ------------------------------------------------------------ helpers
 
@@ -177,6 +180,7 @@ class Cluster:
                 self.reads[node, effect.id] = effect
                 self.read_ids[node, effect.id] = ident
             elif isinstance(effect, LendSpilled):
+                assert node not in self.stalled, "lent, and its disk does not answer"
                 if effect.proc not in self.dead:
                     key = (node, effect.proc, effect.id)
                     self.lent[key] = self.lent.get(key, 0) + 1
@@ -280,6 +284,21 @@ class Cluster:
                 del self.lent[key]
             self.to_raylet(proc, m.DiskRead(ident))
 
+    def break_file(self, pick: int) -> None:
+        """It cannot read it."""
+        if self.lent:
+            _, proc, ident = key = list(self.lent)[pick % len(self.lent)]
+            if {(proc, ident)} & (self.opening.keys() | self.pinned.keys()):
+                return
+            self.lent[key] -= 1
+            if not self.lent[key]:
+                del self.lent[key]
+            obj = self.objects[ident]
+            obj.excused = True
+            self.broken += 1
+            self.opening[proc, ident] = self.now
+            self.to_raylet(proc, m.DiskRead(ident, "input/output error", obj.size, list(obj.locations)))
+
     def release(self, pick: int) -> None:
         if self.pinned:
             proc, ident = list(self.pinned)[pick % len(self.pinned)]
@@ -338,7 +357,7 @@ class Cluster:
         obj = self.objects[msg.id]
         if isinstance(msg, m.StoreError):
             self.kept.discard(key)
-        elif proc not in self.dead:
+        elif proc not in self.dead and node in self.stores:  # else it was said before the node died
             assert asked or obj.freed
             if node not in obj.locations:
                 obj.locations.append(node)
@@ -379,7 +398,8 @@ class Cluster:
                 asked = self.creating.pop((proc, msg.id))
             obj = self.objects[msg.id]
             if msg.kind == "full":
-                assert self.now - asked >= 0 and (obj.size > CAPACITY or self.now >= TIMEOUT), "full, but did not wait"
+                waited = obj.size > CAPACITY or self.now >= TIMEOUT or self.stalls
+                assert self.now - asked >= 0 and waited, "full, but did not wait"
             else:
                 assert msg.kind == "lost"
                 assert obj.excused or obj.freed or obj.owner in self.dead, f"lost without a reason: {msg.reason}"
@@ -452,6 +472,21 @@ class Cluster:
                 self.objects[self.read_ids[job]].excused = True
                 self.end_read(job, "input/output error")
 
+    def stall(self, pick: int) -> None:
+        """Some of what a disk was told to do does not end for long; or it answers again."""
+        node = self.living_nodes()[pick % len(self.stores)]
+        jobs = [b""] * (node in self.writes) + [name for at, name in self.reads if at == node]
+        stuck = [job for at, job in enumerate(jobs) if pick // 8 >> at & 1]
+        self.stalls += bool(stuck)
+        self.tell_stalled(node, stuck)
+
+    def tell_stalled(self, node: int, stuck: list[bytes]) -> None:
+        if stuck:
+            self.stalled.add(node)
+        else:
+            self.stalled.discard(node)
+        self.apply(node, self.stores[node].stalled(self.now, stuck, "the disk has not answered" if stuck else ""))
+
     def end_write(self, node: int, error: str | None) -> None:
         write = self.writes.pop(node)
         for piece in write.pieces:
@@ -519,6 +554,7 @@ class Cluster:
             self.keeping = {key for key in self.keeping if key[1] != node}
             self.lent = {key: count for key, count in self.lent.items() if key[0] != node}
             self.writes.pop(node, None)
+            self.stalled.discard(node)
             for job in [job for job in self.reads if job[0] == node]:
                 del self.reads[job], self.read_ids[job]
             for book in (self.receives, self.sends):
@@ -554,6 +590,8 @@ class Cluster:
         raise AssertionError("it never settles")
 
     def finish(self) -> None:
+        for node in list(self.stalled):
+            self.tell_stalled(node, [])
         self.settle()
         for _ in range(4):
             for proc, ident in list(self.unsealed):
@@ -576,6 +614,8 @@ class Cluster:
         for _, node, ident in self.kept:
             held = self.stores[node]._objects.get(ident)
             assert held is not None and (held.offset >= 0 or held.disk is not None), "a kept copy is gone"
+        for store in self.stores.values():
+            assert all(held.disk is None or held.stays for held in store._objects.values()), "on disk for nobody"
         for obj in self.objects.values():
             if obj.owner not in self.dead and obj.locations and not obj.freed:
                 self.drop(obj)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from hpcray.base.config import Config
 from hpcray.base.ids import make_proc, node_of, raylet_of
 from hpcray.base.resources import to_units
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs import notes
+from hpcray.core.gcs import actors as actor_table
+from hpcray.core.gcs import early, notes
 from hpcray.core.gcs.head import HeadCore
 from hpcray.core.gcs.journal import LEAST, Replica, pieces
 from hpcray.core.gcs.succession import SuccessorHead
@@ -272,6 +274,24 @@ def test_a_replica_forgets_who_watched_what_is_no_more() -> None:
     assert [row["state"] for row in questions(head)[3]] == ["DEAD"] * 100
     for table in (notes.WATCH, notes.GROUP_WATCH, notes.KILLED):
         assert list(replica.of(table)) == []
+
+
+def test_of_the_dead_only_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_table, "DEAD_KEPT", 3)
+    monkeypatch.setattr(early, "REMEMBERED", 5)
+    head, replica = up(), Replica()
+    replica.take(head.journal.begin(), whole=True)
+    for number in range(50):
+        head.handle(1.0, PROCS[0], m.CreateActor(1, spec(0, number, 1, False, False, 0)))
+        head.handle(1.0, PROCS[0], m.KillActor(actor_of(0, number), True, "enough"))
+        replica.take(head.journal.changes())
+    forgotten = [actor_of(0, number) for number in range(42, 47)]
+    assert [key for key, _ in replica.of(notes.FORGOTTEN)] == forgotten
+    second = restored(head, replica)
+    for one in (head, second):
+        (state,) = one.handle(2.0, PROCS[1], m.WatchActor(forgotten[0]))
+        assert isinstance(state, Send) and isinstance(state.msg, m.ActorState) and state.msg.state == "DEAD"
+        assert one.handle(2.0, PROCS[1], m.WatchActor(actor_of(0, 1))) == [], "that was too long ago to know"
 
 
 def test_an_actor_that_began_again_on_its_node_is_not_begun_once_more() -> None:

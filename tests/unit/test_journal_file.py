@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +18,7 @@ from hpcray.base.failures import StartupError
 from hpcray.core.gcs import notes
 from hpcray.host import journal_file
 from hpcray.host.journal_file import JournalFile
+from hpcray.host.journal_records import pack, split
 from hpcray.runtime.journaling import read_back
 from hpcray.wire.messages.succession import Change
 
@@ -33,6 +37,10 @@ def write(path: Path, *records: tuple[bytes, bool]) -> None:
     file.close()
 
 
+def crc(record: bytes) -> bytes:
+    return zlib.crc32(record).to_bytes(4, "little")
+
+
 def read(path: Path) -> list[bytes]:
     file = JournalFile(str(path), quiet)
     try:
@@ -42,7 +50,7 @@ def read(path: Path) -> list[bytes]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.binary(max_size=200), st.booleans()), max_size=12), st.data())
+@given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.booleans()), max_size=12), st.data())
 def test_a_prefix_survives_any_cut(records: list[tuple[bytes, bool]], data: st.DataObject) -> None:
     import tempfile
 
@@ -60,12 +68,90 @@ def test_a_prefix_survives_any_cut(records: list[tuple[bytes, bool]], data: st.D
         assert found == wanted[: len(found)]
 
 
-def test_what_follows_damage_is_not_read(tmp_path: Path) -> None:
+def damage(path: Path, change: Callable[[bytes], bytes]) -> tuple[list[bytes], list[str]]:
+    """What is read of a damaged journal, and what is said of it."""
+    file, said = path / "journal", list[str]()
+    file.write_bytes(change(file.read_bytes()))
+    journal = JournalFile(str(path), said.append)
+    try:
+        return journal.read(), said
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.replace(b"two", b"tvo"),
+        lambda data: data.replace(b"\3\0\0\0" + crc(b"two"), b"\xff\xff\xff\x7f" + crc(b"two")),
+        lambda data: data.replace(b"\3\0\0\0" + crc(b"two"), b"\4\0\0\0" + crc(b"two")),
+        lambda data: data.replace(b"\3\0\0\0" + crc(b"two"), bytes(8)),
+        lambda data: data.replace(b"two", b"t"),
+        lambda data: data.replace(b"two", b"one and two"),
+    ],
+)
+def test_what_follows_damage_is_not_read_and_that_is_told(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "j"
-    write(path, (b"one", True), (b"two", False), (b"three", False))
-    file = path / "journal"
-    file.write_bytes(file.read_bytes().replace(b"two", b"tvo"))
-    assert read(path) == [b"one"]
+    write(path, (b"one", True), (b"two", False), (b"three", False), (b"four", False))
+    found, said = damage(path, change)
+    assert found == [b"one"]
+    (text,) = said
+    size = (path / "journal").stat().st_size
+    at = len(b"hpcray-journal 1\n") + 8 + len(b"one")
+    assert f"{path}/journal is damaged at byte {at}: its last {size - at} bytes" in text
+    assert re.search(r"with (at least )?[12] whole records? in them", text) and "the record before" in text
+    assert text.endswith(f"hint: look at its file system; what was there stays as {path}/journal.damaged")
+    file = JournalFile(str(path), quiet)
+    file.rewrite([b"new"])
+    file.close()
+    assert read(path) == [b"new"]
+    assert b"four" in (path / "journal.damaged").read_bytes(), "it is kept for whoever wants to look"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[:-3],
+        lambda data: data[:-10],
+        lambda data: data[:-4] + bytes(4),
+        lambda data: data + bytes(8192),
+        lambda data: data[:-12] + bytes(12),
+        lambda data: data[:-3] + bytes(4096),
+    ],
+)
+def test_a_record_that_was_cut_off_is_nothing_to_tell(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True), (b"two", False), (b"four", False))
+    found, said = damage(path, change)
+    assert found[:2] == [b"one", b"two"] and not said
+    assert not (path / "journal.damaged").exists()
+
+
+def test_where_the_first_record_is_damaged_the_job_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    write(path, (b"one", True), (b"two", False))
+    with pytest.raises(StartupError, match=rf"{path}/journal is damaged from its first record on .*hint: remove it"):
+        damage(path, lambda data: data.replace(b"one", b"own"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=12), st.data())
+def test_damage_anywhere_but_at_the_end_is_told(records: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(map(pack, records))
+    flipped = bytearray(whole)
+    flipped[data.draw(st.integers(0, len(whole) - len(pack(records[-1])) - 1))] ^= data.draw(st.integers(1, 255))
+    found, damaged = split(bytes(flipped), 0)
+    assert found == records[: len(found)] and len(found) < len(records)
+    assert damaged is not None
+    assert damaged.at == sum(len(pack(record)) for record in found)
+    assert damaged.size == len(whole) - damaged.at
+    assert 1 <= damaged.records <= len(records) - len(found)
+
+
+def test_a_long_end_is_looked_through_in_time() -> None:
+    """A large value that was cut off, which looks like lengths everywhere."""
+    value = b"".join(number.to_bytes(8, "little") for number in range(1 << 17))
+    assert split(pack(b"one") + pack(value)[:-1], 0) == ([b"one"], None)
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path) -> None:

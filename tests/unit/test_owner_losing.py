@@ -9,7 +9,7 @@ from table_kit import PEER, RAYLET, SIZE, THIRD, Owner, error, put_id, return_id
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.lineage import BASE_COST
-from hpcray.core.owner.table import INLINE, PENDING, STORED, Waiter
+from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED, Waiter
 from hpcray.wire import messages as m
 
 
@@ -57,6 +57,64 @@ class TestNodeDeath:
         table.on_opened(m.Opened(return_id(), 64, SIZE, False))
         table.node_died(2, "power")
         assert table.again == [] and table.entries[return_id()].nodes == [1]
+
+    def test_what_we_have_mapped_stays_when_the_pin_goes(self, table: Owner) -> None:
+        table.made()
+        table.want_local(return_id(), Waiter())
+        table.on_opened(m.Opened(return_id(), 64, SIZE, True))
+        table.said()
+        table.node_died(2, "power")
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [], keep=True))]
+        table.pins.give_up(SIZE)
+        assert table.said() == [(RAYLET, m.Release([return_id()]))]
+        table.node_died(3, "power")
+        assert table.said() == [] and table.again == []
+
+    def test_what_our_node_has_stays_there_if_it_still_has_it(self, table: Owner) -> None:
+        table.made()
+        table.on_add_location(m.AddLocation(return_id(), 3))
+        table.on_add_location(m.AddLocation(return_id(), 1))
+        table.node_died(2, "power")
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [1, 3]))]
+        table.on_opened(m.Opened(return_id(), 64, SIZE, False))
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [], keep=True))]
+        assert table.entries[return_id()].nodes == [1, 3]
+
+    def test_and_if_it_has_not_another_one_keeps_it(self, table: Owner) -> None:
+        table.made()
+        for node in (1, 3):
+            table.on_add_location(m.AddLocation(return_id(), node))
+        table.node_died(2, "power")
+        table.on_add_location(m.AddLocation(return_id(), 4))
+        table.said()
+        table.on_store_error(m.StoreError(return_id(), "lost", "it was evicted, and node 3 has died"))
+        assert table.said() == [(raylet_of(4), m.Open(return_id(), SIZE, [4, 1, 3], keep=True))] and table.again == []
+
+    def test_the_first_copy_of_all_is_still_there(self, table: Owner) -> None:
+        table.made()
+        table.on_add_location(m.AddLocation(return_id(), 1))
+        table.node_died(1, "power")
+        assert table.said() == [] and table.entries[return_id()].nodes == [2]
+
+    def test_who_was_to_keep_it_cannot_and_another_one_can(self, table: Owner) -> None:
+        table.made()
+        for node in (3, 4):
+            table.on_add_location(m.AddLocation(return_id(), node))
+        table.node_died(2, "power")
+        assert table.said() == [(raylet_of(3), m.Open(return_id(), SIZE, [3, 4], keep=True))]
+        table.on_replica(return_id(), 3, "it is not here")
+        assert table.said() == [(raylet_of(4), m.Open(return_id(), SIZE, [4], keep=True))]
+        table.on_replica(return_id(), 4, "")
+        table.node_died(3, "power")
+        assert table.said() == [] and table.again == []
+
+    def test_the_copy_on_its_way_to_us_came_in_time(self, table: Owner) -> None:
+        table.made()
+        table.want_local(return_id(), Waiter())
+        table.node_died(2, "power")
+        table.said()
+        table.on_opened(m.Opened(return_id(), 64, SIZE, True))
+        assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [], keep=True))], "it is the only one"
 
     def test_a_copy_is_on_its_way_to_us(self, table: Owner) -> None:
         """Our store will say whether it came in time."""
@@ -235,6 +293,17 @@ class TestSeveralReturns:
 
 
 class TestFoundBySimulation:
+    def test_what_nobody_holds_any_more_is_not_pinned_for_lineage(self, table: Owner) -> None:
+        table.made(1)
+        table.made(2, (return_id(1),))
+        table.want_local(return_id(1), Waiter())
+        table.release(return_id(1))
+        assert table.entries[return_id(1)].state == FREED
+        table.said()
+        table.on_opened(m.Opened(return_id(1), 64, SIZE, False))
+        assert table.said() == [(RAYLET, m.Release([return_id(1)]))]
+        assert table.entries[return_id(1)].mapping is None
+
     def test_an_answer_about_an_earlier_life(self, table: Owner) -> None:
         task = table.made()
         waiter = Waiter()

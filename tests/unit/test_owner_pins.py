@@ -185,3 +185,40 @@ class TestFiles:
         table.said()
         table.on_disk(self.LENT)
         assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
+
+    def test_what_cannot_be_read_is_asked_for_again_when_the_last_reader_is_done(
+        self, table: Table, lent: Waiter
+    ) -> None:
+        table.begin_file(put_id(1))
+        table.begin_file(put_id(1))
+        table.file_failed(put_id(1), "broken")
+        waiter = Waiter()
+        assert not table.want_local(put_id(1), waiter)
+        assert table.said() == [], "what lies there must stay while another thread reads it"
+        table.end_file(put_id(1))
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1), "broken", SIZE, [1]))]
+        assert not table.want_local(put_id(1), Waiter()) and table.said() == [], "that is an Open, too"
+        table.on_opened(m.Opened(put_id(1), 0, SIZE, False))
+        assert waiter in table.fired and table.entries[put_id(1)].mapping is not None
+
+    def test_all_of_its_readers_may_fail(self, table: Table, lent: Waiter) -> None:
+        for _ in range(3):
+            table.begin_file(put_id(1))
+        for number in range(3):
+            assert table.said() == []
+            table.file_failed(put_id(1), f"error {number}")
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1), "error 0", SIZE, [1]))]
+        table.on_disk(self.LENT)
+        assert table.want_local(put_id(1), Waiter()), "it lies elsewhere on disk now"
+        table.begin_file(put_id(1))
+        table.end_file(put_id(1))
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
+
+    def test_the_last_ref_dies_and_then_it_cannot_be_read(self, table: Table, lent: Waiter) -> None:
+        table.begin_file(put_id(1))
+        table.release(put_id(1))
+        table.said()
+        table.file_failed(put_id(1), "broken")
+        assert table.said() == [(RAYLET, m.DiskRead(put_id(1), "broken", SIZE, []))]
+        table.on_opened(m.Opened(put_id(1), 0, SIZE, False))
+        assert table.said() == [(RAYLET, m.Release([put_id(1)]))]

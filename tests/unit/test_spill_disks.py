@@ -102,3 +102,87 @@ def test_whatever_goes_wrong_in_a_thread_is_reported(
     disk.files.write(1, [(0, 4096, 4096)])
     assert disk.reports(1) == [(b"", None)], "the thread is still there"
     disk.files.close()
+
+
+class Silent:
+    """A system call on files that does not return, until it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        self.asked, self.answers = threading.Semaphore(0), threading.Event()
+        self._call = getattr(os, call)
+        monkeypatch.setattr(direct_io.os, call, self.silent)
+
+    def silent(self, fd: int, parts: list[memoryview], position: int) -> int:
+        self.asked.release()
+        assert self.answers.wait(60)
+        return self._call(fd, parts, position)
+
+
+def test_a_write_that_does_not_return_is_stuck_until_it_does(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, arena)
+    assert disk.files.stuck(0.0) == ([], 0.0) and not disk.files.busy
+    silent = Silent(monkeypatch, "pwritev")
+    disk.files.write(1, [(0, 4096, 0)])
+    assert silent.asked.acquire(timeout=30)
+    assert disk.files.stuck(3600.0) == ([], 0.0), "it has not taken that long"
+    stuck, still = disk.files.stuck(0.0)
+    assert stuck == [b""] and still >= 0.0 and disk.files.busy
+    silent.answers.set()
+    assert disk.reports(1) == [(b"", None)]
+    assert disk.files.stuck(0.0) == ([], 0.0) and not disk.files.busy
+    disk.files.close()
+
+
+def test_reads_behind_those_that_do_not_return_are_stuck_too(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, arena)
+    disk.files.write(1, [(0, 4096, 0)])
+    assert disk.reports(1) == [(b"", None)]
+    silent = Silent(monkeypatch, "preadv")
+    disk.files.read(b"a", 1, 4096, 4096, 0)
+    assert silent.asked.acquire(timeout=30)
+    assert disk.files.stuck(0.0)[0] == [b"a"], "one thread is left"
+    disk.files.read(b"b", 1, 8192, 4096, 0)
+    assert silent.asked.acquire(timeout=30)
+    disk.files.read(b"c", 1, 12288, 4096, 0)
+    assert sorted(disk.files.stuck(0.0)[0]) == [b"a", b"b", b"c"]
+    disk.files.write(1, [(0, 4096, 4096)])
+    assert disk.reports(1) == [(b"", None)], "writing goes on"
+    silent.answers.set()
+    assert sorted(disk.reports(3)) == [(b"a", None), (b"b", None), (b"c", None)]
+    assert disk.files.stuck(0.0) == ([], 0.0)
+    disk.files.close()
+
+
+def test_where_no_thread_can_be_started_the_write_fails_and_a_later_one_does_not(
+    tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path, arena)
+    start, left = threading.Thread.start, [2]
+
+    def limited(thread: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    for segment in (1, 2):
+        disk.files.write(segment, [(0, 4096, 0)])
+        ((ident, error),) = disk.reports(1)
+        assert ident == b"" and error is not None
+        assert "can't start new thread" in error and "ulimit -u" in error and str(tmp_path) in error
+        disk.files.discard(segment, 0, 4096, True)
+    monkeypatch.undo()
+    arena.write(0, os.urandom(4096))
+    disk.files.write(3, [(0, 4096, 0)])
+    assert disk.reports(1) == [(b"", None)]
+    for ident in (b"a", b"b"):
+        disk.files.read(ident, 3, 8192, 4096, 0)
+    assert sorted(disk.reports(2)) == [(b"a", None), (b"b", None)]
+    assert bytes(arena.view(8192, 4096)) == bytes(arena.view(0, 4096))
+    assert len(disk.files._threads) == 4
+    disk.files.close()

@@ -117,6 +117,42 @@ class TestKept:
         assert DiscardSpilled in [type(effect) for effect in store.process_died(3.0, FAR)]
         assert store.snapshot()["on_disk"] == 0
 
+    def test_what_its_owner_here_has_pinned_takes_the_place_of_the_first_copy(self, store: NodeStore) -> None:
+        receive = store.handle(0.0, A, m.Open(oid(1), SIZE, [5]))[0]
+        store.received(0.0, receive.tag, None)  # type: ignore[union-attr]
+        assert store.handle(1.0, A, m.Open(oid(1), SIZE, [], keep=True)) == [], "no answer"
+        assert store.snapshot()["pinned"] == 1
+        store.handle(2.0, A, m.Release([oid(1)]))
+        assert store.snapshot()["evictable"] == 0
+        (write,) = answers(store.handle(3.0, B, m.Create(oid(1, B), 4 * SIZE)))
+        assert isinstance(write, WriteSpill)
+        store.spilled(4.0, None)
+        assert store.snapshot()["spilled"] == 1
+        assert [type(effect) for effect in store.handle(5.0, A, m.Free([oid(1)], [2]))] == [DiscardSpilled]
+
+    def test_what_nobody_has_pinned_is_not_kept_for_a_process_of_the_node(self, store: NodeStore) -> None:
+        assert store.handle(1.0, A, m.Open(oid(1), SIZE, [5], keep=True)) == []
+        assert store.snapshot()["objects"] == 0
+
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_on_disk_and_in_memory_it_leaves_the_disk_when_it_is_given_up(self, store: NodeStore, pinned: bool) -> None:
+        for counter in range(1, 5):
+            keep(store, oid(counter, FAR))
+        store.handle(1.0, A, m.Create(oid(1), SIZE))
+        store.spilled(1.0, None)
+        store.handle(2.0, A, m.Release([oid(1)]))
+        assert isinstance(store.handle(3.0, A, m.Open(oid(1, FAR), SIZE, [2]))[0], ReadSpill)
+        store.restored(4.0, oid(1, FAR), None)
+        if pinned:
+            assert store.handle(5.0, FAR, m.Release([oid(1, FAR)])) == [], "A reads it"
+            effects = store.handle(6.0, A, m.Release([oid(1, FAR)]))
+        else:
+            store.handle(5.0, A, m.Release([oid(1, FAR)]))
+            effects = store.handle(6.0, FAR, m.Release([oid(1, FAR)]))
+        assert DiscardSpilled(1, 0, SIZE, True) in effects
+        numbers = store.snapshot()
+        assert numbers["on_disk"] == numbers["spilled"] == 0 and numbers["evictable"] == SIZE
+
     def test_a_copy_that_is_here_already_stays_from_then_on(self, store: NodeStore) -> None:
         receive = store.handle(0.0, A, m.Open(oid(1, FAR), SIZE, [5]))[0]
         store.received(0.0, receive.tag, None)  # type: ignore[union-attr]

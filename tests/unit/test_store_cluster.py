@@ -33,6 +33,22 @@ READERS = (
 )
 DISK = (*[Cluster.disk] * 4, *[Cluster.unpin] * 2, *[Cluster.read_file] * 2)
 AHEAD = (*[Cluster.prefetch] * 3, *[Cluster.keep] * 3, Cluster.hurry)
+BROKEN = (Cluster.break_disk, Cluster.break_file)
+LENDING = (  # more is opened than fits, so that what is on disk finds no room
+    *[Cluster.create] * 4,
+    *[Cluster.seal] * 4,
+    *[Cluster.open] * 12,
+    *[Cluster.release] * 8,
+    *[Cluster.deliver] * 18,
+    *[Cluster.move] * 3,
+    *[Cluster.report] * 4,
+    *[Cluster.disk] * 4,
+    Cluster.keep,
+    Cluster.wait,
+    Cluster.free,
+    Cluster.read_file,
+    *BROKEN,
+)
 TROUBLE = (Cluster.abort, Cluster.break_transfer, Cluster.break_transfer, Cluster.kill, Cluster.crash)
 
 
@@ -90,7 +106,24 @@ def test_what_is_fetched_ahead_or_kept_is_there_and_goes_in_time(
 @settings(max_examples=300, deadline=None)
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_with_a_failing_disk_and_deaths_too_nothing_leaks(script: list[tuple[int, int]], threshold: float) -> None:
-    run(STEPS + DISK + AHEAD + TROUBLE + (Cluster.break_disk,), script, threshold)
+    run(STEPS + DISK + AHEAD + TROUBLE + BROKEN, script, threshold)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
+def test_with_a_disk_that_does_not_answer_every_request_ends_and_nothing_leaks(
+    script: list[tuple[int, int]], threshold: float
+) -> None:
+    steps = STEPS + DISK + AHEAD + TROUBLE + (Cluster.break_disk, *[Cluster.stall] * 3)
+    run(steps, script, threshold)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]), st.sampled_from([(), TROUBLE]), st.integers(1, 4))
+def test_what_is_lent_is_read_or_had_from_elsewhere_or_lost_for_a_reason(
+    script: list[tuple[int, int]], threshold: float, trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
+) -> None:
+    run(LENDING + trouble, script, cluster=Cluster(threshold, nodes))
 
 
 @settings(max_examples=150, deadline=None)
@@ -125,9 +158,18 @@ def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()
     for seed in range(75):
-        steps = STEPS + DISK + AHEAD + TROUBLE + (Cluster.break_disk,)
-        for store in run(steps, random_script(seed, 1500), 0.8).stores.values():
+        for store in run(STEPS + DISK + AHEAD + TROUBLE + BROKEN, random_script(seed, 1500), 0.8).stores.values():
             numbers = store.snapshot()
             names = ("spilled_bytes", "restored", "spill_failures", "evicted", "from_disk", "lent")
             reached.update({name: numbers[name] for name in names})
     assert len(reached) == 6 and min(reached.values()) >= 10, reached
+
+
+def test_the_steps_that_lend_do() -> None:
+    """As above."""
+    reached: Counter[str] = Counter()
+    for seed in range(40):
+        cluster = run(LENDING, random_script(seed, 1500), cluster=Cluster(0.8, 2))
+        lent = sum(store.snapshot()["lent"] for store in cluster.stores.values())
+        reached.update(lent=lent, broken=cluster.broken)
+    assert reached["lent"] >= 100 and reached["broken"] >= 30, reached

@@ -352,7 +352,8 @@ class ActorTable:
         if len(self._dead) > DEAD_KEPT:
             forgotten = self._dead.popleft()
             del self.actors[forgotten]
-            self.early.forget(forgotten)
+            for earlier in self.early.forget(forgotten):
+                self.notes.add(notes.FORGOTTEN, earlier)
             for table in (notes.SPEC, notes.ACTOR, notes.FORGOTTEN):
                 self.notes.add(table, forgotten)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from hpcray.base.ids import node_of, owner_of
 from hpcray.wire.messages import ActorState
 
-_REMEMBERED = 100_000
+REMEMBERED = 100_000
+"""So many of the actors, and of the processes, that are over are known; who asks about earlier ones waits."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class EarlyQuestions:
         self._waiting: dict[bytes, Early] = {}
         self._dead_creators: dict[bytes, None] = {}
         self._dead_nodes: set[int] = set()
-        self._forgotten: set[bytes] = set()
+        self._forgotten: dict[bytes, None] = {}
 
     def may_come(self, actor: bytes) -> bool:
         """Whether an unknown actor can still be registered."""
@@ -51,13 +52,14 @@ class EarlyQuestions:
 
     def recall(self, forgotten: Iterable[bytes], creators: Iterable[bytes], nodes: Iterable[int]) -> None:
         """What another head knew to be over: actors, processes, nodes."""
-        self._forgotten.update(forgotten)
+        for actor in forgotten:
+            self.forget(actor)
         self._dead_creators.update(dict.fromkeys(creators))
         self._dead_nodes.update(nodes)
 
     @property
-    def forgotten(self) -> set[bytes]:
-        """Actors that were dead, and are known no more."""
+    def forgotten(self) -> dict[bytes, None]:
+        """Actors that were dead, and are known no more; the last of them."""
         return self._forgotten
 
     @property
@@ -65,13 +67,18 @@ class EarlyQuestions:
         """Processes that will register nothing more."""
         return self._dead_creators
 
-    def forget(self, actor: bytes) -> None:
-        """A dead actor leaves the table: it will not come again."""
-        self._forgotten.add(actor)
+    def forget(self, actor: bytes) -> list[bytes]:
+        """A dead actor leaves the table: it will not come again. Returns those of which not even this is known now."""
+        self._forgotten[actor] = None
+        if len(self._forgotten) <= REMEMBERED:
+            return []
+        oldest = next(iter(self._forgotten))
+        del self._forgotten[oldest]
+        return [oldest]
 
     def creator_died(self, proc: bytes) -> list[tuple[bytes, Early]]:
         """The process will register nothing more: the actors that were waited for, and by whom."""
-        if len(self._dead_creators) >= _REMEMBERED:
+        if len(self._dead_creators) >= REMEMBERED:
             del self._dead_creators[next(iter(self._dead_creators))]
         self._dead_creators[proc] = None
         for early in self._waiting.values():

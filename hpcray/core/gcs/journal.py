@@ -97,7 +97,7 @@ class Tables:
             notes.ACTOR: self._actor,
             notes.WATCH: self._watch,
             notes.KILLED: self._killed,
-            notes.FORGOTTEN: lambda key: b"",
+            notes.FORGOTTEN: lambda key: b"" if key in actors.early.forgotten else None,
             notes.GROUP: self._group,
             notes.GROUP_WATCH: self._group_watch,
             notes.GONE: lambda key: b"" if groups.forgotten(key.hex()) else None,

@@ -207,6 +207,7 @@ _WRITES: dict[str, Callable[..., Any]] = {
     "on_free": lambda table, oid: table.on_free.__setitem__(oid, lambda: None),
     "off_free": lambda table, oid: table.on_free.pop(oid, None),
     "hold_copy": _hold_copy,
+    "copy_decided": lambda table, oid, node: Replicas.decided(table.replicas, oid, node),
 }
 
 

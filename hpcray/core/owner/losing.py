@@ -16,7 +16,7 @@ from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Wai
 from hpcray.core.owner.lineage import LINEAGE_EVICTED, LOST, PUT, Lineage
 from hpcray.core.owner.pins import Pins
 from hpcray.core.owner.replicas import Replicas
-from hpcray.wire.messages import Message, ObjectLost, ObjectReady
+from hpcray.wire.messages import Message, ObjectLost, ObjectReady, Open
 
 _FORGOTTEN = "nothing but what was made from it was referred to, so its copies were dropped"
 
@@ -55,6 +55,8 @@ class Losing(Borrowing):
         self.special: set[bytes] = set()
         # So many times objects of ours were made again; for borrowed ones, what the owner said last.
         self._made: dict[bytes, int] = {}
+        # Objects of ours whose first copy is gone, while our store is looking for another.
+        self._unsure: set[bytes] = set()
 
     def _ready(self, oid: bytes, entry: Entry) -> None:
         raise NotImplementedError
@@ -69,6 +71,8 @@ class Losing(Borrowing):
         """Our store found a stored object on none of these nodes."""
         others = [n for n in entry.nodes or () if n not in asked and n not in self.dead_nodes and n != self._node]
         if others:
+            if oid[:8] == self.me and (oid in self._unsure or (entry.nodes and entry.nodes[0] == self._node)):
+                self._stays_at(oid, entry, others[0])
             self._ready(oid, entry)  # opens it again, from there, if somebody waits
         elif oid[:8] == self.me:
             self.lose(oid, entry, reason)
@@ -100,6 +104,7 @@ class Losing(Borrowing):
         if left:  # perhaps it is there after all; it goes with the object
             entry.left_at = [*(entry.left_at or ()), *left]
         entry.nodes = None
+        self._unsure.discard(oid)
         # What it holds stays held: who has read this life of it, or still has it pinned, may take the refs out later.
         self.replicas.gone(oid)
         self._make_again(oid, entry, reason)
@@ -175,6 +180,7 @@ class Losing(Borrowing):
             entry.state, entry.value = FREED, b""
         mapping, entry.mapping = entry.mapping, None
         entry.nodes = entry.left_at = entry.contained = None
+        self._unsure.discard(oid)
         self.pins.entry_gone(oid, mapping)
 
     def take_again(self, oids: Sequence[bytes]) -> None:
@@ -210,6 +216,7 @@ class Losing(Borrowing):
         """The entry of an object is gone."""
         self.forget_task(oid, entry)
         self.special.discard(oid)
+        self._unsure.discard(oid)
         self._made.pop(oid, None)
         self.why_lost.pop(oid, None)
 
@@ -229,21 +236,16 @@ class Losing(Borrowing):
             if entry.left_at and node in entry.left_at:
                 entry.left_at = [n for n in entry.left_at if n != node]
             if entry.nodes and node in entry.nodes:
+                first = entry.nodes[0] == node
                 entry.nodes = [n for n in entry.nodes if n != node]
                 if entry.mapping is not None:
                     self._also_at(entry, self._node)
-                if entry.state == STORED and oid not in self.pins.opening:  # else our store will tell
+                if entry.state == STORED and (first or not entry.nodes):
                     gone.append(oid)
         for oid in gone:
             found = self.entries.get(oid)
-            if found is None or found.state != STORED:
-                continue
-            if found.nodes:
-                self._promote(oid, found)
-            elif oid[:8] == self.me:
-                self.lose(oid, found, f"the node that had it died: {reason}")
-            else:
-                found.state, found.asked = PENDING, False  # its owner will know another place
+            if found is not None and found.state == STORED:
+                self._first_is_gone(oid, found, f"the node that had it died: {reason}")
 
     def processes_of(self, node: int) -> set[bytes]:
         """The processes of a node that we have to do with: they own, or hold, what is in this table."""
@@ -254,17 +256,46 @@ class Losing(Borrowing):
                 found.update(proc for proc in (key[:8], key[8:]) if proc and node_of(proc) == node)
         return found
 
-    def _promote(self, oid: bytes, entry: Entry) -> None:
-        """A copy is left that its node may evict at any time: make sure that it does not."""
-        nodes = entry.nodes or []
-        held = self.replicas.held.get(oid, ())
-        if oid[:8] != self.me or any(node in held for node in nodes):
-            return
-        if self._node not in nodes:
+    def _first_is_gone(self, oid: bytes, entry: Entry, reason: str) -> None:
+        """The first copy, which its node does not evict, is not there any more. Another one takes its place."""
+        mine = oid[:8] == self.me
+        if entry.nodes:
+            held = self.replicas.held.get(oid, ())
+            found = [node for node in entry.nodes if node in held]
+            if mine:
+                self._stays_at(oid, entry, found[0] if found else min(entry.nodes, key=self._is_far))
+        elif oid not in self.pins.opening:
+            if mine:
+                self.lose(oid, entry, reason)
+            else:
+                entry.state, entry.asked = PENDING, False  # its owner will know another place
+        elif mine:  # our store will tell whether it came in time
             self.special.add(oid)
-            self.replicas.hold(oid, entry, nodes[0])
-        elif entry.mapping is None:
+            self._unsure.add(oid)
+
+    def _is_far(self, node: int) -> bool:
+        return node != self._node
+
+    def _stays_at(self, oid: bytes, entry: Entry, node: int) -> None:
+        """See that this node, which may have evicted its copy of an object of ours, does not evict it from now on."""
+        self.special.add(oid)
+        entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
+        if node != self._node:
+            self._unsure.discard(oid)
+            self.replicas.hold(oid, entry, node)
+            return
+        if entry.mapping is None:
             self.pins.open(oid, entry)
+        if entry.mapping is None:
+            self._unsure.add(oid)
+        else:  # pinned, so it is there; the pin goes sooner or later
+            self._unsure.discard(oid)
+            self._send(self._raylet, Open(oid, entry.size, [], keep=True))
+
+    def _came_here(self, oid: bytes, entry: Entry) -> None:
+        """Our store has found an object of `_unsure`."""
+        if entry.state == STORED:
+            self._stays_at(oid, entry, self._node)
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
         """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
@@ -275,9 +306,12 @@ class Losing(Borrowing):
         if not problem:
             self._also_at(entry, node)
         elif entry.nodes and node in entry.nodes and entry.state == STORED:
+            first = entry.nodes[0] == node
             entry.nodes = [n for n in entry.nodes if n != node]
-            if not entry.nodes:
-                self.lose(oid, entry, problem)
+            if entry.mapping is not None:
+                self._also_at(entry, self._node)
+            if first:
+                self._first_is_gone(oid, entry, problem)
 
     def _also_at(self, entry: Entry, node: int) -> None:
         if entry.nodes is None:

@@ -37,7 +37,7 @@ METHODS = (
     "node_died", "on_opened", "on_store_error", "on_object_get", "on_object_ready", "on_object_lost",
     "on_add_location", "on_replica", "hold", "keep", "give", "take_back", "borrowed_by", "on_borrow_ack",
     "on_borrow_ask", "on_borrow_add", "on_borrow_take", "on_borrow_drop", "on_borrow_end", "settle_lost",
-    "keep_task", "take_again", "on_disk", "begin_file", "end_file",
+    "keep_task", "take_again", "on_disk", "begin_file", "end_file", "file_failed",
 )  # fmt: skip
 
 

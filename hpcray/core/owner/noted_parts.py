@@ -123,6 +123,15 @@ class NotedReplicas(Replicas):
         """As of any replicas."""
         self._log.call("hold_copy", (oid, entry, node, waiter), lambda: Replicas.hold(self, oid, entry, node, waiter))
 
+    def decided(self, oid: bytes, node: int) -> str:
+        """As of any replicas."""
+        waiter = self._waiters.get((oid, node))
+        if waiter is None:
+            return super().decided(oid, node)
+        self._log.call("copy_decided", (oid, node), lambda: Replicas.decided(self, oid, node))
+        self._log.forget(waiter)
+        return ""
+
 
 class NotedSet(set[Any]):
     """A set of the table's to which others add."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcray.core.owner.entries import Entry, Mapping
+from hpcray.core.owner.entries import FREED, Entry, Mapping
 from hpcray.wire.messages import DiskRead, Hurry, Message, OnDisk, Open, Opened, Release
 
 
@@ -34,6 +34,8 @@ class Pins:
         self.refused: dict[bytes, str] = {}
         self.files: dict[bytes, tuple[OnDisk, int]] = {}
         self._patient: dict[bytes, int] = {}  # of `opening`, those that are not urgent: their priority
+        # Of `opening`, files that could not be read: how many threads still try, and why it failed first.
+        self._unreadable: dict[bytes, tuple[OnDisk, int, str]] = {}
         self._raylet = raylet
         self._send = send
 
@@ -61,7 +63,7 @@ class Pins:
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
         """The store pinned an object for us; whether anybody here still wants it."""
         self._answered(msg.id)
-        if entry is None:
+        if entry is None or entry.state == FREED:
             self._send(self._raylet, Release([msg.id]))
             return False
         if entry.mapping is None:
@@ -99,7 +101,7 @@ class Pins:
     def lent(self, msg: OnDisk, entry: Entry | None) -> bool:
         """There is no room in the store, but the object's file may be read; whether anybody here wants that."""
         self._answered(msg.id)
-        if entry is None or entry.mapping is not None or msg.id in self.files:
+        if entry is None or entry.state == FREED or entry.mapping is not None or msg.id in self.files:
             self._send(self._raylet, DiskRead(msg.id))
             return False
         self.files[msg.id] = (msg, 0)
@@ -113,10 +115,28 @@ class Pins:
 
     def end_file(self, oid: bytes) -> None:
         """It has read it, or given up."""
+        if oid in self._unreadable:
+            self._give_back_unreadable(oid)
+            return
         msg, readers = self.files[oid]
         self.files[oid] = (msg, readers - 1)
         if readers == 1:
             self._close_file(oid)
+
+    def file_failed(self, oid: bytes, entry: Entry | None, error: str) -> None:
+        """It could not be read: the store is to get the object otherwise. `opened`, `lent` or `failed` follows."""
+        if oid in self.files:
+            self._unreadable[oid] = (*self.files.pop(oid), error)
+            self.opening[oid] = list(entry.nodes or ()) if entry is not None else []
+        self._give_back_unreadable(oid)
+
+    def _give_back_unreadable(self, oid: bytes) -> None:
+        """One thread less is at it; what lies there must stay until none is."""
+        msg, readers, error = self._unreadable.pop(oid)
+        if readers > 1:
+            self._unreadable[oid] = (msg, readers - 1, error)
+        else:
+            self._send(self._raylet, DiskRead(oid, error, msg.size, self.opening[oid]))
 
     def _close_file(self, oid: bytes) -> None:
         del self.files[oid]

@@ -48,6 +48,11 @@ class Replicas:
             waiter.count -= 1
             self._notify(waiter)
 
+    def decided(self, oid: bytes, node: int) -> str:
+        """Nobody waits for this answer any more: why the node has no copy, "" when it has, or may still get one."""
+        self._waiters.pop((oid, node), None)
+        return self.failed.pop((oid, node), "")
+
     def gone(self, oid: bytes) -> None:
         """The object is freed, or no copy of it is left."""
         for node in sorted(self.held.pop(oid, ())):

@@ -219,6 +219,8 @@ class ObjectTable(Counting):
         entry = self.entries.get(msg.id)
         if self.pins.opened(msg, entry):
             assert entry is not None
+            if msg.id in self._unsure:
+                self._came_here(msg.id, entry)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 
@@ -237,6 +239,10 @@ class ObjectTable(Counting):
     def end_file(self, oid: bytes) -> None:
         """It has read it, or given up."""
         self.pins.end_file(oid)
+
+    def file_failed(self, oid: bytes, error: str) -> None:
+        """It cannot be read: it is looked for elsewhere, and who wants it waits for that (`want_local`)."""
+        self.pins.file_failed(oid, self.entries.get(oid), error)
 
     def on_store_error(self, msg: StoreError) -> None:
         """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""

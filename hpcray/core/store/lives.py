@@ -54,7 +54,7 @@ class ObjectLives:
         self._sends = Sends(node, self._dead_nodes, self._room.keep, self._unread, min(TREE_MIN, chunk))
         self._receives = Receives(node, self._sends, self._sealed, self._fail, self._dead_nodes, chunk)
         self._straight = Straight(range(size, size + slots * chunk, chunk), chunk, self._dead_nodes, self._unread)
-        self._lent = Lent(self._unread)
+        self._lent = Lent(self._spiller.give_back)
         self._admission = Admission()
         self._counts = {"created": 0, "freed": 0, "failed": 0}
 
@@ -155,15 +155,13 @@ class ObjectLives:
 
     def _not_kept(self, obj: StoredObject, out: list[Effect]) -> None:
         """Somebody gave up a copy that stayed for him; where it stays for nobody it is one like any other."""
-        if obj.creator is not None or obj.keepers:
+        if obj.stays:
             return
         if obj.idle:
             self._room.keep(obj)
             self._settle(obj, out)
-        elif obj.state is State.SPILLED:
-            obj.freed = True  # as if it had been evicted
-            if not obj.reads:
-                self._forget(obj, out)
+        else:
+            self._off_disk(obj, out)
 
     def _creator_left(self, obj: StoredObject, out: list[Effect]) -> None:
         """An object will not be sealed by its creator: those who wait for it get another node's copy, if any."""
@@ -199,8 +197,36 @@ class ObjectLives:
         """It gives up its block, or its wish for one."""
         self._space.withdraw(obj)
         obj.state = State.SPILLED
-        if obj.freed and not obj.reads:
+        self._off_disk(obj, out)
+
+    def _off_disk(self, obj: StoredObject, out: list[Effect]) -> None:
+        """What is on disk only is forgotten where nobody needs it there."""
+        if obj.state is State.SPILLED and not obj.reads and (obj.freed or not obj.stays):
             self._forget(obj, out)
+
+    def _leave_disk(self, obj: StoredObject, out: list[Effect]) -> None:
+        """What the disk has of it matters no more. Who was lent its place there may still read it."""
+        slot = self._spiller.drop(obj)
+        if slot is not None:
+            self._lent.leave(slot, out)
+
+    def _unreadable(self, now: float, obj: StoredObject, error: str, out: list[Effect]) -> None:
+        """What the disk has of an object cannot be read: who waits for it gets another node's copy, if any."""
+        reason = f"node {self._node}: reading from disk failed: {error}"
+        if obj.state is State.SPILLED:
+            obj.state, obj.since = State.WAITING, now
+        self._turn_away(obj, reason, out)
+        self._straight.stop(obj, reason, out)
+        self._leave_disk(obj, out)
+        obj.creator, obj.kept = None, obj.kept or obj.creator is not None
+        pull = self._receives.add(obj, [])
+        pull.failures.append(reason)
+        if obj.state is State.WAITING and not self._dead_nodes.issuperset(pull.untried):
+            if obj.id not in self._space.waiting:
+                self._space.place(now, obj, out)
+            return
+        obj.state = State.PULLING
+        self._receives.ask_next(obj, out)
 
     def _free_one(self, ident: bytes, out: list[Effect]) -> None:
         obj = self._objects.get(ident)
@@ -209,9 +235,8 @@ class ObjectLives:
             obj.ahead = False
             if obj.idle:
                 self._settle(obj, out)
-            elif obj.state is State.SPILLED and not obj.reads:
-                self._forget(obj, out)
             else:
+                self._off_disk(obj, out)
                 self._drop_request(obj, out)
 
     def _settle(self, obj: StoredObject, out: list[Effect]) -> None:
@@ -219,20 +244,22 @@ class ObjectLives:
         if obj.freed:
             self._counts["freed"] += 1
             self._forget(obj, out)
-        elif obj.disk is not None or (obj.creator is None and not obj.keepers):
-            self._space.may_evict(obj)
-        else:
+        elif obj.stays and obj.disk is None:
             self._spiller.may_spill(obj)
+        else:
+            if not obj.stays and obj.disk is not None:
+                self._leave_disk(obj, out)  # who had it kept here gave it up: it is a copy like any other
+            self._space.may_evict(obj)
 
     def _unread(self, obj: StoredObject, out: list[Effect]) -> None:
         """One node less is being sent the object."""
         if obj.gone:
-            if not obj.reads:
+            if not obj.reads and obj.offset >= 0:
                 self._space.give_back(obj)
         elif obj.idle:
             self._settle(obj, out)
-        elif obj.freed and obj.state is State.SPILLED and not obj.reads:
-            self._forget(obj, out)
+        else:
+            self._off_disk(obj, out)
 
     def _evict(self, obj: StoredObject, out: list[Effect]) -> None:
         if obj.disk is None:
@@ -244,10 +271,10 @@ class ObjectLives:
         del self._objects[obj.id]
         self._holdings.remove(obj)
         self._admission.leave(obj)
-        self._spiller.drop(obj, out)
+        self._leave_disk(obj, out)
         if obj.reads:
             obj.gone = True  # chunks of it are still being sent
-        else:
+        if not obj.reads or obj.offset < 0:
             self._space.withdraw(obj)
 
     def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 from hpcray.base.ids import node_of, number_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.store.admission import URGENCIES
-from hpcray.core.store.lives import ObjectLives
 from hpcray.core.store.objects import State, StoredObject
 from hpcray.core.store.report import absent_reason, list_objects, show_objects, show_space, show_transfers
+from hpcray.core.store.stalls import StallingLives
 from hpcray.wire import messages as m
 
 _RECEIVING = "it is still being received here"
@@ -32,7 +32,7 @@ _LEND_ON = 5.0
 _LAST = URGENCIES - 1
 
 
-class NodeStore(ObjectLives):
+class NodeStore(StallingLives):
     """Objects of one node: created, sealed, pinned by processes, pulled from and sent to other nodes, freed."""
 
     # ------------------------------------------------------------ events
@@ -79,17 +79,7 @@ class NodeStore(ObjectLives):
         elif not obj.wanted:
             self._back_to_disk(obj, out)
         else:
-            obj.creator = None
-            obj.state = State.PULLING
-            reason = f"node {self._node}: reading from disk failed: {error}"
-            self._turn_away(obj, reason, out)
-            self._straight.stop(obj, reason, out)
-            if obj.reads:  # by processes that read its file themselves; they see what comes of that
-                self._lend(obj, out)
-                return self._finish(now, out)
-            self._spiller.drop(obj, out)
-            self._receives.add(obj, []).failures.append(reason)
-            self._receives.ask_next(obj, out)
+            self._unreadable(now, obj, error, out)
         return self._finish(now, out)
 
     def process_died(self, now: float, proc: bytes) -> list[Effect]:
@@ -125,7 +115,7 @@ class NodeStore(ObjectLives):
         hopeless = not self._room.may_come(now - self._full_timeout)
         for obj in list(self._space.waiting.values()):
             waited = now - obj.since
-            if obj.disk is not None and obj.openers:
+            if obj.disk is not None and obj.openers and not self._room.stalled:
                 if waited >= self._full_timeout if hopeless else self._room.stuck and waited >= _LEND_AFTER:
                     self._lent.last = (now, self._blocks.used)
                     self._lend(obj, out)
@@ -191,6 +181,10 @@ class NodeStore(ObjectLives):
         if src in self._dead_procs:
             return
         obj = self._objects.get(msg.id)
+        if msg.keep and node_of(src) == self._node:
+            if obj is not None and src in obj.pins:
+                obj.kept = True
+            return
         if msg.keep and obj is not None and (obj.state is State.SEALED or obj.disk is not None):
             self._keep_for(obj, src, out)
             return
@@ -254,7 +248,15 @@ class NodeStore(ObjectLives):
                 self._place(now, obj, out)
 
     def _disk_read(self, now: float, src: bytes, msg: m.DiskRead, out: list[Effect]) -> None:
-        self._lent.done(src, msg.id, out)
+        slot = self._lent.done(src, msg.id, out)
+        if not msg.error:
+            return
+        obj = self._objects.get(msg.id)
+        if obj is None or obj.disk is None or obj.disk != slot or not self._lies_on_disk(obj):
+            self._open(now, src, m.Open(msg.id, msg.size, msg.nodes), out)  # it is not what could not be read
+        else:
+            self._wait_for(obj, src, msg.nodes)
+            self._unreadable(now, obj, msg.error, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
         for ident in msg.ids:

@@ -79,6 +79,7 @@ class StoredObject:
         gone: it is no longer of this store; only sends that are not over hold its block.
         ahead: it is fetched before anybody asks for it.
         keepers: processes for which this copy of another node's object stays, in memory or on disk.
+        kept: this copy took the primary's place: it stays until it is freed.
     """
 
     id: bytes
@@ -102,6 +103,7 @@ class StoredObject:
     gone: bool = False
     ahead: bool = False
     keepers: set[bytes] = field(default_factory=set)
+    kept: bool = False
 
     @property
     def wanted(self) -> bool:
@@ -122,6 +124,11 @@ class StoredObject:
     def unfinished(self) -> bool:
         """Whether its creator has not sealed it."""
         return self.disk is None and (self.state is State.WAITING or self.state is State.CREATING)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it goes to disk where another would be evicted."""
+        return self.creator is not None or self.kept or bool(self.keepers)
 
     @property
     def idle(self) -> bool:

@@ -29,6 +29,10 @@ class RoomMaker:
     Args:
         threshold: share of the arena; 0 switches spilling off.
         settle: called with objects that nobody reads any more, written to disk or not.
+
+    Attributes:
+        reads_stalled: whether a read of the disk has not moved for long.
+        what: does not answer, and since when, while that is so.
     """
 
     def __init__(
@@ -42,6 +46,9 @@ class RoomMaker:
         self._share = space.blocks.size // _UNPIN_SHARE
         self._asked_at = float("-inf")
         self._came = (0, 0)
+        self.what = ""
+        self.reads_stalled = False
+        self._write_stalled = False
 
     def keep(self, obj: StoredObject) -> None:
         """Somebody reads the object: it must neither be evicted nor spilled."""
@@ -61,7 +68,7 @@ class RoomMaker:
             return out
         if self._on and spiller.may_try(now):
             spiller.write(short, out)
-        if not spiller.busy and (waiting or not spiller.idle):
+        if not self._gets_on and (waiting or not spiller.idle):
             self._ask(now, max(short, self._share), out)
         return out
 
@@ -74,18 +81,39 @@ class RoomMaker:
 
     def may_come(self, since: float) -> bool:
         """Whether spilling makes, or has made since then, room for those that wait."""
-        return self.spiller.busy or self.spiller.progress > since
+        return self._gets_on or self.spiller.progress > since
+
+    def stall(self, write: bool, read: bool, what: str) -> None:
+        """The disk has not answered for long, or answers again.
+
+        Args:
+            write: the write that is under way has not moved. read: a read has not.
+            what: does not answer, and since when.
+        """
+        self._write_stalled, self.reads_stalled, self.what = write, read, what
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the disk does not answer. No process may read its files then: it could never be interrupted."""
+        return self._write_stalled or self.reads_stalled
 
     @property
     def stuck(self) -> bool:
         """Whether nothing can be spilled now, so that only the end of a pin or of an object makes room."""
         spiller = self.spiller
-        return not spiller.busy and (not self._on or bool(spiller.failure) or not spiller.idle)
+        return not (spiller.busy or self.stalled) and (not self._on or bool(spiller.failure) or not spiller.idle)
+
+    @property
+    def _gets_on(self) -> bool:
+        """Whether a write is under way, and moves."""
+        return self.spiller.busy and not self._write_stalled
 
     def report(self) -> str:
         """A sentence on the state of spilling."""
         if not self._on:
             return "Spilling to disk is off (HPCRAY_SPILL_THRESHOLD=0)."
+        if self.stalled:
+            return f"Spilling to disk does not get on: {self.what}; another directory: HPCRAY_SPILL_DIR."
         if self.spiller.failure:
             return f"Spilling to disk failed: {self.spiller.failure}."
         return f"{show_size(self.spiller.used)} were spilled to disk, nothing else can be."

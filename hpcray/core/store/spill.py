@@ -165,13 +165,17 @@ class Spiller:
             if obj.idle:
                 self._settle(obj, out)
 
-    def drop(self, obj: StoredObject, out: list[Effect]) -> None:
-        """The object is gone; so is what the disk has of it."""
+    def drop(self, obj: StoredObject) -> Slot | None:
+        """What the disk has of the object matters no more; its place there, for `give_back`."""
         self.idle.pop(obj.id, None)
-        if obj.disk is not None:
-            out.append(self._segments.give_back(obj.disk))
-            del self.on_disk[obj.disk.number]
-            obj.disk = None
+        slot, obj.disk = obj.disk, None
+        if slot is not None:
+            del self.on_disk[slot.number]
+        return slot
+
+    def give_back(self, slot: Slot) -> DiscardSpilled:
+        """Nobody reads this place on disk any more."""
+        return self._segments.give_back(slot)
 
     def snapshot(self, straight: int = 0) -> dict[str, int]:
         """Numbers for people and tests, in bytes where not said otherwise; restored, failures and segments count.

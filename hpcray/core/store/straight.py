@@ -86,6 +86,15 @@ class Straight:
             end_reader(reader, reason, self._dead_nodes, out)
             self._leave(reader, out)
 
+    def stalled(self, stuck: Collection[bytes], reason: str, out: list[Effect]) -> None:
+        """These ReadSpills, of whomever, have not moved for long: who waits for one is told so. Its slot is taken until
+        it has ended; where all slots are, nobody else gets one either."""
+        mine = [self._reading[ident][0] for ident in stuck if ident in self._reading]
+        over = list(self._readers) if mine and len(mine) == len(self._reading) and not self._free else mine
+        for reader in over:
+            end_reader(reader, reason, self._dead_nodes, out, full=True)
+            self._leave(reader, out)
+
     def node_died(self, node: int, out: list[Effect]) -> None:
         """Nothing more is sent there."""
         for reader in [reader for reader in self._readers if reader.node == node]:

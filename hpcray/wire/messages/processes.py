@@ -85,4 +85,4 @@ class Undeliverable(Struct, array_like=True, tag=6):
 
 
 class Knock(Struct, array_like=True, tag=7):
-    """p→p, through raylets: a connection to you has ended. Who lives need not answer; for who is dead, a raylet does."""
+    """p→p, through raylets: a connection to you has ended. Who lives says nothing; of who is dead a raylet tells."""

@@ -40,7 +40,8 @@ class Open(Struct, array_like=True, tag=64):
     """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError.
 
     priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead. keep:
-    (p→any r) I do not read it; keep a copy there, in memory or on disk, until I Release it. Same answers.
+    (p→other r) I do not read it; keep a copy there, in memory or on disk, until I Release it. Same answers. (p→own r)
+    What I have pinned took the primary's place; keep it, in memory or on disk, until it is freed. No answer.
     """
 
     id: bytes
@@ -75,9 +76,15 @@ class OnDisk(Struct, array_like=True, tag=75):
 
 
 class DiskRead(Struct, array_like=True, tag=76):
-    """p→own r: I do not need the file of this object any more. Answers one OnDisk."""
+    """p→own r: I do not need the file of this object any more. Answers one OnDisk.
+
+    error: why it could not be read; this is an Open(id, size, nodes) then.
+    """
 
     id: bytes
+    error: str = ""
+    size: int = 0
+    nodes: list[int] = []
 
 
 class Opened(Struct, array_like=True, tag=65):

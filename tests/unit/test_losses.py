@@ -1,0 +1,67 @@
+"""Second copies, as `put(replicas=2)` asks for them."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from table_kit import ME, SIZE, Table, put_id
+
+from hpcray.base.ids import raylet_of
+from hpcray.core.owner.noted import NotedTable
+from hpcray.core.owner.table import Waiter
+from hpcray.core.recording import replay
+from hpcray.runtime.losses import Losses
+from hpcray.wire import messages as m
+
+
+class Process:
+    """What `Losses` needs of one, on node 1 of two; who blocks is interrupted."""
+
+    node = 1
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.engine = SimpleNamespace(lock=contextlib.nullcontext())
+        self.gcs = SimpleNamespace(nodes=lambda: [{"Index": 1, "Alive": True}, {"Index": 4, "Alive": True}])
+        self._warned: set[str] = set()
+
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", ["it is kept", "it is full", "it dies", "the object goes"])
+def test_who_is_interrupted_leaves_nothing(end: str) -> None:
+    table = Table()
+    table.stored(put_id(), node=1)
+    process: Any = Process(table)
+    with pytest.raises(KeyboardInterrupt):
+        Losses(process).replicate(SimpleNamespace(_id=put_id()), 2)  # type: ignore[arg-type]
+    assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1], keep=True))]
+    assert not table.replicas._waiters
+    if end == "it dies":
+        table.node_died(4, "power")
+    elif end == "the object goes":
+        table.replicas.gone(put_id())
+    else:
+        table.on_replica(put_id(), 4, "full" if end == "it is full" else "")
+    assert not table.replicas.failed and not table.fired
+    assert set(table.replicas.held) == ({put_id()} if end == "it is kept" else set())
+
+
+def test_a_recorded_table_is_told_so() -> None:
+    fired: list[Waiter] = []
+    table = NotedTable(ME, lambda dest, msg: None, fired.append, lambda oid, reason, why: b"lost\2")
+    table.create(put_id()).local = 1
+    table.set_stored(put_id(), SIZE, 1)
+    for answered in (True, False):
+        table.replicas.hold(put_id(), table.entries[put_id()], 4, Waiter())
+        if answered:
+            table.on_replica(put_id(), 4, "full")
+        assert table.replicas.decided(put_id(), 4) == ("full" if answered else "")
+    table.on_replica(put_id(), 4, "full")
+    assert len(fired) == 1
+    done = replay(table.log.record)
+    assert done.steps == len(table.log.record.inputs) and not done.differences and not done.error
