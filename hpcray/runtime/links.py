@@ -50,7 +50,7 @@ class Link:
 
 
 class Peer:
-    """A process we write to: directly when it is of our node, through our raylet otherwise. route: to it, from `me`."""
+    """A process we write to: directly when it is of our host, through our raylet otherwise. route: to it, from `me`."""
 
     __slots__ = ("dead", "dirty", "functions", "link", "out", "proc", "route")
 
@@ -86,6 +86,7 @@ class Links:
         self.dirty: list[Peer] = []
         self._my_node = node_of(me)
         self._dirs = {**neighbours, self._my_node: session_dir}
+        self._lost: set[int] = set()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
         self._epoll = select.epoll()
@@ -109,11 +110,19 @@ class Links:
     # ------------------------------------------------------------ sending
 
     def peer(self, proc: bytes) -> Peer:
-        """The peer record of a process, connecting when it is of our node."""
+        """The peer record of a process, connecting when it is of our host."""
         found = self.peers.get(proc)
         if found is None:
             found = self.peers[proc] = Peer(proc, self._connect(proc), self.me)
+            if found.link is self._raylet and number_of(proc) and node_of(proc) in self._dirs:
+                # If it is for want of descriptors, it must not try to connect to us either.
+                found.out.append(Knock())
         return found
+
+    def knocked(self, proc: bytes) -> None:
+        """A process of this host can or will write to us through raylets only: so do we, unless we are connected."""
+        if proc not in self.peers:
+            self.peers[proc] = Peer(proc, self._raylet, self.me)
 
     def send(self, proc: bytes, msg: Message) -> None:
         """Queue a message; it leaves at the next flush."""
@@ -153,13 +162,20 @@ class Links:
             except BlockingIOError:
                 self._keep_rest(link, frame, 0)
             except OSError:
-                self._unlink(link, "its connection broke")
+                self._cannot_write(link)
             finally:
                 self._writing = False
 
     def _keep_rest(self, link: Link, frame: bytes, sent: int) -> None:
         link.unsent.append(memoryview(frame)[sent:])
         self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
+
+    @staticmethod
+    def _cannot_write(link: Link) -> None:
+        """Its other end is gone. What it sent before it went is still to be read; reading finds the end."""
+        link.unsent.clear()
+        with contextlib.suppress(OSError):
+            link.sock.shutdown(socket.SHUT_WR)  # whatever it was that failed: they see an end too
 
     def knock(self, proc: bytes) -> None:
         """The connection to a process of another node has ended: from now on all goes through our raylet, which will
@@ -174,10 +190,9 @@ class Links:
     # ------------------------------------------------------------ reading and writing
 
     def read_rest(self, proc: bytes) -> None:
-        """Handle all that a process of our node has written to us by now: somebody tells us that it is dead."""
-        peer = self.peers.get(proc)
-        if peer is not None and peer.link is not self._raylet:
-            while peer.link.fd in self._links and self._read(peer.link):
+        """Handle all that a process has written straight to us by now: somebody tells us that it is dead."""
+        for link in [link for link in self._links.values() if link.proc == proc]:
+            while self._links.get(link.fd) is link and self._read(link):
                 pass
 
     def write_rest(self, patience: float) -> None:
@@ -212,8 +227,8 @@ class Links:
             for frame in frames:
                 src = bytes(frame[12:20])
                 if link.proc is None:
-                    if node_of(src) not in self._dirs or number_of(src) == 0:
-                        raise FrameError("only processes of living nodes of this host connect to us, never a raylet")
+                    if node_of(src) in self._lost or number_of(src) == 0:
+                        raise FrameError("a raylet, or a process of a node that is dead, does not connect to us")
                     link.proc = src
                     if src not in self.peers:
                         self.peers[src] = Peer(src, link, self.me)
@@ -243,7 +258,7 @@ class Links:
             except BlockingIOError:
                 return
             except OSError:
-                self._unlink(link, "its connection broke")
+                self._cannot_write(link)
                 return
             unsent[:count] = [memoryview(data)[sent:]] if sent < size else []
             if sent < size:
@@ -298,8 +313,9 @@ class Links:
         """No descriptor is left at all: whoever connects has to wait."""
 
     def _unlink(self, link: Link, reason: str) -> None:
-        if self._links.pop(link.fd, None) is None:
-            return
+        if self._links.get(link.fd) is not link:
+            return  # its descriptor may be that of another by now
+        del self._links[link.fd]
         with contextlib.suppress(OSError):
             self._epoll.unregister(link.fd)
         link.sock.close()
@@ -321,15 +337,23 @@ class Links:
     def lose_node(self, node: int) -> None:
         """A node is dead, or the job goes on without it: its processes, if any live, are not heard any more."""
         self._dirs.pop(node, None)
+        self._lost.add(node)
         for link in [link for link in self._links.values() if link.proc is not None and node_of(link.proc) == node]:
             if link is not self._raylet:
                 self._drop_link(link)
 
     def _drop_link(self, link: Link) -> None:
-        if self._links.pop(link.fd, None) is not None:
+        if self._links.get(link.fd) is link:
+            del self._links[link.fd]
             with contextlib.suppress(OSError):
                 self._epoll.unregister(link.fd)
             link.sock.close()
+
+    def let_go(self) -> None:
+        """In a child that the user forked: close its copies, or nobody would see us end before it does."""
+        for link in self._links.values():
+            link.sock.close()
+        self._listener.close()
 
     def _close_links(self) -> None:
         for link in self._links.values():

@@ -107,7 +107,7 @@ class Process(Reader):
             m.Exit: lambda _, msg: self.on_exit(msg.code),
             m.ProcDied: lambda _, msg: self.process_died(msg.proc, msg.reason),
             m.Undeliverable: lambda _, msg: self.process_died(msg.proc, msg.reason),
-            m.Knock: lambda src, msg: None,
+            m.Knock: lambda src, msg: self.engine.knocked(src),
             m.ObjectLost: table.on_object_lost,
             m.NodeDied: lambda _, msg: self.losses.node_died(msg),
             m.HeadMoved: lambda _, msg: self._head_moved(msg),
@@ -224,14 +224,14 @@ class Process(Reader):
             self.groups.fail()
             self.store.fail()
             return
-        leased = self.submitter.leases.workers.get(proc)
+        leases = self.submitter.leases
+        leased = leases.workers.get(proc)
         far = node_of(proc) != self.node
         if not far and (leased is None or not leased.inflight):
             self.process_died(proc, f"{show_proc(proc)}: {reason}")
             return
         # Its raylet knows how it died and will say so; until then nothing more is sent to it.
-        if leased is not None:
-            leased.asked_back = True
+        leases.suspect(proc)
         if far:
             self.engine.knock(proc)
             return
@@ -295,7 +295,10 @@ def _table_kind(config: Config) -> type[ObjectTable]:
 
 
 def _forked() -> None:
-    """A child that user code forked is nobody in the job: what it inherited belongs to its parent."""
+    """A child that user code forked is nobody in the job: what it inherited belongs to its parent, whose end must be
+    seen, also by those who only see a connection end."""
+    if current.process is not None:
+        current.process.engine.let_go()
     current.process = None
     current.worker = None
 

@@ -198,7 +198,8 @@ class Raylet:
             return
         now = self.loop.now
         self.apply(self.core.process_died(now, proc, reason))
-        nodes = {node_of(peer) for peer in peers}
+        # Processes of neighbours speak with ours without us.
+        nodes = {node_of(peer) for peer in peers} | self.neighbours.keys()
         nodes -= {self.node, node_of(HEAD)}
         if self.head is None:
             nodes.discard(self.headship.node)
@@ -240,6 +241,7 @@ class Raylet:
         for link in self.router.links.values():
             if proc in link.peers:
                 link.peers.discard(proc)
+                link.peers.add(raylet_of(node_of(proc)))  # what `proc` knew of may still be known on its node
                 self.router.send(link.proc, m.ProcDied(proc, reason))
 
     def _head_moved(self) -> None:
@@ -255,7 +257,11 @@ class Raylet:
         """In the head's raylet, what it says to itself and what processes say to the head look alike."""
         if src == self._me or self.head is None:
             return self.core.handle(now, src, msg)
-        return self.head.handle(now, src, msg)
+        self.apply(self.head.handle(now, src, msg))
+        # What it says to this raylet comes first here too, not after what has come in with this message.
+        said, self.router.inbox = self.router.inbox, []
+        self.messages(self._me, said)
+        return _NOTHING
 
     # ------------------------------------------------------------ transfers
 

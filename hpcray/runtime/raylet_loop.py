@@ -156,14 +156,17 @@ class RayletLoop:
 
     def _flush(self) -> None:
         router = self._router
-        for node, reason in router.flush():
-            self._events.node_lost(node, reason)
+        # Those of this node first: what one of them will do at another's word (push a task to a worker that it was
+        # granted) may come to that one on a shorter way than ours (the job's sys.path).
+        router.encode()
         dirty = router.dirty
         if dirty:
             router.dirty = []
             for link in dirty:
                 if not link.blocked and link.fd in self._links:
                     self._write(link)
+        for node, reason in router.flush():
+            self._events.node_lost(node, reason)
 
     def _sleep(self) -> float:
         router = self._router

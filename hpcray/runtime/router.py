@@ -68,7 +68,7 @@ class Router:
     def forward(self, dest: bytes, src: bytes, frame: Piece) -> None:
         """Pass a frame on."""
         if self._pending:
-            self._encode_pending()
+            self.encode()
         link = self.links.get(dest)
         if link is not None:
             link.peers.add(src)
@@ -98,7 +98,7 @@ class Router:
         """Hand the batches to the transport; the nodes that could not be reached, and why. Links are the caller's."""
         failed: list[tuple[int, str]] = []
         if self._pending:
-            self._encode_pending()
+            self.encode()
         if self._batches and self._control is not None:
             batches, self._batches = self._batches, {}
             self.spoken.update(batches)
@@ -151,7 +151,8 @@ class Router:
             reason = self._ends.get(dest, "no such process")
         self.send(src, Undeliverable(dest, reason))
 
-    def _encode_pending(self) -> None:
+    def encode(self) -> None:
+        """Make frames of what this raylet has said, and give them to links and batches."""
         # Undeliverable answers may be added meanwhile, hence the loop.
         while self._pending:
             pending, self._pending = self._pending, {}

@@ -81,6 +81,112 @@ except ray.exceptions.WorkerCrashedError as error:
 """
 )
 
+LAST_ANSWERS = (
+    COMMON
+    + """\
+@ray.remote(num_cpus=0)
+class Short:
+    def call(self, number):
+        if number == 500:
+            engine = need_process().engine
+            with engine.lock:
+                engine.flush()
+                engine.write_rest(1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+lost = 0
+for _ in range(5):
+    short = Short.options(scheduling_strategy=On(other, False)).remote()
+    calls = [short.call.remote(number) for number in range(3000)]  # still being sent when it dies
+    for call in calls[:500]:
+        try:
+            ray.get(call, timeout=30)
+        except ray.exceptions.RayError:
+            lost += 1
+print("lost", lost)
+"""
+)
+
+DEAD_OWNERS = (
+    COMMON
+    + """\
+@ray.remote(num_cpus=0)
+class Maker:
+    def large(self):
+        return bytes(2_000_000)
+
+@ray.remote(num_cpus=0)
+class Owner:
+    def __init__(self, maker):
+        self.maker = maker
+    def call(self):
+        self.ref = self.maker.large.remote()
+        ray.wait([self.ref], fetch_local=False)
+        return os.getpid()
+
+maker = Maker.options(scheduling_strategy=On(other, False)).remote()
+for _ in range(10):
+    owner = Owner.options(scheduling_strategy=On(here, False)).remote(maker)
+    os.kill(ray.get(owner.call.remote()), signal.SIGKILL)
+owner = Owner.options(scheduling_strategy=On(here, False)).remote(maker)
+ray.get(owner.call.remote())
+ray.kill(maker)  # who made it dies first
+time.sleep(1)
+ray.kill(owner)
+until = time.monotonic() + 20
+while (left := sum(len(row["list"]) for row in need_process().survey.look(100, 5))) and time.monotonic() < until:
+    time.sleep(0.1)
+print("left", left)
+"""
+)
+
+NO_DESCRIPTORS = (
+    COMMON
+    + """\
+import resource
+actors = [Actor.options(scheduling_strategy=On(other, False)).remote() for _ in range(12)]
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+hog = []
+try:
+    while True:
+        hog.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+ready, _ = ray.wait([one.where.remote() for one in actors], num_returns=12, timeout=30)
+for fd in hog:
+    os.close(fd)
+print("ready", len(ready))
+"""
+)
+
+DAEMON = (
+    COMMON
+    + """\
+@ray.remote(num_cpus=0)
+class Parent:
+    def begin(self):
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            time.sleep(100)
+            os._exit(0)
+        self.ref = ray.put(b"x")
+        return os.getpid(), child, [self.ref]
+
+for node in (other, here):
+    parent = Parent.options(scheduling_strategy=On(node, False)).remote()
+    pid, child, (kept,) = ray.get(parent.begin.remote())
+    os.kill(pid, signal.SIGKILL)
+    try:
+        ray.get(kept, timeout=20)
+    except ray.exceptions.RayError as error:
+        print(type(error).__name__)
+    os.kill(child, signal.SIGKILL)
+"""
+)
+
 
 @pytest.mark.parametrize(("same_host", "direct"), [("1", True), ("0", False)])
 def test_processes_of_two_nodes_speak_directly_unless_told_otherwise(
@@ -102,3 +208,20 @@ def test_how_a_process_died_is_told_by_its_raylet(leak_check: LeakCheck, tmp_pat
         ended = job.wait(60)
     assert ended.code == 0, ended.err
     assert ended.out.splitlines() == ["ActorDiedError True", "OwnerDiedError True", "WorkerCrashedError True"]
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        pytest.param(LAST_ANSWERS, ["lost 0"], id="answers that were not read yet when a call could not be sent"),
+        pytest.param(DEAD_OWNERS, ["left 0"], id="objects of owners that died"),
+        pytest.param(NO_DESCRIPTORS, ["ready 12"], id="answers to a process without a free descriptor"),
+        pytest.param(DAEMON, ["OwnerDiedError", "OwnerDiedError"], id="a death that a daemon outlives"),
+    ],
+)
+@pytest.mark.usefixtures("both_ways")
+def test_nothing_depends_on_the_way(leak_check: LeakCheck, tmp_path: Path, program: str, says: list[str]) -> None:
+    with Job(as_module(2, write(tmp_path, program))) as job:
+        ended = job.wait(100)
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == says

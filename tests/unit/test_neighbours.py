@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -59,29 +60,39 @@ class Proc:
             return False
 
 
+def begin(tmp_path: Path, node: int, number: int) -> Proc:
+    """A process of one of two nodes of one host."""
+    dirs = {each: tmp_path / str(each) for each in (0, 1)}
+    dirs[node].mkdir(exist_ok=True)
+    ours, raylet = socket.socketpair()
+    raylet.setblocking(False)
+    proc = Proc(Engine(make_proc(node, number), str(dirs[node]), {1 - node: str(dirs[1 - node])}), raylet)
+    handlers = {m.Knock: lambda src, msg: proc.came.append((src, msg))}
+    proc.engine.start(ours, handlers, lambda lost, reason: proc.lost.append(lost), lambda: None)
+    return proc
+
+
+def end(proc: Proc) -> None:
+    if not proc.engine.closed:
+        proc.engine.close()
+    proc.raylet.close()
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[Proc, Proc]]:
-    """Process 5 of node 0 and process 6 of node 1, on one host."""
-    dirs = {node: str(tmp_path / str(node)) for node in (0, 1)}
-    made = []
-    for node, number in ((0, 5), (1, 6)):
-        Path(dirs[node]).mkdir()
-        ours, raylet = socket.socketpair()
-        raylet.setblocking(False)
-        others = {other: path for other, path in dirs.items() if other != node}
-        proc = Proc(Engine(make_proc(node, number), dirs[node], others), raylet)
-        proc.engine.start(
-            ours,
-            {m.Knock: lambda src, msg, proc=proc: proc.came.append((src, msg))},
-            lambda lost, reason, proc=proc: proc.lost.append(lost),
-            lambda: None,
-        )
-        made.append(proc)
-    yield made[0], made[1]
+    """Process 5 of node 0 and process 6 of node 1."""
+    made = begin(tmp_path, 0, 5), begin(tmp_path, 1, 6)
+    yield made
     for proc in made:
-        if not proc.engine.closed:
-            proc.engine.close()
-        proc.raylet.close()
+        end(proc)
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[Proc]:
+    """Process 7 of node 1."""
+    made = begin(tmp_path, 1, 7)
+    yield made
+    end(made)
 
 
 def test_only_what_is_seen_of_this_host_is_a_neighbour(tmp_path: Path) -> None:
@@ -139,3 +150,65 @@ def test_a_connection_on_which_only_they_spoke_ends_with_their_node(two: tuple[P
         here.engine.drop_peer(there.engine.me)
         here.engine.lose_node(1)
     assert there.loses(here.engine.me)
+
+
+def test_answers_are_read_though_nothing_can_be_sent_any_more(two: tuple[Proc, Proc]) -> None:
+    here, there = two
+    here.says(there.engine.me)
+    assert there.hears(1)
+    with here.engine.lock:
+        there.says(here.engine.me)
+        there.engine.close()
+        here.engine.send(there.engine.me, m.Knock())
+        here.engine.flush()
+    assert here.hears(1)
+
+
+def test_a_stale_descriptor_takes_no_other_connection_with_it(two: tuple[Proc, Proc], another: Proc) -> None:
+    here, there = two
+    engine = here.engine
+    here.says(there.engine.me)
+    assert there.hears(1)
+    with engine.lock:
+        there.engine.close()
+        old = engine.peers[there.engine.me].link
+        engine.send(there.engine.me, m.Knock())  # waits, when the end of its connection is read
+        taken = [os.open(os.devnull, os.O_RDONLY)]
+        while taken[-1] < old.fd:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        engine._read(old)
+        engine.send(another.engine.me, m.Knock())
+        for fd in taken:
+            os.close(fd)
+        assert engine.peers[another.engine.me].link.fd == old.fd
+        engine.flush()
+    assert another.hears(1)
+    another.says(here.engine.me)
+    assert here.hears(1)
+
+
+def test_who_sees_us_is_heard_even_where_we_do_not_see_him(two: tuple[Proc, Proc]) -> None:
+    here, there = two
+    there.engine._dirs.pop(0)
+    here.says(there.engine.me)
+    assert there.hears(1)
+
+
+def test_last_words_are_read_from_whatever_connection_they_came_on(two: tuple[Proc, Proc]) -> None:
+    here, there = two
+    with here.engine.lock:
+        here.engine.knock(there.engine.me)
+    there.says(here.engine.me)
+    assert here.hears(1)
+    with here.engine.lock:
+        there.says(here.engine.me)
+        here.engine.read_rest(there.engine.me)
+        assert len(here.came) == 2
+
+
+def test_who_cannot_connect_to_us_is_written_to_through_raylets(two: tuple[Proc, Proc]) -> None:
+    here, there = two
+    with here.engine.lock:
+        here.engine.knocked(there.engine.me)
+    here.says(there.engine.me)
+    assert here.passes_on() and not there.hears(1, 0.05)

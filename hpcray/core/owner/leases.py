@@ -152,6 +152,13 @@ class LeaseClient:
             self.pump(worker.klass)
             self._ask(worker.klass)
 
+    def suspect(self, proc: bytes) -> None:
+        """A worker may be dead: it is sent nothing more. If it is, `lost` follows."""
+        worker = self.workers.get(proc)
+        if worker is not None:
+            worker.asked_back = True
+            worker.klass.idle.pop(proc, None)
+
     def lost(self, proc: bytes) -> list[Task]:
         """A leased worker died. Returns its unanswered tasks in the order sent; the first was probably running."""
         worker = self.workers.pop(proc, None)
