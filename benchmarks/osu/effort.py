@@ -28,7 +28,7 @@ class Effort:
 
 
 FULL = Effort(tuple(sorted([*(1 << power for power in range(3, 29)), HUNDRED_KB])), 1 << 30, 1000, LARGEST, 5)
-QUICK = Effort((8, 4096, HUNDRED_KB, 128 << 10, 1 << 20, 8 << 20, 64 << 20), 1 << 28, 200, 128 << 20, 3)
+QUICK = Effort((8, 4096, HUNDRED_KB, 128 << 10, 1 << 20, 8 << 20, 64 << 20), 1 << 28, 200, 128 << 20, 5)
 
 
 def effort(words: list[str]) -> Effort:

@@ -9,7 +9,7 @@ from table import Column
 
 _LABELS = dict.fromkeys(("latency", "fetch", "bcast", "allgather"), "time (µs)")
 _SUMMARY = (("fetch", "one request and its answer"), ("bw", "a window of messages"))
-_LINES = ("objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
+_LINES = ("objects (same host)", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
 
 
 def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> list[str]:

@@ -8,7 +8,9 @@
 Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast` and
 `allgather` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data
 planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of
-other nodes; `ucxx` is ucxx used directly, set up as hpcray sets up UCX, `ucxx (defaults)` as UCX does by itself.
+other nodes, over these wires even if the nodes share a host (`HPCRAY_SAME_HOST=0`); `objects (same host)` what they do
+there otherwise: copy out of each other's stores. `ucxx` is ucxx used directly, set up as hpcray sets up UCX,
+`ucxx (defaults)` as UCX does by itself.
 
 Latency is half a round trip for messages. What a `get` does is a request and its answer, the row `fetch`; the objects
 stand in it as in `latency`, with the time of one whole `get`. `sleeping peer` is the control wire to a raylet that
@@ -40,11 +42,12 @@ POINT_TO_POINT = ("latency", "fetch", "bw", "bibw")
 TOGETHER = ("mbw_mr", "bcast", "allgather")
 UNITS = {"latency": "us", "fetch": "us", "bcast": "us", "allgather": "us"}
 PLANES = ("ucx", "mpi")
+SAME_HOST = "objects (same host)"
 
 Tables = dict[str, dict[str, table.Column]]
 
 
-def launch(mpirun: str, ranks: int, command: list[str], plane: str) -> None:
+def launch(mpirun: str, ranks: int, command: list[str], plane: str, same_host: bool) -> None:
     """Run `command` in so many ranks; the JSON file it writes is the result."""
     words = shlex.split(mpirun)
     if os.geteuid() == 0:
@@ -52,7 +55,7 @@ def launch(mpirun: str, ranks: int, command: list[str], plane: str) -> None:
     if (os.cpu_count() or 1) < 2 * ranks:
         words.append("--oversubscribe")
     path = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": path, "HPCRAY_DATA_PLANE": plane}
+    environ = {**os.environ, "PYTHONPATH": path, "HPCRAY_DATA_PLANE": plane, "HPCRAY_SAME_HOST": str(int(same_host))}
     subprocess.run([*words, "-n", str(ranks), sys.executable, *command], check=True, env=environ)
 
 
@@ -82,6 +85,8 @@ class Suite:
                 self._part(f"wires, {plane}, {ranks} ranks", ranks, plane, wires=True)
                 if not arguments.no_objects:
                     self._part(f"objects, {plane}, {ranks} ranks", ranks, plane, wires=False)
+            if not arguments.no_objects:
+                self._part(f"objects, same host, {ranks} ranks", ranks, arguments.planes[0], False, same_host=True)
         self.perftest("host")
 
     def perftest(self, memory: str) -> None:
@@ -96,7 +101,7 @@ class Suite:
         self._add("latency", name, latency)
         self._add("bw", name, bandwidth)
 
-    def _part(self, what: str, ranks: int, plane: str, wires: bool) -> None:
+    def _part(self, what: str, ranks: int, plane: str, wires: bool, same_host: bool = False) -> None:
         arguments = self._arguments
         with tempfile.TemporaryDirectory() as directory:
             file = Path(directory) / "figures.json"
@@ -105,7 +110,7 @@ class Suite:
             if wires and plane != arguments.planes[0]:
                 command.append("--data-only")  # the others are the same as before
             try:
-                launch(arguments.mpirun, ranks, command, plane)
+                launch(arguments.mpirun, ranks, command, plane, same_host)
                 figures: dict[str, Any] = json.loads(file.read_text())
             except (subprocess.CalledProcessError, OSError) as error:
                 self.failed[what] = str(error)
@@ -114,7 +119,7 @@ class Suite:
             if isinstance(found, float):
                 self.extra[row] = found
                 continue
-            columns = found if wires else {f"objects ({plane})": found}
+            columns = found if wires else {SAME_HOST if same_host else f"objects ({plane})": found}
             for name, column in columns.items():
                 self._add(row, name, column)
                 if row == "latency" and not wires:
@@ -180,10 +185,12 @@ def main() -> int:
         if columns:
             print(table.show(f"osu_{row}", UNITS.get(row, "MB/s"), columns) + "\n")
     ratios = {
-        f"{row} / ucxx": table.ratios(suite.tables.get(row, {}), "objects (ucx)", "ucxx") for row in ("fetch", "bw")
+        f"{row} / ucxx{where}": table.ratios(suite.tables.get(row, {}), column, "ucxx")
+        for where, column in (("", "objects (ucx)"), (", same host", SAME_HOST))
+        for row in ("fetch", "bw")
     }
     if any(ratios.values()):
-        print(table.show("objects (ucx)", "1 = as ucxx", ratios) + "\n")
+        print(table.show("objects (ucx, same host)", "1 = as ucxx", ratios) + "\n")
     if "asleep_us" in suite.extra:
         print(f"# control, sleeping peer, 8 B: {suite.extra['asleep_us']:.1f} us one way")
     if arguments.json:

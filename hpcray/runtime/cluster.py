@@ -18,7 +18,7 @@ from hpcray.runtime.drain import Drain
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.leaving import Leaving, forget_node
 from hpcray.runtime.local_links import DRIVER
-from hpcray.runtime.neighbours import neighbours
+from hpcray.runtime.neighbours import connect
 from hpcray.runtime.raylet import Raylet
 from hpcray.runtime.signals import Signals
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
@@ -193,18 +193,16 @@ class Cluster:
     def _table(self, now: float, src: bytes, msg: m.NodeTable) -> Iterable[Any]:
         raylet = self._raylet
         me = raylet.seat.info
-        for info in msg.nodes:
-            if info.index != me.index and self._data is not None:
-                try:
-                    self._data.connect(info.index, info.data_address, info.host == me.host)
-                except TransportError as error:
-                    self.give_up(f"no connection to node {info.index} on {info.host}: {error}")
-                    return _NOTHING
+        try:
+            raylet.neighbours = connect(self._data, me, msg.nodes)
+        except TransportError as error:
+            self.give_up(str(error))
+            return _NOTHING
         self._name = msg.session
         self._head_host = next((info.host for info in msg.nodes if info.index == self._raylet.headship.node), "")
         if self._watch is not None:
             self._watch.begin(now, [info.index for info in msg.nodes])
-        raylet.run, raylet.neighbours = msg.run, neighbours(me, msg.nodes)
+        raylet.run = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.core.start(now))
         if self._membership is None and raylet.node != raylet.seat.driver_rank:

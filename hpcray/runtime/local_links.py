@@ -74,16 +74,20 @@ class Link:
 
 
 class Listener:
-    """The raylet's listening socket.
+    """A listening socket of the raylet.
+
+    Args:
+        path: where.
+        kind: SOCK_STREAM, or SOCK_SEQPACKET.
 
     Attributes:
         on_full: called when a process was turned away because no descriptor is left.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
         self.on_full: Callable[[], None] = lambda: None
         self._spare = os.eventfd(0, os.EFD_CLOEXEC)
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock = socket.socket(socket.AF_UNIX, kind)
         bind_private(self._sock, path)
         self._sock.listen(_BACKLOG)
         self._sock.setblocking(False)

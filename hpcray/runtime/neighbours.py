@@ -7,8 +7,9 @@ a death; whoever sees one end asks on the way through the raylets (`Knock`), whe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from hpcray.transport.base import DataPlane, TransportError
 from hpcray.wire.messages import NodeInfo
 
 
@@ -25,3 +26,21 @@ def neighbours(me: NodeInfo, nodes: Iterable[NodeInfo]) -> dict[int, str]:
         for info in nodes
         if info.index != me.index and info.host == me.host and os.path.isdir(info.session_dir or "")
     }
+
+
+def connect(data: DataPlane | None, me: NodeInfo, nodes: Sequence[NodeInfo]) -> dict[int, str]:
+    """Make all other nodes reachable for objects; `neighbours` is what it returns.
+
+    Raises:
+        TransportError: no way to one of them; the message names it.
+    """
+    found = neighbours(me, nodes)
+    if data is not None:
+        for info in nodes:
+            if info.index != me.index:
+                try:
+                    data.connect(info.index, info.data_address, info.host == me.host)
+                except TransportError as error:
+                    raise TransportError(f"no connection to node {info.index} on {info.host}: {error}") from None
+        data.meet(found)
+    return found

@@ -189,7 +189,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     options, bound = bind_node(options, config, max(1, launch.here), gpus)
     session = Session.create()
     try:
-        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * _chunk(config)
+        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * max(_LEAST_CHUNK, config.transfer_chunk)
         arena = Arena.create(size, slots, config.huge_pages)
         if config.huge_pages == "reserved" and not arena.reserved:
             print(f"hpcray: node {launch.rank}: {NO_HUGE_PAGES}", file=sys.stderr, flush=True)
@@ -228,12 +228,15 @@ def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
         return None, None
     prepare_mpi(os.environ, node.launch.kind == "srun")
     # Not imported before: an embedded node needs neither MPI nor UCX.
+    from hpcray.runtime.host_data import with_neighbours
     from hpcray.transport.select import offers, open_transports
 
     if node.bound.adapters and offers(node.bound.adapters):
         prefer_adapters(os.environ, node.bound.adapters)
     try:
         control, data = open_transports(node.config)
+        if node.config.same_host and node.launch.here > 1:
+            data = with_neighbours(data, control.rank, node.arena, node.session.path, node.config.huge_pages)
         data.register(node.arena.view(0, node.arena.whole))
     except SaidByRank0:
         raise SaidElsewhere("rank 0 tells why") from None
@@ -299,7 +302,7 @@ def _serve(
     core = RayletCore(rank, info.total, size, config, node.gpus)
     prefault = Prefaulter(node.arena)
     head = HeadCore(config) if rank == 0 else None
-    spill, chunk = config.spill_threshold, _chunk(config)
+    spill, chunk = config.spill_threshold, max(_LEAST_CHUNK, config.transfer_chunk)
     store = NodeStore(rank, node.arena.size, spill_threshold=spill, chunk=chunk, slots=_SLOTS)
     raylet = Raylet(seat, loop, router, core, store, head, prefault, data)
     spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))
@@ -369,10 +372,6 @@ def _serve(
     decides = rank == driver_rank or cluster.program_lost
     code = leaving.code if decides else 0
     return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.again, decides)
-
-
-def _chunk(config: Config) -> int:
-    return max(_LEAST_CHUNK, config.transfer_chunk)
 
 
 def _abandon(node: _Node) -> None:

@@ -75,6 +75,8 @@ class RayletLoop:
         self.watch(listener.fileno(), lambda event: self._accept())
         if control is not None and (fd := control.fileno()) is not None:
             self.watch(fd, lambda event: None)
+        if data is not None and (fd := data.fileno()) is not None:
+            self.watch(fd, lambda event: None)
 
     # ------------------------------------------------------------ for the raylet
 

@@ -110,14 +110,18 @@ def runs(numbers: Sequence[int]) -> str:
 
 
 def look_at_memory(environ: Mapping[str, str]) -> list[Finding]:
-    """Memory that the node's processes may use together and what limits it, and /dev/shm."""
+    """Memory that the node's processes may use together and what limits it, /dev/shm, and stores that stay apart."""
     usable, machine = probe.usable_memory(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cgroup, given = probe.cgroup_memory(), read_allocation(environ).memory_here
     limits = [f"machine {size(machine)}"]
     limits += [f"cgroup {size(cgroup)}"] if cgroup is not None and cgroup < machine else []
     limits += [f"Slurm {size(given)}"] if given else []
     value = f"{size(usable)} usable ({', '.join(limits)}); the object stores take 30 % of it by default"
-    return [Finding("host", "memory", value), look_at_shared_memory()]
+    found = [Finding("host", "memory", value), look_at_shared_memory()]
+    if environ.get("HPCRAY_SAME_HOST", "1").lower() in ("0", "false"):
+        text = "nodes of this host send each other objects over the wires, instead of copying them (HPCRAY_SAME_HOST=0)"
+        found.append(Finding("host", "neighbours", text, NOTE))
+    return found
 
 
 def look_at_shared_memory(path: str = "/dev/shm") -> Finding:

@@ -185,6 +185,7 @@ def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> 
 
 
 @pytest.mark.timeout(210)
+@pytest.mark.usefixtures("both_ways")
 def test_a_job_with_five_times_the_data_that_its_stores_hold(tmp_path: Path, leak_check: LeakCheck) -> None:
     store = 8 << 20
     found = run(tmp_path, 4, SPILL, "40", HPCRAY_OBJECT_STORE_MEMORY=str(store), HPCRAY_TRANSFER_CHUNK=str(256 << 10))
@@ -222,10 +223,12 @@ def test_arguments_travel_while_the_worker_is_still_busy_with_something_else(
 
 @pytest.mark.slow
 @pytest.mark.timeout(210)
-@pytest.mark.parametrize("plane", ["ucx", "mpi"])
-def test_eight_ranks_get_the_same_objects_at_once(tmp_path: Path, plane: str, leak_check: LeakCheck) -> None:
-    size = 40 << 20
-    environ = {"HPCRAY_OBJECT_STORE_MEMORY": str(256 << 20), "HPCRAY_DATA_PLANE": plane}
+@pytest.mark.parametrize(("plane", "same_host"), [("ucx", "0"), ("mpi", "0"), ("ucx", "1")])
+def test_eight_ranks_get_the_same_objects_at_once(
+    tmp_path: Path, plane: str, same_host: str, leak_check: LeakCheck
+) -> None:
+    size, store = 40 << 20, 256 << 20
+    environ = {"HPCRAY_OBJECT_STORE_MEMORY": str(store), "HPCRAY_DATA_PLANE": plane, "HPCRAY_SAME_HOST": same_host}
     found = run(tmp_path, 8, BROADCAST, str(size), **environ)
     assert found["good"] == [[True] * 3] * 7
     assert found["pulled"] == [0] + [3] * 7

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import select
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,14 +101,16 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     fds, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     maps = windows()
 
-    def make(nodes: int = 2, meet: bool = True, threads: int = 2) -> Host:
-        hosts.append(Host(tmp_path, nodes, meet, threads))
+    def make(nodes: int = 2, meet: bool = True, threads: int = 2, below: Path = tmp_path) -> Host:
+        hosts.append(Host(below, nodes, meet, threads))
         return hosts[-1]
 
     yield make
     for host in hosts:
         host.close()
-        assert not list(tmp_path.rglob("*.s")), "a socket is left"
+        assert not [path for path in host.dirs if os.path.exists(path + "/d.s")], "a socket is left"
+        for path in host.dirs:
+            shutil.rmtree(path)
         host.arenas.clear()
     assert set(os.listdir("/proc/self/fd")) == fds
     assert set(threading.enumerate()) == threads

@@ -210,6 +210,11 @@ def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) ->
     assert named(doctor_host.look_at_memory(step), "memory").value.startswith("50 MB usable")
 
 
+def test_nodes_of_one_host_that_are_kept_apart_are_a_note() -> None:
+    assert named(doctor_host.look_at_memory({"HPCRAY_SAME_HOST": "0"}), "neighbours").level == NOTE
+    assert len(doctor_host.look_at_memory({"HPCRAY_SAME_HOST": "1"})) == len(doctor_host.look_at_memory({})) == 2
+
+
 def test_where_the_cores_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(tmp_path, monkeypatch)
     monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path / "sys/class/infiniband")

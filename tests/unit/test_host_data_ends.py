@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.strangers import as_stranger, needs_stranger, stranger_says
 from host_kit import BIG, SMALL, Host, copiers_of, held, make, windows
 
 from hpcray.runtime import host_copies, host_links
@@ -184,6 +186,65 @@ def test_a_stranger_in_speech_is_left_alone_by_who_receives(
     host.planes[0].send(1, 1, 0, 10)
     host.net.advance(1.0)
     assert host.planes[1].progress() == [("received", 0, 1, None)], "the wire carries it"
+
+
+GUEST = """\
+import socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.settimeout(60)
+try:
+    sock.connect(sys.argv[1])
+    sock.send(bytes.fromhex(sys.argv[2]))
+    print("came", flush=True)
+    print(socket.recv_fds(sock, 100, 1)[:2])
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+IMPOSTOR = """\
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o777)
+listener.listen()
+print("listening", flush=True)
+listener.settimeout(60)
+peer, _ = listener.accept()
+peer.settimeout(60)
+print("got", peer.recv(100))
+"""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that everybody may look into."""
+    needs_stranger()
+    with tempfile.TemporaryDirectory(prefix="hct-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+def test_another_user_gets_no_descriptor(public: Path, make: Callable[..., Host]) -> None:
+    host = make(meet=False, below=public)
+    os.chmod(host.dirs[0], 0o755)
+    path = host.dirs[0] + "/d.s"
+    assert stranger_says(GUEST, path, HELLO.hex(), load=["array", "socket"]) == "PermissionError\n"
+    os.chmod(path, 0o777)
+    child = as_stranger(GUEST, path, HELLO.hex(), load=["array", "socket"])
+    assert child.stdout is not None and child.stdout.readline() == "came\n"
+    host.planes[0].progress()
+    assert child.communicate(timeout=60)[0] in ("(b'', [])\n", "ConnectionResetError\n")
+    assert not host.planes[0]._offers._guests
+
+
+def test_another_user_who_stands_in_for_a_node_hears_nothing(public: Path, make: Callable[..., Host]) -> None:
+    host = make(meet=False, below=public)
+    public.chmod(0o777)
+    child = as_stranger(IMPOSTOR, public / "d.s", load=["socket"])
+    assert child.stdout is not None and child.stdout.readline() == "listening\n"
+    host.planes[1].meet({0: str(public)})
+    assert not host.planes[1]._copies._sources
+    assert child.communicate(timeout=60)[0] == "got b''\n"
 
 
 def test_closing_waits_for_the_threads(make: Callable[..., Host], held: threading.Event) -> None:
