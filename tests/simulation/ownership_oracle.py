@@ -25,6 +25,7 @@ class Watched(dict[bytes, Entry]):
         super().__delitem__(oid)
         if owner_of(oid) == self.process.id:
             self.oracle.freed.append(oid)
+            self.oracle.gone.add(oid)
 
 
 class Oracle:
@@ -32,7 +33,10 @@ class Oracle:
 
     Attributes:
         excused: objects whose safety hung on a process that died: its own, what it held, what its tasks were given,
-            and what is inside them. They may be lost, but must not leak.
+            and what is inside them. They may be lost, but must not leak. So may what is read out of a copy that was
+            freed, as long as views keep that copy.
+        gone: objects that their owners freed; who finds a ref to one of them later finds an error.
+        forgotten: objects that were freed while lineage remembered them.
         frees: objects seen freed; a test that frees none is worth nothing.
     """
 
@@ -41,11 +45,21 @@ class Oracle:
         self.freed: list[bytes] = []
         self.frees = 0
         self.excused: set[bytes] = set()
+        self.gone: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
 
     def named_again(self, oids: Sequence[bytes], process: bytes) -> None:
         """A task that runs again mentions these; those of others may have been freed, ours until this moment."""
         self.freed = [oid for oid in self.freed if oid not in oids]
         self.excused |= self.closure({oid for oid in oids if owner_of(oid) != process})
+
+    def about_to_read(self, oid: bytes, contained: Sequence[bytes]) -> None:
+        """A copy is read that holds these refs; the owner holds only those of lives since it freed the object."""
+        owner = self.world.processes[owner_of(oid)]
+        if oid in self.forgotten and owner.alive:
+            entry = owner.table.entries.get(oid)
+            held = {ref.id for ref in (entry.contained if entry is not None else None) or ()}
+            self.excused |= self.closure(set(contained) - held)
 
     # ------------------------------------------------------------ reachability
 
@@ -70,7 +84,7 @@ class Oracle:
                 continue
             reached.add(oid)
             owner = self.world.processes[owner_of(oid)]
-            lost = oid in self.excused and oid not in owner.table.entries
+            lost = oid in self.excused and oid in self.gone
             if owner.alive and not lost:
                 stack.extend(self.world.values.get(oid, ()))
                 if oid in owner.table._made:  # of earlier lives, too
@@ -159,7 +173,8 @@ class Oracle:
 
     def check_remembered(self, oid: bytes, entry: Entry) -> None:
         """Kept for lineage alone."""
-        assert entry.local <= 0 and not entry.borrowers and entry.mapping is None and not entry.nodes
+        found = (entry.local, entry.borrowers, entry.mapping, entry.nodes)
+        assert entry.local <= 0 and not any(found[1:]), f"{oid.hex()} is held, but nobody can reach it: {found}"
         assert entry.state in (FREED, INLINE, PENDING), entry.state
         assert not entry.contained or entry.state == PENDING
 

@@ -138,8 +138,9 @@ class Process:
     def hibernate(self, oid: bytes, entry: Any) -> None:
         type(self.table).hibernate(self.table, oid, entry)
         self.world.oracle.freed.append(oid)
-        if entry.state == FREED:
-            self.world.values.pop(oid, None)
+        self.world.oracle.forgotten.add(oid)
+        if entry.state == FREED or entry.value.endswith(ERROR):
+            self.world.values.pop(oid, None)  # whoever asks for it again finds another one, or the error
 
     def remake(self, task: Submitted) -> None:
         self.to_remake.append(task)
@@ -231,12 +232,15 @@ class Process:
             assert entry.mapping is not None
             entry.mapping.views += 1
             frame.views.append(View(self, ref.id))
-            self.unpack(frame, self.world.stores[self.node].content[ref.id])
+            contained = self.world.stores[self.node].content[ref.id]
+            self.world.oracle.about_to_read(ref.id, contained)
+            self.unpack(frame, contained)
         elif entry.value.endswith(ERROR):
             self.world.check_error(self, ref.id, entry.value)
         else:
             contained = refs_in(entry.value)
-            assert contained == self.world.values[ref.id]
+            # What was freed because its protector died may still be read where it is.
+            assert ref.id in self.world.oracle.excused or contained == self.world.values[ref.id]
             self.unpack(frame, contained)
 
     def unpack(self, frame: Frame, contained: tuple[bytes, ...]) -> None:

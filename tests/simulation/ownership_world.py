@@ -248,6 +248,9 @@ class World(Losing):
             if oid not in seen:
                 seen.add(oid)
                 stack.extend(self.values.get(oid, ()))
+                owner = self.processes[owner_of(oid)]
+                if owner.alive and oid in owner.table.entries:  # its earlier lives hold what they held
+                    stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
         return inner in seen
 
     def drop(self) -> bool:

@@ -335,3 +335,35 @@ class TestFoundBySimulation:
         table.release(return_id(1))
         entry = table.entries[return_id(1)]
         assert entry.state == INLINE and entry.value == b"v\0" and not entry.contained
+
+    def an_error_that_lineage_remembers(self, table: Owner) -> None:
+        table.made(1, retries=0)
+        table.made(2, (return_id(1),), node=3)
+        table.want_local(return_id(1), Waiter())
+        table.lose(return_id(1), table.entries[return_id(1)], "gone")
+        assert error(table.entries[return_id(1)])
+
+    def test_a_copy_of_what_nobody_holds_any_more_goes_at_once(self, table: Owner) -> None:
+        """Also where what is remembered is an error."""
+        self.an_error_that_lineage_remembers(table)
+        table.release(return_id(1))
+        table.said()
+        table.on_add_location(m.AddLocation(return_id(1), 4))
+        assert table.said() == [(RAYLET, m.Free([return_id(1)], [4]))]
+        assert not table.entries[return_id(1)].nodes
+
+    def test_a_copy_of_an_error_that_somebody_holds_goes_with_it(self, table: Owner) -> None:
+        """Who has not heard of the error may still read it there."""
+        self.an_error_that_lineage_remembers(table)
+        table.said()
+        table.on_add_location(m.AddLocation(return_id(1), 4))
+        assert table.said() == []
+        table.release(return_id(1))
+        assert table.said() == [(RAYLET, m.Free([return_id(1)], [4, 2]))]
+
+    def test_what_has_become_an_error_meanwhile_is_not_pinned(self, table: Owner) -> None:
+        self.an_error_that_lineage_remembers(table)
+        table.said()
+        table.on_opened(m.Opened(return_id(1), 64, SIZE, False))
+        assert table.said() == [(RAYLET, m.Release([return_id(1)]))]
+        assert table.entries[return_id(1)].mapping is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpcray.core.owner.entries import FREED, Entry, Mapping
+from hpcray.core.owner.entries import FREED, INLINE, Entry, Mapping
 from hpcray.wire.messages import DiskRead, Hurry, Message, OnDisk, Open, Opened, Release
 
 
@@ -63,7 +63,7 @@ class Pins:
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
         """The store pinned an object for us; whether anybody here still wants it."""
         self._answered(msg.id)
-        if entry is None or entry.state == FREED:
+        if entry is None or entry.state in (FREED, INLINE):
             self._send(self._raylet, Release([msg.id]))
             return False
         if entry.mapping is None:
@@ -101,7 +101,7 @@ class Pins:
     def lent(self, msg: OnDisk, entry: Entry | None) -> bool:
         """There is no room in the store, but the object's file may be read; whether anybody here wants that."""
         self._answered(msg.id)
-        if entry is None or entry.state == FREED or entry.mapping is not None or msg.id in self.files:
+        if entry is None or entry.state in (FREED, INLINE) or entry.mapping is not None or msg.id in self.files:
             self._send(self._raylet, DiskRead(msg.id))
             return False
         self.files[msg.id] = (msg, 0)

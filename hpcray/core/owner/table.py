@@ -298,8 +298,12 @@ class ObjectTable(Counting):
         entry = self.entries.get(msg.id)
         if msg.node in self.dead_nodes:
             return
-        if entry is None or entry.state == FREED:
-            self._send(self._raylet, Free([msg.id], [msg.node]))
+        if (
+            entry is None
+            or entry.state == FREED
+            or (entry.state == INLINE and entry.local <= 0 and not entry.borrowers)
+        ):
+            self._send(self._raylet, Free([msg.id], [msg.node]))  # nobody holds it
         elif entry.state == PENDING:  # of an earlier life of the object
             entry.left_at = [*(entry.left_at or ()), msg.node]
         else:
