@@ -31,6 +31,8 @@ T = TypeVar("T")
 _RECORD = "job.json"
 _ACTIVE = frozenset({"PENDING", "RUNNING", "UNKNOWN"})
 _POLL = (0.05, 1.0)
+_REQUEUED = 2 * slurm_jobs.FRESH
+"""Slurm may say FAILED of a job that is being requeued; it is asked once more after so long."""
 _LATE_FILES = 15.0
 """A file that another node of a shared file system has written may be seen so much later."""
 _LOCAL_LATE = 0.5
@@ -171,8 +173,12 @@ class Job(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What `result()` would raise after the end of the job; None where it would return something."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         self.wait(timeout)
         outcome = self._late_outcome()
+        while outcome is None and not self.done():  # it is run again, and only looked ended in between
+            self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            outcome = self._late_outcome()
         if outcome is None:
             return self._lost(self.state, "it left no result")
         if outcome.kind == ERROR:
@@ -206,7 +212,9 @@ class Job(Generic[T]):
         return Outcome(ERROR, 1, pickle.dumps(error))
 
     def _late_outcome(self) -> Outcome | None:
-        patience = _LATE_FILES if self.executor == "slurm" and self.state == "COMPLETED" else _LOCAL_LATE
+        patience = _LOCAL_LATE
+        if self.executor == "slurm":
+            patience = _LATE_FILES if self.state == "COMPLETED" else _REQUEUED
         deadline = time.monotonic() + patience
         while (outcome := self._outcome()) is None and time.monotonic() < deadline:
             os.listdir(self.folder)  # has NFS look again

@@ -13,7 +13,8 @@ GONE = "GONE"
 SETTLED = 30.0
 """A job that was submitted less than so many seconds ago may not be known yet."""
 _TIMEOUT = 30.0
-_FRESH = 2.0
+FRESH = 2.0
+"""So long an answer of squeue is used."""
 _RUNNING = {"COMPLETING": "RUNNING", "CONFIGURING": "PENDING", "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING"}
 _RUNNING |= {"STAGE_OUT": "RUNNING", "SIGNALING": "RUNNING", "RESIZING": "RUNNING", "SUSPENDED": "RUNNING"}
 _RUNNING |= {"STOPPED": "RUNNING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING", "RESV_DEL_HOLD": "PENDING"}
@@ -68,7 +69,7 @@ def cancel(job_id: str) -> None:
 
 def _queue() -> dict[str, str] | None:
     """This user's jobs that the controller knows, ended ones of the last minutes too; None: no answer."""
-    if time.monotonic() - _Cache.asked > _FRESH:
+    if time.monotonic() - _Cache.asked > FRESH:
         found = _run(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T"])
         _Cache.answer = None if found is None or found.returncode else _parse(found.stdout)
         _Cache.asked = time.monotonic()

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import hpcray
 from hpcray.base.errors import RayTaskError, make_task_error
 from hpcray.cli import main
-from hpcray.cluster import executors, slurm_jobs
+from hpcray.cluster import executors, jobs, slurm_jobs
 from hpcray.cluster.batch import Launch
 from hpcray.cluster.job_options import check_request, parse_time
 from hpcray.cluster.jobs import Job, Record, find_job, list_jobs, make_folder, states
@@ -254,6 +254,25 @@ def test_without_a_result_file_slurm_is_asked(tmp_path: Path, queue: dict[str, s
     (job.folder / CANCELLED).touch()
     assert job.state == "CANCELLED"
     assert job_in(tmp_path, "6", age=1.0).state == "UNKNOWN", "just submitted"
+
+
+def test_a_job_that_is_requeued_only_looks_ended(
+    tmp_path: Path, queue: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_REQUEUED", 0.2)
+    job = job_in(tmp_path)
+    queue["5"] = "FAILED"
+    asked = iter([*["FAILED"] * 2, *["PENDING"] * 10])
+
+    def look(self: Job[Any]) -> str:
+        queue["5"] = next(asked, "")
+        if not queue["5"]:
+            queue["5"] = "COMPLETED"
+            end(self, Outcome(VALUE, 0, pickle.dumps(7)))
+        return slurm_jobs.ask(self.job_id)
+
+    monkeypatch.setattr(Job, "state", property(look))
+    assert job.result(timeout=30) == 7
 
 
 def test_a_silent_controller_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
