@@ -163,8 +163,8 @@ class Copies:
 
     def work(self) -> bool:
         """Copy for about a millisecond, and see what the threads have done; whether there was anything to do."""
-        if not (self._copies or self._copiers.outstanding):
-            return False
+        if not (self._copies or self._small or self._large or self._copiers.outstanding):
+            return False  # of the queues, all may have been dropped: they are emptied here
         touched: dict[int, _Source] = {}
         for ended in self._copiers.finished():
             ended.whose.running -= 1

@@ -86,6 +86,27 @@ def test_a_peer_that_is_gone_leaves_no_mapping_and_no_descriptor(make: Callable[
     assert [report[:3] for report in host.planes[1].progress()] == [("received", 0, 1)]
 
 
+@pytest.mark.parametrize("end", ["cancelled", "forgotten", "closed"])
+def test_when_all_that_waited_to_be_copied_is_dropped_the_raylet_may_sleep(
+    make: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(host_copies, "_SLICE", 0.0)  # one copy in each turn
+    host = make()
+    for tag in range(3):
+        host.planes[1].receive(0, tag, tag * SMALL, SMALL)
+        host.planes[0].send(1, tag, 0, SMALL)
+    assert host.planes[1].progress() == [("received", 0, 0, None)]
+    if end == "cancelled":
+        assert [host.planes[1].cancel(tag) for tag in (1, 2)] == [True, True]
+    elif end == "forgotten":
+        host.planes[1].forget(0, "declared dead")
+    else:
+        host.end(0)
+    host.planes[1].progress()
+    host.planes[1].progress()
+    assert not host.planes[1].busy() and host.planes[1].patience() == FOREVER
+
+
 @contextlib.contextmanager
 def raw(host: Host) -> Iterator[socket.socket]:
     """A connection to node 0 of somebody who speaks for himself."""
