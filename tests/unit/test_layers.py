@@ -197,3 +197,9 @@ def test_import_loads_neither_mpi_nor_ucx_nor_the_command_line() -> None:
     code = f"import sys, hpcray; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest refuses to collect the second one, and only where both are asked for."""
+    names = [path.name for path in Path(__file__).parent.parent.rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
