@@ -115,6 +115,17 @@ class Launch:
         return {**environ, **self.env, "HPCRAY_REQUEUE": "exit"}
 
 
+@contextlib.contextmanager
+def unterminated() -> Iterator[None]:
+    """SIGTERM does nothing to this process, nor to those that it starts. Slurm sends it to every process of a job that is
+    requeued, also to the scontrol that asked for it and has not heard yet that it was obeyed."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class _Run:
     def __init__(self, launch: Launch, folder: Path) -> None:
         self._launch = launch
@@ -145,7 +156,8 @@ class _Run:
             return outcome
         handler = previous[TIME_IS_UP]
         assert callable(handler), "submitit has a handler for the end of the time"
-        handler(TIME_IS_UP, None)
+        with unterminated():
+            handler(TIME_IS_UP, None)
         raise AssertionError("submitit did not leave")
 
     def _ended_from_outside(self) -> bool:

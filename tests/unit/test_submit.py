@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import hpcray
 from hpcray.base.errors import RayTaskError, make_task_error
 from hpcray.cli import main
 from hpcray.cluster import executors, jobs, slurm_jobs
-from hpcray.cluster.batch import Launch
+from hpcray.cluster.batch import Launch, unterminated
 from hpcray.cluster.job_options import check_request, parse_time
 from hpcray.cluster.jobs import Job, Record, find_job, list_jobs, make_folder, states
 from hpcray.cluster.outcome import CANCELLED, ERROR, EXIT, LOST, VALUE, Call, Outcome
@@ -254,6 +255,13 @@ def test_without_a_result_file_slurm_is_asked(tmp_path: Path, queue: dict[str, s
     (job.folder / CANCELLED).touch()
     assert job.state == "CANCELLED"
     assert job_in(tmp_path, "6", age=1.0).state == "UNKNOWN", "just submitted"
+
+
+def test_who_asks_for_a_requeue_is_not_ended_by_it() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with unterminated():
+        assert subprocess.run(["sh", "-c", "kill -TERM $$; kill -TERM $PPID; exit 3"], check=False).returncode == 3
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_job_that_is_requeued_only_looks_ended(
