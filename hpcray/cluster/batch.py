@@ -117,8 +117,8 @@ class Launch:
 
 @contextlib.contextmanager
 def unterminated() -> Iterator[None]:
-    """SIGTERM does nothing to this process, nor to those that it starts. Slurm sends it to all processes of a job that is
-    requeued, also to the scontrol that asked for it and has not heard yet that it was obeyed."""
+    """SIGTERM does nothing to this process, nor to those that it starts. Slurm sends it to all processes of a job that
+    is requeued, also to the scontrol that asked for it and has not heard yet that it was obeyed."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         yield

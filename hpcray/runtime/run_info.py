@@ -168,8 +168,9 @@ def wants_requeue(setting: str, shown: str) -> bool:
 
 
 def _scontrol(*command: str) -> str:
+    # Slurm sends SIGTERM to all processes of a job that is requeued, also to who asked for it and waits for the answer.
     return subprocess.run(
-        ["scontrol", *command],
+        ["sh", "-c", "trap '' TERM; exec scontrol \"$@\"", "sh", *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
