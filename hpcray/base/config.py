@@ -11,6 +11,7 @@ _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no 
 # The variables that are read elsewhere: the session to join, the launcher's socket or file, where sessions are.
 _OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "TMPDIR")
 _NEAR = 0.7
+_LEAST_CHUNK = 64 << 10
 # Settings that users of Ray know by these names, and how many of its units are one of ours.
 _RAYS = {
     "memory_usage_threshold": ("RAY_memory_usage_threshold", 1),
@@ -127,6 +128,11 @@ class Config:
     requeue: str = "auto"
     checkpoint_dir: str = ""
     journal_dir: str = ""
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a piece of a large object on its way: `transfer_chunk`, but nothing tiny."""
+        return max(_LEAST_CHUNK, self.transfer_chunk)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **given: Any) -> Config:

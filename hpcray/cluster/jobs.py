@@ -175,10 +175,9 @@ class Job(Generic[T]):
         """What `result()` would raise after the end of the job; None where it would return something."""
         deadline = None if timeout is None else time.monotonic() + timeout
         self.wait(timeout)
-        outcome = self._late_outcome()
-        while outcome is None and not self.done():  # it is run again, and only looked ended in between
+        while (outcome := self._late_outcome()) is None and not self.done():
+            # It is run again, and only looked ended in between.
             self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            outcome = self._late_outcome()
         if outcome is None:
             return self._lost(self.state, "it left no result")
         if outcome.kind == ERROR:

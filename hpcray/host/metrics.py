@@ -14,14 +14,13 @@ import contextlib
 import fcntl
 import json
 import os
-import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from hpcray.host.peers import is_ours
+from hpcray.host.peers import connect_private, is_ours
 
 DIRECTORY = "metrics"
 SOCKET = "metrics.s"
@@ -224,11 +223,7 @@ def ask(session_dir: str) -> str:
     if not os.path.exists(path):
         return ""
     said = b""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(_ANSWER_LIMIT)
-        sock.connect(path)
-        if not is_ours(sock):
-            raise PermissionError("who listens there is another user")
+    with connect_private(path, timeout=_ANSWER_LIMIT) as sock:
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         while more := sock.recv(1 << 16):
             said += more

@@ -27,6 +27,31 @@ def is_ours(sock: socket.socket) -> bool:
         return False
 
 
+def connect_private(
+    path: str, kind: socket.SocketKind = socket.SOCK_STREAM, timeout: float | None = None
+) -> socket.socket:
+    """A socket that is connected to what this user listens with at `path`.
+
+    Args:
+        path: of a Unix socket.
+        kind: as it listens.
+        timeout: as for `socket.settimeout`, from before the connection on; seconds.
+
+    Raises:
+        OSError: nobody listens there, or another user does; nothing was left behind.
+    """
+    sock = socket.socket(socket.AF_UNIX, kind)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(path)
+        if not is_ours(sock):
+            raise PermissionError("who listens there is another user")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 def bind_private(sock: socket.socket, path: str) -> None:
     """Bind a Unix socket to a path that nobody else may connect to, from the first moment on.
 

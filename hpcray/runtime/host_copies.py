@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hpcray.host.copiers import Copiers, copy
-from hpcray.host.peers import is_ours
+from hpcray.host.peers import connect_private
 from hpcray.host.window import Window
 from hpcray.runtime.host_links import (
     ACK,
@@ -109,16 +109,14 @@ class Copies:
         Args:
             directory: its session directory.
         """
-        sock = None
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-            sock.connect(os.path.join(directory, DATA_SOCKET))
-            if not is_ours(sock):
-                raise PermissionError(f"{directory} is another user's")
+            sock = connect_private(os.path.join(directory, DATA_SOCKET), socket.SOCK_SEQPACKET, timeout=0.0)
+        except OSError:
+            return
+        try:
             sock.send(HELLO.pack(MAGIC, self._node))
         except OSError:
-            if sock is not None:
-                sock.close()
+            sock.close()
             return
         source = self._sources[node] = _Source(node)
         source.link = HostLink(sock, node, self._watch, lambda link: self._ready(source))

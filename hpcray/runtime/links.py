@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from hpcray.base.ids import NIL_PROC, node_of, number_of, raylet_of
-from hpcray.host.peers import bind_private, is_ours
+from hpcray.host.peers import bind_private, connect_private, is_ours
 from hpcray.wire.frames import HEADER, LENGTH, ROUTE, FrameError, FrameReader, pack
 from hpcray.wire.messages import Hello, Knock, Message, decode, encode
 
@@ -280,16 +280,8 @@ class Links:
         # Without a connection of our own (it is dead, or we are out of descriptors) our raylet passes frames on, or
         # tells how it died.
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock = connect_private(f"{directory}/{number_of(proc)}.s")
         except OSError:
-            return self._raylet
-        try:
-            sock.connect(f"{directory}/{number_of(proc)}.s")
-        except OSError:
-            sock.close()
-            return self._raylet
-        if not is_ours(sock):
-            sock.close()
             return self._raylet
         return self._add_link(sock, proc)
 
@@ -313,13 +305,7 @@ class Links:
         """No descriptor is left at all: whoever connects has to wait."""
 
     def _unlink(self, link: Link, reason: str) -> None:
-        if self._links.get(link.fd) is not link:
-            return  # its descriptor may be that of another by now
-        del self._links[link.fd]
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(link.fd)
-        link.sock.close()
-        if link.proc is not None:
+        if self._drop_link(link) and link.proc is not None:
             peer = self.peers.get(link.proc)
             if peer is None or peer.link is link or link is self._raylet:
                 self.peers.pop(link.proc, None)
@@ -338,16 +324,19 @@ class Links:
         """A node is dead, or the job goes on without it: its processes, if any live, are not heard any more."""
         self._dirs.pop(node, None)
         self._lost.add(node)
-        for link in [link for link in self._links.values() if link.proc is not None and node_of(link.proc) == node]:
-            if link is not self._raylet:
+        for link in list(self._links.values()):
+            if link.proc is not None and node_of(link.proc) == node and link is not self._raylet:
                 self._drop_link(link)
 
-    def _drop_link(self, link: Link) -> None:
-        if self._links.get(link.fd) is link:
-            del self._links[link.fd]
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(link.fd)
-            link.sock.close()
+    def _drop_link(self, link: Link) -> bool:
+        """Close it; False when it was closed before: its descriptor may be that of another by now."""
+        if self._links.get(link.fd) is not link:
+            return False
+        del self._links[link.fd]
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(link.fd)
+        link.sock.close()
+        return True
 
     def let_go(self) -> None:
         """In a child that the user forked: close its copies, or nobody would see us end before it does."""

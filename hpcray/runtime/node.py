@@ -57,7 +57,6 @@ from hpcray.transport.startup import Launch, OnlyHere, SaidByRank0, read_launch
 from hpcray.wire.messages import NodeInfo, RunInfo
 
 _FINALIZE_TIME = 3.0
-_LEAST_CHUNK = 64 << 10
 _SLOTS = 4
 _REMOVAL_TIME = 120.0
 _ID_BYTES = 28
@@ -189,7 +188,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     options, bound = bind_node(options, config, max(1, launch.here), gpus)
     session = Session.create()
     try:
-        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * max(_LEAST_CHUNK, config.transfer_chunk)
+        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * config.chunk
         arena = Arena.create(size, slots, config.huge_pages)
         if config.huge_pages == "reserved" and not arena.reserved:
             print(f"hpcray: node {launch.rank}: {NO_HUGE_PAGES}", file=sys.stderr, flush=True)
@@ -302,7 +301,7 @@ def _serve(
     core = RayletCore(rank, info.total, size, config, node.gpus)
     prefault = Prefaulter(node.arena)
     head = HeadCore(config) if rank == 0 else None
-    spill, chunk = config.spill_threshold, max(_LEAST_CHUNK, config.transfer_chunk)
+    spill, chunk = config.spill_threshold, config.chunk
     store = NodeStore(rank, node.arena.size, spill_threshold=spill, chunk=chunk, slots=_SLOTS)
     raylet = Raylet(seat, loop, router, core, store, head, prefault, data)
     spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))

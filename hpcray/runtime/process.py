@@ -18,7 +18,7 @@ from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, return_index, show_pr
 from hpcray.core.owner.table import INLINE, ObjectTable
 from hpcray.core.owner.tasks import Task
 from hpcray.host.arena import Arena
-from hpcray.host.peers import is_ours
+from hpcray.host.peers import connect_private
 from hpcray.runtime.ending import Ending
 from hpcray.runtime.engine import Engine, monotonic
 from hpcray.runtime.gcs_client import GcsClient
@@ -312,19 +312,17 @@ def connect(session_dir: str, kind: str) -> Process:
     Raises:
         RaySystemError: no raylet answers there.
     """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = None
     try:
-        sock.settimeout(30.0)
-        sock.connect(os.path.join(session_dir, "r.s"))
-        if not is_ours(sock):
-            raise PermissionError("who listens there is another user")
+        sock = connect_private(os.path.join(session_dir, "r.s"), timeout=30.0)
         greet(sock, m.Hello(os.getpid(), kind, b""))
         head, fds, _, _ = socket.recv_fds(sock, 4, 1, socket.MSG_CMSG_CLOEXEC)
         frame = (
             _read_exactly(sock, int.from_bytes(head + _read_exactly(sock, 4 - len(head)), "little")) if head else b""
         )
     except OSError as error:
-        sock.close()
+        if sock is not None:
+            sock.close()
         raise RaySystemError(f"cannot join the session in {session_dir}: {error}") from error
     if not frame or not fds:
         sock.close()

@@ -71,7 +71,7 @@ def look_at_binding(environ: Mapping[str, str]) -> list[Finding]:
     cards = nearest_adapters(mine)
     place += f", network {', '.join(cards)}" if cards else ""
     found = [Finding("host", "binding", place)]
-    wanted = _wants_binding(environ)
+    wanted = _settings(environ).bind
     plan = plan_rank(accelerators(environ), -1, 1, 0, environ, wanted)
     if len(nodes) > 1:
         value = _worker_places(plan.workers) if wanted else "the cores of their rank (HPCRAY_BIND=0)"
@@ -91,11 +91,11 @@ def _worker_places(plan: WorkerPlan) -> str:
     return "; ".join([*places, "others: the cores of their rank" if places else "the cores of their rank"])
 
 
-def _wants_binding(environ: Mapping[str, str]) -> bool:
+def _settings(environ: Mapping[str, str]) -> Config:
     try:
-        return Config.from_env(environ).bind
+        return Config.from_env(environ)
     except ValueError:
-        return True  # a job says what is wrong
+        return Config()  # a job says what is wrong
 
 
 def runs(numbers: Sequence[int]) -> str:
@@ -118,7 +118,7 @@ def look_at_memory(environ: Mapping[str, str]) -> list[Finding]:
     limits += [f"Slurm {size(given)}"] if given else []
     value = f"{size(usable)} usable ({', '.join(limits)}); the object stores take 30 % of it by default"
     found = [Finding("host", "memory", value), look_at_shared_memory()]
-    if environ.get("HPCRAY_SAME_HOST", "1").lower() in ("0", "false"):
+    if not _settings(environ).same_host:
         text = "nodes of this host send each other objects over the wires, instead of copying them (HPCRAY_SAME_HOST=0)"
         found.append(Finding("host", "neighbours", text, NOTE))
     return found

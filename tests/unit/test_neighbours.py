@@ -52,6 +52,12 @@ class Proc:
             self.engine.send(proc, m.Knock())
             self.engine.flush()
 
+    def buries(self, node: int, proc: bytes) -> None:
+        """Its raylet says that a node is dead, and with it this process."""
+        with self.engine.lock:
+            self.engine.drop_peer(proc)
+            self.engine.lose_node(node)
+
     def passes_on(self) -> bool:
         """Whether its raylet was given something."""
         try:
@@ -130,9 +136,7 @@ def test_a_process_of_a_lost_node_is_not_heard_any_more(two: tuple[Proc, Proc]) 
     here, there = two
     there.says(here.engine.me)
     assert here.hears(1)
-    with here.engine.lock:
-        here.engine.drop_peer(there.engine.me)
-        here.engine.lose_node(1)
+    here.buries(1, there.engine.me)
     assert there.loses(here.engine.me)
     there.says(here.engine.me)  # it connects again
     assert there.loses(here.engine.me) and not here.hears(2, 0.05)
@@ -146,9 +150,7 @@ def test_a_connection_on_which_only_they_spoke_ends_with_their_node(two: tuple[P
         here.engine.knock(there.engine.me)  # so that we write through the raylet
     there.says(here.engine.me)
     assert here.hears(1)
-    with here.engine.lock:
-        here.engine.drop_peer(there.engine.me)
-        here.engine.lose_node(1)
+    here.buries(1, there.engine.me)
     assert there.loses(here.engine.me)
 
 

@@ -236,10 +236,7 @@ class Losing(Borrowing):
             if entry.left_at and node in entry.left_at:
                 entry.left_at = [n for n in entry.left_at if n != node]
             if entry.nodes and node in entry.nodes:
-                first = entry.nodes[0] == node
-                entry.nodes = [n for n in entry.nodes if n != node]
-                if entry.mapping is not None:
-                    self._also_at(entry, self._node)
+                first = self._not_at(entry, node)
                 if entry.state == STORED and (first or not entry.nodes):
                     gone.append(oid)
         for oid in gone:
@@ -306,12 +303,18 @@ class Losing(Borrowing):
         if not problem:
             self._also_at(entry, node)
         elif entry.nodes and node in entry.nodes and entry.state == STORED:
-            first = entry.nodes[0] == node
-            entry.nodes = [n for n in entry.nodes if n != node]
-            if entry.mapping is not None:
-                self._also_at(entry, self._node)
+            first = self._not_at(entry, node)
             if first:
                 self._first_is_gone(oid, entry, problem)
+
+    def _not_at(self, entry: Entry, node: int) -> bool:
+        """That node, one of those that had it, has it no more; whether its copy was the first."""
+        assert entry.nodes
+        first = entry.nodes[0] == node
+        entry.nodes = [n for n in entry.nodes if n != node]
+        if entry.mapping is not None:
+            self._also_at(entry, self._node)
+        return first
 
     def _also_at(self, entry: Entry, node: int) -> None:
         if entry.nodes is None:
