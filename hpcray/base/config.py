@@ -51,6 +51,7 @@ class Config:
         transfer_chunk: larger objects travel between nodes in pieces of this size.
         same_host: whether processes of several nodes of one host speak to each other directly, and such nodes copy
             objects out of each other's stores; else all goes through their raylets and over the wires.
+        spin: a process that waits stays awake for so long before it sleeps, while answers come that quickly; 0: never.
         bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
             the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
         require_rdma: whether a job of several nodes without RDMA does not start.
@@ -104,6 +105,7 @@ class Config:
     data_plane: str = "auto"
     transfer_chunk: int = 4 << 20
     same_host: bool = True
+    spin: float = 200e-6
     bind: bool = True
     require_rdma: bool = False
     locality_wait: float = 1.0

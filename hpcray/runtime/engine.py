@@ -33,6 +33,7 @@ from hpcray.core.owner.table import Waiter
 from hpcray.runtime.early_thread import EarlyThread
 from hpcray.runtime.links import NOBODY, Links
 from hpcray.runtime.refs import released
+from hpcray.runtime.spinning import SpinningPoll
 
 TICK = 0.002
 QUIET_TICKS = 25
@@ -55,10 +56,12 @@ class Engine(Links):
 
     Args:
         me, session_dir, neighbours: see `Links`.
+        spin: see `Config.spin`.
     """
 
-    def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY) -> None:
+    def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY, spin: float = 0.0) -> None:
         super().__init__(me, session_dir, neighbours)
+        self._waking = SpinningPoll(self._epoll, spin)
         self.driver = IDLE
         self.activity = 0
         self.closed = False
@@ -251,7 +254,8 @@ class Engine(Links):
             if self.nested():
                 raise RaySystemError(_NESTED)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
-            events = self._epoll.poll(timeout)
+            # The background thread sleeps: awake, it would take the interpreter from the user's threads.
+            events = (self._waking if self.driver == FOREGROUND else self._epoll).poll(timeout)
         finally:
             self.asleep.discard(me)
             self.lock.acquire()

@@ -46,8 +46,8 @@ class Process(Reader):
 
     def __init__(self, sock: socket.socket, welcome: m.Welcome, arena: Arena, kind: str, session_dir: str) -> None:
         me = welcome.proc
-        engine = Engine(me, session_dir, welcome.neighbours)
         config = Config(**welcome.config)
+        engine = Engine(me, session_dir, welcome.neighbours, config.spin)
         table = _table_kind(config)(me, engine.send, engine.notify, self._lost_blob, config.lineage_limit)
         super().__init__(me, engine, table, arena)
         self.node = node_of(welcome.proc)
