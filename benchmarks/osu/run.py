@@ -9,7 +9,7 @@ Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `m
 `allgather` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data
 planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of
 other nodes, over these wires even if the nodes share a host (`HPCRAY_SAME_HOST=0`); `objects (same host)` what they do
-there otherwise: copy out of each other's stores. `ucxx` is ucxx used directly, set up as hpcray sets up UCX,
+there otherwise: read in each other's stores. `ucxx` is ucxx used directly, set up as hpcray sets up UCX,
 `ucxx (defaults)` as UCX does by itself.
 
 Latency is half a round trip for messages. What a `get` does is a request and its answer, the row `fetch`; the objects

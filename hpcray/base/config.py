@@ -49,8 +49,8 @@ class Config:
         record_ref_creation_sites: whether it is noted for every ref where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         transfer_chunk: larger objects travel between nodes in pieces of this size.
-        same_host: whether processes of several nodes of one host speak to each other directly, and such nodes copy
-            objects out of each other's stores; else all goes through their raylets and over the wires.
+        same_host: whether processes of several nodes of one host speak to each other directly, and read objects in each
+            other's stores; else all goes through their raylets and over the wires.
         spin: a process that waits stays awake for so long before it sleeps, while answers come that quickly; 0: never.
         bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
             the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.

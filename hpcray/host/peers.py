@@ -27,20 +27,17 @@ def is_ours(sock: socket.socket) -> bool:
         return False
 
 
-def connect_private(
-    path: str, kind: socket.SocketKind = socket.SOCK_STREAM, timeout: float | None = None
-) -> socket.socket:
+def connect_private(path: str, timeout: float | None = None) -> socket.socket:
     """A socket that is connected to what this user listens with at `path`.
 
     Args:
         path: of a Unix socket.
-        kind: as it listens.
         timeout: as for `socket.settimeout`, from before the connection on; seconds.
 
     Raises:
         OSError: nobody listens there, or another user does; nothing was left behind.
     """
-    sock = socket.socket(socket.AF_UNIX, kind)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
         sock.connect(path)

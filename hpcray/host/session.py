@@ -4,7 +4,6 @@
         <8 hex>/                   0700, one per node of a job
             lock                   flock held by the raylet and its template process: the node lives while it is held
             r.s  <number>.s        Unix sockets of the raylet and of the processes
-            d.s                    where raylets of this host get at the node's objects (`runtime/host_links.py`)
             info.json              what `init(address="auto")` looks for; written when the node is ready
 
 A directory whose lock is free belongs to a dead node and is removed by whoever starts next.

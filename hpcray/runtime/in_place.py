@@ -46,7 +46,7 @@ class InPlace:
         with process.engine.lock:
             self._id = process.next_task_id() + PUT_INDEX
         self._offset = process.store.create(self._id, self._blob.size)
-        mapping = Mapping(self._offset, self._blob.size)
+        mapping = Mapping(self._offset, self._blob.size, process.node)
         try:
             view = process.arena.filled_view(self._offset, self._blob.size, partial(died, (self._id,)))
             with process.engine.lock:

@@ -36,7 +36,7 @@ _SPARES = 8
 class Link:
     """One connected Unix socket."""
 
-    __slots__ = ("fd", "greeted", "proc", "reader", "sock", "unsent")
+    __slots__ = ("fd", "proc", "reader", "sock", "unsent")
 
     def __init__(self, sock: socket.socket, proc: bytes | None) -> None:
         sock.setblocking(False)
@@ -127,6 +127,22 @@ class Links:
     def send(self, proc: bytes, msg: Message) -> None:
         """Queue a message; it leaves at the next flush."""
         peer = self.peers.get(proc) or self.peer(proc)
+        peer.out.append(msg)
+        if not peer.dirty:
+            peer.dirty = True
+            self.dirty.append(peer)
+
+    def visit(self, sock: socket.socket, raylet: bytes) -> Peer:
+        """A connection to another node's raylet, for `tell` alone: what is sent to it otherwise goes through ours."""
+        return Peer(raylet, self._add_link(sock, raylet), self.me)
+
+    def end_visit(self, peer: Peer) -> None:
+        """Close it."""
+        peer.out.clear()
+        self._drop_link(peer.link)
+
+    def tell(self, peer: Peer, msg: Message) -> None:
+        """Queue a message; it leaves at the next flush."""
         peer.out.append(msg)
         if not peer.dirty:
             peer.dirty = True
@@ -307,7 +323,9 @@ class Links:
     def _unlink(self, link: Link, reason: str) -> None:
         if self._drop_link(link) and link.proc is not None:
             peer = self.peers.get(link.proc)
-            if peer is None or peer.link is link or link is self._raylet:
+            if number_of(link.proc) == 0 and link is not self._raylet:
+                self._peer_lost(link.proc, reason)  # of a visit; we may speak to that raylet through ours as well
+            elif peer is None or peer.link is link or link is self._raylet:
                 self.peers.pop(link.proc, None)
                 self._peer_lost(link.proc, reason)
 

@@ -16,6 +16,8 @@ _SEND = 256 * 1024
 _BACKLOG = 1024
 
 WORKER, DRIVER, ATTACHED = "worker", "driver", "attached"
+GUEST = "guest"
+"""A process of a neighbouring node, which reads in our store."""
 
 Piece = Union[bytes, memoryview]
 
@@ -25,7 +27,7 @@ class Link:
 
     Attributes:
         proc: its process id, NIL until it said Hello.
-        kind: "driver", "attached" or "worker"; "" until it said Hello.
+        kind: "driver", "attached", "worker" or "guest"; "" until it said Hello.
         pid: its pid, as the kernel knows it.
         out: frames to be sent, in order. Whoever appends to an empty list puts the link on the router's dirty list.
         blocked: the socket took not all; the rest waits for it to become writable.
@@ -74,20 +76,16 @@ class Link:
 
 
 class Listener:
-    """A listening socket of the raylet.
-
-    Args:
-        path: where.
-        kind: SOCK_STREAM, or SOCK_SEQPACKET.
+    """The raylet's listening socket.
 
     Attributes:
         on_full: called when a process was turned away because no descriptor is left.
     """
 
-    def __init__(self, path: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> None:
+    def __init__(self, path: str) -> None:
         self.on_full: Callable[[], None] = lambda: None
         self._spare = os.eventfd(0, os.EFD_CLOEXEC)
-        self._sock = socket.socket(socket.AF_UNIX, kind)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         bind_private(self._sock, path)
         self._sock.listen(_BACKLOG)
         self._sock.setblocking(False)

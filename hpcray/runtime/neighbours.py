@@ -34,7 +34,6 @@ def connect(data: DataPlane | None, me: NodeInfo, nodes: Sequence[NodeInfo]) -> 
     Raises:
         TransportError: no way to one of them; the message names it.
     """
-    found = neighbours(me, nodes)
     if data is not None:
         for info in nodes:
             if info.index != me.index:
@@ -42,5 +41,4 @@ def connect(data: DataPlane | None, me: NodeInfo, nodes: Sequence[NodeInfo]) -> 
                     data.connect(info.index, info.data_address, info.host == me.host)
                 except TransportError as error:
                     raise TransportError(f"no connection to node {info.index} on {info.host}: {error}") from None
-        data.meet(found)
-    return found
+    return neighbours(me, nodes)

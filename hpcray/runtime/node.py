@@ -36,6 +36,7 @@ from hpcray.host.threads import one_each
 from hpcray.runtime.cluster import Cluster
 from hpcray.runtime.driver_child import DriverChild
 from hpcray.runtime.early_end import ended_by_sigterm
+from hpcray.runtime.guests import Guests
 from hpcray.runtime.journaling import check_journal, open_journal
 from hpcray.runtime.leaving import Leaving
 from hpcray.runtime.limits import need_open_files
@@ -227,15 +228,12 @@ def _open_wires(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
         return None, None
     prepare_mpi(os.environ, node.launch.kind == "srun")
     # Not imported before: an embedded node needs neither MPI nor UCX.
-    from hpcray.runtime.host_data import with_neighbours
     from hpcray.transport.select import offers, open_transports
 
     if node.bound.adapters and offers(node.bound.adapters):
         prefer_adapters(os.environ, node.bound.adapters)
     try:
         control, data = open_transports(node.config)
-        if node.config.same_host and node.launch.here > 1:
-            data = with_neighbours(data, control.rank, node.arena, node.session.path, node.config.huge_pages)
         data.register(node.arena.view(0, node.arena.whole))
     except SaidByRank0:
         raise SaidElsewhere("rank 0 tells why") from None
@@ -307,6 +305,7 @@ def _serve(
     spilling = Spilling(raylet, SpillFiles(node.spill_dir, node.arena, raylet.say))
     processes = LocalProcesses(rank, node.template, loop, router, node.arena.fd, raylet)
     raylet.processes = processes
+    raylet.guests = Guests(raylet, node.arena.fd)
     attend(raylet, node.listener, node.template.pid, chunk, _SLOTS)
     leaving = Leaving(
         loop,

@@ -14,7 +14,7 @@ import msgspec
 
 from hpcray.base.config import Config
 from hpcray.base.errors import OufOfBandObjectRefSerializationException, RaySystemError
-from hpcray.base.ids import PUT_INDEX, node_of, raylet_of, return_index, show_proc
+from hpcray.base.ids import PUT_INDEX, node_of, number_of, raylet_of, return_index, show_proc
 from hpcray.core.owner.table import INLINE, ObjectTable
 from hpcray.core.owner.tasks import Task
 from hpcray.host.arena import Arena
@@ -31,6 +31,7 @@ from hpcray.runtime.refs import ObjectRef, current, make_ref, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.runtime.survey import RecordingTable, Survey
+from hpcray.runtime.visiting import Visiting
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.wire.views import view_tensors
@@ -75,6 +76,8 @@ class Process(Reader):
         self.gcs = GcsClient(self)
         self.groups = Groups(self)
         self.store = StoreClient(self)
+        self.visiting = Visiting(self, welcome.neighbours)
+        table.visit(welcome.neighbours, self.visiting)
         self.losses = Losses(self)
         self.ending = Ending(self)
         self.survey = Survey(self)
@@ -224,6 +227,9 @@ class Process(Reader):
             self.groups.fail()
             self.store.fail()
             return
+        if number_of(proc) == 0:
+            self.visiting.lost(node_of(proc))
+            return
         leases = self.submitter.leases
         leased = leases.workers.get(proc)
         far = node_of(proc) != self.node
@@ -282,7 +288,8 @@ class Process(Reader):
         self.engine.run_after()
         self._callbacks.put(None)
         self.engine.close()
-        self.arena.close()
+        for arena in self.arenas.values():
+            arena.close()
 
 
 def _table_kind(config: Config) -> type[ObjectTable]:

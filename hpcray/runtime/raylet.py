@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,16 +18,20 @@ from hpcray.core.raylet import HANDLES, RayletCore
 from hpcray.core.store.node_store import HANDLES as STORE_HANDLES
 from hpcray.core.store.node_store import NodeStore
 from hpcray.host.prefault import Prefaulter
-from hpcray.runtime.local_links import DRIVER, Link
+from hpcray.runtime.local_links import DRIVER, GUEST, Link
 from hpcray.runtime.local_processes import LocalProcesses
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
 from hpcray.transport.base import DataPlane, TransportError
 from hpcray.wire import messages as m
 
+if TYPE_CHECKING:
+    from hpcray.runtime.guests import Guests
+
 Handler = Callable[[float, bytes, Any], Iterable[Any]]
 
 _NOTHING: tuple[()] = ()
+_TO_GUESTS = frozenset({m.Opened, m.StoreError, m.Unpin})
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Raylet:
         self.store = store
         self.head = head
         self.processes: LocalProcesses
+        self.guests: Guests
         self.on_driver_died: Callable[[str], None]
         self.on_template_gone: Callable[[str], None]
         self.on_fatal: Callable[[str], None]
@@ -103,15 +108,15 @@ class Raylet:
         self._data = data
         self.handlers: dict[type, Handler] = dict.fromkeys(HANDLES, core.handle)
         self.handlers |= dict.fromkeys(STORE_HANDLES, store.handle)
-        self.handlers |= dict.fromkeys((m.Create, m.Open, m.Prefetch), self._allocate)
-        self.handlers |= {m.ProcDied: self._remote_died}
+        self.handlers |= dict.fromkeys((m.Create, m.Open), self._allocate)
+        self.handlers |= {m.Prefetch: self._prefetch, m.ProcDied: self._remote_died}
         if head is not None:
             self.lead(head, gcs.HANDLES)
         self.headship.listeners.append(self._head_moved)
         self.handlers[m.ListStore] = self._list_store
         self.handlers[m.Infeasible] = self._resumed_waits
         self.carriers: dict[type, Callable[[Any], None]] = {
-            fx.Send: lambda effect: router.send(effect.dest, effect.msg),
+            fx.Send: self._send,
             fx.ForkWorker: lambda effect: self.processes.fork(effect.number, effect.env),
             fx.KillWorker: lambda effect: self.processes.kill(effect.worker, effect.reason),
             fx.StartReceive: self._start_receive,
@@ -131,11 +136,21 @@ class Raylet:
         for effect in effects:
             carriers[type(effect)](effect)
 
+    def _send(self, effect: fx.Send) -> None:
+        router = self.router
+        if router.guests and effect.dest in router.guests and type(effect.msg) in _TO_GUESTS:
+            router.answer(effect.dest, effect.msg)
+        else:
+            router.send(effect.dest, effect.msg)
+
     # ------------------------------------------------------------ what the loop tells (raylet_loop.Events)
 
     def hello(self, link: Link, hello: m.Hello) -> None:
         """A new connection has said who it is."""
-        self.processes.hello(link, hello)
+        if link.kind == GUEST:
+            self.guests.hello(link)
+        else:
+            self.processes.hello(link, hello)
 
     def messages(self, src: bytes, messages: list[m.Message]) -> None:
         """Messages for this raylet."""
@@ -152,7 +167,10 @@ class Raylet:
 
     def link_closed(self, link: Link, reason: str) -> None:
         """A process closed its connection."""
-        self.processes.link_closed(link, reason)
+        if link.kind == GUEST:
+            self.guests.closed(link)
+        else:
+            self.processes.link_closed(link, reason)
 
     def transfer_ended(self, what: str, tag: int, error: str | None) -> None:
         """A "received" or "sent" report of the data plane."""
@@ -270,6 +288,17 @@ class Raylet:
         self._prefault.allocated_to(self.store.high_water)
         return effects
 
+    def _prefetch(self, now: float, src: bytes, msg: m.Prefetch) -> Iterable[Any]:
+        """What a neighbour has will be read in its store; it may have to be brought back from disk."""
+        far = []
+        for ref in msg.refs:
+            near = [] if self.node in ref.nodes else [node for node in ref.nodes if node in self.neighbours]
+            if near:
+                self.router.send(raylet_of(near[0]), m.Prefetch([m.ArgRef(ref.id, ref.size, near[:1])]))
+            else:
+                far.append(ref)
+        return self._allocate(now, src, m.Prefetch(far)) if far else _NOTHING
+
     def _resumed_waits(self, now: float, src: bytes, msg: m.Infeasible) -> Iterable[Any]:
         """Of an actor or a group that came back from an earlier run; the makers of all others are processes."""
         self.say(f"from the journal of an earlier run: {msg.reason}")
@@ -277,7 +306,8 @@ class Raylet:
 
     def _list_store(self, now: float, src: bytes, msg: m.ListStore) -> Iterable[Any]:
         """Somebody looks at the node's memory."""
-        processes = [[link.proc, link.pid, link.kind] for link in self.router.links.values()]
+        links = [*self.router.links.values(), *self.router.guests.values()]
+        processes = [[link.proc, link.pid, link.kind] for link in links]
         value = {**self.store.snapshot(), "list": self.store.listing(msg.limit), "processes": processes}
         self.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(value)))
         return _NOTHING

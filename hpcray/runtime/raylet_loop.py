@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from hpcray.base.ids import HEAD, NIL_PROC
-from hpcray.runtime.local_links import RECEIVE, Link, Listener
+from hpcray.runtime.local_links import GUEST, RECEIVE, Link, Listener
 from hpcray.runtime.router import Router
 from hpcray.transport.base import FOREVER, ControlTransport, DataPlane
 from hpcray.wire.frames import FrameError
@@ -74,8 +74,6 @@ class RayletLoop:
         self._events: Events
         self.watch(listener.fileno(), lambda event: self._accept())
         if control is not None and (fd := control.fileno()) is not None:
-            self.watch(fd, lambda event: None)
-        if data is not None and (fd := data.fileno()) is not None:
             self.watch(fd, lambda event: None)
 
     # ------------------------------------------------------------ for the raylet
@@ -272,6 +270,8 @@ class RayletLoop:
         if not isinstance(hello, Hello):
             raise FrameError(f"the first message is {type(hello).__name__}, not Hello")
         link.kind = hello.kind
+        if link.kind == GUEST:
+            link.proc = bytes(frame[12:20])
         self._events.hello(link, hello)
 
     def _write(self, link: Link) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcray.base.errors import GetTimeoutError, LocalRayletDiedError, RaySystemError, RayTaskError
 from hpcray.base.fullness import store_full
+from hpcray.base.ids import node_of
 from hpcray.core.owner.table import INLINE, PENDING, ObjectTable, Waiter
 from hpcray.host.arena import Arena
 from hpcray.host.direct_io import read_privately
@@ -46,6 +47,7 @@ class Reader:
 
     Attributes:
         local: what the calling thread executes.
+        arena: of our node. arenas: all in which we can read, by node.
         dead: why nothing can be asked for any more; None while it can.
         blocker: how a worker waits inside a task; None elsewhere.
     """
@@ -55,6 +57,7 @@ class Reader:
         self.engine = engine
         self.table = table
         self.arena = arena
+        self.arenas = {node_of(me): arena}
         self.local = ThreadState()
         self.dead: str | None = None
         self.blocker: Callable[[Waiter, float | None], bool] | None = None
@@ -154,7 +157,7 @@ class Reader:
             elif entry.mapping is not None:
                 # Made for all of them first: what an error below does not let be read gives its view back too.
                 mapping, gone = entry.mapping, partial(died, (oid,))
-                found.append(self.arena.pinned_view(mapping.offset, mapping.size, gone))
+                found.append(self.arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone))
                 mapping.views += 1
             elif oid in pins.files:
                 found.append(self.table.begin_file(oid))

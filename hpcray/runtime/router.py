@@ -25,6 +25,7 @@ class Router:
         links: the local processes that said Hello.
         dirty: links with something to send.
         inbox: messages of this raylet to itself.
+        guests: processes of neighbouring nodes that read in this node's store.
         lost_nodes: node to reason.
         spoken: the nodes to which something was sent; who looks at it empties it.
         headship: where the head is.
@@ -45,6 +46,8 @@ class Router:
         self.links: dict[bytes, Link] = {}
         self.dirty: list[Link] = []
         self.inbox: list[Message] = []
+        self.guests: dict[bytes, Link] = {}
+        self._answers: dict[bytes, list[Message]] = {}
         self.lost_nodes: dict[int, str] = {}
         self.spoken: set[int] = set()
         self._node = node
@@ -151,8 +154,19 @@ class Router:
             reason = self._ends.get(dest, "no such process")
         self.send(src, Undeliverable(dest, reason))
 
+    def answer(self, guest: bytes, msg: Message) -> None:
+        """What the store says to a guest. All else goes to it, as to other processes of its node, through its raylet;
+        so nothing that has an order comes on two ways."""
+        self._answers.setdefault(guest, []).append(msg)
+
     def encode(self) -> None:
         """Make frames of what this raylet has said, and give them to links and batches."""
+        if self._answers:
+            answers, self._answers = self._answers, {}
+            for guest, messages in answers.items():
+                link = self.guests.get(guest)
+                if link is not None:
+                    self._append(link, pack(guest, self.me, encode(messages)))
         # Undeliverable answers may be added meanwhile, hence the loop.
         while self._pending:
             pending, self._pending = self._pending, {}

@@ -39,8 +39,9 @@ class StoreClient:
             m.Created: lambda _, msg: self._answer(msg.id, msg),
             m.Opened: self._on_opened,
             m.StoreError: self._on_error,
-            m.OnDisk: lambda _, msg: self._process.table.on_disk(msg),
-            m.Unpin: lambda _, msg: self._process.table.pins.give_up(msg.size),
+            m.OnDisk: self._on_disk,
+            m.Unpin: lambda src, msg: self._process.table.pins.give_up(msg.size, node_of(src)),
+            m.Welcome: lambda src, msg: self._process.visiting.on_welcome(src, msg),
         }
 
     def write(self, oid: bytes, blob: bytes | Serialized) -> tuple[int, int]:
@@ -130,18 +131,30 @@ class StoreClient:
             self._engine.send(self._raylet, m.Release([oid]))
 
     def _on_opened(self, src: bytes, msg: m.Opened) -> None:
-        if src == self._raylet:
-            self._process.table.on_opened(msg)
-        else:  # of a second copy that we hold there
-            self._process.table.on_replica(msg.id, node_of(src), "")
+        table, node = self._process.table, node_of(src)
+        if src == self._raylet or table.pins.asks(msg.id, node):
+            table.on_opened(msg)
+        if src != self._raylet:  # perhaps of a second copy that we hold there
+            table.on_replica(msg.id, node, "")
 
     def _on_error(self, src: bytes, msg: m.StoreError) -> None:
+        table, node = self._process.table, node_of(src)
         if src != self._raylet:
-            self._process.table.on_replica(msg.id, node_of(src), msg.reason)
+            reads = table.pins.asks(msg.id, node)
+            if reads:
+                table.on_store_error(msg)
+            if not reads or msg.kind == "lost":
+                table.on_replica(msg.id, node, msg.reason)
         elif msg.id in self._creating:
             self._answer(msg.id, msg)
         else:
-            self._process.table.on_store_error(msg)
+            table.on_store_error(msg)
+
+    def _on_disk(self, src: bytes, msg: m.OnDisk) -> None:
+        if src == self._raylet or self._process.table.pins.asks(msg.id, node_of(src)):
+            self._process.table.on_disk(msg)
+        else:  # of a neighbour whom we have asked no more since
+            self._engine.send(src, m.DiskRead(msg.id))
 
     def fail(self) -> None:
         """Our raylet is gone: whoever waits for it wakes (lock held)."""

@@ -119,7 +119,7 @@ def look_at_memory(environ: Mapping[str, str]) -> list[Finding]:
     value = f"{size(usable)} usable ({', '.join(limits)}); the object stores take 30 % of it by default"
     found = [Finding("host", "memory", value), look_at_shared_memory()]
     if not _settings(environ).same_host:
-        text = "nodes of this host send each other objects over the wires, instead of copying them (HPCRAY_SAME_HOST=0)"
+        text = "nodes of this host do not read in each other's stores: objects go over the wires (HPCRAY_SAME_HOST=0)"
         found.append(Finding("host", "neighbours", text, NOTE))
     return found
 

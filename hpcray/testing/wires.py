@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from hpcray.base.config import Config
-from hpcray.runtime.host_data import HostData
 from hpcray.transport.base import Report
 from hpcray.transport.select import open_transports
 
@@ -24,36 +23,33 @@ class Wires:
 
     Args:
         arena_size: bytes.
-        directory: of this node alone; where the nodes copy out of each other's arenas; "": they do not.
     """
 
-    def __init__(self, arena_size: int = 1 << 20, directory: str = "") -> None:
+    def __init__(self, arena_size: int = 1 << 20) -> None:
         self.control, self.data = open_transports(Config.from_env())
         self.rank, self.size = self.control.rank, self.control.size
         self.inbox: list[tuple[int, bytes]] = []
         self.reports: list[Report] = []
         self.lost: dict[int, str] = {}
         self._epoll = select.epoll()
-        self._fd = os.memfd_create("arena")
-        os.ftruncate(self._fd, arena_size)
-        self.arena = memoryview(mmap.mmap(self._fd, arena_size))
-        self._directory = directory
-        if directory:
-            self.data = HostData(self.data, self.rank, self.arena, self._fd, directory)
+        fd = self.control.fileno()
+        if fd is not None:
+            self._epoll.register(fd, select.EPOLLIN)
+        arena = os.memfd_create("arena")
+        os.ftruncate(arena, arena_size)
+        self.arena = memoryview(mmap.mmap(arena, arena_size))
+        os.close(arena)
         self.data.register(self.arena)
-        for fd in (self.control.fileno(), self.data.fileno()):
-            if fd is not None:
-                self._epoll.register(fd, select.EPOLLIN)
         self._meet()
 
     def _meet(self) -> None:
         """Exchange data addresses through rank 0, as raylets do at start-up."""
-        own = self.data.address(), self._directory
+        own = self.data.address()
         if self.rank == 0:
             table = {0: own}
             while len(table) < self.size:
-                source, told = self.receive()
-                table[source] = msgspec.msgpack.decode(told, type=tuple[bytes, str])
+                source, address = self.receive()
+                table[source] = address
             self._connect(table)
             for peer in range(1, self.size):
                 self.control.send(peer, msgspec.msgpack.encode(table))
@@ -62,16 +58,15 @@ class Wires:
             for peer in range(1, self.size):
                 self.control.send(peer, b"go")
         else:
-            self.control.send(0, msgspec.msgpack.encode(own))
-            self._connect(msgspec.msgpack.decode(self.receive()[1], type=dict[int, tuple[bytes, str]]))
+            self.control.send(0, own)
+            self._connect(msgspec.msgpack.decode(self.receive()[1], type=dict[int, bytes]))
             self.control.send(0, b"ready")
             self.expect(0, b"go")
 
-    def _connect(self, table: dict[int, tuple[bytes, str]]) -> None:
-        others = {peer: told for peer, told in table.items() if peer != self.rank}
-        for peer, (address, _) in others.items():
-            self.data.connect(peer, address, True)
-        self.data.meet({peer: directory for peer, (_, directory) in others.items() if directory})
+    def _connect(self, table: dict[int, bytes]) -> None:
+        for peer, address in table.items():
+            if peer != self.rank:
+                self.data.connect(peer, address, True)
 
     def turn(self, tick: float = TICK) -> None:
         """One turn of the loop. Sleeps, for at most `tick` seconds, only when there was nothing to do."""
@@ -113,4 +108,3 @@ class Wires:
         """Leave together with all other ranks."""
         self.data.close()
         self.control.close()
-        os.close(self._fd)

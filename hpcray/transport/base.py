@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
 Report = tuple[str, int, int, "str | None"]
@@ -111,9 +110,6 @@ class DataPlane(Protocol):
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """Make `node` reachable. Call once for each peer, before any transfer with it."""
 
-    def meet(self, directories: Mapping[int, str]) -> None:
-        """Tell of other nodes on this host, once, after `connect`: their session directories, by node."""
-
     def register(self, arena: memoryview) -> None:
         """Name the arena, once: writable, one-dimensional bytes. It must outlive the plane."""
 
@@ -146,9 +142,6 @@ class DataPlane(Protocol):
 
     def busy(self) -> bool:
         """Whether any transfer is expected or in flight."""
-
-    def fileno(self) -> int | None:
-        """A descriptor that is readable while `progress` has something to do, beside that of the control transport."""
 
     def patience(self) -> float:
         """Longest sleep allowed now; see `ControlTransport.patience`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from hpcray.transport.base import FOREVER, PeerLost, Report
 
@@ -195,9 +195,6 @@ class LoopbackData:
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """See `DataPlane.connect`."""
 
-    def meet(self, directories: Mapping[int, str]) -> None:
-        """See `DataPlane.meet`: here they are like all others."""
-
     def register(self, arena: memoryview) -> None:
         """See `DataPlane.register`."""
         self._arena = arena
@@ -252,10 +249,6 @@ class LoopbackData:
     def busy(self) -> bool:
         """See `DataPlane.busy`."""
         return bool(self._expected or self._sending or self._done)
-
-    def fileno(self) -> int | None:
-        """See `DataPlane.fileno`."""
-        return None
 
     def patience(self) -> float:
         """See `DataPlane.patience`."""

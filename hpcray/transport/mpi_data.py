@@ -8,7 +8,6 @@ no single MPI call keeps the raylet for long; MPI keeps the pieces of one tag in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpcray.transport.base import FOREVER, Backoff, Report
@@ -66,9 +65,6 @@ class MpiData:
 
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """See `DataPlane.connect`: MPI connects by itself."""
-
-    def meet(self, directories: Mapping[int, str]) -> None:
-        """See `DataPlane.meet`: here they are like all others."""
 
     def register(self, arena: memoryview) -> None:
         """See `DataPlane.register`."""
@@ -130,10 +126,6 @@ class MpiData:
     def busy(self) -> bool:
         """See `DataPlane.busy`."""
         return bool(self._outgoing or self._incoming or self._unwanted or self._done)
-
-    def fileno(self) -> int | None:
-        """See `DataPlane.fileno`."""
-        return None
 
     def patience(self) -> float:
         """See `DataPlane.patience`."""

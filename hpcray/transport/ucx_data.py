@@ -9,7 +9,6 @@ What is beyond UCX's rendezvous threshold waits in the sender's arena until it i
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from hpcray.transport.base import FOREVER, Backoff, Report
@@ -53,9 +52,6 @@ class UcxData:
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """See `DataPlane.connect`."""
         self._engine.connect(node, address, same_host)
-
-    def meet(self, directories: Mapping[int, str]) -> None:
-        """See `DataPlane.meet`: here they are like all others."""
 
     def register(self, arena: memoryview) -> None:
         """See `DataPlane.register`. UCX pins what it needs by itself, on first use, and keeps it pinned."""
@@ -130,10 +126,6 @@ class UcxData:
     def busy(self) -> bool:
         """See `DataPlane.busy`."""
         return bool(self._flights or self._expected or self._done)
-
-    def fileno(self) -> int | None:
-        """See `DataPlane.fileno`: the control transport, on the same engine, has it."""
-        return None
 
     def patience(self) -> float:
         """See `DataPlane.patience`. UCX's own descriptor wakes us for what does not come soon."""

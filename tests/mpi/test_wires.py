@@ -33,14 +33,6 @@ def test_scenario(name: str, ranks: int, plane: str, leak_check: LeakCheck) -> N
     assert out.count(f"{name} ok") == ranks, out + err
 
 
-@pytest.mark.parametrize("plane", ["ucx", "mpi"])
-@pytest.mark.parametrize("name", ["data", "cancel"])
-def test_copied_out_of_the_arena_of_a_neighbour(tmp_path: Path, name: str, plane: str, leak_check: LeakCheck) -> None:
-    code, out, err = run(name, 2, HPCRAY_DATA_PLANE=plane, MEET_IN=str(tmp_path))
-    assert code == 0, err
-    assert out.count(f"{name} ok") == 2, out + err
-
-
 @pytest.mark.parametrize("name", ["asleep", "data"])
 def test_over_tcp_as_between_hosts(name: str, leak_check: LeakCheck) -> None:
     code, out, err = run(name, 2, HPCRAY_DATA_PLANE="ucx", UCX_TLS="tcp,self")
@@ -54,11 +46,7 @@ def test_mpi_itself_over_ucx(leak_check: LeakCheck) -> None:
     assert out.count("control ok") == 3, out + err
 
 
-@pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("flags", [("--with-ft", "ulfm"), ("--enable-recovery", *PML_UCX)], ids=["ulfm", "ucx"])
-def test_death_of_a_rank_amid_transfers(
-    tmp_path: Path, flags: tuple[str, ...], direct: bool, leak_check: LeakCheck
-) -> None:
-    environ = {"MEET_IN": str(tmp_path)} if direct else {}
-    _, out, err = run("death", 3, flags, HPCRAY_DATA_PLANE="ucx", **environ)
+def test_death_of_a_rank_amid_transfers(flags: tuple[str, ...], leak_check: LeakCheck) -> None:
+    _, out, err = run("death", 3, flags, HPCRAY_DATA_PLANE="ucx")
     assert out.count("death ok") == 2, out + err

@@ -6,18 +6,12 @@ import contextlib
 import os
 import random
 import signal
-import tempfile
 from sys import argv
 
 from hpcray.testing.wires import Wires
 from hpcray.transport.base import PeerLost
 
 SIZES = (0, 1, 100, 4096, 70_000, 1 << 20, (1 << 20) + 1, 5 << 20)
-
-
-def own_directory() -> str:
-    """Where nodes of one host meet, if they are to."""
-    return tempfile.mkdtemp(dir=os.environ["MEET_IN"]) if "MEET_IN" in os.environ else ""
 
 
 def message(source: int, number: int) -> bytes:
@@ -75,7 +69,7 @@ def data() -> None:
     """Objects of many sizes, both ways at once, into the right places, and none beside them."""
     sizes = (0, 1, 4097, 100_001, 1 << 20, (9 << 20) + 5)
     room = 16 << 20
-    wires = Wires(2 * len(sizes) * room, own_directory())
+    wires = Wires(2 * len(sizes) * room)
     peer = 1 - wires.rank
     for index, size in enumerate(sizes):
         pattern = bytes([wires.rank + 1, index, 7])
@@ -103,7 +97,7 @@ def data() -> None:
 def cancel() -> None:
     """A cancelled receive writes nothing, its sender ends all the same, and a wrong size is an error."""
     size = 8 << 20
-    wires = Wires(2 * size, own_directory())
+    wires = Wires(2 * size)
     if wires.rank == 0:
         wires.data.receive(1, 1, 0, size)
         wires.data.receive(1, 2, size, size // 8)
@@ -137,7 +131,7 @@ def cancel() -> None:
 def death() -> None:
     """Rank 1 is killed while rank 0 and it exchange objects; ranks 0 and 2 notice, go on, and their transfers end."""
     size = 256 << 20
-    wires = Wires(2 * size, own_directory())
+    wires = Wires(2 * size)
     if wires.rank == 1:
         wires.data.receive(0, 2, size, size)
         wires.control.send(0, b"send")

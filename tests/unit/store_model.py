@@ -260,7 +260,7 @@ class Cluster:
             key = (obj.owner, node, obj.id)
             if key in self.kept:
                 self.kept.discard(key)
-                self.say(obj.owner, raylet_of(node), m.Release([obj.id]))
+                self.say(obj.owner, raylet_of(node), m.Release([obj.id], keep=True))
             elif key not in self.keeping:
                 self.keeping.add(key)
                 ask = m.Open(obj.id, obj.size, list(obj.locations), keep=True)
@@ -327,7 +327,7 @@ class Cluster:
         for key in [key for key in self.kept | self.keeping if key[0] == obj.owner and key[2] == obj.id]:
             self.kept.discard(key)
             self.keeping.discard(key)
-            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id]))
+            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id], keep=True))
         self.to_raylet(obj.owner, m.Free([obj.id], list(obj.locations)))
 
     def deliver(self, pick: int) -> None:

@@ -104,7 +104,7 @@ class TestKept:
     def test_who_gives_it_up_makes_it_a_copy_like_any_other(self, store: NodeStore) -> None:
         keep(store, oid(1, FAR))
         assert store.snapshot()["evictable"] == 0
-        store.handle(1.0, FAR, m.Release([oid(1, FAR)]))
+        store.handle(1.0, FAR, m.Release([oid(1, FAR)], keep=True))
         assert store.snapshot()["evictable"] == SIZE
 
     def test_on_disk_it_goes_when_it_is_given_up_or_its_owner_dies(self, store: NodeStore) -> None:
@@ -113,7 +113,7 @@ class TestKept:
         store.handle(1.0, A, m.Create(oid(1), 2 * SIZE))
         store.spilled(1.0, None)
         assert store.snapshot()["spilled"] == 2
-        assert [type(effect) for effect in store.handle(2.0, FAR, m.Release([oid(1, FAR)]))] == [DiscardSpilled]
+        assert [type(effect) for effect in store.handle(2.0, FAR, m.Release([oid(1, FAR)], keep=True))] == [DiscardSpilled]
         assert DiscardSpilled in [type(effect) for effect in store.process_died(3.0, FAR)]
         assert store.snapshot()["on_disk"] == 0
 
@@ -144,11 +144,11 @@ class TestKept:
         assert isinstance(store.handle(3.0, A, m.Open(oid(1, FAR), SIZE, [2]))[0], ReadSpill)
         store.restored(4.0, oid(1, FAR), None)
         if pinned:
-            assert store.handle(5.0, FAR, m.Release([oid(1, FAR)])) == [], "A reads it"
+            assert store.handle(5.0, FAR, m.Release([oid(1, FAR)], keep=True)) == [], "A reads it"
             effects = store.handle(6.0, A, m.Release([oid(1, FAR)]))
         else:
             store.handle(5.0, A, m.Release([oid(1, FAR)]))
-            effects = store.handle(6.0, FAR, m.Release([oid(1, FAR)]))
+            effects = store.handle(6.0, FAR, m.Release([oid(1, FAR)], keep=True))
         assert DiscardSpilled(1, 0, SIZE, True) in effects
         numbers = store.snapshot()
         assert numbers["on_disk"] == numbers["spilled"] == 0 and numbers["evictable"] == SIZE

@@ -12,7 +12,7 @@ from hpcray.core.owner.entries import Mapping, Waiter
 from hpcray.core.owner.lineage import Lineage
 from hpcray.core.owner.noted import METHODS, NotedTable
 from hpcray.core.owner.notes import Frame, Log, Opaque
-from hpcray.core.owner.pins import Pins
+from hpcray.core.owner.pins import Nobody, Pins
 from hpcray.core.owner.replicas import Replicas
 from hpcray.core.owner.table import ObjectTable
 from hpcray.core.recording import SHOWN, Difference, Input, Record, Replay
@@ -142,8 +142,8 @@ class _Again(Log):
         if kind == "task":
             return self._tasks.setdefault(what, _Recipe(what))
         if kind == "mapping":
-            mapping = Mapping(what[0], what[1])
-            mapping.views = what[2]
+            mapping = Mapping(*what[:3])
+            mapping.views = what[3]
             return mapping
         if kind == "message":
             return m.decode(what)[0]
@@ -198,7 +198,8 @@ _WRITES: dict[str, Callable[..., Any]] = {
     "running": lambda table, task, value: setattr(table.lineage.kept[task], "running", value),
     "ended": lambda table, task: Lineage.ended(table.lineage, table.lineage.kept[task]),
     "trim": lambda table: Lineage.trim(table.lineage),
-    "give_up": lambda table, size: Pins.give_up(table.pins, size),
+    "give_up": lambda table, size, node: Pins.give_up(table.pins, size, node),
+    "visit": lambda table, nodes: table.visit(nodes, Nobody()),
     "gather": lambda table, oids: table.pins.gathering.append(oids),
     "gathered": lambda table, oids: table.pins.gathering.remove(oids),
     "linger": _linger,

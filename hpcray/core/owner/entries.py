@@ -27,12 +27,13 @@ class Waiter:
 
 
 class Mapping:
-    """Where an object lies in our node's arena, pinned for this process. views: live buffers that readers hold."""
+    """Where an object lies in the arena of a node, ours or a neighbour, pinned for this process. views: live buffers
+    that readers hold."""
 
-    __slots__ = ("offset", "size", "views")
+    __slots__ = ("node", "offset", "size", "views")
 
-    def __init__(self, offset: int, size: int) -> None:
-        self.offset, self.size, self.views = offset, size, 0
+    def __init__(self, offset: int, size: int, node: int) -> None:
+        self.offset, self.size, self.node, self.views = offset, size, node, 0
 
 
 class Entry:

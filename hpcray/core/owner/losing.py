@@ -7,14 +7,14 @@ comes back in the same way, however far that goes. Pure; `remake` is what submit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hpcray.base.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.owner.borrowing import Borrowing
 from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Waiter
 from hpcray.core.owner.lineage import LINEAGE_EVICTED, LOST, PUT, Lineage
-from hpcray.core.owner.pins import Pins
+from hpcray.core.owner.pins import Pins, Visits
 from hpcray.core.owner.replicas import Replicas
 from hpcray.wire.messages import Message, ObjectLost, ObjectReady, Open
 
@@ -46,10 +46,10 @@ class Losing(Borrowing):
         self._node = node_of(me)
         self._raylet = raylet_of(self._node)
         self._lost = lost
-        self.pins = Pins(self._raylet, send)
         self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
         self.replicas = Replicas(send, notify)
         self.dead_nodes: set[int] = set()
+        self.pins = Pins(self._node, send, self.dead_nodes)
         self.why_lost: dict[bytes, str] = {}
         self.remake: Callable[[Any], None] | None = None
         self.special: set[bytes] = set()
@@ -64,6 +64,41 @@ class Losing(Borrowing):
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         raise NotImplementedError
+
+    # ------------------------------------------------------------ neighbours
+
+    def visit(self, nodes: Iterable[int], visits: Visits) -> None:
+        """What is in the stores of these nodes can be read there."""
+        self.pins.near = dict.fromkeys(nodes, False)
+        self.pins.visits = visits
+
+    def met(self, node: int) -> None:
+        """We are connected to the store of one of them."""
+        self.pins.met(node)
+
+    def unmet(self, node: int) -> None:
+        """We cannot be, or are not any more: what is there comes to us as from far."""
+        self._ask_again(self.pins.unmet(node))
+
+    def _ask_again(self, oids: Iterable[bytes]) -> None:
+        for oid in oids:
+            entry = self.entries.get(oid)
+            if entry is not None and entry.state == STORED and entry.local_waiters:
+                self._ready(oid, entry)
+
+    def _not_near(self, oid: bytes, entry: Entry, node: int, reason: str) -> None:
+        """The store of a neighbour does not have an object that we wanted to read there."""
+        if not [n for n in entry.nodes or () if n != node and n not in self.dead_nodes]:
+            self._not_there(oid, entry, [node], reason)
+            return
+        if entry.nodes and node in entry.nodes:
+            first = self._not_at(entry, node)
+            if oid[:8] == self.me:
+                entry.left_at = [*(entry.left_at or ()), node]  # perhaps it is there after all
+                if first:
+                    self._first_is_gone(oid, entry, reason)
+        if entry.state == STORED:
+            self._ready(oid, entry)
 
     # ------------------------------------------------------------ who cannot get an object
 
@@ -86,7 +121,7 @@ class Losing(Borrowing):
         entry = self.entries.get(oid)
         if entry is not None and entry.state == STORED and msg.made == self._made.get(oid, 0):
             if entry.mapping is not None:
-                self._also_at(entry, self._node)
+                self._also_at(entry, entry.mapping.node)
             if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
                 why = self._why_not(entry)
                 if why and any(node not in self.dead_nodes for node in entry.nodes or ()):
@@ -231,6 +266,8 @@ class Losing(Borrowing):
         """What was there is gone. (Of the processes of that node `process_died` is told.)"""
         self.dead_nodes.add(node)
         self.replicas.node_died(node)
+        unanswered = self.pins.unmet(node)
+        self.pins.node_died(node)
         gone = []
         for oid, entry in list(self.entries.items()):
             if entry.left_at and node in entry.left_at:
@@ -243,6 +280,7 @@ class Losing(Borrowing):
             found = self.entries.get(oid)
             if found is not None and found.state == STORED:
                 self._first_is_gone(oid, found, f"the node that had it died: {reason}")
+        self._ask_again(unanswered)
 
     def processes_of(self, node: int) -> set[bytes]:
         """The processes of a node that we have to do with: they own, or hold, what is in this table."""
@@ -276,6 +314,8 @@ class Losing(Borrowing):
     def _stays_at(self, oid: bytes, entry: Entry, node: int) -> None:
         """See that this node, which may have evicted its copy of an object of ours, does not evict it from now on."""
         self.special.add(oid)
+        if node == self._node and entry.mapping is not None:
+            node = entry.mapping.node  # that copy is there for sure
         entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
         if node != self._node:
             self._unsure.discard(oid)
@@ -289,10 +329,10 @@ class Losing(Borrowing):
             self._unsure.discard(oid)
             self._send(self._raylet, Open(oid, entry.size, [], keep=True))
 
-    def _came_here(self, oid: bytes, entry: Entry) -> None:
-        """Our store has found an object of `_unsure`."""
+    def _came(self, oid: bytes, entry: Entry, node: int) -> None:
+        """A store, our own as a rule, has found an object of `_unsure`."""
         if entry.state == STORED:
-            self._stays_at(oid, entry, self._node)
+            self._stays_at(oid, entry, node)
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
         """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
@@ -312,8 +352,8 @@ class Losing(Borrowing):
         assert entry.nodes
         first = entry.nodes[0] == node
         entry.nodes = [n for n in entry.nodes if n != node]
-        if entry.mapping is not None:
-            self._also_at(entry, self._node)
+        if entry.mapping is not None and entry.mapping.node != node:
+            self._also_at(entry, entry.mapping.node)
         return first
 
     def _also_at(self, entry: Entry, node: int) -> None:

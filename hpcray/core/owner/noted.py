@@ -11,7 +11,7 @@ objects are noted by a digest: a table passes them on and looks only at their la
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,12 @@ from hpcray.core.owner.noted_parts import (
     NotedPins,
     NotedReplicas,
     NotedSet,
+    NotedVisits,
     OnFree,
     state_of,
 )
 from hpcray.core.owner.notes import Log, opaque, said, short
+from hpcray.core.owner.pins import Visits
 from hpcray.core.owner.table import ObjectTable
 from hpcray.core.recording import Record
 from hpcray.wire import messages as m
@@ -37,7 +39,7 @@ METHODS = (
     "node_died", "on_opened", "on_store_error", "on_object_get", "on_object_ready", "on_object_lost",
     "on_add_location", "on_replica", "hold", "keep", "give", "take_back", "borrowed_by", "on_borrow_ack",
     "on_borrow_ask", "on_borrow_add", "on_borrow_take", "on_borrow_drop", "on_borrow_end", "settle_lost",
-    "keep_task", "take_again", "on_disk", "begin_file", "end_file", "file_failed",
+    "keep_task", "take_again", "on_disk", "begin_file", "end_file", "file_failed", "met", "unmet",
 )  # fmt: skip
 
 
@@ -71,10 +73,10 @@ class NotedTable(ObjectTable):
 
         self._remake: Callable[[Any], None] | None = None
         super().__init__(me, noted_send, notify, noted_lost, lineage_limit)
-        self.pins = NotedPins(log, self._raylet, noted_send)
         self.lineage = NotedLineage(log, me, lineage_limit, self._unneeded, self._evicted)
         self.replicas = NotedReplicas(log, noted_send, noted_notify)
         self.dead_nodes = NotedSet(log, "dead_nodes")
+        self.pins = NotedPins(log, self._node, noted_send, self.dead_nodes)
         self.special = NotedSet(log, "special")
         self.on_free = OnFree(log)
 
@@ -95,6 +97,11 @@ class NotedTable(ObjectTable):
                 method(task)
 
         self._remake = noted
+
+    def visit(self, nodes: Iterable[int], visits: Visits) -> None:
+        """As of any table."""
+        near = sorted(nodes)
+        self.log.call("visit", (near,), lambda: ObjectTable.visit(self, near, NotedVisits(self.log, visits)))
 
     def create(self, oid: bytes, task: Any = None) -> Entry:
         """As of any table."""

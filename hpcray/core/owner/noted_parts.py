@@ -7,8 +7,8 @@ from typing import Any
 
 from hpcray.core.owner.entries import Entry, Mapping, Waiter
 from hpcray.core.owner.lineage import Kept, Lineage
-from hpcray.core.owner.notes import Log
-from hpcray.core.owner.pins import Pins
+from hpcray.core.owner.notes import Log, said
+from hpcray.core.owner.pins import Pins, Visits
 from hpcray.core.owner.replicas import Replicas
 from hpcray.wire import messages as m
 
@@ -42,7 +42,7 @@ class NotedMapping(Mapping):
         object.__setattr__(self, "_log", log)
         object.__setattr__(self, "_oid", oid)
         inside, log.inside = log.inside, True
-        self.offset, self.size, self.views = mapping.offset, mapping.size, mapping.views
+        self.offset, self.size, self.node, self.views = mapping.offset, mapping.size, mapping.node, mapping.views
         log.inside = inside
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -54,21 +54,43 @@ class NotedMapping(Mapping):
 class NotedPins(Pins):
     """Pins of a noted table."""
 
-    def __init__(self, log: Log, raylet: bytes, send: Callable[[bytes, m.Message], None]) -> None:
-        super().__init__(raylet, send)
+    def __init__(self, log: Log, node: int, send: Callable[[bytes, m.Message], None], dead: set[int]) -> None:
+        super().__init__(node, send, dead)
         self._log = log
         self.gathering = NotedList(log)
         self.lingering = Lingering(log)
 
-    def created(self, oid: bytes, entry: Entry, offset: int, size: int) -> None:
+    def created(self, oid: bytes, entry: Entry, offset: int, size: int, node: int) -> None:
         """As of any pins."""
-        super().created(oid, entry, offset, size)
+        super().created(oid, entry, offset, size, node)
         assert entry.mapping is not None
         entry.mapping = NotedMapping(self._log, oid, entry.mapping)
 
-    def give_up(self, size: int) -> None:
+    def give_up(self, size: int, node: int) -> None:
         """As of any pins."""
-        self._log.call("give_up", (size,), lambda: Pins.give_up(self, size))
+        self._log.call("give_up", (size, node), lambda: Pins.give_up(self, size, node))
+
+
+class NotedVisits:
+    """What a noted table says to its neighbours' stores."""
+
+    def __init__(self, log: Log, visits: Visits) -> None:
+        self._log, self._visits = log, visits
+
+    def meet(self, node: int) -> None:
+        """As of any visits."""
+        with self._log.out("meet", node):
+            self._visits.meet(node)
+
+    def send(self, node: int, msg: m.Message) -> None:
+        """As of any visits."""
+        with self._log.out("tell", node, said(msg)):
+            self._visits.send(node, msg)
+
+    def leave(self, node: int) -> None:
+        """As of any visits."""
+        with self._log.out("leave", node):
+            self._visits.leave(node)
 
 
 class NotedKept(Kept):

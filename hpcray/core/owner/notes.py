@@ -190,7 +190,7 @@ class Log:
         if isinstance(value, Entry):
             return {"entry": True}
         if isinstance(value, Mapping):
-            return {"mapping": [value.offset, value.size, value.views]}
+            return {"mapping": [value.offset, value.size, value.node, value.views]}
         if isinstance(value, Opaque):
             return {"opaque": [value.kind, value.digest]}
         if isinstance(value, msgspec.Struct):

@@ -56,7 +56,7 @@ class Replicas:
     def gone(self, oid: bytes) -> None:
         """The object is freed, or no copy of it is left."""
         for node in sorted(self.held.pop(oid, ())):
-            self._send(raylet_of(node), Release([oid]))
+            self._send(raylet_of(node), Release([oid], keep=True))
             self.answered(oid, node, "the object is gone")
 
     def fail(self, reason: str) -> None:

@@ -115,7 +115,7 @@ class ObjectTable(Counting):
     def created_here(self, oid: bytes, offset: int, size: int, node: int, contained: list[Any] | None) -> None:
         """We wrote and sealed `oid` in our node's store and keep the creator's pin."""
         entry = self.entries[oid]
-        self.pins.created(oid, entry, offset, size)
+        self.pins.created(oid, entry, offset, size, node)
         entry.state = STORED
         entry.size = size
         entry.nodes = [node]
@@ -209,23 +209,24 @@ class ObjectTable(Counting):
     # ------------------------------------------------------------ messages
 
     def on_opened(self, msg: Opened) -> None:
-        """Our raylet has the object and pinned it for us."""
+        """A store has the object, ours or a neighbour's, and pinned it for us."""
+        node = self.pins.asked(msg.id)
         if msg.pulled:
             owner = owner_of(msg.id)
             if owner == self.me:
-                self.on_add_location(AddLocation(msg.id, self._node))
+                self.on_add_location(AddLocation(msg.id, node))
             else:
-                self._send(owner, AddLocation(msg.id, self._node))
+                self._send(owner, AddLocation(msg.id, node))
         entry = self.entries.get(msg.id)
         if self.pins.opened(msg, entry):
             assert entry is not None
             if msg.id in self._unsure:
-                self._came_here(msg.id, entry)
+                self._came(msg.id, entry, node)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 
     def on_disk(self, msg: OnDisk) -> None:
-        """Our raylet has no room for the object, but lets us read its file."""
+        """A store has no room for the object, but lets us read its file."""
         entry = self.entries.get(msg.id)
         if self.pins.lent(msg, entry):
             assert entry is not None
@@ -245,13 +246,21 @@ class ObjectTable(Counting):
         self.pins.file_failed(oid, self.entries.get(oid), error)
 
     def on_store_error(self, msg: StoreError) -> None:
-        """Our raylet cannot give us the object; where it only lacks room ("full") the object is not lost."""
-        asked = self.pins.failed(msg.id)
+        """A store cannot give us the object; where it only lacks room ("full") the object is not lost."""
+        asked, node = self.pins.failed(msg.id)
         entry = self.entries.get(msg.id)
         if entry is None:
             return
         if msg.kind == "lost" and entry.state == STORED and entry.mapping is None:
-            self._not_there(msg.id, entry, asked, msg.reason)
+            if node == self._node:
+                self._not_there(msg.id, entry, asked, msg.reason)
+            else:
+                self._not_near(msg.id, entry, node, msg.reason)
+        elif msg.kind == "full" and entry.state == STORED and node != self._node:
+            # There may be room in ours.
+            if entry.local_waiters and entry.mapping is None and self.pins.open(msg.id, entry, near=False):
+                self._fire(entry, entry.local_waiters)
+                entry.local_waiters = None
         elif msg.kind == "full" and entry.state == STORED:
             self.pins.refused[msg.id] = msg.reason
             waiters, entry.local_waiters = entry.local_waiters, None

@@ -17,6 +17,10 @@ class Holdings:
         """The processes that have an object pinned."""
         return [proc for proc, held in self._held.items() if any(proc in obj.pins for obj in held.values())]
 
+    def procs(self) -> list[bytes]:
+        """The processes that have a part in an object."""
+        return list(self._held)
+
     def held_by(self, proc: bytes) -> list[StoredObject]:
         """Objects that `StoredObject.concerns` it."""
         return list(self._held.get(proc, {}).values())

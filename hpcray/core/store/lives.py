@@ -112,8 +112,8 @@ class ObjectLives:
         obj.state = State.SEALED
         obj.pull = None
         self._admission.leave(obj)
-        for proc in obj.openers:
-            self._pin(obj, proc, out)
+        for proc, reads in obj.openers.items():
+            self._pin(obj, proc, reads, out)
         obj.ahead = False
         if obj.creator is None and obj.announcer is None and not obj.freed:
             # Fetched ahead, or nobody wants it any more: its owner hears of this copy from us.
@@ -127,22 +127,34 @@ class ObjectLives:
         if obj.idle:
             self._settle(obj, out)
 
-    def _pin(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
+    def _pin(self, obj: StoredObject, proc: bytes, reads: bool, out: list[Effect]) -> None:
         pulled = obj.creator is None and obj.announcer is None
         if pulled:
             obj.announcer = proc
-        if proc not in obj.keepers:
+        if reads:
             obj.pins.add(proc)
             self._room.keep(obj)
         self._holdings.hold(proc, obj)
         out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
 
+    def _keep_no_more(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
+        """A process gives up a copy that stayed for it."""
+        if proc not in obj.keepers:
+            return
+        obj.keepers.discard(proc)
+        if not obj.openers.get(proc, True):
+            del obj.openers[proc]
+        self._not_kept(obj, out)
+        self._drop_request(obj, out)
+        self._holdings.let_go(proc, obj)
+
     def _let_go(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """A process gives up its pin, its request to open, or (before the seal) its creation."""
-        obj.openers.pop(proc, None)
-        if proc in obj.keepers:
-            obj.keepers.discard(proc)
-            self._not_kept(obj, out)
+        if proc in obj.openers:
+            if proc in obj.keepers:
+                obj.openers[proc] = False
+            else:
+                del obj.openers[proc]
         if proc in obj.pins:
             obj.pins.discard(proc)
             if obj.idle:
@@ -280,7 +292,7 @@ class ObjectLives:
     def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
         """An object will not come to be here: everybody who waits for it hears why."""
         self._counts["failed"] += 1
-        full, waiters = kind == "full", dict(obj.openers)
+        full, waiters = kind == "full", dict.fromkeys(obj.openers)
         if obj.creator is not None and obj.disk is None and full:
             waiters[obj.creator] = None
         if obj.disk is None:

@@ -12,7 +12,7 @@ CancelReceive or the death of the other node included): the store reuses a block
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hpcray.base.ids import node_of, number_of, raylet_of
@@ -89,14 +89,20 @@ class NodeStore(StallingLives):
         for obj in self._holdings.held_by(proc):
             if obj.announcer == proc:
                 obj.announcer = None  # its owner may never have heard of this copy: the next opener tells it again
-            self._let_go(obj, proc, out)
+            self._keep_no_more(obj, proc, out)
+            if self._objects.get(obj.id) is obj:
+                self._let_go(obj, proc, out)
         self._lent.process_died(proc, out)
         for obj in self._holdings.owned_by(proc):
             self._free_one(obj.id, out)
         return self._finish(now, out)
 
-    def node_died(self, now: float, node: int) -> list[Effect]:
-        """A node is gone: transfers from it are taken up elsewhere, objects owned there are freed when unpinned."""
+    def node_died(self, now: float, node: int, guests: Collection[bytes] = ()) -> list[Effect]:
+        """A node is gone: transfers from it are taken up elsewhere, objects owned there are freed when unpinned.
+
+        Args:
+            guests: processes of that node which may still read here; `process_died` is told of each.
+        """
         self._dead_nodes.add(node)
         out: list[Effect] = []
         self._sends.node_died(node, out)
@@ -107,6 +113,8 @@ class NodeStore(StallingLives):
             if node_of(obj.id) == node:
                 self._free_one(obj.id, out)
             self._drop_request(obj, out)
+        for proc in [proc for proc in self._holdings.procs() if node_of(proc) == node and proc not in guests]:
+            out += self.process_died(now, proc)
         return self._finish(now, out)
 
     def tick(self, now: float) -> list[Effect]:
@@ -189,7 +197,7 @@ class NodeStore(StallingLives):
             self._keep_for(obj, src, out)
             return
         if obj is not None and obj.state is State.SEALED:
-            self._pin(obj, src, out)
+            self._pin(obj, src, True, out)
             if obj.disk is not None:
                 self._asked_on_disk(now, obj, out)
             return
@@ -202,13 +210,13 @@ class NodeStore(StallingLives):
             obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg.priority)))
             if msg.keep:
                 obj.keepers.add(src)
-            self._wait_for(obj, src, sources)
+            self._wait_for(obj, src, sources, not msg.keep)
             if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
                 self._place(now, obj, out)
             return
         if msg.keep:
             obj.keepers.add(src)
-        self._wait_for(obj, src, msg.nodes)
+        self._wait_for(obj, src, msg.nodes, not msg.keep)
         self._admission.hurry(obj, _urgency(msg.priority))
         self._want_back(now, obj, out)
         if obj.disk is not None:
@@ -220,7 +228,7 @@ class NodeStore(StallingLives):
         """What is here already stays for this process."""
         self._room.keep(obj)
         obj.keepers.add(proc)
-        self._pin(obj, proc, out)
+        self._pin(obj, proc, False, out)
         if obj.idle:
             self._settle(obj, out)
 
@@ -255,14 +263,15 @@ class NodeStore(StallingLives):
         if obj is None or obj.disk is None or obj.disk != slot or not self._lies_on_disk(obj):
             self._open(now, src, m.Open(msg.id, msg.size, msg.nodes), out)  # it is not what could not be read
         else:
-            self._wait_for(obj, src, msg.nodes)
+            self._wait_for(obj, src, msg.nodes, True)
             self._unreadable(now, obj, msg.error, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
+        give_up = self._keep_no_more if msg.keep else self._let_go
         for ident in msg.ids:
             obj = self._objects.get(ident)
             if obj is not None:
-                self._let_go(obj, src, out)
+                give_up(obj, src, out)
 
     def _free(self, now: float, src: bytes, msg: m.Free, out: list[Effect]) -> None:
         for ident in msg.ids:
@@ -320,9 +329,9 @@ class NodeStore(StallingLives):
             self._place(now, obj, out)
         return self._room.make(now, out)
 
-    def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int]) -> None:
+    def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int], reads: bool) -> None:
         """A process wants an object that is not here yet; `nodes`: where it could be pulled from."""
-        obj.openers[proc] = None
+        obj.openers[proc] = reads or obj.openers.get(proc, False)
         self._holdings.hold(proc, obj)
         self._receives.add(obj, nodes)
 

@@ -66,7 +66,7 @@ class StoredObject:
         since: when it began to wait for a block.
         pins: processes that may have it mapped; a set, since a process holds one pin however many views it has.
         reads: other nodes that are being sent it, and writes to disk.
-        openers: processes that wait for it, in order of asking.
+        openers: processes that wait for it, in order of asking, and whether to read it (or only to have it kept here).
         asking: other nodes' pulls that wait until it is sealed, or read back from disk.
         freed: its owner dropped it (or died): it goes with the last pin.
         pull: where to get a copy; kept for an object in creation too, in case its creator dies.
@@ -90,7 +90,7 @@ class StoredObject:
     offset: int = -1
     pins: set[bytes] = field(default_factory=set)
     reads: int = 0
-    openers: dict[bytes, None] = field(default_factory=dict)
+    openers: dict[bytes, bool] = field(default_factory=dict)
     asking: list[tuple[int, PullMessage]] = field(default_factory=list)
     freed: bool = False
     pull: Pull | None = None

@@ -38,6 +38,7 @@ class Seal(Struct, array_like=True, tag=63):
 
 class Open(Struct, array_like=True, tag=64):
     """p→own r: pin the object for me; pull it from one of `nodes` if it is not here. Answer: Opened or StoreError.
+    p→r of a neighbour: the same, to read it there in place.
 
     priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead. keep:
     (p→other r) I do not read it; keep a copy there, in memory or on disk, until I Release it. Same answers. (p→own r)
@@ -97,9 +98,13 @@ class Opened(Struct, array_like=True, tag=65):
 
 
 class Release(Struct, array_like=True, tag=66):
-    """p→own r: my pins on these objects are gone (one pin per process and object, however many views)."""
+    """p→r: my pins on these objects are gone (one pin per process and object, however many views).
+
+    keep: (p→other r) not my pins, but my wish that they be kept there.
+    """
 
     ids: list[bytes]
+    keep: bool = False
 
 
 class Free(Struct, array_like=True, tag=67):

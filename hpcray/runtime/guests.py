@@ -1,0 +1,53 @@
+"""Processes of neighbouring nodes that read in this node's store.
+
+They open and release objects as the processes of this node do. How they end is their own raylet's word, as it is for
+whoever else speaks with them; a connection that ends is no proof. Only where nobody can give it any more, since that
+node is dead for the cluster, does a process read here until the kernel says that it does not.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from hpcray.base.ids import node_of, number_of
+from hpcray.runtime.local_links import Link
+from hpcray.runtime.raylet import Raylet
+from hpcray.wire.frames import pack
+from hpcray.wire.messages import encode
+
+
+class Guests:
+    """Of one raylet.
+
+    Args:
+        arena_fd: what they map.
+    """
+
+    def __init__(self, raylet: Raylet, arena_fd: int) -> None:
+        self._raylet = raylet
+        self._links = raylet.router.guests
+        self._arena_fd = arena_fd
+
+    def hello(self, link: Link) -> None:
+        """One has come."""
+        raylet, proc = self._raylet, link.proc
+        if not number_of(proc) or node_of(proc) not in raylet.neighbours:
+            raylet.loop.close_link(link)
+            return
+        frame = pack(proc, raylet.router.me, encode([raylet.welcome(proc)]))
+        try:
+            sent = socket.send_fds(link.sock, [frame], [self._arena_fd])
+        except OSError:
+            return  # it has gone again; its socket tells
+        self._links[proc] = link
+        if sent < len(frame):
+            link.out.append(frame[sent:])
+            raylet.router.dirty.append(link)
+
+    def closed(self, link: Link) -> None:
+        """Its connection has ended."""
+        raylet, proc = self._raylet, link.proc
+        if self._links.get(proc) is link:
+            del self._links[proc]
+            if node_of(proc) in raylet.buried:
+                raylet.apply(raylet.store.process_died(raylet.loop.now, proc))
