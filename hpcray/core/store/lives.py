@@ -65,7 +65,7 @@ class ObjectLives:
 
     def _place(self, now: float, obj: StoredObject, out: list[Effect]) -> None:
         """Give a new object its block, or queue it behind those that wait."""
-        if obj.ahead and not obj.openers:
+        if obj.ahead and not (obj.openers or obj.keeping):
             if self._space.has_room(obj.size):
                 self._space.place(now, obj, out)
             if obj.state is State.WAITING:
@@ -112,14 +112,17 @@ class ObjectLives:
         obj.state = State.SEALED
         obj.pull = None
         self._admission.leave(obj)
-        for proc, reads in obj.openers.items():
-            self._pin(obj, proc, reads, out)
+        for proc in obj.openers:
+            self._pin(obj, proc, out)
+        for proc in obj.keeping:
+            self._tell_kept(obj, proc, out)
         obj.ahead = False
         if obj.creator is None and obj.announcer is None and not obj.freed:
             # Fetched ahead, or nobody wants it any more: its owner hears of this copy from us.
             obj.announcer = raylet_of(self._node)
             out.append(Send(owner_of(obj.id), m.AddLocation(obj.id, self._node)))
         obj.openers.clear()
+        obj.keeping.clear()
         self._sends.grown(obj, out)
         for node, msg in obj.asking:
             self._sends.serve(obj, node, msg, out)
@@ -127,34 +130,38 @@ class ObjectLives:
         if obj.idle:
             self._settle(obj, out)
 
-    def _pin(self, obj: StoredObject, proc: bytes, reads: bool, out: list[Effect]) -> None:
+    def _pin(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
+        obj.pins.add(proc)
+        self._room.keep(obj)
+        self._holdings.hold(proc, obj)
+        out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, self._announced_by(obj, proc))))
+
+    def _tell_kept(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
+        # Without a place: the same process may have asked to read it too, and that answer comes by itself.
+        self._holdings.hold(proc, obj)
+        out.append(Send(proc, m.Opened(obj.id, -1, obj.size, self._announced_by(obj, proc))))
+
+    @staticmethod
+    def _announced_by(obj: StoredObject, proc: bytes) -> bool:
+        """Whether it is this process that tells the owner of this copy."""
         pulled = obj.creator is None and obj.announcer is None
         if pulled:
             obj.announcer = proc
-        if reads:
-            obj.pins.add(proc)
-            self._room.keep(obj)
-        self._holdings.hold(proc, obj)
-        out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, pulled)))
+        return pulled
 
     def _keep_no_more(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """A process gives up a copy that stayed for it."""
         if proc not in obj.keepers:
             return
         obj.keepers.discard(proc)
-        if not obj.openers.get(proc, True):
-            del obj.openers[proc]
+        obj.keeping.pop(proc, None)
         self._not_kept(obj, out)
         self._drop_request(obj, out)
         self._holdings.let_go(proc, obj)
 
     def _let_go(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
         """A process gives up its pin, its request to open, or (before the seal) its creation."""
-        if proc in obj.openers:
-            if proc in obj.keepers:
-                obj.openers[proc] = False
-            else:
-                del obj.openers[proc]
+        obj.openers.pop(proc, None)
         if proc in obj.pins:
             obj.pins.discard(proc)
             if obj.idle:
@@ -292,11 +299,11 @@ class ObjectLives:
     def _fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
         """An object will not come to be here: everybody who waits for it hears why."""
         self._counts["failed"] += 1
-        full, waiters = kind == "full", dict.fromkeys(obj.openers)
-        if obj.creator is not None and obj.disk is None and full:
-            waiters[obj.creator] = None
+        full, waiters = kind == "full", list(obj.openers)
+        if obj.creator is not None and obj.disk is None and full and obj.creator not in obj.openers:
+            waiters.append(obj.creator)
         if obj.disk is None:
-            waiters |= dict.fromkeys(obj.keepers)
+            waiters += sorted(obj.keepers)  # who waits to read it too has two answers to come
         out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
         self._turn_away(obj, reason, out, full)
         if obj.disk is None:

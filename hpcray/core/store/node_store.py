@@ -112,8 +112,10 @@ class NodeStore(StallingLives):
             self._receives.node_died(obj, node, out)
             if node_of(obj.id) == node:
                 self._free_one(obj.id, out)
-            self._drop_request(obj, out)
-        for proc in [proc for proc in self._holdings.procs() if node_of(proc) == node and proc not in guests]:
+            if self._objects.get(obj.id) is obj:
+                self._drop_request(obj, out)
+        known = {*self._holdings.procs(), *self._lent.procs()}
+        for proc in sorted(proc for proc in known if node_of(proc) == node and proc not in guests):
             out += self.process_died(now, proc)
         return self._finish(now, out)
 
@@ -197,7 +199,7 @@ class NodeStore(StallingLives):
             self._keep_for(obj, src, out)
             return
         if obj is not None and obj.state is State.SEALED:
-            self._pin(obj, src, True, out)
+            self._pin(obj, src, out)
             if obj.disk is not None:
                 self._asked_on_disk(now, obj, out)
             return
@@ -208,15 +210,11 @@ class NodeStore(StallingLives):
                 out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
                 return
             obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg.priority)))
-            if msg.keep:
-                obj.keepers.add(src)
-            self._wait_for(obj, src, sources, not msg.keep)
+            self._wait_for(obj, src, sources, msg.keep)
             if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
                 self._place(now, obj, out)
             return
-        if msg.keep:
-            obj.keepers.add(src)
-        self._wait_for(obj, src, msg.nodes, not msg.keep)
+        self._wait_for(obj, src, msg.nodes, msg.keep)
         self._admission.hurry(obj, _urgency(msg.priority))
         self._want_back(now, obj, out)
         if obj.disk is not None:
@@ -228,7 +226,7 @@ class NodeStore(StallingLives):
         """What is here already stays for this process."""
         self._room.keep(obj)
         obj.keepers.add(proc)
-        self._pin(obj, proc, False, out)
+        self._tell_kept(obj, proc, out)
         if obj.idle:
             self._settle(obj, out)
 
@@ -263,7 +261,7 @@ class NodeStore(StallingLives):
         if obj is None or obj.disk is None or obj.disk != slot or not self._lies_on_disk(obj):
             self._open(now, src, m.Open(msg.id, msg.size, msg.nodes), out)  # it is not what could not be read
         else:
-            self._wait_for(obj, src, msg.nodes, True)
+            self._wait_for(obj, src, msg.nodes, False)
             self._unreadable(now, obj, msg.error, out)
 
     def _release(self, now: float, src: bytes, msg: m.Release, out: list[Effect]) -> None:
@@ -329,9 +327,14 @@ class NodeStore(StallingLives):
             self._place(now, obj, out)
         return self._room.make(now, out)
 
-    def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int], reads: bool) -> None:
-        """A process wants an object that is not here yet; `nodes`: where it could be pulled from."""
-        obj.openers[proc] = reads or obj.openers.get(proc, False)
+    def _wait_for(self, obj: StoredObject, proc: bytes, nodes: list[int], keep: bool) -> None:
+        """A process wants to read an object that is not here yet, or have it kept; `nodes`: where it could be pulled
+        from."""
+        if keep:
+            obj.keepers.add(proc)
+            obj.keeping[proc] = None
+        else:
+            obj.openers[proc] = None
         self._holdings.hold(proc, obj)
         self._receives.add(obj, nodes)
 

@@ -66,7 +66,7 @@ class StoredObject:
         since: when it began to wait for a block.
         pins: processes that may have it mapped; a set, since a process holds one pin however many views it has.
         reads: other nodes that are being sent it, and writes to disk.
-        openers: processes that wait for it, in order of asking, and whether to read it (or only to have it kept here).
+        openers: processes that wait to read it, in order of asking.
         asking: other nodes' pulls that wait until it is sealed, or read back from disk.
         freed: its owner dropped it (or died): it goes with the last pin.
         pull: where to get a copy; kept for an object in creation too, in case its creator dies.
@@ -79,6 +79,7 @@ class StoredObject:
         gone: it is no longer of this store; only sends that are not over hold its block.
         ahead: it is fetched before anybody asks for it.
         keepers: processes for which this copy of another node's object stays, in memory or on disk.
+        keeping: those of `keepers` that have not heard yet that it is here, in order of asking.
         kept: this copy took the primary's place: it stays until it is freed.
     """
 
@@ -90,7 +91,7 @@ class StoredObject:
     offset: int = -1
     pins: set[bytes] = field(default_factory=set)
     reads: int = 0
-    openers: dict[bytes, bool] = field(default_factory=dict)
+    openers: dict[bytes, None] = field(default_factory=dict)
     asking: list[tuple[int, PullMessage]] = field(default_factory=list)
     freed: bool = False
     pull: Pull | None = None
@@ -103,12 +104,13 @@ class StoredObject:
     gone: bool = False
     ahead: bool = False
     keepers: set[bytes] = field(default_factory=set)
+    keeping: dict[bytes, None] = field(default_factory=dict)
     kept: bool = False
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for it, or soon will."""
-        return bool(self.openers or self.asking or self.readers or self.ahead)
+        return bool(self.openers or self.keeping or self.asking or self.readers or self.ahead)
 
     def concerns(self, proc: bytes) -> bool:
         """Whether the death of this process changes anything here, were it not the owner."""
