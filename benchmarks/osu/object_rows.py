@@ -2,7 +2,8 @@
 
 Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well:
 `python object_rows.py FILE LARGEST --engine=ray`. On two nodes it measures latency, bandwidth one way and both ways; on
-more, pairs at once, one object to all, and each node's object to all.
+more, pairs at once, one object to all, and each node's object to all. On two nodes it measures the same again with
+each value copied into memory of the reader's own (`latency copied`, `bw copied`): what a message is, on arrival.
 """
 
 from __future__ import annotations
@@ -31,14 +32,23 @@ class Nodes:
         class Actor:
             def __init__(self) -> None:
                 self.refs: list[Any] = []
+                self.own = np.zeros(0, dtype=np.uint8)
 
             def put(self, size: int, count: int, number: int) -> list[Any]:
                 self.refs = [engine.put(np.full(size, number % 251, dtype=np.uint8)) for _ in range(count)]
                 return self.refs
 
-            def read(self, refs: list[Any], number: int) -> float:
+            def read(self, refs: list[Any], number: int, room: int) -> float:
+                if self.own.size < room:
+                    self.own = np.full(room, 255, dtype=np.uint8)
                 started = time.perf_counter()
                 values = engine.get(refs)
+                if room:
+                    at = 0
+                    for place, value in enumerate(values):
+                        self.own[at : at + value.size] = value
+                        values[place] = self.own[at : at + value.size]
+                        at += value.size
                 seconds = time.perf_counter() - started
                 assert all(int(value[0]) == int(value[-1]) == number % 251 for value in values)
                 return seconds
@@ -57,41 +67,44 @@ class Nodes:
             for name in names
         ]
 
-    def timed(self, size: int, count: int, flows: list[tuple[int, list[int]]]) -> float:
+    def timed(self, size: int, count: int, flows: list[tuple[int, list[int]]], copied: bool = False) -> float:
         """The longest time, in seconds, in which a node got what the others put, all at once.
 
         Args:
             size: bytes of an object.
             count: objects that each source puts.
             flows: (node that gets, nodes whose objects it gets).
+            copied: whether it copies them, too.
         """
         self._number += 1
         sources = sorted({source for _, froms in flows for source in froms})
         puts = [self.actors[source].put.remote(size, count, self._number) for source in sources]
         refs = dict(zip(sources, self._engine.get(puts), strict=True))
         gets = [
-            self.actors[node].read.remote([ref for source in froms for ref in refs[source]], self._number)
+            self.actors[node].read.remote(
+                [ref for source in froms for ref in refs[source]], self._number, copied * size * count * len(froms)
+            )
             for node, froms in flows
         ]
         return float(max(self._engine.get(gets)))
 
 
-def latency(engine: Any, nodes: Nodes, size: int) -> float:
+def latency(engine: Any, nodes: Nodes, size: int, copied: bool = False) -> float:
     """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` of it would be local."""
     times: list[float] = []
     for number in range(WARM_UP + max(5, min(100, 2 * nodes.effort.budget // size))):
         ref = engine.put(np.full(size, number % 251, dtype=np.uint8))
-        seconds = engine.get(nodes.actors[1].read.remote([ref], number))
+        seconds = engine.get(nodes.actors[1].read.remote([ref], number, copied * size))
         if number >= WARM_UP:
             times.append(seconds)
         del ref
     return statistics.median(times) * 1e6
 
 
-def bandwidth(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]]) -> float:
+def bandwidth(nodes: Nodes, size: int, flows: list[tuple[int, list[int]]], copied: bool = False) -> float:
     """MB/s of all flows together: a window of objects each; the best of some, as for the wires."""
     window = max(1, min(WINDOW, nodes.effort.in_flight // size))
-    best = min(nodes.timed(size, window, flows) for _ in range(nodes.effort.repeats))
+    best = min(nodes.timed(size, window, flows, copied) for _ in range(nodes.effort.repeats))
     return len(flows) * window * size / best / 1e6
 
 
@@ -119,6 +132,8 @@ def main() -> None:
             "latency": lambda size: latency(engine, nodes, size),
             "bw": lambda size: bandwidth(nodes, size, [(1, [0])]),
             "bibw": lambda size: bandwidth(nodes, size, [(1, [0]), (0, [1])]),
+            "latency copied": lambda size: latency(engine, nodes, size, copied=True),
+            "bw copied": lambda size: bandwidth(nodes, size, [(1, [0])], copied=True),
         }
     else:
         rows = {

@@ -9,8 +9,8 @@ Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `m
 `allgather` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data
 planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of
 other nodes, over these wires even if the nodes share a host (`HPCRAY_SAME_HOST=0`); `objects (same host)` what they do
-there otherwise: read in each other's stores. `ucxx` is ucxx used directly, set up as hpcray sets up UCX,
-`ucxx (defaults)` as UCX does by itself.
+there otherwise: read in each other's stores; `copied`: and copied into memory of the reader's own. `ucxx` is ucxx used
+directly, set up as hpcray sets up UCX, `ucxx (defaults)` as UCX does by itself.
 
 Latency is half a round trip for messages. What a `get` does is a request and its answer, the row `fetch`; the objects
 stand in it as in `latency`, with the time of one whole `get`. `sleeping peer` is the control wire to a raylet that
@@ -115,15 +115,17 @@ class Suite:
             except (subprocess.CalledProcessError, OSError) as error:
                 self.failed[what] = str(error)
                 return
-        for row, found in figures.items():
+        for name, found in figures.items():
             if isinstance(found, float):
-                self.extra[row] = found
+                self.extra[name] = found
                 continue
-            columns = found if wires else {SAME_HOST if same_host else f"objects ({plane})": found}
-            for name, column in columns.items():
-                self._add(row, name, column)
+            row, _, copied = name.partition(" ")
+            objects = SAME_HOST if same_host else f"objects ({plane})"
+            columns = found if wires else {f"{objects}, copied" if copied else objects: found}
+            for wire, column in columns.items():
+                self._add(row, wire, column)
                 if row == "latency" and not wires:
-                    self._add("fetch", name, column)
+                    self._add("fetch", wire, column)
 
     def _add(self, row: str, name: str, column: dict[Any, float]) -> None:
         if row in self.tables:
@@ -186,7 +188,11 @@ def main() -> int:
             print(table.show(f"osu_{row}", UNITS.get(row, "MB/s"), columns) + "\n")
     ratios = {
         f"{row} / ucxx{where}": table.ratios(suite.tables.get(row, {}), column, "ucxx")
-        for where, column in (("", "objects (ucx)"), (", same host", SAME_HOST))
+        for where, column in (
+            ("", "objects (ucx)"),
+            (", same host", SAME_HOST),
+            (", same host, copied", f"{SAME_HOST}, copied"),
+        )
         for row in ("fetch", "bw")
     }
     if any(ratios.values()):

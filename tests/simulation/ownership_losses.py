@@ -46,6 +46,7 @@ class Losing:
     one: Any
     end_of: Any
     born: Any
+    lose_visits: Any
 
     def __init__(self, losses: int, lineage_limit: int) -> None:
         self.losses, self.vanishing, self.evicting = losses, 15 * losses, 100 * losses
@@ -109,6 +110,7 @@ class Losing:
             return
         store = self.one(alive)
         self.lost_copies.update(store.pins)
+        self.lose_visits(store)
         gone = [process for process in self.living if process.node == store.node]
         for process in gone:
             self.oracle.about_to_die(process)
@@ -128,7 +130,12 @@ class Losing:
 
     def vanish(self) -> None:
         """A copy that nobody reads is gone: its file on disk cannot be read."""
-        found = [(store, oid) for store in self.stores for oid, pins in store.pins.items() if not pins]
+        found = [
+            (store, oid)
+            for store in self.stores
+            for oid, pins in store.pins.items()
+            if not pins and not store.keepers.get(oid)
+        ]
         if found:
             store, oid = self.one(found)
             self.lost_copies.add(oid)

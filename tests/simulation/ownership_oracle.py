@@ -201,18 +201,33 @@ class Oracle:
             kept = owner.table.entries.get(oid)
             assert kept is not None and process.id in (kept.borrowers or {}), f"{oid.hex()}: its owner does not know us"
 
+    def check_left(self, process: Process) -> None:
+        """Memory of dead nodes stays mapped as long as it is read, and no longer."""
+        pins = process.table.pins
+        read = {mapping.node for mapping in pins.lingering.values()}
+        read |= {entry.mapping.node for entry in pins.mapped.values() if entry.mapping is not None}
+        assert pins.mapped == {oid: entry for oid, entry in process.table.entries.items() if entry.mapping is not None}
+        assert process.visiting.left == process.table.dead_nodes - read
+        assert not pins._parked and not pins._patient and not pins.files
+
     def check_stores(self) -> None:
         for process in self.world.living:
             for view in [view for frame in process.frames for view in frame.views]:
                 self.world.check_readable(process, view.id)
+            self.check_left(process)
         for store in self.world.stores:
             for oid, pins in store.pins.items():
                 for proc in pins:
                     process = self.world.processes[proc]
                     entry = process.table.entries.get(oid)
-                    mapped = (entry is not None and entry.mapping is not None) or oid in process.table.pins.lingering
-                    mapped = mapped or store.node in process.table.replicas.held.get(oid, ())
+                    mapping = entry.mapping if entry is not None else None
+                    mapping = mapping or process.table.pins.lingering.get(oid)
+                    mapped = mapping is not None and mapping.node == store.node
                     assert process.alive and mapped, f"{oid.hex()} is pinned by a process that does not read it"
+                for proc in store.keepers.get(oid, ()):
+                    process = self.world.processes[proc]
+                    held = process.alive and store.node in process.table.replicas.held.get(oid, ())
+                    assert held, f"{oid.hex()} is kept at node {store.node} for nobody"
                 owner = self.world.processes[owner_of(oid)]
                 if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != FREED:
                     entry = owner.table.entries[oid]

@@ -28,12 +28,12 @@ class Ref:
 
 
 class View:
-    """A buffer in the arena that a reader holds."""
+    """A buffer in the arena of a node that a reader holds."""
 
-    __slots__ = ("id", "process")
+    __slots__ = ("id", "node", "process")
 
-    def __init__(self, process: Process, oid: bytes) -> None:
-        self.process, self.id = process, oid
+    def __init__(self, process: Process, oid: bytes, node: int) -> None:
+        self.process, self.id, self.node = process, oid, node
 
     def __del__(self) -> None:
         self.process.released.append((self.id,))

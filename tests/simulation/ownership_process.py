@@ -10,6 +10,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_of, refs_in
+from ownership_visits import Visiting
 
 from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
 from hpcray.core.owner.lineage import DEPENDENCY
@@ -38,6 +39,8 @@ class Process:
         self.table = world.table(proc, self.send, self.notify, self.lost, world.lineage_limit)
         self.table.entries = world.watched(self)
         self.table.remake = self.remake
+        self.visiting = Visiting(self)
+        self.table.visit(world.neighbours(self.node), self.visiting)
         self.table.hibernate = self.hibernate  # type: ignore[method-assign]
         self.to_remake: deque[Submitted] = deque()
         self.remaking = False
@@ -196,6 +199,8 @@ class Process:
         met = {proc for proc in self.world.met.get(self.id, ()) if node_of(proc) == node}
         for proc in sorted(workers | met | table.processes_of(node)):
             self.peer_died(proc)
+        self.visiting.lost(node)
+        self.world.forget_answers(self, node)
         table.node_died(node, "power")
         held, self.held = self.held, None
         for task in held:
@@ -225,14 +230,19 @@ class Process:
 
     def read(self, frame: Frame, ref: Ref) -> None:
         entry = self.table.entries[ref.id]
-        assert entry.available
+        if not entry.available:
+            self.world.near["read again"] += 1
+            self.get(frame, ref)  # the node where it was is dead since
+            return
         self.reads += 1
         if entry.state != INLINE:
             self.world.check_readable(self, ref.id)
             assert entry.mapping is not None
             entry.mapping.views += 1
-            frame.views.append(View(self, ref.id))
-            contained = self.world.stores[self.node].content[ref.id]
+            node = entry.mapping.node
+            self.world.near["read"] += node != self.node
+            frame.views.append(View(self, ref.id, node))
+            contained = self.world.stores[node].content[ref.id]
             self.world.oracle.about_to_read(ref.id, contained)
             self.unpack(frame, contained)
         elif entry.value.endswith(ERROR):
@@ -342,9 +352,19 @@ class Process:
         elif type(msg) in (m.ObjectLost, m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
             getattr(table, HANDLERS[type(msg)])(src, msg)
         elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
-            table.on_replica(msg.id, node_of(src), getattr(msg, "reason", ""))
+            self.on_other_store(node_of(src), msg)
         else:
             getattr(table, HANDLERS[type(msg)])(msg)
+
+    def on_other_store(self, node: int, msg: Any) -> None:
+        """What `runtime.store_client` does."""
+        table = self.table
+        reads = table.pins.asks(msg.id, node)
+        if reads:
+            self.world.unanswered.discard((self.id, node, msg.id))
+            getattr(table, HANDLERS[type(msg)])(msg)
+        if not reads or type(msg) is m.Opened or msg.kind == "lost":
+            table.on_replica(msg.id, node, getattr(msg, "reason", ""))
 
     def peer_died(self, proc: bytes) -> None:
         """A process is gone. Its tasks run again elsewhere, or fail."""

@@ -13,54 +13,60 @@ if TYPE_CHECKING:
     from ownership_world import World
 
 
+class Pull:
+    """A copy on its way. openers: who waits for it, and whether to read it (or only to have it kept)."""
+
+    def __init__(self) -> None:
+        self.sources: list[int] = []
+        self.openers: dict[bytes, bool] = {}
+        self.keepers: set[bytes] = set()
+
+
 class Store:
-    """The raylet of a node as processes see it: never full, one pull per object, pins by process."""
+    """The raylet of a node as processes see it: one pull per object, pins by process; never full for its own ones."""
 
     def __init__(self, world: World, node: int) -> None:
         self.world, self.node = world, node
         self.alive = True
-        self.pins: dict[bytes, set[bytes]] = {}
+        self.pins: dict[bytes, set[bytes]] = {}  # who reads
+        self.keepers: dict[bytes, set[bytes]] = {}  # for whom a copy stays
         self.content: dict[bytes, tuple[bytes, ...]] = {}
         self.copies: set[bytes] = set()
         self.kept: set[bytes] = set()  # of the copies, those that took a primary's place
         self.announcers: dict[bytes, bytes | None] = {}
         self.freed: set[bytes] = set()
         self.known_dead: set[bytes] = set()
-        self.pulls: dict[bytes, tuple[list[int], dict[bytes, None]]] = {}
+        self.pulls: dict[bytes, Pull] = {}
 
     def created(self, oid: bytes, pin: bytes | None, content: tuple[bytes, ...]) -> None:
         self.content[oid] = content
         self.announcers.pop(oid, None)
         self.pins[oid] = set() if pin is None else {pin}
+        self.keepers.pop(oid, None)
         self.copies.discard(oid)
         self.kept.discard(oid)
         self.freed.discard(oid)
         if owner_of(oid) in self.known_dead:
             self.free(oid)
 
-    def receive(self, src: bytes, msg: Any) -> None:
+    def receive(self, src: bytes, msg: Any, visit: bool = False) -> None:
+        """visit: it came on the connection of a process of a neighbour."""
         if not self.alive:
             return
         if type(msg) is m.Open:
-            if src in self.known_dead:
-                return
-            if msg.keep and node_of(src) == self.node:
-                assert src in self.pins.get(msg.id, ()), f"{src.hex()} keeps {msg.id.hex()}, which it has not pinned"
-                self.kept.add(msg.id)
-            elif msg.id in self.pins:
-                self.pin(msg.id, src)
-            elif msg.id in self.pulls:
-                self.pulls[msg.id][1][src] = None
-            else:
-                self.pulls[msg.id] = ([node for node in msg.nodes if node != self.node], {src: None})
+            if src not in self.known_dead:
+                self.open(src, msg, visit)
         elif type(msg) is m.Release:
             for oid in msg.ids:
-                if node_of(src) != self.node and src not in self.pins.get(oid, ()):
-                    self.withdraw(oid, src)  # a second copy that its owner gives up before it is there
-                    continue
-                assert src in self.pins.get(oid, ()), f"{src.hex()} releases {oid.hex()}, which it has not pinned"
-                self.pins[oid].discard(src)
-                self.settle(oid)
+                if msg.keep:
+                    self.keep_no_more(oid, src)
+                else:
+                    here = src in self.pins.get(oid, ())
+                    # Who has lost touch with us does not know what we have heard.
+                    assert here or not (visit or node_of(src) == self.node), (
+                        f"{src.hex()} releases {oid.hex()}, which it has not pinned"
+                    )
+                    self.let_go(oid, src)
         elif type(msg) is m.Free:
             for oid in msg.ids:
                 self.free(oid)
@@ -69,34 +75,66 @@ class Store:
                     if node != self.node:
                         self.world.send(raylet_of(self.node), raylet_of(node), m.Free(msg.ids, []))
 
-    def pin(self, oid: bytes, proc: bytes) -> None:
-        assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
-        self.pins[oid].add(proc)
+    def open(self, src: bytes, msg: m.Open, visit: bool) -> None:
+        oid = msg.id
+        if msg.keep and node_of(src) == self.node:
+            assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
+            self.kept.add(oid)
+        elif visit and self.world.is_full():
+            self.say(src, m.StoreError(oid, "full", "no room"))
+        elif oid in self.pins:
+            if msg.keep:
+                self.keepers.setdefault(oid, set()).add(src)
+            self.pin(oid, src, not msg.keep)
+        else:
+            sources = [node for node in msg.nodes if node != self.node]
+            pull = self.pulls.get(oid)
+            if pull is None:
+                if not sources:
+                    self.say(src, m.StoreError(oid, "lost", "it is not here"))
+                    return
+                pull = self.pulls[oid] = Pull()
+            pull.sources += [node for node in sources if node not in pull.sources]
+            pull.openers[src] = not msg.keep or pull.openers.get(src, False)
+            if msg.keep:
+                pull.keepers.add(src)
+
+    def say(self, proc: bytes, msg: Any) -> None:
+        """Answer, on the connection of a visitor where there is one."""
+        if not self.world.answer(self.node, proc, msg):
+            self.world.send(raylet_of(self.node), proc, msg)
+
+    def pin(self, oid: bytes, proc: bytes, reads: bool) -> None:
+        if reads:
+            assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
+            self.pins[oid].add(proc)
         pulled = oid in self.copies and self.announcers.get(oid) is None
         if pulled:
             self.announcers[oid] = proc
-        self.world.send(raylet_of(self.node), proc, m.Opened(oid, 64, LARGE, pulled))
+        # What is only kept may lie on disk: where it is means nothing to who keeps it.
+        self.say(proc, m.Opened(oid, 64 if reads else -1, LARGE, pulled))
 
     def pulled(self, oid: bytes) -> None:
         """A pull ends: with a copy, where a source still has the object."""
-        sources, openers = self.pulls.pop(oid)
-        found = [node for node in sources if oid in self.world.stores[node].pins]
+        pull = self.pulls.pop(oid)
+        found = [node for node in pull.sources if oid in self.world.stores[node].pins]
         if found:
             self.pins[oid] = set()
             self.content[oid] = self.world.stores[found[0]].content[oid]
             self.copies.add(oid)
+            self.keepers[oid] = pull.keepers
             if owner_of(oid) in self.known_dead:
                 self.freed.add(oid)
-            for proc in openers:
-                self.pin(oid, proc)
+            for proc, reads in pull.openers.items():
+                self.pin(oid, proc, reads)
             self.settle(oid)
         else:
-            for proc in openers:
-                self.world.send(raylet_of(self.node), proc, m.StoreError(oid, "lost", "no node has it"))
+            for proc in pull.openers:
+                self.say(proc, m.StoreError(oid, "lost", "no node has it"))
 
     def evictable(self, oid: bytes) -> bool:
         """Whether it is a copy of which its owner never heard, and nobody reads it: it goes when room is short."""
-        return self.untold(oid) and not self.pins[oid]
+        return self.untold(oid) and not self.pins[oid] and not self.stays(oid)
 
     def untold(self, oid: bytes) -> bool:
         """Whether it is a copy of which its owner may never have heard: who pulled it died."""
@@ -104,9 +142,7 @@ class Store:
 
     def stays(self, oid: bytes) -> bool:
         """Whether it is here, and is not evicted."""
-        if oid not in self.pins:
-            return False
-        return oid not in self.copies or oid in self.kept or any(node_of(proc) != self.node for proc in self.pins[oid])
+        return oid in self.pins and (oid not in self.copies or oid in self.kept or bool(self.keepers.get(oid)))
 
     def free(self, oid: bytes) -> None:
         if oid in self.pins:
@@ -115,40 +151,63 @@ class Store:
 
     def settle(self, oid: bytes) -> None:
         if not self.pins[oid] and oid in self.freed:
+            self.world.check_unread(self, oid)
             del self.pins[oid]
+            self.keepers.pop(oid, None)
             self.copies.discard(oid)
             self.kept.discard(oid)
             self.freed.discard(oid)
             self.announcers.pop(oid, None)
 
+    def let_go(self, oid: bytes, proc: bytes) -> None:
+        """A process does not read it any more, or does not want to."""
+        if oid in self.pins:
+            self.pins[oid].discard(proc)
+            self.settle(oid)
+        elif oid in self.pulls:
+            pull = self.pulls[oid]
+            if proc in pull.keepers:
+                pull.openers[proc] = False
+            else:
+                pull.openers.pop(proc, None)
+            self.stop(oid)
+
+    def keep_no_more(self, oid: bytes, proc: bytes) -> None:
+        """A process does not need its copy here."""
+        self.keepers.get(oid, set()).discard(proc)
+        if oid in self.pulls:
+            pull = self.pulls[oid]
+            pull.keepers.discard(proc)
+            if not pull.openers.get(proc, True):
+                del pull.openers[proc]
+            self.stop(oid)
+
+    def stop(self, oid: bytes) -> None:
+        """Perhaps nobody wants it any more."""
+        if not self.pulls[oid].openers:
+            del self.pulls[oid]
+
     def process_died(self, proc: bytes) -> None:
         self.known_dead.add(proc)
-        for oid in list(self.pins):
+        for oid in [*self.pins, *self.pulls]:
             if self.announcers.get(oid) == proc:
                 self.announcers[oid] = None
-            self.pins[oid].discard(proc)
-            if owner_of(oid) == proc:
+            self.keep_no_more(oid, proc)
+            if owner_of(oid) == proc and oid in self.pins:
                 self.freed.add(oid)
-            self.settle(oid)
-        for oid in list(self.pulls):
-            self.withdraw(oid, proc)
+            self.let_go(oid, proc)
 
     def node_died(self, node: int) -> None:
         found = {proc for pins in self.pins.values() for proc in pins} | {owner_of(oid) for oid in self.pins}
-        found |= {proc for _, openers in self.pulls.values() for proc in openers}
+        found |= {proc for keepers in self.keepers.values() for proc in keepers}
+        found |= {proc for pull in self.pulls.values() for proc in pull.openers}
         found |= {proc for proc in self.world.processes if node_of(proc) == node}
         for proc in sorted(found):
             if node_of(proc) == node:
                 self.process_died(proc)
 
-    def withdraw(self, oid: bytes, proc: bytes) -> None:
-        """A process does not want it any more."""
-        if oid in self.pulls:
-            self.pulls[oid][1].pop(proc, None)
-            if not self.pulls[oid][1]:
-                del self.pulls[oid]
-
     def lose_power(self) -> None:
+        """`content` is in memory that others have mapped."""
         self.alive = False
-        for book in (self.pins, self.content, self.copies, self.kept, self.announcers, self.freed, self.pulls):
+        for book in (self.pins, self.keepers, self.copies, self.kept, self.announcers, self.freed, self.pulls):
             book.clear()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ownership_losses import NODE_DIED, Losing
@@ -14,6 +15,7 @@ from ownership_oracle import Oracle, Watched
 from ownership_parts import LARGE, Frame, Ref
 from ownership_process import Process
 from ownership_store import Store
+from ownership_visits import Neighbours, is_pinned
 
 from hpcray.base.ids import FIRST_RETURN, make_proc, node_of, number_of, owner_of, raylet_of
 from hpcray.core.owner.table import ObjectTable
@@ -23,7 +25,7 @@ Pick = Callable[[int], int]
 DIED = object()
 
 
-class World(Losing):
+class World(Losing, Neighbours):
     """All processes, all stores, the network. `pick(n)` draws a number below n.
 
     Attributes:
@@ -33,17 +35,27 @@ class World(Losing):
     table: type[ObjectTable] = ObjectTable
 
     def __init__(
-        self, pick: Pick, processes: int = 4, nodes: int = 2, deaths: int = 0, losses: int = 0, lineage: int = 1 << 30
+        self,
+        pick: Pick,
+        processes: int = 4,
+        nodes: int = 2,
+        deaths: int = 0,
+        losses: int = 0,
+        lineage: int = 1 << 30,
+        host: int = 1,
+        cuts: int = 0,
     ) -> None:
-        """losses: so many nodes die, and many more copies vanish; lineage: its limit, in bytes."""
-        super().__init__(losses, lineage)
+        """losses: so many nodes die, and many more copies vanish; lineage: its limit, in bytes; host: so many nodes
+        each share one; cuts: so many connections between neighbours end."""
+        Losing.__init__(self, losses, lineage)
+        Neighbours.__init__(self, host, cuts)
         self.pick = pick
         self.deaths = deaths
         self.dead: set[bytes] = set()
         self.values: dict[bytes, tuple[bytes, ...]] = {}
         self.channels: dict[tuple[bytes, bytes], deque[Any]] = {}
         self.met: dict[bytes, set[bytes]] = {}
-        self.unanswered: set[tuple[bytes, bytes]] = set()
+        self.unanswered: set[tuple[bytes, int, bytes]] = set()
         self.kept_here = 0
         self.sent: Counter[str] = Counter()
         self.outside: list[bytes] = []
@@ -90,17 +102,21 @@ class World(Losing):
             if msg.keep and node_of(src) == node_of(dest):
                 self.kept_here += 1
             elif node_of(src) != node_of(dest):
-                assert msg.id in self.processes[src].table.replicas.held
+                assert msg.keep and msg.id in self.processes[src].table.replicas.held
             else:
-                assert (src, msg.id) not in self.unanswered, "a second Open while the first has no answer"
-                self.unanswered.add((src, msg.id))
-        elif type(msg) is m.Release and node_of(src) == node_of(dest):
-            assert not any((src, oid) in self.unanswered for oid in msg.ids), "a Release ahead of the Opened"
+                self.note_open(src, node_of(dest), msg.id)
+        elif type(msg) is m.Release and not msg.keep:
+            node = node_of(dest)
+            assert node == node_of(src) or node not in self.processes[src].table.pins.near
+            assert not any((src, node, oid) in self.unanswered for oid in msg.ids), "a Release ahead of the Opened"
         self.channels.setdefault((src, dest), deque()).append(m.encode([msg]))
 
     def check_readable(self, process: Process, oid: bytes) -> None:
-        pins = self.stores[process.node].pins
-        assert process.id in pins.get(oid, ()), f"{process.id.hex()} reads {oid.hex()} without a pin"
+        entry = process.table.entries.get(oid)
+        mapping = (entry.mapping if entry is not None else None) or process.table.pins.lingering[oid]
+        pinned = is_pinned(self, process, oid, mapping.node)
+        assert pinned, f"{process.id.hex()} reads {oid.hex()} at node {mapping.node} without a pin"
+        assert mapping.offset >= 0
 
     def check_error(self, process: Process, oid: bytes, blob: bytes) -> None:
         if blob.startswith((b"LOST", b"OWNER_DIED")):  # the others were looked at when they were pronounced
@@ -122,18 +138,20 @@ class World(Losing):
             self.kill(self.victim())
             self.born(node_of(self.living[0].id))
         self.lose_something()
+        if self.cuts and self.pick(100) == 0:
+            self.cut()
         self.oracle.after_step()
 
     def deliver(self) -> bool:
         """One message of one channel arrives, or one pull ends; False when nothing is under way."""
         busy = [channel for channel, queue in self.channels.items() if queue]
-        pulls = [(store, oid) for store in self.stores for oid in store.pulls]
-        if not busy and not pulls:
+        others: list[Callable[[], None]] = [partial(store.pulled, oid) for store in self.stores for oid in store.pulls]
+        others += self.visits_under_way() if self.host > 1 else ()
+        if not busy and not others:
             return False
-        which = self.pick(len(busy) + len(pulls))
+        which = self.pick(len(busy) + len(others))
         if which >= len(busy):
-            store, oid = pulls[which - len(busy)]
-            store.pulled(oid)
+            others[which - len(busy)]()
             return True
         src, dest = busy[which]
         item = self.channels[src, dest].popleft()
@@ -151,7 +169,7 @@ class World(Losing):
         else:
             process = self.processes[dest]
             if type(msg) in (m.Opened, m.StoreError) and node_of(src) == node_of(dest):
-                self.unanswered.discard((dest, msg.id))
+                self.unanswered.discard((dest, node_of(src), msg.id))
             process.drain() if self.pick(2) else None
             process.receive(src, msg)
             process.turn()
@@ -199,7 +217,7 @@ class World(Losing):
             if isinstance(msg, m.TaskReply):
                 self.values.pop(msg.task + FIRST_RETURN, None)  # its reply never left
         self.dead.add(process.id)
-        self.unanswered = {pair for pair in self.unanswered if pair[0] != process.id}
+        self.unanswered = {key for key in self.unanswered if key[0] != process.id}
 
     # ------------------------------------------------------------ what a program does
 
@@ -293,7 +311,9 @@ class World(Losing):
 
     def unpin(self) -> bool:
         """Room is short in a store: it asks for what is pinned and not read."""
-        self.one(self.living).table.pins.give_up(LARGE * (1 + self.pick(3)))
+        process = self.one(self.living)
+        node = self.one([process.node, *(n for n in self.neighbours(process.node) if self.stores[n].alive)])
+        process.table.pins.give_up(LARGE * (1 + self.pick(3)), node)
         return True
 
     def cancel(self) -> bool:
@@ -329,7 +349,8 @@ class World(Losing):
                 for process in self.living:
                     process.turn()
                 if not any(self.channels.values()) and not any(store.pulls for store in self.stores):
-                    return
+                    if not self.visits_under_way():
+                        return
             self.oracle.after_step()
         raise AssertionError("it does not come to rest")
 

@@ -1,5 +1,9 @@
 """Four node stores, their processes and a data plane, in one thread, and a simple model of what must hold.
 
+All nodes are of one host: processes read in the stores of others too, in place (as guests), each over a link of its
+own; all else that they say there goes through their raylets, another way. The process of a node that is dead for the
+cluster may read on where it is a guest, until its link ends.
+
 No block that somebody reads or writes is handed out again; whoever opened an object sees that object's bytes for as
 long as it is pinned, however often they went to disk and back; nothing is lost or refused without a reason. And at the
 end: every request was answered, and when all references are dropped nothing but evictable copies is left.
@@ -7,7 +11,7 @@ end: every request was answered, and when all references are dropped nothing but
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,6 +39,12 @@ SLOTS = 2
 WHOLE = CAPACITY + SLOTS * CHUNK
 SIZES = (1, 1, 1, 2, 2, 3, 4, 8, 9)  # the last one can never fit
 TIMEOUT = 10.0
+
+
+Link = tuple[bytes, int]
+"""A process, and a node in whose store it reads."""
+Part = tuple[bytes, int, bytes]
+"""A process, a node, and an object in the store of that node."""
 
 
 @dataclass
@@ -77,22 +87,28 @@ class Cluster:
         self.reads: dict[tuple[int, bytes], ReadSpill] = {}
         self.read_ids: dict[tuple[int, bytes], bytes] = {}  # which object it is: not every read is named after it
         self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(nodes)}
-        self.unpins: set[bytes] = set()  # processes that were asked to let go
+        self.unpins: set[Link] = set()  # processes that were asked to let go, and by whom
         self.procs = [make_proc(node, number) for node in range(nodes) for number in range(1, PROCS + 1)]
         self.dead: set[bytes] = set()
-        self.channels: dict[tuple[bytes, bytes], deque[object]] = {}
+        self.channels: dict[tuple[bytes, bytes, int], deque[object]] = {}
         self.objects: dict[bytes, Object] = {}
         self.memory: dict[int, dict[int, bytes]] = {node: {} for node in range(nodes)}  # unit -> object written there
         self.creating: dict[tuple[bytes, bytes], float] = {}  # (proc, object) -> asked at
-        self.opening: dict[tuple[bytes, bytes], float] = {}
+        self.opening: dict[Part, float] = {}
+        self.unanswered: set[Part] = set()  # of `opening`, what the store has heard and not answered
         self.unsealed: dict[tuple[bytes, bytes], int] = {}  # (proc, object) -> offset
-        self.pinned: dict[tuple[bytes, bytes], int] = {}
-        self.granted: dict[tuple[bytes, bytes], int] = {}  # as `pinned`, from when the store said so
+        self.pinned: dict[Part, int] = {}
+        self.granted: dict[Part, int] = {}  # as `pinned`, from when the store said so
+        self.links: set[Link] = set()  # guests, and where
+        self.ghosts: set[Link] = set()  # guests of dead nodes that may still read
+        self.buried: set[tuple[int, int]] = set()  # (node, dead node that it has heard of)
         self.stalled: set[int] = set()  # nodes whose disk does not answer
         self.stalls = 0
-        self.keeping: set[tuple[bytes, int, bytes]] = set()  # (proc, node, object): asked to keep a copy there
-        self.kept: set[tuple[bytes, int, bytes]] = set()
-        self.lent: dict[tuple[int, bytes, bytes], int] = {}  # (node, proc, object) -> files that may be read
+        self.keeping: set[Part] = set()  # asked to keep a copy there
+        self.kept: set[Part] = set()
+        self.unkept: set[Part] = set()  # of `keeping`, what the store has heard and not answered
+        self.promised: set[Part] = set()  # as `kept`, from when the store said so until it hears the contrary
+        self.lent: dict[Part, int] = {}  # files that may be read
         self.receives: dict[int, Transfer] = {}
         self.sends: dict[int, Transfer] = {}
         self.cancelled: set[int] = set()
@@ -101,6 +117,7 @@ class Cluster:
         self.deaths = 0
         self.relayed = 0  # sends of what is itself still being received
         self.broken = 0  # files that a process could not read
+        self.visits: Counter[str] = Counter()  # what guests have come to
 
     # ------------------------------------------------------------ helpers
 
@@ -110,11 +127,20 @@ class Cluster:
     def living_nodes(self) -> list[int]:
         return sorted(self.stores)
 
-    def say(self, src: bytes, dest: bytes, msg: object) -> None:
-        self.channels.setdefault((src, dest), deque()).append(msg)
+    def say(self, src: bytes, dest: bytes, msg: object, way: int = 0) -> None:
+        """way: 0 on a link, or between raylets; 1 through a raylet that stands between them."""
+        self.channels.setdefault((src, dest, way), deque()).append(msg)
 
     def to_raylet(self, proc: bytes, msg: m.Message) -> None:
         self.say(proc, raylet_of(node_of(proc)), msg)
+
+    def tell(self, part: Part, msg: m.Message) -> None:
+        """What a reader says to the store in which it reads."""
+        self.say(part[0], raylet_of(part[1]), msg)
+
+    def reads_at(self, proc: bytes, node: int) -> bool:
+        """Whether it can still read there."""
+        return proc not in self.dead or (proc, node) in self.ghosts
 
     def units(self, offset: int, size: int) -> range:
         assert offset % UNIT == 0 and offset >= 0 and offset + size <= WHOLE
@@ -127,7 +153,7 @@ class Cluster:
         """A block was handed out: nobody may be using it for anything else."""
         wanted = set(self.units(offset, size))
         used: list[tuple[bytes, int, int]] = [
-            (other, at, self.objects[other].size) for (proc, other), at in self.granted.items() if node_of(proc) == node
+            (other, at, self.objects[other].size) for (_, where, other), at in self.granted.items() if where == node
         ]
         used += [(t.id, t.offset, t.size) for t in (*self.receives.values(), *self.sends.values()) if t.node == node]
         used += [
@@ -147,26 +173,40 @@ class Cluster:
 
     # ------------------------------------------------------------ effects
 
+    def send(self, node: int, dest: bytes, msg: m.Message) -> None:
+        """A store says something. It answers each Open once."""
+        if number_of(dest) and not self.reads_at(dest, node):
+            return  # the store has not heard of its death yet
+        way = int(bool(number_of(dest)) and node_of(dest) != node and (dest, node) not in self.links)
+        if isinstance(msg, m.Unpin):
+            self.unpins.add((dest, node))
+            return
+        said: object = msg
+        if isinstance(msg, m.Created):
+            self.claim(node, msg.id, msg.offset, msg.size)
+            self.granted[dest, node, msg.id] = msg.offset
+        elif isinstance(msg, m.Opened | m.StoreError):
+            part = (dest, node, msg.id)
+            read = part in self.unanswered if isinstance(msg, m.StoreError) else msg.offset >= 0
+            if read:
+                self.unanswered.remove(part)
+                if isinstance(msg, m.Opened):
+                    assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
+                    assert part not in self.granted
+                    self.granted[part] = msg.offset
+            elif node_of(dest) != node:
+                assert part in self.unkept or isinstance(msg, m.StoreError) and part in self.promised, "said twice"
+                self.unkept.discard(part)
+                self.promised.discard(part)
+                if isinstance(msg, m.Opened):
+                    self.promised.add(part)
+            said = (msg, read)
+        self.say(raylet_of(node), dest, said, way)
+
     def apply(self, node: int, effects: list[Effect]) -> None:
-        me = raylet_of(node)
         for effect in effects:
             if isinstance(effect, Send):
-                msg = effect.msg
-                if effect.dest in self.dead:
-                    continue  # the store has not heard of it yet
-                if isinstance(msg, m.Opened) and node_of(effect.dest) != node:
-                    self.say(me, effect.dest, msg)
-                    continue
-                if isinstance(msg, m.Created):
-                    self.claim(node, msg.id, msg.offset, msg.size)
-                    self.granted[effect.dest, msg.id] = msg.offset
-                elif isinstance(msg, m.Opened):
-                    assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
-                    self.granted[effect.dest, msg.id] = msg.offset
-                if isinstance(msg, m.Unpin):
-                    self.unpins.add(effect.dest)
-                else:
-                    self.say(me, effect.dest, msg)
+                self.send(node, effect.dest, effect.msg)
             elif isinstance(effect, WriteSpill):
                 assert node not in self.writes, "two writes at a time"
                 for piece in effect.pieces:
@@ -181,10 +221,12 @@ class Cluster:
                 self.read_ids[node, effect.id] = ident
             elif isinstance(effect, LendSpilled):
                 assert node not in self.stalled, "lent, and its disk does not answer"
-                if effect.proc not in self.dead:
-                    key = (node, effect.proc, effect.id)
+                if effect.proc not in self.dead:  # a ghost does not hear of it: its raylet is gone
+                    key = (effect.proc, node, effect.id)
+                    self.unanswered.remove(key)
                     self.lent[key] = self.lent.get(key, 0) + 1
-                    self.say(me, effect.proc, m.OnDisk(effect.id, str(effect.segment), effect.position, effect.size))
+                    msg = m.OnDisk(effect.id, str(effect.segment), effect.position, effect.size)
+                    self.say(raylet_of(node), effect.proc, msg, int(node_of(effect.proc) != node))
             elif isinstance(effect, DiscardSpilled):
                 for position in range(effect.position, effect.position + effect.size, UNIT):
                     self.disks[node].pop((effect.segment, position), None)
@@ -203,6 +245,21 @@ class Cluster:
                 assert isinstance(effect, CancelReceive)
                 assert effect.tag in self.receives and effect.tag not in self.cancelled
                 self.cancelled.add(effect.tag)
+        self.audit(node)
+
+    def audit(self, node: int) -> None:
+        """What the store has promised it holds, though the same process may have given up something else there."""
+        if node not in self.stores:
+            return
+        objects = self.stores[node]._objects
+        for (proc, where, ident), offset in self.granted.items():
+            if where == node:
+                assert proc in objects[ident].pins and objects[ident].offset == offset, "a pin is gone"
+        for proc, where, ident in self.promised:
+            if where == node and ident not in objects:
+                assert self.objects[ident].freed or self.objects[ident].owner in self.dead, "a kept copy is gone"
+            elif where == node:
+                assert proc in objects[ident].keepers, "a copy is not kept any more"
 
     # ------------------------------------------------------------ steps; each takes a number to choose with
 
@@ -223,21 +280,74 @@ class Cluster:
             obj = self.objects[ident]
             for unit in self.units(offset, obj.size):
                 self.memory[node_of(proc)][unit] = ident
-            self.pinned[proc, ident] = offset
+            self.pinned[proc, node_of(proc), ident] = offset
             obj.locations.append(node_of(proc))
             self.to_raylet(proc, m.Seal(ident))
 
     def open(self, pick: int) -> None:
         proc = self.alive()[pick % len(self.alive())]
-        known = [
-            obj
-            for obj in self.objects.values()
-            if obj.locations and not obj.freed and not {(proc, obj.id)} & (self.opening.keys() | self.pinned.keys())
-        ]
+        known = self.readable(proc, node_of(proc))
         if known:
             obj = known[pick // 5 % len(known)]
-            self.opening[proc, obj.id] = self.now
-            self.to_raylet(proc, m.Open(obj.id, obj.size, list(obj.locations), pick // 3 % 3))
+            part = (proc, node_of(proc), obj.id)
+            self.opening[part] = self.now
+            self.tell(part, m.Open(obj.id, obj.size, list(obj.locations), pick // 3 % 3))
+
+    def readable(self, proc: bytes, node: int) -> list[Object]:
+        """What it may open there."""
+        busy = self.opening.keys() | self.pinned.keys()
+        return [
+            obj
+            for obj in self.objects.values()
+            if obj.locations and not obj.freed and (proc, node, obj.id) not in busy
+        ]
+
+    def visit(self, pick: int) -> None:
+        """A process opens in another node's store what is there, comes there, or has been there."""
+        guests = [(proc, node) for proc in self.alive() for node in self.stores if node != node_of(proc)]
+        guests += sorted(self.ghosts)
+        if not guests:
+            return
+        proc, node = guests[pick % len(guests)]
+        known = self.readable(proc, node)
+        own = [obj for obj in known if {(proc, node, obj.id)} & (self.kept | self.keeping)]
+        there = [obj for obj in known if node in obj.locations or obj.id in self.stores[node]._objects]
+        known = (own or there or known) if pick // 3 % 3 == 0 else (there or known) if pick // 3 % 3 == 1 else known
+        if known:
+            obj = known[pick // 9 % len(known)]
+            self.links.add((proc, node))
+            self.opening[proc, node, obj.id] = self.now
+            self.tell((proc, node, obj.id), m.Open(obj.id, obj.size, [], pick // 2 % 3))
+
+    def keep_what_is_read(self, pick: int) -> None:
+        """An owner that reads its object in another store, or is about to, has it kept there."""
+        parts = [
+            part
+            for part in [*self.opening, *self.pinned]
+            if part[1] != node_of(part[0]) and part[0] not in self.dead and self.objects[part[2]].owner == part[0]
+        ]
+        parts = [part for part in parts if part not in self.kept | self.keeping and not self.objects[part[2]].freed]
+        if parts:
+            self.have_kept(parts[pick % len(parts)])
+
+    def leave(self, pick: int) -> None:
+        """The guest of a dead node ends."""
+        if self.ghosts and pick % 4 == 0:
+            proc, node = sorted(self.ghosts)[pick // 4 % len(self.ghosts)]
+            self.close_link(proc, node)
+
+    def close_link(self, proc: bytes, node: int) -> None:
+        self.ghosts.discard((proc, node))
+        self.forget_parts(lambda part: part[:2] == (proc, node))
+        self.channels.pop((raylet_of(node), proc, 0), None)
+
+        def closed(store: NodeStore) -> list[Effect]:
+            self.links.discard((proc, node))
+            if (node, node_of(proc)) in self.buried:
+                return store.process_died(self.now, proc)
+            return []
+
+        self.say(proc, raylet_of(node), closed)
 
     def prefetch(self, pick: int) -> None:
         """Somebody has a node fetch an object."""
@@ -260,35 +370,40 @@ class Cluster:
             key = (obj.owner, node, obj.id)
             if key in self.kept:
                 self.kept.discard(key)
-                self.say(obj.owner, raylet_of(node), m.Release([obj.id], keep=True))
+                self.say(obj.owner, raylet_of(node), m.Release([obj.id], keep=True), 1)
             elif key not in self.keeping:
-                self.keeping.add(key)
-                ask = m.Open(obj.id, obj.size, list(obj.locations), keep=True)
-                self.say(obj.owner, raylet_of(node), ask)
+                self.have_kept(key)
+
+    def have_kept(self, part: Part) -> None:
+        proc, node, ident = part
+        obj = self.objects[ident]
+        self.keeping.add(part)
+        self.say(proc, raylet_of(node), m.Open(ident, obj.size, list(obj.locations), keep=True), 1)
 
     def hurry(self, pick: int) -> None:
         """Somebody needs more urgently what it has asked for."""
         if self.opening:
-            proc, ident = list(self.opening)[pick % len(self.opening)]
-            self.to_raylet(proc, m.Hurry(ident, 0))
+            part = list(self.opening)[pick % len(self.opening)]
+            self.tell(part, m.Hurry(part[2], 0))
 
     def read_file(self, pick: int) -> None:
         """A process reads what was lent to it on disk."""
         if self.lent:
-            node, proc, ident = key = list(self.lent)[pick % len(self.lent)]
-            if (proc, ident) in self.opening:
+            proc, node, ident = key = list(self.lent)[pick % len(self.lent)]
+            if key in self.opening:
                 return  # it has not heard of it yet
+            self.visits["lent"] += proc not in self.dead and node != node_of(proc)
             assert ident in self.disks[node].values(), "what was lent is not on disk any more"
             self.lent[key] -= 1
             if not self.lent[key]:
                 del self.lent[key]
-            self.to_raylet(proc, m.DiskRead(ident))
+            self.tell(key, m.DiskRead(ident))
 
     def break_file(self, pick: int) -> None:
         """It cannot read it."""
         if self.lent:
-            _, proc, ident = key = list(self.lent)[pick % len(self.lent)]
-            if {(proc, ident)} & (self.opening.keys() | self.pinned.keys()):
+            proc, node, ident = key = list(self.lent)[pick % len(self.lent)]
+            if {key} & (self.opening.keys() | self.pinned.keys()):
                 return
             self.lent[key] -= 1
             if not self.lent[key]:
@@ -296,25 +411,29 @@ class Cluster:
             obj = self.objects[ident]
             obj.excused = True
             self.broken += 1
-            self.opening[proc, ident] = self.now
-            self.to_raylet(proc, m.DiskRead(ident, "input/output error", obj.size, list(obj.locations)))
+            self.opening[key] = self.now
+            known = list(obj.locations) if node == node_of(proc) else []
+            self.tell(key, m.DiskRead(ident, "input/output error", obj.size, known))
 
     def release(self, pick: int) -> None:
         if self.pinned:
-            proc, ident = list(self.pinned)[pick % len(self.pinned)]
-            self.let_go(proc, ident)
+            self.let_go(list(self.pinned)[pick % len(self.pinned)])
 
-    def let_go(self, proc: bytes, ident: bytes) -> None:
-        offset = self.pinned.pop((proc, ident))
-        assert self.holds(node_of(proc), offset, self.objects[ident].size, ident), "a pinned object was overwritten"
-        del self.granted[proc, ident]
-        self.to_raylet(proc, m.Release([ident]))
+    def let_go(self, part: Part) -> None:
+        proc, node, ident = part
+        offset = self.pinned.pop(part)
+        assert self.holds(node, offset, self.objects[ident].size, ident), "a pinned object was overwritten"
+        del self.granted[part]
+        self.visits["read"] += node != node_of(proc)
+        self.visits["read and kept"] += part in self.kept
+        self.visits["read by a ghost"] += proc in self.dead
+        self.tell(part, m.Release([ident]))
 
     def abort(self, pick: int) -> None:
         """A creator gives up before the seal."""
         if self.unsealed:
             proc, ident = list(self.unsealed)[pick % len(self.unsealed)]
-            del self.unsealed[proc, ident], self.granted[proc, ident]
+            del self.unsealed[proc, ident], self.granted[proc, node_of(proc), ident]
             self.to_raylet(proc, m.Release([ident]))
 
     def free(self, pick: int) -> None:
@@ -327,27 +446,47 @@ class Cluster:
         for key in [key for key in self.kept | self.keeping if key[0] == obj.owner and key[2] == obj.id]:
             self.kept.discard(key)
             self.keeping.discard(key)
-            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id], keep=True))
+            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id], keep=True), 1)
         self.to_raylet(obj.owner, m.Free([obj.id], list(obj.locations)))
 
     def deliver(self, pick: int) -> None:
         busy = [key for key, channel in self.channels.items() if channel]
         if busy:
-            src, dest = busy[pick % len(busy)]
-            self.arrive(src, dest, self.channels[src, dest].popleft())
+            key = busy[pick % len(busy)]
+            msg = self.channels[key].popleft()
+            if not key[2] or (node_of(key[1]), node_of(key[0])) not in self.buried:
+                self.arrive(key[0], key[1], msg)
 
     def arrive(self, src: bytes, dest: bytes, msg: object) -> None:
         node = node_of(dest)
-        if number_of(dest) and node_of(src) != node and isinstance(msg, m.Opened | m.StoreError):
-            self.answered_keep(dest, node_of(src), msg)
-        elif number_of(dest):
-            self.answered(dest, msg)
+        if number_of(dest):
+            if isinstance(msg, tuple):
+                answer, read = msg
+                if node_of(src) != node and not read:
+                    self.answered_keep(dest, node_of(src), answer)
+                else:
+                    self.answered(dest, node_of(src), answer)
+            else:
+                self.answered(dest, node_of(src), msg)
         elif node in self.stores:
             store = self.stores[node]
             if isinstance(msg, Callable):  # type: ignore[arg-type]
                 self.apply(node, msg(store))  # type: ignore[operator]
             else:
+                self.heard(node, src, msg)
                 self.apply(node, store.handle(self.now, src, msg))  # type: ignore[arg-type]
+
+    def heard(self, node: int, src: bytes, msg: object) -> None:
+        """A store is about to react to this; what it owes from now on, and no more."""
+        if isinstance(msg, m.Open):
+            if self.reads_at(src, node):
+                (self.unkept if msg.keep else self.unanswered).add((src, node, msg.id))
+        elif isinstance(msg, m.DiskRead) and msg.error and (src, node, msg.id) in self.opening:
+            self.unanswered.add((src, node, msg.id))
+        elif isinstance(msg, m.Release) and msg.keep:
+            parts = {(src, node, ident) for ident in msg.ids}
+            self.unkept -= parts
+            self.promised -= parts
 
     def answered_keep(self, proc: bytes, node: int, msg: m.Opened | m.StoreError) -> None:
         """A node keeps a copy for its owner, or cannot, or cannot any more."""
@@ -366,8 +505,9 @@ class Cluster:
             else:
                 self.kept.add(key)
 
-    def answered(self, proc: bytes, msg: object) -> None:
-        if proc in self.dead:
+    def answered(self, proc: bytes, node: int, msg: object) -> None:
+        """A process hears from the store of a node."""
+        if not self.reads_at(proc, node) or node not in self.stores:
             return
         if isinstance(msg, m.AddLocation):
             obj = self.objects[msg.id]
@@ -377,23 +517,23 @@ class Cluster:
                 obj.locations.append(msg.node)
             return
         if isinstance(msg, m.OnDisk):
-            del self.opening[proc, msg.id]
+            del self.opening[proc, node, msg.id]
             return
         if isinstance(msg, m.Created):
             del self.creating[proc, msg.id]
             self.unsealed[proc, msg.id] = msg.offset
         elif isinstance(msg, m.Opened):
-            del self.opening[proc, msg.id]
-            self.pinned[proc, msg.id] = msg.offset
-            obj, node = self.objects[msg.id], node_of(proc)
-            if msg.pulled:
+            del self.opening[proc, node, msg.id]
+            self.pinned[proc, node, msg.id] = msg.offset
+            obj = self.objects[msg.id]
+            if msg.pulled and proc not in self.dead:
                 if node not in obj.locations:
                     obj.locations.append(node)
                 if obj.freed and obj.owner not in self.dead:
                     self.to_raylet(obj.owner, m.Free([obj.id], [node]))
         else:
             assert isinstance(msg, m.StoreError)
-            asked = self.opening.pop((proc, msg.id), None)
+            asked = self.opening.pop((proc, node, msg.id), None)
             if asked is None:
                 asked = self.creating.pop((proc, msg.id))
             obj = self.objects[msg.id]
@@ -402,7 +542,8 @@ class Cluster:
                 assert self.now - asked >= 0 and waited, "full, but did not wait"
             else:
                 assert msg.kind == "lost"
-                assert obj.excused or obj.freed or obj.owner in self.dead, f"lost without a reason: {msg.reason}"
+                self.visits["nothing there"] += node != node_of(proc)
+                assert node != node_of(proc) or obj.excused or obj.freed or obj.owner in self.dead, f"lost without a reason: {msg.reason}"
 
     def move(self, pick: int) -> None:
         """Both sides of a transfer are there: the bytes go over."""
@@ -445,11 +586,12 @@ class Cluster:
     def unpin(self, pick: int) -> None:
         """A process that was asked to gives up what it has pinned."""
         if self.unpins:
-            proc = sorted(self.unpins)[pick % len(self.unpins)]
-            self.unpins.discard(proc)
-            for holder, ident in list(self.pinned):
-                if holder == proc:
-                    self.let_go(proc, ident)
+            link = sorted(self.unpins)[pick % len(self.unpins)]
+            self.unpins.discard(link)
+            for part in list(self.pinned):
+                if part[:2] == link:
+                    self.visits["unpinned"] += link[1] != node_of(link[0])
+                    self.let_go(part)
 
     def disk(self, pick: int) -> None:
         """A write to disk, or a read, is done."""
@@ -526,33 +668,50 @@ class Cluster:
 
     def forget_proc(self, proc: bytes) -> None:
         self.dead.add(proc)
-        self.unpins.discard(proc)
+        for link in sorted(link for link in self.links - self.ghosts if link[0] == proc):
+            self.close_link(*link)
         self.deaths += 1
         for _, ident in [*self.creating, *self.unsealed]:
             if _ == proc:
                 self.objects[ident].excused = True
-        self.kept = {key for key in self.kept if key[0] != proc}
-        self.keeping = {key for key in self.keeping if key[0] != proc}
-        self.lent = {key: count for key, count in self.lent.items() if key[1] != proc}
-        for book in (self.creating, self.opening, self.unsealed, self.pinned, self.granted):
+        for parts in (self.keeping, self.kept):
+            parts -= {part for part in parts if part[0] == proc}
+        self.lent = {part: count for part, count in self.lent.items() if part[0] != proc}
+        for book in (self.creating, self.unsealed):
             for key in [key for key in book if key[0] == proc]:
                 del book[key]
+        self.forget_parts(lambda part: part[0] == proc and not self.reads_at(proc, part[1]))
+
+    def forget_parts(self, gone: Callable[[Part], bool]) -> None:
+        """Nobody reads, or waits to read, these any more."""
+        for book in (self.opening, self.pinned, self.granted):
+            for part in [part for part in book if gone(part)]:
+                del book[part]
+        for parts in (self.unanswered, self.unkept, self.promised):
+            parts -= {part for part in parts if gone(part)}
+        self.unpins = {link for link in self.unpins if self.reads_at(*link)}
 
     def crash(self, pick: int) -> None:
         """A node goes with all it had; the others hear of it sooner or later."""
         if len(self.stores) > 1 and pick % 128 == 0:
             node = self.living_nodes()[pick // 128 % len(self.stores)]
             del self.stores[node]
-            for proc in self.procs:
-                if node_of(proc) == node:
+            for number, proc in enumerate(self.procs):
+                if node_of(proc) == node and proc not in self.dead:
+                    for link in [link for link in self.links if link[0] == proc and link[1] in self.stores]:
+                        if pick // 1000 >> number % 3 & 1:
+                            self.ghosts.add(link)
                     self.forget_proc(proc)
             for obj in self.objects.values():
                 if node in obj.locations:
                     obj.locations.remove(node)
                     obj.excused = True
-            self.kept = {key for key in self.kept if key[1] != node}
-            self.keeping = {key for key in self.keeping if key[1] != node}
-            self.lent = {key: count for key, count in self.lent.items() if key[0] != node}
+            for parts in (self.keeping, self.kept, self.unkept, self.promised):
+                parts -= {part for part in parts if part[1] == node}
+            self.lent = {part: count for part, count in self.lent.items() if part[1] != node}
+            self.ghosts = {link for link in self.ghosts if link[1] != node}
+            self.links = {link for link in self.links if link[1] != node}
+            self.forget_parts(lambda part: part[1] == node)
             self.writes.pop(node, None)
             self.stalled.discard(node)
             for job in [job for job in self.reads if job[0] == node]:
@@ -563,9 +722,17 @@ class Cluster:
                     if book is self.receives:  # a receive elsewhere, of what it sent, stays cancelled
                         self.cancelled.discard(tag)
             for key in [key for key in self.channels if node_of(key[1]) == node]:
-                del self.channels[key]
+                if (key[1], node_of(key[0])) not in self.ghosts or key[2]:
+                    del self.channels[key]
             for other in self.stores:
-                self.say(raylet_of(node), raylet_of(other), lambda store: store.node_died(self.now, node))
+                self.say(raylet_of(node), raylet_of(other), lambda store, other=other: self.bury(other, node))
+
+    def bury(self, node: int, dead: int) -> list[Effect]:
+        """A store hears that a node is dead, from which some may still read here."""
+        self.buried.add((node, dead))
+        guests = {proc for proc, where in self.links if where == node and node_of(proc) == dead}
+        self.visits["stayed"] += len(guests)
+        return self.stores[node].node_died(self.now, dead, guests)
 
     def wait(self, pick: int) -> None:
         self.now += pick % 5
@@ -592,6 +759,8 @@ class Cluster:
     def finish(self) -> None:
         for node in list(self.stalled):
             self.tell_stalled(node, [])
+        for link in sorted(self.ghosts):
+            self.close_link(*link)
         self.settle()
         for _ in range(4):
             for proc, ident in list(self.unsealed):
@@ -602,11 +771,12 @@ class Cluster:
             self.settle()
         assert not self.creating, "a Create was never answered"
         assert not self.opening, "an Open was never answered"
+        assert not self.unanswered and not self.unkept
         assert not self.receives and not self.sends
         for proc, ident in list(self.unsealed):
             self.seal(list(self.unsealed).index((proc, ident)))
-        for proc, ident in list(self.pinned):
-            self.let_go(proc, ident)
+        for part in list(self.pinned):
+            self.let_go(part)
         while self.lent:
             self.read_file(0)
         self.settle()
@@ -616,6 +786,10 @@ class Cluster:
             assert held is not None and (held.offset >= 0 or held.disk is not None), "a kept copy is gone"
         for store in self.stores.values():
             assert all(held.disk is None or held.stays for held in store._objects.values()), "on disk for nobody"
+            parts = set(store._holdings.procs()) | set(store._lent.procs())
+            for held in store._objects.values():
+                parts |= {*held.pins, *held.openers, *held.keepers, *held.keeping}
+            assert not parts & self.dead, "the dead hold something"
         for obj in self.objects.values():
             if obj.owner not in self.dead and obj.locations and not obj.freed:
                 self.drop(obj)

@@ -1,0 +1,211 @@
+"""Neighbours in the ownership simulation: processes that read in the stores of other nodes of their host.
+
+A connection to a neighbour's store keeps its own order and none with anything else. It may never come to be, or end
+while both ends live; what is on it then is lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hpcray.base.ids import raylet_of
+from hpcray.wire import messages as m
+
+if TYPE_CHECKING:
+    from ownership_process import Process
+    from ownership_store import Store
+    from ownership_world import World
+
+MEETING, OPEN, CUT, OVER = range(4)
+
+
+class Way:
+    """From one process to one neighbour's store.
+
+    state: MEETING, OPEN, CUT (it has ended, which the process has not seen yet), OVER. there, back: what is on it.
+    """
+
+    def __init__(self) -> None:
+        self.state = MEETING
+        self.there: deque[bytes] = deque()
+        self.back: deque[bytes] = deque()
+
+    def end(self, state: int) -> None:
+        self.state = state
+        self.there.clear()
+        self.back.clear()
+
+
+class Visiting:
+    """What a process has for `core.owner.pins.Visits`."""
+
+    def __init__(self, process: Process) -> None:
+        self.process, self.world = process, process.world
+        self.ways: dict[int, Way] = {}
+        self.left: set[int] = set()
+
+    def meet(self, node: int) -> None:
+        assert node not in self.ways, "it is met twice"
+        self.ways[node] = Way()
+
+    def send(self, node: int, msg: m.Message) -> None:
+        way = self.ways[node]
+        self.world.visit_sent(self.process.id, node, msg)
+        assert way.state in (OPEN, CUT), "nobody is met"
+        if way.state == OPEN:
+            way.there.append(m.encode([msg]))
+
+    def leave(self, node: int) -> None:
+        process = self.process
+        assert node in process.table.dead_nodes and node not in self.left
+        assert not [view for frame in process.frames for view in frame.views if view.node == node]
+        self.left.add(node)
+        self.ways.pop(node, None)
+
+    def lost(self, node: int) -> None:
+        """The node is dead: nothing of it is heard any more."""
+        if node in self.ways:
+            self.ways[node].end(OVER)
+
+
+class Neighbours:
+    """The part of a world in which nodes are neighbours.
+
+    Attributes:
+        host: so many nodes each share one. cuts: so many connections will end while both ends live. full: a
+            neighbour's store may have no room.
+        near: what happened between neighbours.
+    """
+
+    pick: Callable[[int], int]
+    one: Any
+    stores: list[Store]
+    processes: dict[bytes, Process]
+    living: list[Process]
+    unanswered: set[tuple[bytes, int, bytes]]
+    sent: Counter[str]
+
+    def __init__(self, host: int, cuts: int) -> None:
+        self.host, self.cuts = host, cuts
+        self.near: Counter[str] = Counter()
+
+    def neighbours(self, node: int) -> list[int]:
+        return [other.node for other in self.stores if other.node != node and other.node // self.host == node // self.host]
+
+    def is_full(self) -> bool:
+        return self.pick(16) == 0
+
+    def answer(self, node: int, proc: bytes, msg: m.Message) -> bool:
+        """A store answers on a visitor's connection; False: there is none."""
+        way = self.processes[proc].visiting.ways.get(node)
+        if way is None or way.state != OPEN:
+            return False
+        if self.processes[proc].alive:
+            self.sent[type(msg).__name__] += 1
+            way.back.append(m.encode([msg]))
+        return True
+
+    def visit_sent(self, proc: bytes, node: int, msg: m.Message) -> None:
+        self.near[type(msg).__name__] += 1
+        if type(msg) is m.Open:
+            assert not msg.keep
+            self.note_open(proc, node, msg.id)
+        elif type(msg) is m.Release:
+            assert not msg.keep and not any((proc, node, oid) in self.unanswered for oid in msg.ids)
+
+    def note_open(self, proc: bytes, node: int, oid: bytes) -> None:
+        waiting = [key for key in self.unanswered if key[0] == proc and key[2] == oid]
+        assert not waiting, "a second Open while the first has no answer"
+        self.unanswered.add((proc, node, oid))
+
+    # ------------------------------------------------------------ what is under way
+
+    def visits_under_way(self) -> list[Callable[[], None]]:
+        """One delivery each."""
+        found: list[Callable[[], None]] = []
+        for process in self.processes.values():
+            for node, way in process.visiting.ways.items():
+                if way.there:
+                    found.append(lambda p=process, n=node: self.deliver_there(p, n))  # type: ignore[misc]
+                if process.alive and way.back:
+                    found.append(lambda p=process, n=node: self.deliver_back(p, n))  # type: ignore[misc]
+                elif process.alive and way.state in (MEETING, CUT):
+                    found.append(lambda p=process, n=node: self.decide(p, n))  # type: ignore[misc]
+        return found
+
+    def deliver_there(self, process: Process, node: int) -> None:
+        (msg,) = m.decode(process.visiting.ways[node].there.popleft())
+        self.stores[node].receive(process.id, msg, visit=True)
+
+    def deliver_back(self, process: Process, node: int) -> None:
+        (msg,) = m.decode(process.visiting.ways[node].back.popleft())
+        process.drain() if self.pick(2) else None
+        process.receive(raylet_of(node), msg)
+        process.turn()
+
+    def decide(self, process: Process, node: int) -> None:
+        """A connection comes to be, or not; or its end is seen."""
+        way = process.visiting.ways[node]
+        if way.state == MEETING and self.stores[node].alive and self.pick(6):
+            way.state = OPEN
+            self.near["met"] += 1
+            process.table.met(node)
+        else:
+            self.near["unmet" if way.state == MEETING else "cut"] += 1
+            way.end(OVER)
+            self.forget_answers(process, node)
+            process.table.unmet(node)
+        process.turn()
+
+    def forget_answers(self, process: Process, node: int) -> None:
+        self.unanswered -= {key for key in self.unanswered if key[:2] == (process.id, node)}
+
+    # ------------------------------------------------------------ losses
+
+    def cut(self) -> None:
+        """A connection ends while both live."""
+        ways = [way for process in self.living for way in process.visiting.ways.values() if way.state == OPEN]
+        if ways:
+            self.cuts -= 1
+            self.one(ways).end(CUT)
+
+    def lose_visits(self, store: Store) -> None:
+        """A node dies: what was on its way there is lost, and a part of what was on its way from there."""
+        for process in self.processes.values():
+            way = process.visiting.ways.get(store.node)
+            if way is not None and way.state == OPEN:
+                way.there.clear()
+                way.back = deque(list(way.back)[: self.pick(len(way.back) + 1)])
+                way.state = CUT
+            if process.node == store.node:
+                for node, other in process.visiting.ways.items():
+                    if node != store.node:
+                        other.there = deque(list(other.there)[: self.pick(len(other.there) + 1)])
+
+    def check_unread(self, store: Store, oid: bytes) -> None:
+        """The block of an object is given back."""
+        for process in self.living:
+            for frame in process.frames:
+                for view in frame.views:
+                    assert view.id != oid or view.node != store.node, (
+                        f"{process.id.hex()} still reads {oid.hex()} in the store of node {store.node}"
+                    )
+
+
+def read_at(process: Process, oid: bytes) -> int:
+    """The node in whose store a process has an object."""
+    entry = process.table.entries.get(oid)
+    mapping = entry.mapping if entry is not None else None
+    mapping = mapping or process.table.pins.lingering[oid]
+    return mapping.node
+
+
+def is_pinned(world: World, process: Process, oid: bytes, node: int) -> bool:
+    """Whether what a process reads there stays there: it has a pin, or the node is dead and its memory still mapped."""
+    store = world.stores[node]
+    if store.alive:
+        return process.id in store.pins.get(oid, ())
+    return node not in process.visiting.left
+
