@@ -8,10 +8,9 @@ something drives by itself, so a reply costs no thread switch. A background thre
 - while a foreground thread sits in epoll for long, it parks altogether: an idle process uses no CPU;
 - a foreground thread that finds it driving kicks it out of epoll.
 
-Whoever drives flushes after each turn.
-`lock` is never held while user code runs, with one exception: the garbage collector (or a signal) may run a destructor
-(or a handler) of the user anywhere. The lock is reentrant for their sake. What they submit is queued `later`; what they
-would have to wait for is an error (`wait`).
+Whoever drives flushes after each turn. `lock` is never held while user code runs, with one exception: the garbage
+collector (or a signal) may run a destructor (or a handler) of the user anywhere. The lock is reentrant for their sake.
+What they submit is queued `later`; what they would have to wait for is an error (`wait`).
 """
 
 from __future__ import annotations
@@ -55,13 +54,12 @@ class Engine(Links):
     """See the module.
 
     Args:
-        me, session_dir, neighbours: see `Links`.
-        spin: see `Config.spin`.
+        me, session_dir, neighbours: see `Links`. spin: see `Config.spin`.
     """
 
     def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY, spin: float = 0.0) -> None:
         super().__init__(me, session_dir, neighbours)
-        self._waking = SpinningPoll(self._epoll, spin)
+        self.waking = SpinningPoll(self._epoll, spin)
         self.driver = IDLE
         self.activity = 0
         self.closed = False
@@ -112,7 +110,7 @@ class Engine(Links):
         """Something was queued without a flush: make sure that the background thread looks soon."""
         self.activity += 1
         if self.driver == BACKGROUND:
-            self._kick_background()
+            self.wake()
         elif self._gated:
             self._gated = False
             self._gate.release()
@@ -189,7 +187,7 @@ class Engine(Links):
         gate.acquire()
         self._parked.append(waiter)
         if self.driver == BACKGROUND:
-            self._kick_background()
+            self.wake()
         timeout = -1.0 if deadline is None else min(max(0.0, deadline - monotonic()), LONGEST_SLEEP)
         me = get_ident()
         completed = False
@@ -254,8 +252,8 @@ class Engine(Links):
             if self.nested():
                 raise RaySystemError(_NESTED)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
-            # The background thread sleeps: awake, it would take the interpreter from the user's threads.
-            events = (self._waking if self.driver == FOREGROUND else self._epoll).poll(timeout)
+            # The background thread, awake, would take the interpreter from the user's threads.
+            events = (self.waking if self.driver == FOREGROUND else self._epoll).poll(timeout)
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
@@ -374,11 +372,6 @@ class Engine(Links):
             self._look()
         except Exception:
             traceback.print_exc()
-
-    def _kick_background(self) -> None:
-        if not self._kicked:
-            self._kicked = True
-            os.eventfd_write(self._kick, 1)
 
     def close(self) -> None:
         """Flush, stop the background thread, close every socket. Lock not held."""

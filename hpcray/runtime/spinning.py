@@ -62,6 +62,10 @@ class SpinningPoll:
             self._window = self._limit
         return events
 
+    def stop(self) -> None:
+        """Sleep at once from now on: the user's code runs in other threads, which need the interpreter."""
+        self._limit = self._window = 0.0
+
     def _narrow(self, window: float, now: float) -> None:
         if window < _LEAST:
             window = 0.0

@@ -126,7 +126,7 @@ class Oracle:
         for name in ("_acks", "_held", "_asked_of"):
             assert not getattr(table, name), f"{name} at rest: {getattr(table, name)}"
         assert table.unacked == 0
-        assert not table.pins.opening
+        assert not table.pins.opening and not table._unsure
         lent = set()
         for oid, entry in table.entries.items():
             assert entry.local == process.live[oid], (oid.hex(), entry.local, process.live[oid])

@@ -51,7 +51,7 @@ class Store:
 
     def receive(self, src: bytes, msg: Any, visit: bool = False) -> None:
         """visit: it came on the connection of a process of a neighbour."""
-        if not self.alive:
+        if not self.alive or (visit and src in self.known_dead):
             return
         if type(msg) is m.Open:
             if src not in self.known_dead:

@@ -233,7 +233,7 @@ class World(Losing, Neighbours):
 
     def put(self) -> bool:
         process, frame = self.anywhere()
-        process.put(frame, self.some(frame.vars, 2), self.pick(3) == 0)
+        process.put(frame, self.some(frame.vars, 2), self.pick(3) < (2 if self.host > 1 else 1))
         return True
 
     def submit(self) -> bool:
@@ -251,7 +251,7 @@ class World(Losing, Neighbours):
             return False
         result = frame.task + FIRST_RETURN
         returned = [ref for ref in self.some(frame.vars, 3) if not self.contains(ref.id, result)]
-        large = self.pick(4) < (3 if self.vanishing else 1)
+        large = self.pick(4) < (3 if self.vanishing or self.host > 1 else 1)
         process.finish(frame, returned, large, bool(self.pick(2)))
         del returned, frame
         process.turn()

@@ -256,10 +256,8 @@ class Cluster:
             if where == node:
                 assert proc in objects[ident].pins and objects[ident].offset == offset, "a pin is gone"
         for proc, where, ident in self.promised:
-            if where == node and ident not in objects:
-                assert self.objects[ident].freed or self.objects[ident].owner in self.dead, "a kept copy is gone"
-            elif where == node:
-                assert proc in objects[ident].keepers, "a copy is not kept any more"
+            if where == node and not self.objects[ident].freed and proc not in self.dead:
+                assert ident in objects and proc in objects[ident].keepers, "a kept copy is gone, or not kept any more"
 
     # ------------------------------------------------------------ steps; each takes a number to choose with
 

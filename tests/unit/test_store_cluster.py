@@ -49,6 +49,7 @@ LENDING = (  # more is opened than fits, so that what is on disk finds no room
     Cluster.read_file,
     *BROKEN,
 )
+GUESTS = (*[Cluster.visit] * 8, *[Cluster.keep_what_is_read] * 3, Cluster.leave)
 TROUBLE = (Cluster.abort, Cluster.break_transfer, Cluster.break_transfer, Cluster.kill, Cluster.crash)
 
 
@@ -132,6 +133,37 @@ def test_many_readers_of_few_objects_with_deaths_all_get_them_or_hear_why(script
     run(READERS + TROUBLE, script, cluster=Cluster(nodes=7, chunk=UNIT))
 
 
+@settings(max_examples=200, deadline=None)
+@given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]), st.integers(2, 4))
+def test_guests_read_what_they_have_opened_and_owners_what_they_keep(
+    script: list[tuple[int, int]], threshold: float, nodes: int
+) -> None:
+    run(STEPS + DISK + AHEAD + GUESTS, script, cluster=Cluster(threshold, nodes))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]), st.integers(2, 4))
+def test_guests_that_die_and_those_of_dead_nodes_leave_nothing_and_lose_nothing_that_they_read(
+    script: list[tuple[int, int]], threshold: float, nodes: int
+) -> None:
+    stalls = (Cluster.break_disk, Cluster.stall) if nodes == 3 else BROKEN
+    run(STEPS + DISK + AHEAD + TROUBLE + stalls + GUESTS, script, cluster=Cluster(threshold, nodes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]), st.sampled_from([(), TROUBLE]), st.integers(2, 3))
+def test_guests_read_what_is_lent_to_them(
+    script: list[tuple[int, int]], threshold: float, trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
+) -> None:
+    run(LENDING + GUESTS + trouble, script, cluster=Cluster(threshold, nodes))
+
+
+@settings(max_examples=100, deadline=None)
+@given(SCRIPT)
+def test_guests_among_many_readers_with_deaths(script: list[tuple[int, int]]) -> None:
+    run(READERS + GUESTS + TROUBLE, script, cluster=Cluster(nodes=5, chunk=UNIT))
+
+
 def test_the_steps_with_many_readers_pass_on_what_is_still_coming() -> None:
     """As below."""
     relayed = sent_on = 0
@@ -157,12 +189,23 @@ def test_the_steps_reach_what_they_are_to_check() -> None:
 def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()
-    for seed in range(75):
+    for seed in range(200):
         for store in run(STEPS + DISK + AHEAD + TROUBLE + BROKEN, random_script(seed, 1500), 0.8).stores.values():
             numbers = store.snapshot()
             names = ("spilled_bytes", "restored", "spill_failures", "evicted", "from_disk", "lent")
             reached.update({name: numbers[name] for name in names})
     assert len(reached) == 6 and min(reached.values()) >= 10, reached
+
+
+def test_the_steps_of_guests_reach_what_they_are_to_check() -> None:
+    """As above: guests read, find nothing, are asked to let go, read from disk, keep what they read, outlive their node."""
+    reached: Counter[str] = Counter()
+    for seed in range(60):
+        script = random_script(seed, 1500)
+        reached.update(run(STEPS + DISK + AHEAD + TROUBLE + BROKEN + GUESTS, script, 0.8).visits)
+        reached.update(run(LENDING + GUESTS, script, cluster=Cluster(0.8, 2)).visits)
+        reached.update(run(STEPS + DISK + TROUBLE + GUESTS, script, cluster=Cluster(0.8, 2)).visits)
+    assert len(reached) == 7 and min(reached.values()) >= 10, reached
 
 
 def test_the_steps_that_lend_do() -> None:

@@ -49,13 +49,13 @@ class Losing(Borrowing):
         self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
         self.replicas = Replicas(send, notify)
         self.dead_nodes: set[int] = set()
-        self.pins = Pins(self._node, send, self.dead_nodes)
+        self.pins = Pins(self._node, send, self.dead_nodes, self.replicas.owed)
         self.why_lost: dict[bytes, str] = {}
         self.remake: Callable[[Any], None] | None = None
         self.special: set[bytes] = set()
         # So many times objects of ours were made again; for borrowed ones, what the owner said last.
         self._made: dict[bytes, int] = {}
-        # Objects of ours whose first copy is gone, while our store is looking for another.
+        # Objects of ours whose first copy is gone, while a store that we asked may have another.
         self._unsure: set[bytes] = set()
 
     def _ready(self, oid: bytes, entry: Entry) -> None:
@@ -83,20 +83,33 @@ class Losing(Borrowing):
     def _ask_again(self, oids: Iterable[bytes]) -> None:
         for oid in oids:
             entry = self.entries.get(oid)
-            if entry is not None and entry.state == STORED and entry.local_waiters:
+            if entry is None or entry.state != STORED:
+                continue
+            if oid in self._unsure:
+                self._make_sure(oid, entry)
+            if entry.local_waiters and entry.state == STORED:
                 self._ready(oid, entry)
+
+    def _make_sure(self, oid: bytes, entry: Entry) -> None:
+        """An object of `_unsure` is not looked for any more: it is to be looked for again."""
+        left = [node for node in entry.nodes or () if node not in self.dead_nodes]
+        if left:
+            self._stays_at(oid, entry, left[0])
+        else:
+            self.pins.ask(oid, entry)
 
     def _not_near(self, oid: bytes, entry: Entry, node: int, reason: str) -> None:
         """The store of a neighbour does not have an object that we wanted to read there."""
         if not [n for n in entry.nodes or () if n != node and n not in self.dead_nodes]:
             self._not_there(oid, entry, [node], reason)
             return
-        if entry.nodes and node in entry.nodes:
-            first = self._not_at(entry, node)
-            if oid[:8] == self.me:
+        known = entry.nodes is not None and node in entry.nodes
+        first = known and self._not_at(entry, node)
+        if oid[:8] == self.me:
+            if known:
                 entry.left_at = [*(entry.left_at or ()), node]  # perhaps it is there after all
-                if first:
-                    self._first_is_gone(oid, entry, reason)
+            if first or oid in self._unsure:
+                self._first_is_gone(oid, entry, reason)
         if entry.state == STORED:
             self._ready(oid, entry)
 
@@ -120,8 +133,7 @@ class Losing(Borrowing):
         oid = msg.id
         entry = self.entries.get(oid)
         if entry is not None and entry.state == STORED and msg.made == self._made.get(oid, 0):
-            if entry.mapping is not None:
-                self._also_at(entry, entry.mapping.node)
+            self._at_pin(entry)
             if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
                 why = self._why_not(entry)
                 if why and any(node not in self.dead_nodes for node in entry.nodes or ()):
@@ -253,6 +265,7 @@ class Losing(Borrowing):
         self.special.discard(oid)
         self._unsure.discard(oid)
         self._made.pop(oid, None)
+        self.replicas.owed.pop(oid, None)
         self.why_lost.pop(oid, None)
 
     def _unneeded(self, oid: bytes) -> None:
@@ -314,28 +327,38 @@ class Losing(Borrowing):
     def _stays_at(self, oid: bytes, entry: Entry, node: int) -> None:
         """See that this node, which may have evicted its copy of an object of ours, does not evict it from now on."""
         self.special.add(oid)
-        if node == self._node and entry.mapping is not None:
-            node = entry.mapping.node  # that copy is there for sure
+        if node == self._node and entry.mapping is None:
+            self.pins.open(oid, entry)
+        at = self._node if entry.mapping is None else entry.mapping.node
+        if node == self._node and at not in self.dead_nodes:
+            node = at  # that copy is there for sure
         entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
         if node != self._node:
-            self._unsure.discard(oid)
-            self.replicas.hold(oid, entry, node)
-            return
-        if entry.mapping is None:
-            self.pins.open(oid, entry)
-        if entry.mapping is None:
-            self._unsure.add(oid)
-        else:  # pinned, so it is there; the pin goes sooner or later
+            if self.pins.asks(oid, node):  # we look for it there, and will hear
+                self._unsure.add(oid)
+            else:
+                self._unsure.discard(oid)
+                self.replicas.hold(oid, entry, node)
+        elif at == node and entry.mapping is not None:  # pinned, so it is there; the pin goes sooner or later
             self._unsure.discard(oid)
             self._send(self._raylet, Open(oid, entry.size, [], keep=True))
+        else:  # in the second case what we read is memory of a node that is dead
+            self._unsure.add(oid)
+            self.pins.ask(oid, entry)
 
     def _came(self, oid: bytes, entry: Entry, node: int) -> None:
         """A store, our own as a rule, has found an object of `_unsure`."""
-        if entry.state == STORED:
+        if entry.state != STORED:
+            return
+        if node == self._node and entry.mapping is not None and entry.mapping.node != node:
+            self._unsure.discard(oid)
+            self._send(self._raylet, Open(oid, entry.size, [], keep=True))
+        else:
             self._stays_at(oid, entry, node)
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
         """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
+        self.replicas.heard(oid, node)
         entry = self.entries.get(oid)
         if entry is None or oid not in self.replicas.held:
             return  # it was freed meanwhile, there too
@@ -353,8 +376,13 @@ class Losing(Borrowing):
         first = entry.nodes[0] == node
         entry.nodes = [n for n in entry.nodes if n != node]
         if entry.mapping is not None and entry.mapping.node != node:
-            self._also_at(entry, entry.mapping.node)
+            self._at_pin(entry)
         return first
+
+    def _at_pin(self, entry: Entry) -> None:
+        """What we have pinned is there, if that node lives; its memory can be read longer than that, by us."""
+        if entry.mapping is not None and entry.mapping.node not in self.dead_nodes:
+            self._also_at(entry, entry.mapping.node)
 
     def _also_at(self, entry: Entry, node: int) -> None:
         if entry.nodes is None:

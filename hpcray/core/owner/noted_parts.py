@@ -54,8 +54,8 @@ class NotedMapping(Mapping):
 class NotedPins(Pins):
     """Pins of a noted table."""
 
-    def __init__(self, log: Log, node: int, send: Callable[[bytes, m.Message], None], dead: set[int]) -> None:
-        super().__init__(node, send, dead)
+    def __init__(self, log: Log, *args: Any) -> None:
+        super().__init__(*args)
         self._log = log
         self.gathering = NotedList(log)
         self.lingering = Lingering(log)

@@ -7,10 +7,12 @@ in that one, in place: it is shared memory too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Mapping as Table
 from typing import Protocol
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.entries import FREED, INLINE, Entry, Mapping
+from hpcray.core.owner.unheard import Unheard
 from hpcray.wire.messages import DiskRead, Hurry, Message, OnDisk, Open, Opened, Release
 
 
@@ -40,6 +42,9 @@ class Nobody:
         """Not called."""
 
 
+_NONE: Table[bytes, Table[int, bool]] = {}
+
+
 class Pins:
     """What outlives the entries of a table: questions to the stores, and pins that views still need.
 
@@ -53,6 +58,8 @@ class Pins:
         node: our own.
         send: queue a message for a process or raylet.
         dead: nodes that died.
+        owed: by object, nodes whose stores may still answer that they keep a copy for us (`Replicas`). We do not read
+            it there meanwhile: nothing would tell that answer from ours.
 
     Attributes:
         opening: objects with an Open under way: the nodes on which they are looked for, and the one that was asked.
@@ -65,7 +72,13 @@ class Pins:
         visits: how.
     """
 
-    def __init__(self, node: int, send: Callable[[bytes, Message], None], dead: set[int]) -> None:
+    def __init__(
+        self,
+        node: int,
+        send: Callable[[bytes, Message], None],
+        dead: set[int],
+        owed: Table[bytes, Table[int, bool]] = _NONE,
+    ) -> None:
         self.opening: dict[bytes, tuple[list[int], int]] = {}
         self.lingering: dict[bytes, Mapping] = {}
         self.mapped: dict[bytes, Entry] = {}
@@ -78,6 +91,9 @@ class Pins:
         # Files that could not be read: how many threads still try, why it failed first, whose it is.
         self._unreadable: dict[bytes, tuple[OnDisk, int, str, int]] = {}
         self._parked: dict[int, dict[bytes, int]] = {}  # of `opening`, by node, what waits until we have met: its size
+        self._unheard: dict[int, Unheard] = {}  # of those that we have met
+        self._owed = owed
+        self._buried: set[int] = set()  # of `dead`, those of which `node_died` was told
         self._node = node
         self._raylet = raylet_of(node)
         self._dead = dead
@@ -104,14 +120,14 @@ class Pins:
             self.refused.pop(oid, None)
             if priority:
                 self._patient[oid] = priority
-            nodes = list(entry.nodes or ())
+            nodes = entry.nodes or ()
             if near and self.near and self._node not in nodes:
+                owed = self._owed.get(oid, ())
                 for node in nodes:
-                    if node in self.near:
+                    if node in self.near and node not in owed and node not in self._dead:
                         self._open_near(oid, entry.size, node)
                         return False
-            self.opening[oid] = (nodes, self._node)
-            self._send(self._raylet, Open(oid, entry.size, nodes, priority))
+            self.ask(oid, entry, priority)
         elif priority < self._patient.get(oid, 0):
             self._patient[oid] = priority
             node = self.opening[oid][1]
@@ -119,31 +135,48 @@ class Pins:
                 self._say(node, Hurry(oid, priority))
         return False
 
+    def ask(self, oid: bytes, entry: Entry, priority: int = 0) -> None:
+        """Have our store look for the object, whatever else we read."""
+        if oid not in self.opening:
+            nodes = list(entry.nodes or ())
+            self.opening[oid] = (nodes, self._node)
+            self._send(self._raylet, Open(oid, entry.size, nodes, priority))
+
     def _open_near(self, oid: bytes, size: int, node: int) -> None:
         self.opening[oid] = ([node], node)
         if self.near[node]:
-            self.visits.send(node, Open(oid, size, [], self._patient.get(oid, 0)))
+            self._ask_near(oid, size, node)
         elif node in self._parked:
             self._parked[node][oid] = size
         else:
             self._parked[node] = {oid: size}
             self.visits.meet(node)
 
+    def _ask_near(self, oid: bytes, size: int, node: int) -> None:
+        self._unheard[node].asked(oid)
+        self.visits.send(node, Open(oid, size, [], self._patient.get(oid, 0)))
+
     def met(self, node: int) -> None:
         """We can speak to a neighbour's store now."""
         self.near[node] = True
+        self._unheard[node] = Unheard()
         for oid, size in self._parked.pop(node, {}).items():
-            self.visits.send(node, Open(oid, size, [], self._patient.get(oid, 0)))
+            self._ask_near(oid, size, node)
 
     def unmet(self, node: int) -> list[bytes]:
         """We cannot, or not any more. What it was asked for has to be asked for again: these objects."""
         self.near.pop(node, None)
         parked = self._parked.pop(node, {})
-        asked = [oid for oid, (_, whom) in self.opening.items() if whom == node]
+        unheard = self._unheard.pop(node, None)
+        for msg in unheard.again() if unheard is not None else ():
+            self._say(node, msg)
+        # What nobody could read in its file, while somebody is still at it, is asked for when that has ended.
+        asked = [oid for oid, (_, whom) in self.opening.items() if whom == node and oid not in self._unreadable]
         for oid in asked:
             self._answered(oid)
-            if oid not in parked:
-                self._say(node, Release([oid]))  # it may have heard us
+            if oid not in parked:  # it may have heard us, and its answer be lost
+                self._say(node, Release([oid]))
+                self._say(node, DiskRead(oid))
         return asked
 
     def _say(self, node: int, msg: Message) -> None:
@@ -151,6 +184,7 @@ class Pins:
         if node == self._node:
             self._send(self._raylet, msg)
         elif self.near.get(node):
+            self._unheard[node].gave(msg)
             self.visits.send(node, msg)
         elif node not in self._dead:
             self._send(raylet_of(node), msg)
@@ -166,7 +200,10 @@ class Pins:
         return oid in self.opening and self.opening[oid][1] == node
 
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
-        """A store pinned an object for us; whether anybody here still wants it."""
+        """A store pinned an object for us; whether anybody here still wants it.
+
+        Where we read memory of a dead node already, the pin is not needed longer than the caller does: `unneeded`.
+        """
         _, node = self._answered(msg.id)
         if entry is None or entry.state in (FREED, INLINE):
             self._say(node, Release([msg.id]))
@@ -174,6 +211,11 @@ class Pins:
         if entry.mapping is None:
             self.created(msg.id, entry, msg.offset, msg.size, node)
         return True
+
+    def unneeded(self, oid: bytes, entry: Entry, node: int) -> None:
+        """See `opened`."""
+        if entry.mapping is not None and entry.mapping.node != node:
+            self._say(node, Release([oid]))
 
     def created(self, oid: bytes, entry: Entry, offset: int, size: int, node: int) -> None:
         """The object lies there, pinned for us."""
@@ -187,7 +229,12 @@ class Pins:
     def _answered(self, oid: bytes) -> tuple[list[int], int]:
         if self._patient:
             self._patient.pop(oid, None)
-        return self.opening.pop(oid, ([], self._node))
+        asked = self.opening.pop(oid, None)
+        if asked is None:
+            return [], self._node
+        if asked[1] in self._unheard:
+            self._unheard[asked[1]].answered(oid)
+        return asked
 
     # ------------------------------------------------------------ files
 
@@ -206,34 +253,40 @@ class Pins:
         self.files[oid] = (msg, readers + 1, node)
         return msg
 
-    def end_file(self, oid: bytes) -> None:
-        """It has read it, or given up."""
+    def end_file(self, oid: bytes) -> bool:
+        """It has read it, or given up; see `file_failed`."""
         if oid in self._unreadable:
-            self._give_back_unreadable(oid)
-            return
+            return self._give_back_unreadable(oid)
         msg, readers, node = self.files[oid]
         self.files[oid] = (msg, readers - 1, node)
         if readers == 1:
             self._close_file(oid)
+        return False
 
-    def file_failed(self, oid: bytes, entry: Entry | None, error: str) -> None:
-        """It could not be read: the store is to get the object otherwise. `opened`, `lent` or `failed` follows."""
+    def file_failed(self, oid: bytes, entry: Entry | None, error: str) -> bool:
+        """It could not be read: the store is to get the object otherwise. `opened`, `lent` or `failed` follows.
+
+        Returns:
+            Whether that store is dead, and who wants the object has to ask again.
+        """
         if oid in self.files:
             msg, readers, node = self.files.pop(oid)
             self._unreadable[oid] = (msg, readers, error, node)
             known = list(entry.nodes or ()) if entry is not None else []
             self.opening[oid] = (known if node == self._node else [node], node)
-        self._give_back_unreadable(oid)
+        return self._give_back_unreadable(oid)
 
-    def _give_back_unreadable(self, oid: bytes) -> None:
+    def _give_back_unreadable(self, oid: bytes) -> bool:
         """One thread less is at it; what lies there must stay until none is."""
         msg, readers, error, node = self._unreadable.pop(oid)
         if readers > 1:
             self._unreadable[oid] = (msg, readers - 1, error, node)
-        elif self.asks(oid, node):
+        elif node in self._dead:
+            self._answered(oid)
+            return True
+        else:
             self._say(node, DiskRead(oid, error, msg.size, self.opening[oid][0] if node == self._node else []))
-        else:  # we have lost touch with that store, and asked another one
-            self._say(node, DiskRead(oid))
+        return False
 
     def _close_file(self, oid: bytes) -> None:
         _, _, node = self.files.pop(oid)
@@ -292,18 +345,21 @@ class Pins:
     def _release(self, oid: bytes, node: int) -> None:
         if node not in self._dead:
             self._say(node, Release([oid]))
-        elif not self._holds(node):
+        elif node in self._buried and not self._holds(node):
             self.visits.leave(node)
 
     def node_died(self, node: int) -> Iterable[bytes]:
         """A node is gone. What was read there can be read on as long as views of it live, but is not there any more:
         these objects. What it was asked for has to be asked for again (`unmet`)."""
+        self._buried.add(node)
         gone = [oid for oid, entry in self.mapped.items() if entry.mapping is not None and entry.mapping.node == node]
         for oid in gone:
             entry = self.mapped.pop(oid)
             mapping, entry.mapping = entry.mapping, None
             if mapping is not None and mapping.views:
                 self.lingering[oid] = mapping
+        for oid in [oid for oid, (_, readers, owner) in self.files.items() if owner == node and not readers]:
+            del self.files[oid]
         if not self._holds(node):
             self.visits.leave(node)
         return gone

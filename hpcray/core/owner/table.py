@@ -222,14 +222,18 @@ class ObjectTable(Counting):
             assert entry is not None
             if msg.id in self._unsure:
                 self._came(msg.id, entry, node)
+            self.pins.unneeded(msg.id, entry, node)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 
     def on_disk(self, msg: OnDisk) -> None:
         """A store has no room for the object, but lets us read its file."""
+        node = self.pins.asked(msg.id)
         entry = self.entries.get(msg.id)
         if self.pins.lent(msg, entry):
             assert entry is not None
+            if msg.id in self._unsure and node != self._node:
+                self._came(msg.id, entry, node)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 
@@ -239,11 +243,13 @@ class ObjectTable(Counting):
 
     def end_file(self, oid: bytes) -> None:
         """It has read it, or given up."""
-        self.pins.end_file(oid)
+        if self.pins.end_file(oid):
+            self._ask_again([oid])
 
     def file_failed(self, oid: bytes, error: str) -> None:
         """It cannot be read: it is looked for elsewhere, and who wants it waits for that (`want_local`)."""
-        self.pins.file_failed(oid, self.entries.get(oid), error)
+        if self.pins.file_failed(oid, self.entries.get(oid), error):
+            self._ask_again([oid])
 
     def on_store_error(self, msg: StoreError) -> None:
         """A store cannot give us the object; where it only lacks room ("full") the object is not lost."""
@@ -251,15 +257,17 @@ class ObjectTable(Counting):
         entry = self.entries.get(msg.id)
         if entry is None:
             return
-        if msg.kind == "lost" and entry.state == STORED and entry.mapping is None:
+        unread = entry.mapping is None or entry.mapping.node in self.dead_nodes
+        if msg.kind == "lost" and entry.state == STORED and unread:
             if node == self._node:
                 self._not_there(msg.id, entry, asked, msg.reason)
             else:
                 self._not_near(msg.id, entry, node, msg.reason)
         elif msg.kind == "full" and entry.state == STORED and node != self._node:
+            waiters, wanted = entry.local_waiters, entry.local_waiters or msg.id in self._unsure
             # There may be room in ours.
-            if entry.local_waiters and entry.mapping is None and self.pins.open(msg.id, entry, near=False):
-                self._fire(entry, entry.local_waiters)
+            if wanted and entry.mapping is None and self._open_for(msg.id, entry, waiters or (), near=False):
+                self._fire(entry, waiters)
                 entry.local_waiters = None
         elif msg.kind == "full" and entry.state == STORED:
             self.pins.refused[msg.id] = msg.reason
@@ -347,8 +355,8 @@ class ObjectTable(Counting):
         if entry.local <= 0:
             self._maybe_free(oid, entry)
 
-    def _open_for(self, oid: bytes, entry: Entry, waiters: list[Waiter]) -> bool:
-        return self.pins.open(oid, entry, min(waiter.priority for waiter in waiters))
+    def _open_for(self, oid: bytes, entry: Entry, waiters: Iterable[Waiter], near: bool = True) -> bool:
+        return self.pins.open(oid, entry, min((waiter.priority for waiter in waiters), default=0), near)
 
     def _tell(self, dest: bytes, oid: bytes, entry: Entry) -> None:
         if entry.state == STORED:
