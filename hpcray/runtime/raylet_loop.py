@@ -255,6 +255,8 @@ class RayletLoop:
                 dest = bytes(frame[4:12])
                 if not link.kind:
                     self._greet(link, frame)
+                    if self._links.get(link.fd) is not link:
+                        return False  # turned away, with all that it has sent
                 elif dest in mine:
                     self._events.messages(bytes(frame[12:20]), decode(frame[20:]))
                 else:

@@ -39,6 +39,7 @@ class StoreClient:
             m.Created: lambda _, msg: self._answer(msg.id, msg),
             m.Opened: self._on_opened,
             m.StoreError: self._on_error,
+            m.Kept: lambda src, msg: self._process.table.on_replica(msg.id, node_of(src), msg.reason),
             m.OnDisk: self._on_disk,
             m.Unpin: lambda src, msg: self._process.table.pins.give_up(msg.size, node_of(src)),
             m.Welcome: lambda src, msg: self._process.visiting.on_welcome(src, msg),
@@ -130,30 +131,24 @@ class StoreClient:
             # Whoever asked was interrupted meanwhile.
             self._engine.send(self._raylet, m.Release([oid]))
 
+    def _awaited(self, src: bytes, oid: bytes) -> bool:
+        """Whether this store's answer counts: of a neighbour we may have lost touch with, and asked another one."""
+        return src == self._raylet or self._process.table.pins.asks(oid, node_of(src))
+
     def _on_opened(self, src: bytes, msg: m.Opened) -> None:
-        table, node = self._process.table, node_of(src)
-        if src == self._raylet or table.pins.asks(msg.id, node):
-            table.on_opened(msg)
-        if src != self._raylet:  # perhaps of a second copy that we hold there
-            table.on_replica(msg.id, node, "")
+        if self._awaited(src, msg.id):
+            self._process.table.on_opened(msg)
 
     def _on_error(self, src: bytes, msg: m.StoreError) -> None:
-        table, node = self._process.table, node_of(src)
-        if src != self._raylet:
-            reads = table.pins.asks(msg.id, node)
-            if reads:
-                table.on_store_error(msg)
-            if not reads or msg.kind == "lost":
-                table.on_replica(msg.id, node, msg.reason)
-        elif msg.id in self._creating:
+        if src == self._raylet and msg.id in self._creating:
             self._answer(msg.id, msg)
-        else:
-            table.on_store_error(msg)
+        elif self._awaited(src, msg.id):
+            self._process.table.on_store_error(msg)
 
     def _on_disk(self, src: bytes, msg: m.OnDisk) -> None:
-        if src == self._raylet or self._process.table.pins.asks(msg.id, node_of(src)):
+        if self._awaited(src, msg.id):
             self._process.table.on_disk(msg)
-        else:  # of a neighbour whom we have asked no more since
+        else:
             self._engine.send(src, m.DiskRead(msg.id))
 
     def fail(self) -> None:

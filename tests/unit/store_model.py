@@ -181,27 +181,27 @@ class Cluster:
         if isinstance(msg, m.Unpin):
             self.unpins.add((dest, node))
             return
-        said: object = msg
         if isinstance(msg, m.Created):
             self.claim(node, msg.id, msg.offset, msg.size)
             self.granted[dest, node, msg.id] = msg.offset
         elif isinstance(msg, m.Opened | m.StoreError):
             part = (dest, node, msg.id)
-            read = part in self.unanswered if isinstance(msg, m.StoreError) else msg.offset >= 0
-            if read:
+            if isinstance(msg, m.Opened):
                 self.unanswered.remove(part)
-                if isinstance(msg, m.Opened):
-                    assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
-                    assert part not in self.granted
-                    self.granted[part] = msg.offset
-            elif node_of(dest) != node:
-                assert part in self.unkept or isinstance(msg, m.StoreError) and part in self.promised, "said twice"
-                self.unkept.discard(part)
-                self.promised.discard(part)
-                if isinstance(msg, m.Opened):
-                    self.promised.add(part)
-            said = (msg, read)
-        self.say(raylet_of(node), dest, said, way)
+                assert self.holds(node, msg.offset, msg.size, msg.id), "opened, but its bytes are not there"
+                assert part not in self.granted
+                self.granted[part] = msg.offset
+            else:
+                self.unanswered.discard(part)  # a Create may have failed
+        elif isinstance(msg, m.Kept):
+            part = (dest, node, msg.id)
+            assert part in self.unkept or (msg.reason and part in self.promised), "said twice"
+            self.unkept.discard(part)
+            self.promised.discard(part)
+            if not msg.reason:
+                self.promised.add(part)
+            way = 0
+        self.say(raylet_of(node), dest, msg, way)
 
     def apply(self, node: int, effects: list[Effect]) -> None:
         for effect in effects:
@@ -295,9 +295,7 @@ class Cluster:
         """What it may open there."""
         busy = self.opening.keys() | self.pinned.keys()
         return [
-            obj
-            for obj in self.objects.values()
-            if obj.locations and not obj.freed and (proc, node, obj.id) not in busy
+            obj for obj in self.objects.values() if obj.locations and not obj.freed and (proc, node, obj.id) not in busy
         ]
 
     def visit(self, pick: int) -> None:
@@ -458,12 +456,8 @@ class Cluster:
     def arrive(self, src: bytes, dest: bytes, msg: object) -> None:
         node = node_of(dest)
         if number_of(dest):
-            if isinstance(msg, tuple):
-                answer, read = msg
-                if node_of(src) != node and not read:
-                    self.answered_keep(dest, node_of(src), answer)
-                else:
-                    self.answered(dest, node_of(src), answer)
+            if isinstance(msg, m.Kept):
+                self.answered_keep(dest, node_of(src), msg)
             else:
                 self.answered(dest, node_of(src), msg)
         elif node in self.stores:
@@ -486,14 +480,16 @@ class Cluster:
             self.unkept -= parts
             self.promised -= parts
 
-    def answered_keep(self, proc: bytes, node: int, msg: m.Opened | m.StoreError) -> None:
+    def answered_keep(self, proc: bytes, node: int, msg: m.Kept) -> None:
         """A node keeps a copy for its owner, or cannot, or cannot any more."""
         key = (proc, node, msg.id)
         asked = key in self.keeping
         self.keeping.discard(key)
         obj = self.objects[msg.id]
-        if isinstance(msg, m.StoreError):
+        if msg.reason:
             self.kept.discard(key)
+            known = obj.excused or obj.freed or proc in self.dead
+            assert known or "object store of node" in msg.reason, f"not kept, without a reason: {msg.reason}"
         elif proc not in self.dead and node in self.stores:  # else it was said before the node died
             assert asked or obj.freed
             if node not in obj.locations:
@@ -541,7 +537,9 @@ class Cluster:
             else:
                 assert msg.kind == "lost"
                 self.visits["nothing there"] += node != node_of(proc)
-                assert node != node_of(proc) or obj.excused or obj.freed or obj.owner in self.dead, f"lost without a reason: {msg.reason}"
+                assert node != node_of(proc) or obj.excused or obj.freed or obj.owner in self.dead, (
+                    f"lost without a reason: {msg.reason}"
+                )
 
     def move(self, pick: int) -> None:
         """Both sides of a transfer are there: the bytes go over."""

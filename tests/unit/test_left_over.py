@@ -65,7 +65,7 @@ def test_wait_counts_what_came_and_had_to_make_room_again() -> None:
     def come_one_after_the_other(waiter: Any, deadline: float | None) -> bool:
         for offset, ref in enumerate(refs[:2]):
             table.on_opened(m.Opened(ref._id, offset << 20, 1 << 20, True))
-            table.pins.give_up(1)  # the store is short of room
+            table.pins.give_up(1, 1)  # the store is short of room
         return bool(waiter.count <= 0)
 
     reader.block = come_one_after_the_other  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ class TestNodeDeath:
         table.said()
         table.node_died(2, "power")
         assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, [], keep=True))]
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([return_id()]))]
         table.node_died(3, "power")
         assert table.said() == [] and table.again == []

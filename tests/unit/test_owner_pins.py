@@ -20,26 +20,26 @@ def table() -> Table:
 
 class TestGivingUp:
     def test_the_oldest_goes_first_and_no_more_than_asked_for(self, table: Table) -> None:
-        table.pins.give_up(SIZE + 1)
+        table.pins.give_up(SIZE + 1, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(1), put_id(2)]))]
         assert table.entries[put_id(3)].mapping is not None
 
     def test_what_a_view_needs_stays_until_the_view_is_dead(self, table: Table) -> None:
         table.entries[put_id(1)].mapping.views += 1  # type: ignore[union-attr]
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(2)]))]
         table.view_died(put_id(1))
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(1)]))]
 
     def test_what_somebody_gathers_stays(self, table: Table) -> None:
         gathered = [put_id(1), put_id(2)]
         table.pins.gathering.append(gathered)
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(3)]))]
 
     def test_it_is_opened_again_when_it_is_read_again(self, table: Table) -> None:
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         table.said()
         waiter = Waiter()
         assert not table.want_local(put_id(1), waiter)
@@ -50,21 +50,21 @@ class TestGivingUp:
         assert mapping is not None and mapping.offset == 7 * SIZE, "it may lie elsewhere now"
 
     def test_the_one_read_last_goes_last(self, table: Table) -> None:
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         table.want_local(put_id(1), Waiter())
         table.on_opened(m.Opened(put_id(1), 0, SIZE, False))
         table.said()
-        table.pins.give_up(2 * SIZE)
+        table.pins.give_up(2 * SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(2), put_id(3)]))]
 
     def test_with_nothing_to_give_it_says_nothing(self, table: Table) -> None:
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         table.said()
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         assert table.said() == []
 
     def test_the_owner_still_frees_what_it_has_not_pinned(self, table: Table) -> None:
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         table.said()
         table.release(put_id(1))
         assert table.said() == [(RAYLET, m.Free([put_id(1)], [1]))]
@@ -72,13 +72,13 @@ class TestGivingUp:
     def test_a_dead_ref_is_not_given_up_again(self, table: Table) -> None:
         table.release(put_id(1))
         table.said()
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         assert table.said() == [(RAYLET, m.Release([put_id(2)]))]
 
 
 class TestNoRoom:
     def refuse(self, table: Table) -> Waiter:
-        table.pins.give_up(SIZE)
+        table.pins.give_up(SIZE, 1)
         waiter = Waiter(count=2, eager=True)
         table.want_local(put_id(1), waiter)
         table.said()
@@ -136,7 +136,7 @@ class TestUrgency:
     def test_an_answer_ends_it(self, table: Table, far: bytes) -> None:
         table.want_local(far, Waiter(), 1)
         table.on_opened(m.Opened(far, 0, SIZE, False))
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         table.said()
         table.want_local(far, Waiter())
         assert table.said() == [(RAYLET, m.Open(far, SIZE, [3]))]
@@ -149,7 +149,7 @@ class TestFiles:
 
     @pytest.fixture
     def lent(self, table: Table) -> Waiter:
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         waiter = Waiter()
         table.want_local(put_id(1), waiter)
         table.said()
@@ -179,7 +179,7 @@ class TestFiles:
         assert table.said() == [(RAYLET, m.DiskRead(put_id(1)))]
 
     def test_nobody_wants_it_any_more_when_the_answer_comes(self, table: Table) -> None:
-        table.pins.give_up(10 * SIZE)
+        table.pins.give_up(10 * SIZE, 1)
         table.want_local(put_id(1), Waiter())
         table.release(put_id(1))
         table.said()

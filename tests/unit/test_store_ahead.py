@@ -27,7 +27,7 @@ def keep(store: NodeStore, ident: bytes, proc: bytes = FAR) -> None:
     receive, _ = store.handle(0.0, proc, m.Open(ident, SIZE, [5], keep=True))
     assert isinstance(receive, StartReceive)
     effects = store.received(0.0, receive.tag, None)
-    assert sent_to(effects, proc) == [m.Opened(ident, -1, SIZE, True)], "a place is for who reads it"
+    assert sent_to(effects, proc) == [m.Kept(ident)]
 
 
 class TestFetchedAhead:
@@ -113,7 +113,9 @@ class TestKept:
         store.handle(1.0, A, m.Create(oid(1), 2 * SIZE))
         store.spilled(1.0, None)
         assert store.snapshot()["spilled"] == 2
-        assert [type(effect) for effect in store.handle(2.0, FAR, m.Release([oid(1, FAR)], keep=True))] == [DiscardSpilled]
+        assert [type(effect) for effect in store.handle(2.0, FAR, m.Release([oid(1, FAR)], keep=True))] == [
+            DiscardSpilled
+        ]
         assert DiscardSpilled in [type(effect) for effect in store.process_died(3.0, FAR)]
         assert store.snapshot()["on_disk"] == 0
 
@@ -159,5 +161,5 @@ class TestKept:
         store.handle(0.0, A, m.Release([oid(1, FAR)]))
         assert store.snapshot()["evictable"] == SIZE
         (opened,) = store.handle(1.0, FAR, m.Open(oid(1, FAR), SIZE, [2, 5], keep=True))
-        assert isinstance(opened, Send) and isinstance(opened.msg, m.Opened)
+        assert isinstance(opened, Send) and opened.msg == m.Kept(oid(1, FAR))
         assert store.snapshot()["evictable"] == 0 and store.snapshot()["pinned"] == 0

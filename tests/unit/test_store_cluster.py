@@ -198,9 +198,9 @@ def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
 
 
 def test_the_steps_of_guests_reach_what_they_are_to_check() -> None:
-    """As above: guests read, find nothing, are asked to let go, read from disk, keep what they read, outlive their node."""
+    """As above: guests read, find nothing, let go when asked to, read from disk, keep what they read, outlive nodes."""
     reached: Counter[str] = Counter()
-    for seed in range(60):
+    for seed in range(100):
         script = random_script(seed, 1500)
         reached.update(run(STEPS + DISK + AHEAD + TROUBLE + BROKEN + GUESTS, script, 0.8).visits)
         reached.update(run(LENDING + GUESTS, script, cluster=Cluster(0.8, 2)).visits)

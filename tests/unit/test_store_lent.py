@@ -135,7 +135,8 @@ class TestUnreadable:
         store.handle(3.0, A, m.Open(oid(1, FAR), THIRD, [2]))
         store.tick(4.5)
         effects = store.handle(6.0, A, m.DiskRead(oid(1, FAR), BROKEN, THIRD, [2]))
-        for proc in (A, FAR):
-            (error,) = sent_to(effects, proc)
-            assert isinstance(error, m.StoreError) and error.kind == "lost"
+        (error,) = sent_to(effects, A)
+        assert isinstance(error, m.StoreError) and error.kind == "lost"
+        (told,) = sent_to(effects, FAR)
+        assert isinstance(told, m.Kept) and told.reason
         assert store.snapshot()["on_disk"] == 0

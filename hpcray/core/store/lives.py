@@ -134,15 +134,15 @@ class ObjectLives:
         obj.pins.add(proc)
         self._room.keep(obj)
         self._holdings.hold(proc, obj)
-        out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, self._announced_by(obj, proc))))
+        out.append(Send(proc, m.Opened(obj.id, obj.offset, obj.size, self._announces(obj, proc))))
 
     def _tell_kept(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
-        # Without a place: the same process may have asked to read it too, and that answer comes by itself.
+        self._announces(obj, proc)
         self._holdings.hold(proc, obj)
-        out.append(Send(proc, m.Opened(obj.id, -1, obj.size, self._announced_by(obj, proc))))
+        out.append(Send(proc, m.Kept(obj.id)))
 
     @staticmethod
-    def _announced_by(obj: StoredObject, proc: bytes) -> bool:
+    def _announces(obj: StoredObject, proc: bytes) -> bool:
         """Whether it is this process that tells the owner of this copy."""
         pulled = obj.creator is None and obj.announcer is None
         if pulled:
@@ -302,9 +302,9 @@ class ObjectLives:
         full, waiters = kind == "full", list(obj.openers)
         if obj.creator is not None and obj.disk is None and full and obj.creator not in obj.openers:
             waiters.append(obj.creator)
-        if obj.disk is None:
-            waiters += sorted(obj.keepers)  # who waits to read it too has two answers to come
         out.extend(Send(proc, m.StoreError(obj.id, kind, reason)) for proc in waiters)
+        if obj.disk is None:
+            out.extend(Send(proc, m.Kept(obj.id, reason)) for proc in sorted(obj.keepers))
         self._turn_away(obj, reason, out, full)
         if obj.disk is None:
             self._forget(obj, out)

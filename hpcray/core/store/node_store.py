@@ -1,10 +1,11 @@
 """The object store of one node, as a pure state machine: messages and ends of transfers in, effects out.
 
-An object is created by a process of the node (its *primary* copy) or pulled from another node (a *copy*). It is
-WAITING for a block, then CREATING or PULLING, then SEALED. Processes pin it with Create and Open and unpin it with
-Release; the creator's Release before the seal takes the creation back. A process has at most one Open of an object
-under way, and gets one answer to it. Copies nobody pins may be evicted; primaries stay until their owner frees them or
-dies, in memory or, when room is short, SPILLED to disk (`spill`), from where they are RESTORED when somebody asks.
+An object is created by a process of the node (its *primary* copy) or pulled from another node (a *copy*). It is WAITING
+for a block, then CREATING or PULLING, then SEALED. Processes, of this node or of neighbouring ones, pin it with Create
+and Open and unpin it with Release; the creator's Release before the seal takes the creation back. A process has at most
+one Open of an object under way to read it, and one to have it kept here; it gets an answer to each, and gives up each
+by itself. Copies nobody pins may be evicted; primaries stay until their owner frees them or dies, in memory or, when
+room is short, SPILLED to disk (`spill`), from where they are RESTORED when somebody asks.
 
 Who runs it must report the end of every StartReceive, StartSend, WriteSpill and ReadSpill, once, whatever happened (a
 CancelReceive or the death of the other node included): the store reuses a block only after that.
@@ -207,7 +208,7 @@ class NodeStore(StallingLives):
             sources = [node for node in msg.nodes if node != self._node and node not in self._dead_nodes]
             if not sources:
                 reason = absent_reason(self._node, msg.id, msg.nodes, self._dead_nodes)
-                out.append(Send(src, m.StoreError(msg.id, "lost", reason)))
+                out.append(Send(src, m.Kept(msg.id, reason) if msg.keep else m.StoreError(msg.id, "lost", reason)))
                 return
             obj = self._add(StoredObject(msg.id, msg.size, None, now, priority=_urgency(msg.priority)))
             self._wait_for(obj, src, sources, msg.keep)

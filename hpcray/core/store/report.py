@@ -46,6 +46,8 @@ def describe(obj: StoredObject) -> str:
         keeps = "pinned by " + ", ".join(show_proc(proc) for proc in sorted(obj.pins)[:_TOP_PINS])
         if len(obj.pins) > _TOP_PINS:
             keeps += f" and {len(obj.pins) - _TOP_PINS} more"
+    elif obj.keepers and obj.state is State.SEALED:
+        keeps = "a copy kept for " + ", ".join(map(show_proc, sorted(obj.keepers)))
     elif obj.reads:
         keeps = f"being read by {obj.reads} transfer(s)"
     elif obj.state is State.PULLING and obj.pull is not None:

@@ -32,7 +32,7 @@ Message = Union[
     ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
     CreateGroup, WatchGroup, GroupState, RemoveGroup, PrepareBundles, BundlesPrepared, CommitBundles, ReturnBundles,
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,
-    Hurry, Prefetch, OnDisk, DiskRead,
+    Hurry, Prefetch, OnDisk, DiskRead, Kept,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, TakeBack, TakenBack, CancelTask, Leased,
     CancelRef, CallOptions, StreamItem, StreamTaken,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, BorrowAsk, BorrowEnd,

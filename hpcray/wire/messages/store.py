@@ -41,7 +41,7 @@ class Open(Struct, array_like=True, tag=64):
     p→r of a neighbour: the same, to read it there in place.
 
     priority: 0 somebody waits for it (get), 1 somebody asked whether it is here (wait), 2 it is fetched ahead. keep:
-    (p→other r) I do not read it; keep a copy there, in memory or on disk, until I Release it. Same answers. (p→own r)
+    (p→other r) not to read it; keep a copy there, in memory or on disk, until I Release it so. Answer: Kept. (p→own r)
     What I have pinned took the primary's place; keep it, in memory or on disk, until it is freed. No answer.
     """
 
@@ -95,6 +95,13 @@ class Opened(Struct, array_like=True, tag=65):
     offset: int
     size: int
     pulled: bool
+
+
+class Kept(Struct, array_like=True, tag=77):
+    """r→p: the copy is here and stays until you Release it. reason: why it is not, or does not stay any more."""
+
+    id: bytes
+    reason: str = ""
 
 
 class Release(Struct, array_like=True, tag=66):
