@@ -1,0 +1,190 @@
+"""A process connects to a neighbour's raylet: the arena comes, or does not, and nothing is left of what failed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcray.base.ids import make_proc, node_of, raylet_of
+from hpcray.core.owner.table import Waiter
+from hpcray.host.arena import Arena
+from hpcray.runtime.engine import Engine
+from hpcray.runtime.local_links import GUEST
+from hpcray.runtime.visiting import Visiting
+from hpcray.wire import messages as m
+from hpcray.wire.frames import FrameReader, pack
+
+ME = make_proc(0, 5)
+SIZE = 1 << 20
+
+
+class Table:
+    """What a visit tells the table."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def met(self, node: int) -> None:
+        self.told.append(f"met {node}")
+
+    def unmet(self, node: int) -> None:
+        self.told.append(f"unmet {node}")
+
+
+class World:
+    """A process of node 0, and the raylet of node 1 as far as it matters."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.path = tmp / "1"
+        self.path.mkdir()
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(self.path / "r.s"))
+        self.listener.listen()
+        self.listener.settimeout(30)
+        ours, self.own_raylet = socket.socketpair()
+        self.engine = Engine(ME, str(tmp), {1: str(self.path)})
+        self.table, self.heard = Table(), []
+        process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, arenas={})
+        self.arenas: dict[int, Arena] = process.arenas
+        self.visiting = Visiting(process, {1: str(self.path)})
+        handlers = {m.Welcome: self.visiting.on_welcome, m.Unpin: lambda src, msg: self.heard.append((src, msg))}
+        self.engine.start(ours, handlers, lambda proc, why: self.visiting.lost(node_of(proc)), lambda: None)
+        self.raylet: socket.socket
+
+    def meet(self) -> None:
+        """It knocks, and the raylet hears who it is."""
+        with self.engine.lock:
+            self.visiting.meet(1)
+            self.engine.flush()
+        self.raylet, _ = self.listener.accept()
+        (frame,) = FrameReader().feed(self.raylet.recv(1 << 16))
+        (hello,) = m.decode(frame[20:])
+        assert bytes(frame[12:20]) == ME and hello == m.Hello(os.getpid(), GUEST, b"")
+
+    def welcome(self, size: int = SIZE) -> bytes:
+        config = {"huge_pages": "off"}
+        return pack(ME, raylet_of(1), m.encode([m.Welcome(ME, "b" * 56, "dir", size, 2, "host", None, config)]))
+
+    def drive(self, done: Any) -> bool:
+        until = time.monotonic() + 30
+        while not done() and time.monotonic() < until:
+            with self.engine.lock:
+                self.engine.wait(Waiter(), time.monotonic() + 0.01)
+        return bool(done())
+
+    def tells(self, *told: str) -> bool:
+        return self.drive(lambda: len(self.table.told) >= len(told)) and self.table.told == list(told)
+
+    def close(self) -> None:
+        self.engine.close()
+        for sock in (self.own_raylet, self.listener):
+            sock.close()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def arena() -> Iterator[int]:
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, SIZE)
+    os.pwrite(fd, b"hello", 4096)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_arena_comes_with_the_welcome_and_messages_after_it(world: World, arena: int) -> None:
+    world.meet()
+    socket.send_fds(world.raylet, [world.welcome()], [arena])
+    world.raylet.sendall(pack(ME, raylet_of(1), m.encode([m.Unpin(7)])))
+    assert world.tells("met 1") and world.drive(lambda: world.heard)
+    assert world.heard == [(raylet_of(1), m.Unpin(7))]
+    assert bytes(world.arenas[1].view(4096, 5)) == b"hello"
+    with world.engine.lock:
+        world.visiting.send(1, m.Open(b"x" * 16, 1, []))
+        world.engine.flush()
+    (frame,) = FrameReader().feed(world.raylet.recv(1 << 16))
+    assert bytes(frame[4:20]) == raylet_of(1) + ME and m.decode(frame[20:]) == [m.Open(b"x" * 16, 1, [])]
+
+
+def test_a_welcome_in_two_halves(world: World, arena: int) -> None:
+    world.meet()
+    frame = world.welcome()
+    socket.send_fds(world.raylet, [frame[:9]], [arena])
+    assert world.drive(lambda: world.visiting._peers[1][1].got >= 0)
+    assert world.table.told == []
+    world.raylet.sendall(frame[9:])
+    assert world.tells("met 1")
+
+
+def test_nobody_listens(world: World) -> None:
+    """The answer comes later: who asks is in the middle of something."""
+    os.unlink(world.path / "r.s")
+    with world.engine.lock:
+        world.visiting.meet(1)
+        assert world.table.told == []
+    assert world.tells("unmet 1")
+
+
+@pytest.mark.parametrize("what", ["nothing", "half a welcome", "a descriptor and half a welcome"])
+def test_the_connection_ends_before_it_was_let_in(world: World, arena: int, what: str) -> None:
+    before = open_files()
+    world.meet()
+    if what == "half a welcome":
+        world.raylet.sendall(world.welcome()[:9])
+    elif what != "nothing":
+        socket.send_fds(world.raylet, [world.welcome()[:9]], [arena])
+    world.raylet.close()
+    assert world.tells("unmet 1") and not world.arenas
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("what", ["no descriptor", "too small"])
+def test_an_arena_that_cannot_be_had_or_mapped(world: World, arena: int, what: str) -> None:
+    before = open_files()
+    world.meet()
+    if what == "no descriptor":  # this process may not open any more
+        world.raylet.sendall(world.welcome())
+    else:
+        socket.send_fds(world.raylet, [world.welcome(2 * SIZE)], [arena])
+    assert world.tells("unmet 1") and not world.arenas
+    assert world.raylet.recv(1) == b"", "the raylet need not wait for it"
+    world.raylet.close()
+    assert open_files() == before
+
+
+def test_the_connection_ends_later_and_what_is_mapped_stays(world: World, arena: int) -> None:
+    world.meet()
+    socket.send_fds(world.raylet, [world.welcome()], [arena])
+    assert world.tells("met 1")
+    world.raylet.close()
+    assert world.tells("met 1", "unmet 1")
+    assert bytes(world.arenas[1].view(4096, 5)) == b"hello"
+
+
+def test_nothing_is_left_of_a_node_that_is_dead_and_not_read_any_more(world: World, arena: int) -> None:
+    before = open_files()
+    world.meet()
+    socket.send_fds(world.raylet, [world.welcome()], [arena])
+    assert world.tells("met 1")
+    with world.engine.lock:
+        world.engine.lose_node(1)
+        world.visiting.leave(1)
+    world.raylet.close()
+    assert not world.arenas and open_files() == before
+    assert world.table.told == ["met 1"]
