@@ -21,24 +21,30 @@ class Guests:
 
     Args:
         arena_fd: what they map.
+
+    Attributes:
+        limit: how many may be connected. Who is not let in has its own node pull what is here.
     """
 
     def __init__(self, raylet: Raylet, arena_fd: int) -> None:
         self._raylet = raylet
         self._links = raylet.router.guests
         self._arena_fd = arena_fd
+        self.limit = 0
 
     def hello(self, link: Link) -> None:
         """One has come."""
         raylet, proc = self._raylet, link.proc
-        if not number_of(proc) or node_of(proc) not in raylet.neighbours:
+        known = number_of(proc) and node_of(proc) in raylet.neighbours
+        if not known or len(self._links) >= self.limit:
             raylet.loop.close_link(link)
             return
         frame = pack(proc, raylet.router.me, encode([raylet.welcome(proc)]))
         try:
             sent = socket.send_fds(link.sock, [frame], [self._arena_fd])
         except OSError:
-            return  # it has gone again; its socket tells
+            raylet.loop.close_link(link)  # it has gone again, or learns so that it gets no answer
+            return
         self._links[proc] = link
         if sent < len(frame):
             link.out.append(frame[sent:])

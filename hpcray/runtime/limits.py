@@ -30,13 +30,15 @@ def need_open_files() -> None:
 
 
 def keep_within_limits(raylet: Raylet, listener: Listener) -> None:
-    """Let the node have no more workers than its raylet has descriptors for, and tell when somebody is turned away."""
+    """Let the node have no more workers than its raylet has descriptors for, guests on what they leave, and tell when
+    somebody is turned away."""
     files = raise_open_files()
     room = connections_left(files)
     pool = raylet.core.pool
     if room - 1 < pool.limit:
         pool.limit = max(1, room - 1)
         pool.limited_by = f", as its raylet may have {files} open files; hint: raise ulimit -n"
+    raylet.guests.limit = room - 1 - pool.limit
     said = -_SAY_EVERY
 
     def full() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Handler = Callable[[float, bytes, Any], Iterable[Any]]
 
 _NOTHING: tuple[()] = ()
-_TO_GUESTS = frozenset({m.Opened, m.StoreError, m.OnDisk, m.Unpin})
+_TO_GUESTS = frozenset({m.Opened, m.StoreError, m.Unpin})
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Spilling:
 
     def _lend(self, effect: fx.LendSpilled) -> None:
         path = self._files.path(effect.segment)
-        self._raylet.apply([fx.Send(effect.proc, m.OnDisk(effect.id, path, effect.position, effect.size))])
+        self._raylet.router.send(effect.proc, m.OnDisk(effect.id, path, effect.position, effect.size))
 
     def _ended(self) -> None:
         raylet = self._raylet

@@ -40,7 +40,7 @@ class StoreClient:
             m.Opened: self._on_opened,
             m.StoreError: self._on_error,
             m.Kept: lambda src, msg: self._process.table.on_replica(msg.id, node_of(src), msg.reason),
-            m.OnDisk: self._on_disk,
+            m.OnDisk: lambda _, msg: self._process.table.on_disk(msg),
             m.Unpin: lambda src, msg: self._process.table.pins.give_up(msg.size, node_of(src)),
             m.Welcome: lambda src, msg: self._process.visiting.on_welcome(src, msg),
         }
@@ -144,12 +144,6 @@ class StoreClient:
             self._answer(msg.id, msg)
         elif self._awaited(src, msg.id):
             self._process.table.on_store_error(msg)
-
-    def _on_disk(self, src: bytes, msg: m.OnDisk) -> None:
-        if self._awaited(src, msg.id):
-            self._process.table.on_disk(msg)
-        else:
-            self._engine.send(src, m.DiskRead(msg.id))
 
     def fail(self) -> None:
         """Our raylet is gone: whoever waits for it wakes (lock held)."""

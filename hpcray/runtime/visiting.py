@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hpcray.runtime.process import Process
 
 _ONE = socket.CMSG_SPACE(4)
+_ATTEMPTS, _AGAIN = 50, 0.02
+"""How often, and after how many seconds each time, we try again to connect where others stand in line."""
 
 
 class _Greeted(socket.socket):
@@ -60,12 +62,16 @@ class Visiting:
 
     def meet(self, node: int) -> None:
         """Connect; the table is told `met` or `unmet`."""
-        process = self._process
+        self._connect(node, _ATTEMPTS)
+
+    def _connect(self, node: int, attempts: int) -> None:
         try:
             sock = connect_private(os.path.join(self._directories[node], "r.s"), timeout=0.0)
-        except OSError:
-            # Not now: whoever asks us to connect is in the middle of something.
-            self._engine.add_timer(monotonic(), lambda now: process.table.unmet(node))
+        except OSError as error:
+            if isinstance(error, BlockingIOError) and attempts:
+                self._engine.add_timer(monotonic() + _AGAIN, lambda now: self._connect(node, attempts - 1))
+            else:  # not now: whoever asks us to connect is in the middle of something
+                self._engine.add_timer(monotonic(), lambda now: self._process.table.unmet(node))
             return
         greeted = _Greeted(sock.family, sock.type, fileno=sock.detach())
         peer = self._engine.visit(greeted, raylet_of(node))

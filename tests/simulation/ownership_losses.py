@@ -47,6 +47,7 @@ class Losing:
     end_of: Any
     born: Any
     lose_visits: Any
+    host: int
 
     def __init__(self, losses: int, lineage_limit: int) -> None:
         self.losses, self.vanishing, self.evicting = losses, 15 * losses, 100 * losses
@@ -125,8 +126,8 @@ class Losing:
         for other in self.stores:
             if other.alive:
                 self.channels.setdefault((raylet_of(store.node), raylet_of(other.node)), deque()).append(NODE_DIED)
-        self.born(0)
-        self.born(0)
+        for _ in range(2):
+            self.born(self.one([store.node for store in self.stores if store.alive]) if self.host > 1 else 0)
 
     def vanish(self) -> None:
         """A copy that nobody reads is gone: its file on disk cannot be read."""

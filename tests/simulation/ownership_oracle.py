@@ -68,6 +68,7 @@ class Oracle:
         found = {ref.id for frame in process.frames for ref in frame.vars}
         found.update(ref.id for ref in process.pinned)
         found.update(get[1].id for get in process.gets)
+        found.update(ref.id for _, ref, _ in process.visiting.reading)
         for task in process.tasks.values():
             found.update(ref.id for ref in task.args + task.slots)
             made = process.table.entries.get(task.id + FIRST_RETURN)  # its earlier lives hold what they held
@@ -173,7 +174,10 @@ class Oracle:
 
     def check_remembered(self, oid: bytes, entry: Entry) -> None:
         """Kept for lineage alone."""
-        found = (entry.local, entry.borrowers, entry.mapping, entry.nodes)
+        mapping = entry.mapping
+        if entry.state == PENDING and mapping is not None and mapping.views:
+            mapping = None  # views of a node that is dead, while it is made again
+        found = (entry.local, entry.borrowers, mapping, entry.nodes)
         assert entry.local <= 0 and not any(found[1:]), f"{oid.hex()} is held, but nobody can reach it: {found}"
         assert entry.state in (FREED, INLINE, PENDING), entry.state
         assert not entry.contained or entry.state == PENDING
@@ -208,7 +212,7 @@ class Oracle:
         read |= {entry.mapping.node for entry in pins.mapped.values() if entry.mapping is not None}
         assert pins.mapped == {oid: entry for oid, entry in process.table.entries.items() if entry.mapping is not None}
         assert process.visiting.left == process.table.dead_nodes - read
-        assert not pins._parked and not pins._patient and not pins.files
+        assert not pins._parked and not pins._patient
 
     def check_stores(self) -> None:
         for process in self.world.living:
@@ -248,5 +252,6 @@ class Oracle:
             assert not process.table.lineage.kept and not process.table.lineage.remembered
             assert not process.table.replicas.held and not process.table.replicas._waiters
         for store in self.world.stores:
+            assert not any(store.lent.values()), "a file is lent for good"
             left = [oid.hex() for oid in store.pins if not store.evictable(oid)]
             assert not left, left

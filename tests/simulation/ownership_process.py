@@ -230,6 +230,9 @@ class Process:
 
     def read(self, frame: Frame, ref: Ref) -> None:
         entry = self.table.entries[ref.id]
+        if ref.id in self.table.pins.files and not entry.available:
+            self.visiting.begin_file(frame, ref)
+            return
         if not entry.available:
             self.world.near["read again"] += 1
             self.get(frame, ref)  # the node where it was is dead since
@@ -241,6 +244,7 @@ class Process:
             entry.mapping.views += 1
             node = entry.mapping.node
             self.world.near["read"] += node != self.node
+            self.world.near["read of the dead"] += node in self.table.dead_nodes
             frame.views.append(View(self, ref.id, node))
             contained = self.world.stores[node].content[ref.id]
             self.world.oracle.about_to_read(ref.id, contained)
@@ -351,20 +355,12 @@ class Process:
             table.on_object_get(src, msg.id)
         elif type(msg) in (m.ObjectLost, m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
             getattr(table, HANDLERS[type(msg)])(src, msg)
-        elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
-            self.on_other_store(node_of(src), msg)
+        elif type(msg) is m.Kept:
+            table.on_replica(msg.id, node_of(src), msg.reason)
+        elif type(msg) in (m.Opened, m.StoreError, m.OnDisk) and src != self.raylet:
+            self.visiting.on_answer(node_of(src), msg)
         else:
             getattr(table, HANDLERS[type(msg)])(msg)
-
-    def on_other_store(self, node: int, msg: Any) -> None:
-        """What `runtime.store_client` does."""
-        table = self.table
-        reads = table.pins.asks(msg.id, node)
-        if reads:
-            self.world.unanswered.discard((self.id, node, msg.id))
-            getattr(table, HANDLERS[type(msg)])(msg)
-        if not reads or type(msg) is m.Opened or msg.kind == "lost":
-            table.on_replica(msg.id, node, getattr(msg, "reason", ""))
 
     def peer_died(self, proc: bytes) -> None:
         """A process is gone. Its tasks run again elsewhere, or fail."""

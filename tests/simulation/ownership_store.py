@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ownership_parts import LARGE
@@ -14,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Pull:
-    """A copy on its way. openers: who waits for it, and whether to read it (or only to have it kept)."""
+    """A copy on its way. openers: who waits to read it; keepers: to have it kept. Each gets an answer of its own."""
 
     def __init__(self) -> None:
         self.sources: list[int] = []
-        self.openers: dict[bytes, bool] = {}
-        self.keepers: set[bytes] = set()
+        self.openers: dict[bytes, None] = {}
+        self.keepers: dict[bytes, None] = {}
 
 
 class Store:
@@ -37,6 +39,7 @@ class Store:
         self.freed: set[bytes] = set()
         self.known_dead: set[bytes] = set()
         self.pulls: dict[bytes, Pull] = {}
+        self.lent: Counter[tuple[bytes, bytes]] = Counter()  # files that a process may read by itself
 
     def created(self, oid: bytes, pin: bytes | None, content: tuple[bytes, ...]) -> None:
         self.content[oid] = content
@@ -67,6 +70,11 @@ class Store:
                         f"{src.hex()} releases {oid.hex()}, which it has not pinned"
                     )
                     self.let_go(oid, src)
+        elif type(msg) is m.DiskRead:
+            if self.lent[src, msg.id]:
+                self.lent[src, msg.id] -= 1
+            if msg.error:
+                self.open(src, m.Open(msg.id, msg.size, msg.nodes), visit)
         elif type(msg) is m.Free:
             for oid in msg.ids:
                 self.free(oid)
@@ -81,7 +89,11 @@ class Store:
             assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
             self.kept.add(oid)
         elif visit and self.world.is_full():
-            self.say(src, m.StoreError(oid, "full", "no room"))
+            if oid in self.pins and self.world.pick(2):
+                self.lent[src, oid] += 1
+                self.say(src, m.OnDisk(oid, "a file", 0, LARGE))
+            else:
+                self.say(src, m.StoreError(oid, "full", "no room"))
         elif oid in self.pins:
             if msg.keep:
                 self.keepers.setdefault(oid, set()).add(src)
@@ -91,13 +103,11 @@ class Store:
             pull = self.pulls.get(oid)
             if pull is None:
                 if not sources:
-                    self.say(src, m.StoreError(oid, "lost", "it is not here"))
+                    self.turn_away(oid, () if msg.keep else (src,), (src,) if msg.keep else (), "it is not here")
                     return
                 pull = self.pulls[oid] = Pull()
             pull.sources += [node for node in sources if node not in pull.sources]
-            pull.openers[src] = not msg.keep or pull.openers.get(src, False)
-            if msg.keep:
-                pull.keepers.add(src)
+            (pull.keepers if msg.keep else pull.openers)[src] = None
 
     def say(self, proc: bytes, msg: Any) -> None:
         """Answer, on the connection of a visitor where there is one."""
@@ -105,14 +115,15 @@ class Store:
             self.world.send(raylet_of(self.node), proc, msg)
 
     def pin(self, oid: bytes, proc: bytes, reads: bool) -> None:
-        if reads:
-            assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
-            self.pins[oid].add(proc)
         pulled = oid in self.copies and self.announcers.get(oid) is None
         if pulled:
             self.announcers[oid] = proc
-        # What is only kept may lie on disk: where it is means nothing to who keeps it.
-        self.say(proc, m.Opened(oid, 64 if reads else -1, LARGE, pulled))
+        if not reads:
+            self.world.send(raylet_of(self.node), proc, m.Kept(oid))
+            return
+        assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
+        self.pins[oid].add(proc)
+        self.say(proc, m.Opened(oid, 64, LARGE, pulled))
 
     def pulled(self, oid: bytes) -> None:
         """A pull ends: with a copy, where a source still has the object."""
@@ -122,23 +133,31 @@ class Store:
             self.pins[oid] = set()
             self.content[oid] = self.world.stores[found[0]].content[oid]
             self.copies.add(oid)
-            self.keepers[oid] = pull.keepers
+            self.keepers[oid] = set(pull.keepers)
             if owner_of(oid) in self.known_dead:
                 self.freed.add(oid)
-            for proc, reads in pull.openers.items():
-                self.pin(oid, proc, reads)
+            for proc in pull.openers:
+                self.pin(oid, proc, True)
+            for proc in pull.keepers:
+                self.pin(oid, proc, False)
             self.settle(oid)
         else:
-            for proc in pull.openers:
-                self.say(proc, m.StoreError(oid, "lost", "no node has it"))
+            self.turn_away(oid, pull.openers, pull.keepers, "no node has it")
+
+    def turn_away(self, oid: bytes, openers: Iterable[bytes], keepers: Iterable[bytes], why: str) -> None:
+        for proc in openers:
+            self.say(proc, m.StoreError(oid, "lost", why))
+        for proc in keepers:
+            self.world.send(raylet_of(self.node), proc, m.Kept(oid, why))
 
     def evictable(self, oid: bytes) -> bool:
         """Whether it is a copy of which its owner never heard, and nobody reads it: it goes when room is short."""
         return self.untold(oid) and not self.pins[oid] and not self.stays(oid)
 
     def untold(self, oid: bytes) -> bool:
-        """Whether it is a copy of which its owner may never have heard: who pulled it died."""
-        return oid in self.copies and self.announcers.get(oid) is None
+        """Whether it is a copy of which its owner may never have heard: who pulled it died, or is cut off."""
+        announcer = self.announcers.get(oid)
+        return oid in self.copies and (announcer is None or (announcer, self.node) in self.world.cut_ways)
 
     def stays(self, oid: bytes) -> bool:
         """Whether it is here, and is not evicted."""
@@ -165,30 +184,25 @@ class Store:
             self.pins[oid].discard(proc)
             self.settle(oid)
         elif oid in self.pulls:
-            pull = self.pulls[oid]
-            if proc in pull.keepers:
-                pull.openers[proc] = False
-            else:
-                pull.openers.pop(proc, None)
+            self.pulls[oid].openers.pop(proc, None)
             self.stop(oid)
 
     def keep_no_more(self, oid: bytes, proc: bytes) -> None:
         """A process does not need its copy here."""
         self.keepers.get(oid, set()).discard(proc)
         if oid in self.pulls:
-            pull = self.pulls[oid]
-            pull.keepers.discard(proc)
-            if not pull.openers.get(proc, True):
-                del pull.openers[proc]
+            self.pulls[oid].keepers.pop(proc, None)
             self.stop(oid)
 
     def stop(self, oid: bytes) -> None:
         """Perhaps nobody wants it any more."""
-        if not self.pulls[oid].openers:
+        if oid in self.pulls and not (self.pulls[oid].openers or self.pulls[oid].keepers):
             del self.pulls[oid]
 
     def process_died(self, proc: bytes) -> None:
         self.known_dead.add(proc)
+        for reader in [reader for reader in self.lent if reader[0] == proc]:
+            del self.lent[reader]
         for oid in [*self.pins, *self.pulls]:
             if self.announcers.get(oid) == proc:
                 self.announcers[oid] = None
@@ -199,8 +213,9 @@ class Store:
 
     def node_died(self, node: int) -> None:
         found = {proc for pins in self.pins.values() for proc in pins} | {owner_of(oid) for oid in self.pins}
+        found |= {proc for proc, _ in self.lent}
         found |= {proc for keepers in self.keepers.values() for proc in keepers}
-        found |= {proc for pull in self.pulls.values() for proc in pull.openers}
+        found |= {proc for pull in self.pulls.values() for proc in [*pull.openers, *pull.keepers]}
         found |= {proc for proc in self.world.processes if node_of(proc) == node}
         for proc in sorted(found):
             if node_of(proc) == node:
@@ -209,5 +224,14 @@ class Store:
     def lose_power(self) -> None:
         """`content` is in memory that others have mapped."""
         self.alive = False
-        for book in (self.pins, self.keepers, self.copies, self.kept, self.announcers, self.freed, self.pulls):
+        for book in (
+            self.pins,
+            self.keepers,
+            self.copies,
+            self.kept,
+            self.announcers,
+            self.freed,
+            self.pulls,
+            self.lent,
+        ):
             book.clear()

@@ -14,11 +14,12 @@ from hpcray.base.ids import raylet_of
 from hpcray.wire import messages as m
 
 if TYPE_CHECKING:
+    from ownership_parts import Frame, Ref
     from ownership_process import Process
     from ownership_store import Store
-    from ownership_world import World
 
 MEETING, OPEN, CUT, OVER = range(4)
+ANSWERS = {m.Opened: "on_opened", m.StoreError: "on_store_error", m.OnDisk: "on_disk"}
 
 
 class Way:
@@ -45,6 +46,7 @@ class Visiting:
         self.process, self.world = process, process.world
         self.ways: dict[int, Way] = {}
         self.left: set[int] = set()
+        self.reading: list[tuple[Frame, Ref, int]] = []  # files
 
     def meet(self, node: int) -> None:
         assert node not in self.ways, "it is met twice"
@@ -64,6 +66,38 @@ class Visiting:
         self.left.add(node)
         self.ways.pop(node, None)
 
+    def on_answer(self, node: int, msg: Any) -> None:
+        """Another store than ours answers: what `runtime.store_client` does."""
+        process, table = self.process, self.process.table
+        if table.pins.asks(msg.id, node):
+            self.world.unanswered.discard((process.id, node, msg.id))
+            getattr(table, ANSWERS[type(msg)])(msg)
+        elif type(msg) is m.OnDisk:
+            process.send(raylet_of(node), m.DiskRead(msg.id))
+
+    def begin_file(self, frame: Frame, ref: Ref) -> None:
+        """A thread begins to read a file that is lent."""
+        node = self.process.table.pins.files[ref.id][2]
+        self.process.table.begin_file(ref.id)
+        self.reading.append((frame, ref, node))
+
+    def end_file(self, index: int, fails: bool) -> None:
+        """It has read it, or cannot."""
+        process = self.process
+        frame, ref, node = self.reading.pop(index)
+        store = self.world.stores[node]
+        assert not store.alive or store.lent[process.id, ref.id] > 0, "what is read there is not lent any more"
+        if fails:
+            self.world.near["file failed"] += 1
+            process.table.file_failed(ref.id, "broken")
+            process.get(frame, ref)
+        else:
+            self.world.near["file read"] += 1
+            contained = store.content[ref.id]
+            self.world.oracle.about_to_read(ref.id, contained)
+            process.table.end_file(ref.id)
+            process.unpack(frame, contained)
+
     def lost(self, node: int) -> None:
         """The node is dead: nothing of it is heard any more."""
         if node in self.ways:
@@ -76,7 +110,7 @@ class Neighbours:
     Attributes:
         host: so many nodes each share one. cuts: so many connections will end while both ends live. full: a
             neighbour's store may have no room.
-        near: what happened between neighbours.
+        near: what happened between neighbours. cut_ways: processes and nodes between which that was so.
     """
 
     pick: Callable[[int], int]
@@ -90,12 +124,15 @@ class Neighbours:
     def __init__(self, host: int, cuts: int) -> None:
         self.host, self.cuts = host, cuts
         self.near: Counter[str] = Counter()
+        self.cut_ways: set[tuple[bytes, int]] = set()
 
     def neighbours(self, node: int) -> list[int]:
-        return [other.node for other in self.stores if other.node != node and other.node // self.host == node // self.host]
+        return [
+            other.node for other in self.stores if other.node != node and other.node // self.host == node // self.host
+        ]
 
     def is_full(self) -> bool:
-        return self.pick(16) == 0
+        return self.pick(8) == 0
 
     def answer(self, node: int, proc: bytes, msg: m.Message) -> bool:
         """A store answers on a visitor's connection; False: there is none."""
@@ -109,7 +146,9 @@ class Neighbours:
 
     def visit_sent(self, proc: bytes, node: int, msg: m.Message) -> None:
         self.near[type(msg).__name__] += 1
-        if type(msg) is m.Open:
+        if type(msg) is m.DiskRead and msg.error:
+            self.note_open(proc, node, msg.id)
+        elif type(msg) is m.Open:
             assert not msg.keep
             self.note_open(proc, node, msg.id)
         elif type(msg) is m.Release:
@@ -120,11 +159,20 @@ class Neighbours:
         assert not waiting, "a second Open while the first has no answer"
         self.unanswered.add((proc, node, oid))
 
+    def kept_elsewhere(self, process: Process) -> list[tuple[Frame, Ref]]:
+        """Refs of a process to what its own node's store does not have, as far as it knows."""
+        entries = process.table.entries
+        known = [(frame, ref, entries[ref.id].nodes) for frame in process.frames for ref in frame.vars]
+        return [(frame, ref) for frame, ref, nodes in known if nodes and process.node not in nodes]
+
     # ------------------------------------------------------------ what is under way
 
     def visits_under_way(self) -> list[Callable[[], None]]:
         """One delivery each."""
         found: list[Callable[[], None]] = []
+        for process in self.living:
+            if process.visiting.reading:
+                found.append(lambda p=process: self.end_reading(p))  # type: ignore[misc]
         for process in self.processes.values():
             for node, way in process.visiting.ways.items():
                 if way.there:
@@ -134,6 +182,10 @@ class Neighbours:
                 elif process.alive and way.state in (MEETING, CUT):
                     found.append(lambda p=process, n=node: self.decide(p, n))  # type: ignore[misc]
         return found
+
+    def end_reading(self, process: Process) -> None:
+        process.visiting.end_file(self.pick(len(process.visiting.reading)), self.pick(3) == 0)
+        process.turn()
 
     def deliver_there(self, process: Process, node: int) -> None:
         (msg,) = m.decode(process.visiting.ways[node].there.popleft())
@@ -166,10 +218,12 @@ class Neighbours:
 
     def cut(self) -> None:
         """A connection ends while both live."""
-        ways = [way for process in self.living for way in process.visiting.ways.values() if way.state == OPEN]
+        ways = [(p, node) for p in self.living for node, way in p.visiting.ways.items() if way.state == OPEN]
         if ways:
             self.cuts -= 1
-            self.one(ways).end(CUT)
+            process, node = self.one(ways)
+            self.cut_ways.add((process.id, node))
+            process.visiting.ways[node].end(CUT)
 
     def lose_visits(self, store: Store) -> None:
         """A node dies: what was on its way there is lost, and a part of what was on its way from there."""
@@ -193,19 +247,11 @@ class Neighbours:
                         f"{process.id.hex()} still reads {oid.hex()} in the store of node {store.node}"
                     )
 
-
-def read_at(process: Process, oid: bytes) -> int:
-    """The node in whose store a process has an object."""
-    entry = process.table.entries.get(oid)
-    mapping = entry.mapping if entry is not None else None
-    mapping = mapping or process.table.pins.lingering[oid]
-    return mapping.node
-
-
-def is_pinned(world: World, process: Process, oid: bytes, node: int) -> bool:
-    """Whether what a process reads there stays there: it has a pin, or the node is dead and its memory still mapped."""
-    store = world.stores[node]
-    if store.alive:
-        return process.id in store.pins.get(oid, ())
-    return node not in process.visiting.left
-
+    def check_readable(self, process: Process, oid: bytes) -> None:
+        """What a process reads stays where it is: it has a pin, or the node is dead and its memory still mapped."""
+        entry = process.table.entries.get(oid)
+        mapping = (entry.mapping if entry is not None else None) or process.table.pins.lingering[oid]
+        store = self.stores[mapping.node]
+        pinned = process.id in store.pins.get(oid, ()) if store.alive else store.node not in process.visiting.left
+        assert pinned, f"{process.id.hex()} reads {oid.hex()} at node {mapping.node} without a pin"
+        assert mapping.offset >= 0

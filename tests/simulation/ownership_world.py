@@ -15,9 +15,9 @@ from ownership_oracle import Oracle, Watched
 from ownership_parts import LARGE, Frame, Ref
 from ownership_process import Process
 from ownership_store import Store
-from ownership_visits import Neighbours, is_pinned
+from ownership_visits import Neighbours
 
-from hpcray.base.ids import FIRST_RETURN, make_proc, node_of, number_of, owner_of, raylet_of
+from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, node_of, number_of, owner_of, raylet_of
 from hpcray.core.owner.table import ObjectTable
 from hpcray.wire import messages as m
 
@@ -105,18 +105,13 @@ class World(Losing, Neighbours):
                 assert msg.keep and msg.id in self.processes[src].table.replicas.held
             else:
                 self.note_open(src, node_of(dest), msg.id)
+        elif type(msg) is m.DiskRead and msg.error:
+            self.note_open(src, node_of(dest), msg.id)
         elif type(msg) is m.Release and not msg.keep:
             node = node_of(dest)
             assert node == node_of(src) or node not in self.processes[src].table.pins.near
             assert not any((src, node, oid) in self.unanswered for oid in msg.ids), "a Release ahead of the Opened"
         self.channels.setdefault((src, dest), deque()).append(m.encode([msg]))
-
-    def check_readable(self, process: Process, oid: bytes) -> None:
-        entry = process.table.entries.get(oid)
-        mapping = (entry.mapping if entry is not None else None) or process.table.pins.lingering[oid]
-        pinned = is_pinned(self, process, oid, mapping.node)
-        assert pinned, f"{process.id.hex()} reads {oid.hex()} at node {mapping.node} without a pin"
-        assert mapping.offset >= 0
 
     def check_error(self, process: Process, oid: bytes, blob: bytes) -> None:
         if blob.startswith((b"LOST", b"OWNER_DIED")):  # the others were looked at when they were pronounced
@@ -298,7 +293,8 @@ class World(Losing, Neighbours):
 
     def get(self) -> bool:
         process, frame = self.anywhere()
-        ref = self.one(frame.vars)
+        far = self.kept_elsewhere(process) if self.host > 1 and self.pick(3) else None
+        frame, ref = self.one(far) if far else (frame, self.one(frame.vars))
         if ref is not None:
             process.get(frame, ref)
         return True
@@ -314,6 +310,21 @@ class World(Losing, Neighbours):
         process = self.one(self.living)
         node = self.one([process.node, *(n for n in self.neighbours(process.node) if self.stores[n].alive)])
         process.table.pins.give_up(LARGE * (1 + self.pick(3)), node)
+        return True
+
+    def replicate(self) -> bool:
+        """put(value, replicas=2)."""
+        process = self.one(self.living)
+        found = [
+            oid
+            for oid, entry in process.table.entries.items()
+            if owner_of(oid) == process.id and oid.endswith(PUT_INDEX) and process.node in (entry.nodes or ())
+        ]
+        other = self.pick(len(self.stores))
+        if found and other != process.node and other not in process.table.dead_nodes:
+            oid = self.one(found)
+            process.table.special.add(oid)
+            process.table.replicas.hold(oid, process.table.entries[oid], other)
         return True
 
     def cancel(self) -> bool:
@@ -348,9 +359,9 @@ class World(Losing, Neighbours):
             if not self.deliver():
                 for process in self.living:
                     process.turn()
-                if not any(self.channels.values()) and not any(store.pulls for store in self.stores):
-                    if not self.visits_under_way():
-                        return
+                pulls = any(store.pulls for store in self.stores)
+                if not any(self.channels.values()) and not pulls and not self.visits_under_way():
+                    return
             self.oracle.after_step()
         raise AssertionError("it does not come to rest")
 
@@ -381,4 +392,5 @@ class World(Losing, Neighbours):
 ACTIONS: tuple[Callable[[World], bool], ...] = (
     *[World.put] * 4, *[World.submit] * 6, *[World.finish] * 6, *[World.drop] * 8, World.drop_many, *[World.stash] * 2,
     *[World.get] * 7, World.time_out, World.cancel, World.unpin, World.pickle_outside, World.unpickle_outside,
+    World.replicate,
 )  # fmt: skip

@@ -19,10 +19,12 @@ class NotedWorld(World):
     table = NotedTable
 
 
-def history(seed: int, steps: int, losses: int = 0, lineage: int = 1 << 30) -> list[Record]:
+def history(seed: int, steps: int, losses: int = 0, lineage: int = 1 << 30, host: int = 1) -> list[Record]:
     """The records of all processes of a world that has come to its end."""
     random = Random(seed)
-    world = NotedWorld(random.randrange, 3 + seed % 4, 1 + seed % 3, seed % 3, losses=losses, lineage=lineage)
+    world = NotedWorld(
+        random.randrange, 3 + seed % 4, 1 + max(seed % 3, host - 1), seed % 3, losses, lineage, host, 4 * (host > 1)
+    )
     for _ in range(steps):
         world.step()
     world.end()
@@ -41,11 +43,23 @@ def test_the_same_decisions_again(seed: int) -> None:
     assert nested or not seed % 2, "nothing came while a table was at work"
 
 
+def test_the_same_decisions_again_with_neighbours() -> None:
+    told: set[str] = set()
+    for seed in range(8):
+        records = history(seed, 900, 3 * (seed % 2), host=3)
+        for record in records:
+            done = replay(record)
+            assert done.steps == len(record.inputs)
+            assert not done.differences, done.differences[0]
+            told.update(given.method for given in record.inputs)
+    assert {"visit", "met", "unmet", "give_up"} <= told
+
+
 def test_no_input_is_forgotten() -> None:
     """Whoever gives the table another method says here whether it is told something by it."""
     methods = {name for name in dir(ObjectTable) if not name.startswith("_") and callable(getattr(ObjectTable, name))}
     questions = {"places", "processes_of"}
-    writes = {"bury", "create", "when_freed"}
+    writes = {"bury", "create", "when_freed", "visit"}
     inside = {"all_held", "dropped", "forget_task", "hibernate", "lend", "lose", "made_inline", "revive"}
     assert methods - questions - inside - writes == {*METHODS}
 

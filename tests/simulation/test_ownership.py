@@ -62,6 +62,18 @@ def test_nor_when_processes_die(script: list[int], seed: int, processes: int, no
     run(picker(script, seed), 20 + len(script) // 3, 4, processes, nodes)
 
 
+@settings(SIM, max_examples=60)
+@given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(2, 5), st.integers(2, 5), st.integers(0, 3))
+def test_nor_when_nodes_are_neighbours(
+    script: list[int], seed: int, processes: int, nodes: int, host: int, losses: int
+) -> None:
+    """And what is read in a neighbour's store stays there, whatever becomes of the connection, or of the node."""
+    run(
+        picker(script, seed), 20 + len(script) // 3, seed % 3, processes, nodes, losses=losses, host=host,
+        cuts=seed % 5,
+    )  # fmt: skip
+
+
 @settings(SIM, max_examples=40)
 @given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(1, 4), st.sampled_from([2000, 1 << 30]))
 def test_nor_when_nodes_die_and_copies_vanish(
@@ -115,6 +127,28 @@ def test_long_histories_of_losses(seed: int) -> None:
     run(Random(seed).randrange, 1000, seed % 3, 3 + seed % 4, 1 + seed % 4, losses=3, lineage=lineage)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_long_histories_of_neighbours(seed: int) -> None:
+    nodes = 2 + seed % 4
+    run(
+        Random(seed).randrange, 800, seed % 3, 3 + seed % 4, nodes, losses=seed % 5, host=2 + 3 * (seed % 2),
+        cuts=(0, 4, 8)[seed % 3],
+    )  # fmt: skip
+
+
+def test_the_neighbours_reach_what_they_are_to_check() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        world = run(Random(seed).randrange, 900, 2, 5, 4, losses=3, host=4, cuts=5)
+        seen.update(world.near)
+        seen.update(remade=world.remade, dead=len(world.dead), excused=len(world.oracle.excused))
+        seen.update(objects=len(world.values))
+    for what in ("Open", "Release", "read", "met", "unmet", "cut", "remade"):
+        assert seen[what] >= 20, (what, seen)
+    assert seen["read of the dead"] and seen["file read"] and seen["file failed"], seen
+    assert seen["excused"] < seen["objects"] / 3, "deaths hide what the test should see"
+
+
 def test_the_losses_reach_what_they_are_to_check() -> None:
     seen: Counter[str] = Counter()
     for seed in range(48):
@@ -155,6 +189,18 @@ def test_a_million_steps_of_losses(lineage: int) -> None:
             Random(seed).randrange, 2000, seed % 4, 3 + seed % 6, 1 + seed % 5, losses=4, lineage=lineage
         ).steps
     assert steps >= 500_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_million_steps_of_neighbours() -> None:
+    steps = 0
+    for seed in range(2000, 2400):
+        steps += run(
+            Random(seed).randrange, 2500, seed % 4, 3 + seed % 4, 2 + seed % 4, losses=seed % 5,
+            host=2 + 3 * (seed % 2), cuts=seed % 9, lineage=(3000, 1 << 30)[seed % 2],
+        ).steps  # fmt: skip
+    assert steps >= 1_000_000
 
 
 @pytest.mark.slow

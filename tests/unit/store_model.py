@@ -101,6 +101,7 @@ class Cluster:
         self.granted: dict[Part, int] = {}  # as `pinned`, from when the store said so
         self.links: set[Link] = set()  # guests, and where
         self.ghosts: set[Link] = set()  # guests of dead nodes that may still read
+        self.sent_home: set[Part] = set()  # asked for, since there was no room where it lies on disk
         self.buried: set[tuple[int, int]] = set()  # (node, dead node that it has heard of)
         self.stalled: set[int] = set()  # nodes whose disk does not answer
         self.stalls = 0
@@ -109,6 +110,7 @@ class Cluster:
         self.unkept: set[Part] = set()  # of `keeping`, what the store has heard and not answered
         self.promised: set[Part] = set()  # as `kept`, from when the store said so until it hears the contrary
         self.lent: dict[Part, int] = {}  # files that may be read
+        self.refused: set[bytes] = set()  # objects that a node had no room to bring back for another one
         self.receives: dict[int, Transfer] = {}
         self.sends: dict[int, Transfer] = {}
         self.cancelled: set[int] = set()
@@ -181,6 +183,8 @@ class Cluster:
         if isinstance(msg, m.Unpin):
             self.unpins.add((dest, node))
             return
+        if isinstance(msg, m.PullRefused) and msg.full:
+            self.refused.add(msg.id)
         if isinstance(msg, m.Created):
             self.claim(node, msg.id, msg.offset, msg.size)
             self.granted[dest, node, msg.id] = msg.offset
@@ -193,6 +197,9 @@ class Cluster:
                 self.granted[part] = msg.offset
             else:
                 self.unanswered.discard(part)  # a Create may have failed
+                if msg.kind == "full" and node_of(dest) != node:
+                    held = self.stores[node]._objects.get(msg.id)  # it may have been freed, and go with this
+                    assert self.waited(msg.id) or held is None or held.disk is not None, "full, and it is not on disk"
         elif isinstance(msg, m.Kept):
             part = (dest, node, msg.id)
             assert part in self.unkept or (msg.reason and part in self.promised), "said twice"
@@ -221,12 +228,13 @@ class Cluster:
                 self.read_ids[node, effect.id] = ident
             elif isinstance(effect, LendSpilled):
                 assert node not in self.stalled, "lent, and its disk does not answer"
-                if effect.proc not in self.dead:  # a ghost does not hear of it: its raylet is gone
+                assert node_of(effect.proc) == node, "a guest has no way to the file"
+                if effect.proc not in self.dead:
                     key = (effect.proc, node, effect.id)
                     self.unanswered.remove(key)
                     self.lent[key] = self.lent.get(key, 0) + 1
                     msg = m.OnDisk(effect.id, str(effect.segment), effect.position, effect.size)
-                    self.say(raylet_of(node), effect.proc, msg, int(node_of(effect.proc) != node))
+                    self.say(raylet_of(node), effect.proc, msg)
             elif isinstance(effect, DiscardSpilled):
                 for position in range(effect.position, effect.position + effect.size, UNIT):
                     self.disks[node].pop((effect.segment, position), None)
@@ -385,10 +393,9 @@ class Cluster:
     def read_file(self, pick: int) -> None:
         """A process reads what was lent to it on disk."""
         if self.lent:
-            proc, node, ident = key = list(self.lent)[pick % len(self.lent)]
+            _, node, ident = key = list(self.lent)[pick % len(self.lent)]
             if key in self.opening:
                 return  # it has not heard of it yet
-            self.visits["lent"] += proc not in self.dead and node != node_of(proc)
             assert ident in self.disks[node].values(), "what was lent is not on disk any more"
             self.lent[key] -= 1
             if not self.lent[key]:
@@ -398,7 +405,8 @@ class Cluster:
     def break_file(self, pick: int) -> None:
         """It cannot read it."""
         if self.lent:
-            proc, node, ident = key = list(self.lent)[pick % len(self.lent)]
+            key = list(self.lent)[pick % len(self.lent)]
+            ident = key[2]
             if {key} & (self.opening.keys() | self.pinned.keys()):
                 return
             self.lent[key] -= 1
@@ -408,8 +416,7 @@ class Cluster:
             obj.excused = True
             self.broken += 1
             self.opening[key] = self.now
-            known = list(obj.locations) if node == node_of(proc) else []
-            self.tell(key, m.DiskRead(ident, "input/output error", obj.size, known))
+            self.tell(key, m.DiskRead(ident, "input/output error", obj.size, list(obj.locations)))
 
     def release(self, pick: int) -> None:
         if self.pinned:
@@ -520,6 +527,8 @@ class Cluster:
             del self.opening[proc, node, msg.id]
             self.pinned[proc, node, msg.id] = msg.offset
             obj = self.objects[msg.id]
+            self.visits["had it pulled"] += (proc, node, msg.id) in self.sent_home
+            self.sent_home.discard((proc, node, msg.id))
             if msg.pulled and proc not in self.dead:
                 if node not in obj.locations:
                     obj.locations.append(node)
@@ -531,15 +540,30 @@ class Cluster:
             if asked is None:
                 asked = self.creating.pop((proc, msg.id))
             obj = self.objects[msg.id]
-            if msg.kind == "full":
-                waited = obj.size > CAPACITY or self.now >= TIMEOUT or self.stalls
-                assert self.now - asked >= 0 and waited, "full, but did not wait"
+            if msg.kind == "full" and node != node_of(proc):
+                self.goes_home(proc, obj)
+            elif msg.kind == "full":
+                assert self.now - asked >= 0 and self.waited(msg.id), "full, but did not wait"
             else:
                 assert msg.kind == "lost"
                 self.visits["nothing there"] += node != node_of(proc)
                 assert node != node_of(proc) or obj.excused or obj.freed or obj.owner in self.dead, (
                     f"lost without a reason: {msg.reason}"
                 )
+
+    def waited(self, ident: bytes) -> bool:
+        """Whether somebody may have waited for room in vain."""
+        too_large = self.objects[ident].size > CAPACITY
+        return too_large or self.now >= TIMEOUT or bool(self.stalls) or ident in self.refused
+
+    def goes_home(self, proc: bytes, obj: Object) -> None:
+        """A guest has heard that there is no room for what lies on disk there: it has its own node pull that."""
+        part = (proc, node_of(proc), obj.id)
+        if proc not in self.dead and obj in self.readable(proc, node_of(proc)):
+            self.visits["no room there"] += 1
+            self.sent_home.add(part)
+            self.opening[part] = self.now
+            self.tell(part, m.Open(obj.id, obj.size, list(obj.locations)))
 
     def move(self, pick: int) -> None:
         """Both sides of a transfer are there: the bytes go over."""
@@ -782,7 +806,7 @@ class Cluster:
             assert held is not None and (held.offset >= 0 or held.disk is not None), "a kept copy is gone"
         for store in self.stores.values():
             assert all(held.disk is None or held.stays for held in store._objects.values()), "on disk for nobody"
-            parts = set(store._holdings.procs()) | set(store._lent.procs())
+            parts = set(store._holdings.procs()) | set(store._lent._lent)
             for held in store._objects.values():
                 parts |= {*held.pins, *held.openers, *held.keepers, *held.keeping}
             assert not parts & self.dead, "the dead hold something"

@@ -132,7 +132,7 @@ class TestReplicas:
         table.on_object_lost(PEER, m.ObjectLost(put_id(), 0, [1], "unreadable"))
         assert table.said() == [(PEER, m.ObjectReady(put_id(), 0, b"", SIZE, [1, 4]))]
         table.release(put_id())
-        assert (raylet_of(4), m.Release([put_id()])) in table.said()
+        assert (raylet_of(4), m.Release([put_id()], keep=True)) in table.said()
         assert table.replicas.held == {}
 
     def test_there_is_no_room_for_it(self, table: Owner) -> None:

@@ -41,7 +41,7 @@ class TestNodeDeath:
         table.on_replica(return_id(), 3, "")
         table.release(return_id())
         assert set(map(repr, table.said())) == {
-            repr((RAYLET, m.Free([return_id()], [3]))), repr((raylet_of(3), m.Release([return_id()]))),
+            repr((RAYLET, m.Free([return_id()], [3]))), repr((raylet_of(3), m.Release([return_id()], keep=True))),
         }  # fmt: skip
 
     def test_the_copy_that_was_left_had_been_evicted(self, table: Owner) -> None:

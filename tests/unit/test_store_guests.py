@@ -2,78 +2,32 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
+from store_guests_kit import (
+    BOTH_ORDERS,
+    OTHER,
+    SIZE,
+    X,
+    ask,
+    give,
+    gives_both,
+    leave_holes,
+    on_disk,
+    parts,
+    show,
+)
 from store_kit import CAPACITY, FAR, A, B, answers, oid, pull, put, sent_to, start_pull
 
-from hpcray.base.ids import make_proc, raylet_of
-from hpcray.core.effects import DiscardSpilled, Effect, LendSpilled, ReadSpill, StartReceive, WriteSpill
+from hpcray.base.ids import raylet_of
+from hpcray.core.effects import StartReceive, WriteSpill
 from hpcray.core.store.node_store import NodeStore
-from hpcray.core.store.objects import State, StoredObject
+from hpcray.core.store.objects import State
 from hpcray.wire import messages as m
-
-SIZE = CAPACITY // 4 // 64 * 64
-X = oid(1, FAR)
-OTHER = make_proc(5, 2)
-BOTH_ORDERS = list(permutations(("keep", "read")))
 
 
 @pytest.fixture
 def store() -> NodeStore:
     return NodeStore(2, CAPACITY, full_timeout=10.0, spill_threshold=1.0)
-
-
-def ask(store: NodeStore, what: str, ident: bytes = X, proc: bytes = FAR, now: float = 1.0) -> list[m.Message]:
-    """What the store answers to a guest that wants to read, or to an owner that wants a copy kept."""
-    keep = what == "keep"
-    return sent_to(store.handle(now, proc, m.Open(ident, SIZE, [7] if keep else [], keep=keep)), proc)
-
-
-def give(store: NodeStore, what: str, ident: bytes = X, proc: bytes = FAR, now: float = 5.0) -> list[Effect]:
-    return store.handle(now, proc, m.Release([ident], keep=what == "keep"))
-
-
-def parts(obj: StoredObject, proc: bytes = FAR) -> set[str]:
-    """What a process has of an object."""
-    return {name for name, has in (("keep", obj.keepers), ("read", obj.pins)) if proc in has}
-
-
-def show(messages: list[m.Message]) -> list[str]:
-    return ["keep" if isinstance(msg, m.Kept) else "read" for msg in messages]
-
-
-def gives_both(store: NodeStore, gives: tuple[str, ...]) -> None:
-    """It gives up one, and has the other; then that."""
-    obj = store._objects[X]
-    for _ in range(2):  # the second time changes nothing
-        give(store, gives[0])
-        assert parts(obj) == {gives[1]}
-        assert store._space.can_evict(obj) == (gives[1] == "keep" and obj.disk is not None)
-    give(store, gives[1])
-    assert parts(obj) == set() and store._space.can_evict(obj)
-    assert (FAR in store._holdings.procs()) == (obj.announcer == FAR)
-
-
-def on_disk(store: NodeStore, kept: bool) -> None:
-    """X is on disk, as a primary of this node or as a copy that its owner keeps here; three others are pinned."""
-    if kept:
-        receive = store.handle(0.0, FAR, m.Open(X, SIZE, [7], keep=True))[0]
-        assert isinstance(receive, StartReceive)
-        store.received(0.0, receive.tag, None)
-    else:
-        put(store, X, SIZE)
-    for counter in (2, 3, 4):
-        put(store, oid(counter), SIZE, release=False)
-    (write,) = answers(store.handle(0.0, B, m.Create(oid(5, B), SIZE)))
-    assert isinstance(write, WriteSpill)
-    store.spilled(0.0, None)
-    assert store._objects[X].state is State.SPILLED
-
-
-def make_room(store: NodeStore) -> list[Effect]:
-    """B gives up what it was writing."""
-    return store.handle(2.0, B, m.Release([oid(5, B)]))
 
 
 class TestGuests:
@@ -112,21 +66,22 @@ class TestGuests:
         assert sent_to(store.received(3.0, receive.tag, None), FAR) == []
         assert store._holdings.procs() == [B]
 
-    @pytest.mark.parametrize("state", ["coming", "here", "lent", "absent"])
+    @pytest.mark.parametrize("state", ["coming", "here", "waiting", "full", "absent"])
     def test_who_does_not_know_what_was_answered_gives_everything_back(self, store: NodeStore, state: str) -> None:
         """Its connection has ended; the answer may have been lost with it."""
-        if state == "lent":
+        if state in ("waiting", "full"):
             on_disk(store, kept=False)
+            if state == "waiting":
+                leave_holes(store)
         elif state == "coming":
             start_pull(store, X, [7], B, SIZE)
         elif state == "here":
             pull(store, X, SIZE, B)
         ask(store, "read")
-        store.tick(12.0)
-        assert (store._lent.procs() == [FAR]) == (state == "lent")
-        give(store, "read", now=13.0)
-        store.handle(13.0, FAR, m.DiskRead(X))
-        assert FAR not in [*store._holdings.procs(), *store._lent.procs()]
+        assert (FAR in store._holdings.procs()) == (state in ("coming", "here", "waiting"))
+        for _ in range(2):
+            give(store, "read")
+            assert FAR not in store._holdings.procs()
 
     def test_a_dead_one_opens_nothing(self, store: NodeStore) -> None:
         put(store, oid(1), SIZE)
@@ -202,112 +157,16 @@ class TestKeptAndRead:
         assert store.snapshot()["objects"] == len(store._holdings) == 0
 
 
-class TestKeptAndReadOnDisk:
-    @pytest.mark.parametrize("kept", [False, True])
-    def test_who_has_it_kept_is_told_at_once_and_never_where_it_might_read(self, store: NodeStore, kept: bool) -> None:
-        on_disk(store, kept)
-        assert ask(store, "read") == [], "there is no room"
-        assert ask(store, "keep") == [m.Kept(X)]
-        (read,) = make_room(store)
-        assert isinstance(read, ReadSpill)
-        assert ask(store, "keep") == [m.Kept(X)], "its bytes are not there yet"
-        assert sent_to(store.restored(3.0, X, None), FAR) == [m.Opened(X, read.piece.offset, SIZE, False)]
-        assert parts(store._objects[X]) == {"keep", "read"}
-
-    @pytest.mark.parametrize("kept", [False, True])
-    @pytest.mark.parametrize("asks", BOTH_ORDERS)
-    @pytest.mark.parametrize("gives", BOTH_ORDERS)
-    def test_restored(self, store: NodeStore, kept: bool, asks: tuple[str, ...], gives: tuple[str, ...]) -> None:
-        on_disk(store, kept)
-        for what in asks:
-            ask(store, what)
-        make_room(store)
-        store.restored(3.0, X, None)
-        gives_both(store, gives)
-        numbers = store.snapshot()
-        assert numbers["evictable"] == SIZE and numbers["on_disk"] == (0 if kept else SIZE), "a copy needs no disk"
-
-    @pytest.mark.parametrize("kept", [False, True])
-    @pytest.mark.parametrize("gives", BOTH_ORDERS)
-    @pytest.mark.parametrize("later", [0, 1, 2])
-    def test_given_up_while_it_is_being_restored(
-        self, store: NodeStore, kept: bool, gives: tuple[str, ...], later: int
-    ) -> None:
-        """later: so many are given up only after that."""
-        on_disk(store, kept)
-        for what in ("read", "keep"):
-            ask(store, what)
-        make_room(store)
-        for what in gives[: 2 - later]:
-            assert give(store, what) == []
-        found = sent_to(store.restored(3.0, X, None), FAR)
-        assert show(found) == (["read"] if "read" in gives[2 - later :] else [])
-        obj = store._objects[X]
-        assert parts(obj) == set(gives[2 - later :])
-        for what in gives[2 - later :]:
-            give(store, what)
-        numbers = store.snapshot()
-        assert numbers["evictable"] == SIZE and numbers["on_disk"] == (0 if kept else SIZE)
-        assert parts(obj) == set() and FAR not in obj.openers
-
-    @pytest.mark.parametrize("gives", BOTH_ORDERS)
-    def test_given_up_while_it_lies_on_disk(self, store: NodeStore, gives: tuple[str, ...]) -> None:
-        on_disk(store, kept=True)
-        ask(store, "read")
-        assert store._objects[X].state is State.WAITING
-        assert answers(give(store, gives[0])) == []
-        assert store._objects[X].state is (State.WAITING if gives[1] == "read" else State.SPILLED)
-        assert give(store, gives[1]) == [DiscardSpilled(1, 0, SIZE, True)]
-        assert X not in store._objects and FAR not in store._holdings.procs()
-
-    @pytest.mark.parametrize("gives", BOTH_ORDERS)
-    def test_lent(self, store: NodeStore, gives: tuple[str, ...]) -> None:
-        """The place on disk stays until it was read, whoever keeps the object."""
-        on_disk(store, kept=True)
-        ask(store, "read")
-        assert LendSpilled(FAR, X, 1, 0, SIZE) in store.tick(12.0)
-        assert FAR in store._objects[X].keepers
-        done = {"keep": lambda: give(store, "keep"), "read": lambda: store.handle(13.0, FAR, m.DiskRead(X))}
-        assert done[gives[0]]() == []
-        assert (X in store._objects) == (gives[0] == "read")
-        effects = done[gives[1]]()
-        assert effects == [DiscardSpilled(1, 0, SIZE, True)] and X not in store._objects
-
-    def test_a_file_that_the_guest_cannot_read_loses_it_and_its_keeper_hears_too(self, store: NodeStore) -> None:
-        on_disk(store, kept=True)
-        ask(store, "read")
-        store.tick(12.0)
-        found = sent_to(store.handle(13.0, FAR, m.DiskRead(X, "input/output error", SIZE, [])), FAR)
-        assert sorted(type(msg).__name__ for msg in found) == ["Kept", "StoreError"]
-        assert len(store._lent.procs()) == 0 and X not in store._objects
-
-    def test_a_copy_that_is_pulled_again_after_the_disk_failed_is_not_announced_to_its_keeper_again(
-        self, store: NodeStore
-    ) -> None:
-        on_disk(store, kept=True)
-        store.handle(1.0, B, m.Release([oid(5, B)]))
-        (read,) = store.handle(2.0, A, m.Open(X, SIZE, [7]))
-        assert isinstance(read, ReadSpill)
-        effects = store.restored(3.0, X, "input/output error")
-        (receive,) = (effect for effect in effects if isinstance(effect, StartReceive))
-        effects = store.received(4.0, receive.tag, None)
-        assert sent_to(effects, FAR) == [] and len(sent_to(effects, A)) == 1
-        assert parts(store._objects[X]) == {"keep"}
-
-
 class TestDeaths:
     def everything(self, store: NodeStore) -> None:
-        """FAR has something pinned, waits for something, keeps something, and has something lent on disk."""
+        """FAR has something pinned, waits for something, and keeps something."""
         on_disk(store, kept=False)
-        ask(store, "read")
-        store.tick(12.0)
-        assert store._lent.procs() == [FAR]
         assert len(ask(store, "read", oid(2), now=13.0)) == len(ask(store, "keep", oid(2), now=13.0)) == 1
         store.handle(13.0, B, m.Open(oid(9, B), SIZE, [7]))
         assert ask(store, "read", oid(9, B), now=13.0) == []
 
     def held(self, store: NodeStore, proc: bytes = FAR) -> bool:
-        return proc in [*store._holdings.procs(), *store._lent.procs()]
+        return proc in store._holdings.procs()
 
     def test_a_process_leaves_nothing(self, store: NodeStore) -> None:
         self.everything(store)
@@ -319,16 +178,9 @@ class TestDeaths:
         ask(store, "read", oid(4), OTHER, 13.0)
         store.node_died(14.0, 5, {FAR})
         assert self.held(store) and not self.held(store, OTHER)
-        assert store._objects[oid(2)].pins >= {FAR} and store._lent.procs() == [FAR]
+        assert store._objects[oid(2)].pins >= {FAR}
         store.process_died(15.0, FAR)
         assert not self.held(store)
-
-    def test_who_has_nothing_but_a_file_lent_goes_with_its_node_too(self, store: NodeStore) -> None:
-        on_disk(store, kept=False)
-        ask(store, "read")
-        store.tick(12.0)
-        effects = store.node_died(13.0, 5)
-        assert effects[-1:] == [DiscardSpilled(1, 0, SIZE, True)] and not self.held(store)
 
     def test_a_guest_of_a_dead_node_reads_on_and_its_block_stays(self, store: NodeStore) -> None:
         offset = put(store, oid(1), SIZE)

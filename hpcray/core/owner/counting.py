@@ -8,13 +8,13 @@ from typing import Any
 
 from hpcray.core.owner.entries import INLINE, PENDING, Entry, Waiter
 from hpcray.core.owner.lineage import LOST
-from hpcray.core.owner.losing import Losing
+from hpcray.core.owner.near import Near
 from hpcray.wire.messages import Free, Message
 
 _FREED_HERE = "its owner (this process) has already freed it"
 
 
-class Counting(Losing):
+class Counting(Near):
     """The part of an object table that counts.
 
     Attributes:

@@ -14,9 +14,9 @@ from hpcray.base.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.owner.borrowing import Borrowing
 from hpcray.core.owner.entries import FREED, INLINE, PENDING, STORED, Entry, Waiter
 from hpcray.core.owner.lineage import LINEAGE_EVICTED, LOST, PUT, Lineage
-from hpcray.core.owner.pins import Pins, Visits
+from hpcray.core.owner.pins import Pins
 from hpcray.core.owner.replicas import Replicas
-from hpcray.wire.messages import Message, ObjectLost, ObjectReady, Open
+from hpcray.wire.messages import AddLocation, Message, ObjectLost, ObjectReady, Open
 
 _FORGOTTEN = "nothing but what was made from it was referred to, so its copies were dropped"
 
@@ -49,7 +49,7 @@ class Losing(Borrowing):
         self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
         self.replicas = Replicas(send, notify)
         self.dead_nodes: set[int] = set()
-        self.pins = Pins(self._node, send, self.dead_nodes, self.replicas.owed)
+        self.pins = Pins(self._node, send, self.dead_nodes)
         self.why_lost: dict[bytes, str] = {}
         self.remake: Callable[[Any], None] | None = None
         self.special: set[bytes] = set()
@@ -61,57 +61,16 @@ class Losing(Borrowing):
     def _ready(self, oid: bytes, entry: Entry) -> None:
         raise NotImplementedError
 
+    def _ask_again(self, oids: Iterable[bytes]) -> None:
+        raise NotImplementedError
+
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ neighbours
-
-    def visit(self, nodes: Iterable[int], visits: Visits) -> None:
-        """What is in the stores of these nodes can be read there."""
-        self.pins.near = dict.fromkeys(nodes, False)
-        self.pins.visits = visits
-
-    def met(self, node: int) -> None:
-        """We are connected to the store of one of them."""
-        self.pins.met(node)
-
-    def unmet(self, node: int) -> None:
-        """We cannot be, or are not any more: what is there comes to us as from far."""
-        self._ask_again(self.pins.unmet(node))
-
-    def _ask_again(self, oids: Iterable[bytes]) -> None:
-        for oid in oids:
-            entry = self.entries.get(oid)
-            if entry is None or entry.state != STORED:
-                continue
-            if oid in self._unsure:
-                self._make_sure(oid, entry)
-            if entry.local_waiters and entry.state == STORED:
-                self._ready(oid, entry)
-
-    def _make_sure(self, oid: bytes, entry: Entry) -> None:
-        """An object of `_unsure` is not looked for any more: it is to be looked for again."""
-        left = [node for node in entry.nodes or () if node not in self.dead_nodes]
-        if left:
-            self._stays_at(oid, entry, left[0])
-        else:
-            self.pins.ask(oid, entry)
-
-    def _not_near(self, oid: bytes, entry: Entry, node: int, reason: str) -> None:
-        """The store of a neighbour does not have an object that we wanted to read there."""
-        if not [n for n in entry.nodes or () if n != node and n not in self.dead_nodes]:
-            self._not_there(oid, entry, [node], reason)
-            return
-        known = entry.nodes is not None and node in entry.nodes
-        first = known and self._not_at(entry, node)
-        if oid[:8] == self.me:
-            if known:
-                entry.left_at = [*(entry.left_at or ()), node]  # perhaps it is there after all
-            if first or oid in self._unsure:
-                self._first_is_gone(oid, entry, reason)
-        if entry.state == STORED:
-            self._ready(oid, entry)
+    def on_add_location(self, msg: AddLocation) -> None:
+        """A node has a copy now."""
+        raise NotImplementedError
 
     # ------------------------------------------------------------ who cannot get an object
 
@@ -265,7 +224,6 @@ class Losing(Borrowing):
         self.special.discard(oid)
         self._unsure.discard(oid)
         self._made.pop(oid, None)
-        self.replicas.owed.pop(oid, None)
         self.why_lost.pop(oid, None)
 
     def _unneeded(self, oid: bytes) -> None:
@@ -327,24 +285,26 @@ class Losing(Borrowing):
     def _stays_at(self, oid: bytes, entry: Entry, node: int) -> None:
         """See that this node, which may have evicted its copy of an object of ours, does not evict it from now on."""
         self.special.add(oid)
+        self._in_front(entry, node)
         if node == self._node and entry.mapping is None:
             self.pins.open(oid, entry)
         at = self._node if entry.mapping is None else entry.mapping.node
         if node == self._node and at not in self.dead_nodes:
             node = at  # that copy is there for sure
-        entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
+            self._in_front(entry, node)
         if node != self._node:
-            if self.pins.asks(oid, node):  # we look for it there, and will hear
-                self._unsure.add(oid)
-            else:
-                self._unsure.discard(oid)
-                self.replicas.hold(oid, entry, node)
+            self._unsure.discard(oid)
+            self.replicas.hold(oid, entry, node)
         elif at == node and entry.mapping is not None:  # pinned, so it is there; the pin goes sooner or later
             self._unsure.discard(oid)
             self._send(self._raylet, Open(oid, entry.size, [], keep=True))
         else:  # in the second case what we read is memory of a node that is dead
             self._unsure.add(oid)
             self.pins.ask(oid, entry)
+
+    @staticmethod
+    def _in_front(entry: Entry, node: int) -> None:
+        entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
 
     def _came(self, oid: bytes, entry: Entry, node: int) -> None:
         """A store, our own as a rule, has found an object of `_unsure`."""
@@ -358,10 +318,13 @@ class Losing(Borrowing):
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
         """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
-        self.replicas.heard(oid, node)
         entry = self.entries.get(oid)
-        if entry is None or oid not in self.replicas.held:
-            return  # it was freed meanwhile, there too
+        if oid[:8] != self.me:
+            return
+        if entry is None or node not in self.replicas.held.get(oid, ()):
+            if not problem:  # we gave it up meanwhile: it is a copy like any other
+                self.on_add_location(AddLocation(oid, node))
+            return
         self.replicas.answered(oid, node, problem)
         if not problem:
             self._also_at(entry, node)

@@ -76,7 +76,7 @@ class NotedTable(ObjectTable):
         self.lineage = NotedLineage(log, me, lineage_limit, self._unneeded, self._evicted)
         self.replicas = NotedReplicas(log, noted_send, noted_notify)
         self.dead_nodes = NotedSet(log, "dead_nodes")
-        self.pins = NotedPins(log, self._node, noted_send, self.dead_nodes, self.replicas.owed)
+        self.pins = NotedPins(log, self._node, noted_send, self.dead_nodes)
         self.special = NotedSet(log, "special")
         self.on_free = OnFree(log)
 

@@ -7,7 +7,6 @@ in that one, in place: it is shared memory too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from collections.abc import Mapping as Table
 from typing import Protocol
 
 from hpcray.base.ids import raylet_of
@@ -42,9 +41,6 @@ class Nobody:
         """Not called."""
 
 
-_NONE: Table[bytes, Table[int, bool]] = {}
-
-
 class Pins:
     """What outlives the entries of a table: questions to the stores, and pins that views still need.
 
@@ -58,8 +54,6 @@ class Pins:
         node: our own.
         send: queue a message for a process or raylet.
         dead: nodes that died.
-        owed: by object, nodes whose stores may still answer that they keep a copy for us (`Replicas`). We do not read
-            it there meanwhile: nothing would tell that answer from ours.
 
     Attributes:
         opening: objects with an Open under way: the nodes on which they are looked for, and the one that was asked.
@@ -72,13 +66,7 @@ class Pins:
         visits: how.
     """
 
-    def __init__(
-        self,
-        node: int,
-        send: Callable[[bytes, Message], None],
-        dead: set[int],
-        owed: Table[bytes, Table[int, bool]] = _NONE,
-    ) -> None:
+    def __init__(self, node: int, send: Callable[[bytes, Message], None], dead: set[int]) -> None:
         self.opening: dict[bytes, tuple[list[int], int]] = {}
         self.lingering: dict[bytes, Mapping] = {}
         self.mapped: dict[bytes, Entry] = {}
@@ -92,7 +80,6 @@ class Pins:
         self._unreadable: dict[bytes, tuple[OnDisk, int, str, int]] = {}
         self._parked: dict[int, dict[bytes, int]] = {}  # of `opening`, by node, what waits until we have met: its size
         self._unheard: dict[int, Unheard] = {}  # of those that we have met
-        self._owed = owed
         self._buried: set[int] = set()  # of `dead`, those of which `node_died` was told
         self._node = node
         self._raylet = raylet_of(node)
@@ -122,9 +109,8 @@ class Pins:
                 self._patient[oid] = priority
             nodes = entry.nodes or ()
             if near and self.near and self._node not in nodes:
-                owed = self._owed.get(oid, ())
                 for node in nodes:
-                    if node in self.near and node not in owed and node not in self._dead:
+                    if node in self.near and node not in self._dead:
                         self._open_near(oid, entry.size, node)
                         return False
             self.ask(oid, entry, priority)
@@ -200,10 +186,7 @@ class Pins:
         return oid in self.opening and self.opening[oid][1] == node
 
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
-        """A store pinned an object for us; whether anybody here still wants it.
-
-        Where we read memory of a dead node already, the pin is not needed longer than the caller does: `unneeded`.
-        """
+        """A store pinned an object for us; whether anybody here still wants it."""
         _, node = self._answered(msg.id)
         if entry is None or entry.state in (FREED, INLINE):
             self._say(node, Release([msg.id]))
@@ -212,10 +195,9 @@ class Pins:
             self.created(msg.id, entry, msg.offset, msg.size, node)
         return True
 
-    def unneeded(self, oid: bytes, entry: Entry, node: int) -> None:
-        """See `opened`."""
-        if entry.mapping is not None and entry.mapping.node != node:
-            self._say(node, Release([oid]))
+    def give_back(self, oid: bytes, node: int) -> None:
+        """We read it elsewhere, in memory of a node that is dead."""
+        self._say(node, Release([oid]))
 
     def created(self, oid: bytes, entry: Entry, offset: int, size: int, node: int) -> None:
         """The object lies there, pinned for us."""

@@ -19,14 +19,11 @@ class Replicas:
     Attributes:
         held: for each object the nodes on which it is kept, or will be.
         failed: why a node could not take a copy, for who waits.
-        owed: by object, nodes that have not answered yet; False where we have given up a copy before that, so that
-            nobody can tell any more how many answers will come.
     """
 
     def __init__(self, send: Callable[[bytes, Message], None], notify: Callable[[Waiter], None]) -> None:
         self.held: dict[bytes, set[int]] = {}
         self.failed: dict[tuple[bytes, int], str] = {}
-        self.owed: dict[bytes, dict[int, bool]] = {}
         self._send = send
         self._notify = notify
         self._waiters: dict[tuple[bytes, int], Waiter] = {}
@@ -38,7 +35,6 @@ class Replicas:
             self._waiters[oid, node] = waiter
         if node not in nodes:
             nodes.add(node)
-            self.owed.setdefault(oid, {}).setdefault(node, True)
             self._send(raylet_of(node), Open(oid, entry.size, list(entry.nodes or ()), keep=True))
 
     def answered(self, oid: bytes, node: int, problem: str) -> None:
@@ -59,20 +55,9 @@ class Replicas:
 
     def gone(self, oid: bytes) -> None:
         """The object is freed, or no copy of it is left."""
-        owed = self.owed.get(oid, {})
-        for node in owed:
-            owed[node] = False
         for node in sorted(self.held.pop(oid, ())):
             self._send(raylet_of(node), Release([oid], keep=True))
             self.answered(oid, node, "the object is gone")
-
-    def heard(self, oid: bytes, node: int) -> None:
-        """An answer of a node has come."""
-        owed = self.owed.get(oid)
-        if owed is not None and owed.get(node):
-            del owed[node]
-            if not owed:
-                del self.owed[oid]
 
     def fail(self, reason: str) -> None:
         """No answer can come any more."""

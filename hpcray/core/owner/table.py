@@ -4,7 +4,7 @@ Pure: the caller holds its lock, passes messages in, and hands `send` and `notif
 
 A process counts its own `ObjectRef`s per object (`Entry.local`); the owner additionally counts borrowing processes
 (`Borrowing`, docs/explain/ownership.md). An object that is ready and has neither is freed, on every node (`Counting`).
-What is lost is made again (`Losing`).
+What is lost is made again (`Losing`); what a neighbouring node has is read there (`Near`).
 """
 
 from __future__ import annotations
@@ -222,7 +222,8 @@ class ObjectTable(Counting):
             assert entry is not None
             if msg.id in self._unsure:
                 self._came(msg.id, entry, node)
-            self.pins.unneeded(msg.id, entry, node)
+            if entry.mapping is not None and entry.mapping.node != node:
+                self.pins.give_back(msg.id, node)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 

@@ -1,4 +1,4 @@
-"""Objects on disk that processes of the host read from their file by themselves, since there is no room to bring them
+"""Objects on disk that processes of the node read from their file by themselves, since there is no room to bring them
 back.
 
 What is lent is the place on disk, not the object: that may come back into memory meanwhile, or go. The place stays
@@ -65,10 +65,6 @@ class Lent:
                 self._left.discard(slot.number)
                 out.append(self._give_back(slot))
         return slot
-
-    def procs(self) -> list[bytes]:
-        """The processes to which something is lent."""
-        return list(self._lent)
 
     def process_died(self, proc: bytes, out: list[Effect]) -> None:
         """It reads no more."""

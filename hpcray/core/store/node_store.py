@@ -115,9 +115,9 @@ class NodeStore(StallingLives):
                 self._free_one(obj.id, out)
             if self._objects.get(obj.id) is obj:
                 self._drop_request(obj, out)
-        known = {*self._holdings.procs(), *self._lent.procs()}
-        for proc in sorted(proc for proc in known if node_of(proc) == node and proc not in guests):
-            out += self.process_died(now, proc)
+        for proc in sorted(self._holdings.procs()):
+            if node_of(proc) == node and proc not in guests:
+                out += self.process_died(now, proc)
         return self._finish(now, out)
 
     def tick(self, now: float) -> list[Effect]:
@@ -140,12 +140,16 @@ class NodeStore(StallingLives):
         return self._room.stuck and now - at < _LEND_ON and self._blocks.used >= used
 
     def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
-        """There is no room to bring an object back from disk: who wants it reads its file."""
+        """There is no room to bring an object back from disk: processes of this node read its file, guests cannot."""
+        reason = self._full_reason(obj, "finds no room")
         for proc in list(obj.openers):
             del obj.openers[proc]
             self._holdings.let_go(proc, obj)
-            self._lent.lend(obj, proc, out)
-        self._turn_away(obj, self._full_reason(obj, "finds no room"), out, full=True)
+            if self._is_guest(proc):
+                out.append(Send(proc, m.StoreError(obj.id, "full", reason)))
+            else:
+                self._lent.lend(obj, proc, out)
+        self._turn_away(obj, reason, out, full=True)
         self._back_to_disk(obj, out)
 
     def snapshot(self) -> dict[str, Any]:
@@ -214,6 +218,10 @@ class NodeStore(StallingLives):
             self._wait_for(obj, src, sources, msg.keep)
             if not self._blocks.could_hold(obj.size) or self._admission.ask(obj):
                 self._place(now, obj, out)
+            return
+        if self._is_guest(src) and self._lies_on_disk(obj) and not self._space.has_room(obj.size):
+            # Its own node can read it straight from the disk, into a store that may be less full.
+            out.append(Send(src, m.StoreError(obj.id, "full", self._full_reason(obj, "finds no room"))))
             return
         self._wait_for(obj, src, msg.nodes, msg.keep)
         self._admission.hurry(obj, _urgency(msg.priority))
@@ -338,6 +346,9 @@ class NodeStore(StallingLives):
             obj.openers[proc] = None
         self._holdings.hold(proc, obj)
         self._receives.add(obj, nodes)
+
+    def _is_guest(self, proc: bytes) -> bool:
+        return node_of(proc) != self._node
 
     @staticmethod
     def _lies_on_disk(obj: StoredObject) -> bool:
