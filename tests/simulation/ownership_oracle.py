@@ -68,7 +68,7 @@ class Oracle:
         found = {ref.id for frame in process.frames for ref in frame.vars}
         found.update(ref.id for ref in process.pinned)
         found.update(get[1].id for get in process.gets)
-        found.update(ref.id for _, ref, _ in process.visiting.reading)
+        found.update(ref.id for _, ref in process.visiting.reading)
         for task in process.tasks.values():
             found.update(ref.id for ref in task.args + task.slots)
             made = process.table.entries.get(task.id + FIRST_RETURN)  # its earlier lives hold what they held

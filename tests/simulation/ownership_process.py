@@ -357,7 +357,7 @@ class Process:
             getattr(table, HANDLERS[type(msg)])(src, msg)
         elif type(msg) is m.Kept:
             table.on_replica(msg.id, node_of(src), msg.reason)
-        elif type(msg) in (m.Opened, m.StoreError, m.OnDisk) and src != self.raylet:
+        elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
             self.visiting.on_answer(node_of(src), msg)
         else:
             getattr(table, HANDLERS[type(msg)])(msg)
@@ -396,4 +396,5 @@ HANDLERS = {
     m.AddLocation: "on_add_location",
     m.Opened: "on_opened",
     m.StoreError: "on_store_error",
+    m.OnDisk: "on_disk",
 }

@@ -89,11 +89,10 @@ class Store:
             assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
             self.kept.add(oid)
         elif visit and self.world.is_full():
-            if oid in self.pins and self.world.pick(2):
-                self.lent[src, oid] += 1
-                self.say(src, m.OnDisk(oid, "a file", 0, LARGE))
-            else:
-                self.say(src, m.StoreError(oid, "full", "no room"))
+            self.say(src, m.StoreError(oid, "full", "no room"))
+        elif self.world.host > 1 and not (visit or msg.keep) and oid in self.pins and self.world.is_full():
+            self.lent[src, oid] += 1
+            self.say(src, m.OnDisk(oid, "a file", 0, LARGE))
         elif oid in self.pins:
             if msg.keep:
                 self.keepers.setdefault(oid, set()).add(src)

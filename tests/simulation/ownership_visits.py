@@ -1,7 +1,7 @@
 """Neighbours in the ownership simulation: processes that read in the stores of other nodes of their host.
 
 A connection to a neighbour's store keeps its own order and none with anything else. It may never come to be, or end
-while both ends live; what is on it then is lost.
+while both live: what the store has said is lost then. What the process has said is not: a store reads all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ownership_store import Store
 
 MEETING, OPEN, CUT, OVER = range(4)
-ANSWERS = {m.Opened: "on_opened", m.StoreError: "on_store_error", m.OnDisk: "on_disk"}
+ANSWERS = {m.Opened: "on_opened", m.StoreError: "on_store_error"}
 
 
 class Way:
@@ -35,7 +35,6 @@ class Way:
 
     def end(self, state: int) -> None:
         self.state = state
-        self.there.clear()
         self.back.clear()
 
 
@@ -46,7 +45,7 @@ class Visiting:
         self.process, self.world = process, process.world
         self.ways: dict[int, Way] = {}
         self.left: set[int] = set()
-        self.reading: list[tuple[Frame, Ref, int]] = []  # files
+        self.reading: list[tuple[Frame, Ref]] = []  # files of our own store
 
     def meet(self, node: int) -> None:
         assert node not in self.ways, "it is met twice"
@@ -56,7 +55,7 @@ class Visiting:
         way = self.ways[node]
         self.world.visit_sent(self.process.id, node, msg)
         assert way.state in (OPEN, CUT), "nobody is met"
-        if way.state == OPEN:
+        if self.world.stores[node].alive:
             way.there.append(m.encode([msg]))
 
     def leave(self, node: int) -> None:
@@ -68,24 +67,21 @@ class Visiting:
 
     def on_answer(self, node: int, msg: Any) -> None:
         """Another store than ours answers: what `runtime.store_client` does."""
-        process, table = self.process, self.process.table
+        table = self.process.table
         if table.pins.asks(msg.id, node):
-            self.world.unanswered.discard((process.id, node, msg.id))
+            self.world.unanswered.discard((self.process.id, node, msg.id))
             getattr(table, ANSWERS[type(msg)])(msg)
-        elif type(msg) is m.OnDisk:
-            process.send(raylet_of(node), m.DiskRead(msg.id))
 
     def begin_file(self, frame: Frame, ref: Ref) -> None:
         """A thread begins to read a file that is lent."""
-        node = self.process.table.pins.files[ref.id][2]
         self.process.table.begin_file(ref.id)
-        self.reading.append((frame, ref, node))
+        self.reading.append((frame, ref))
 
     def end_file(self, index: int, fails: bool) -> None:
         """It has read it, or cannot."""
         process = self.process
-        frame, ref, node = self.reading.pop(index)
-        store = self.world.stores[node]
+        frame, ref = self.reading.pop(index)
+        store = self.world.stores[process.node]
         assert not store.alive or store.lent[process.id, ref.id] > 0, "what is read there is not lent any more"
         if fails:
             self.world.near["file failed"] += 1
@@ -146,9 +142,7 @@ class Neighbours:
 
     def visit_sent(self, proc: bytes, node: int, msg: m.Message) -> None:
         self.near[type(msg).__name__] += 1
-        if type(msg) is m.DiskRead and msg.error:
-            self.note_open(proc, node, msg.id)
-        elif type(msg) is m.Open:
+        if type(msg) is m.Open:
             assert not msg.keep
             self.note_open(proc, node, msg.id)
         elif type(msg) is m.Release:
@@ -206,6 +200,8 @@ class Neighbours:
             process.table.met(node)
         else:
             self.near["unmet" if way.state == MEETING else "cut"] += 1
+            while way.there:
+                self.deliver_there(process, node)
             way.end(OVER)
             self.forget_answers(process, node)
             process.table.unmet(node)

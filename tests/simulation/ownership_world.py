@@ -163,7 +163,7 @@ class World(Losing, Neighbours):
             self.undeliverable(src, dest)
         else:
             process = self.processes[dest]
-            if type(msg) in (m.Opened, m.StoreError) and node_of(src) == node_of(dest):
+            if type(msg) in (m.Opened, m.StoreError, m.OnDisk) and node_of(src) == node_of(dest):
                 self.unanswered.discard((dest, node_of(src), msg.id))
             process.drain() if self.pick(2) else None
             process.receive(src, msg)

@@ -110,7 +110,6 @@ class Cluster:
         self.unkept: set[Part] = set()  # of `keeping`, what the store has heard and not answered
         self.promised: set[Part] = set()  # as `kept`, from when the store said so until it hears the contrary
         self.lent: dict[Part, int] = {}  # files that may be read
-        self.refused: set[bytes] = set()  # objects that a node had no room to bring back for another one
         self.receives: dict[int, Transfer] = {}
         self.sends: dict[int, Transfer] = {}
         self.cancelled: set[int] = set()
@@ -183,8 +182,6 @@ class Cluster:
         if isinstance(msg, m.Unpin):
             self.unpins.add((dest, node))
             return
-        if isinstance(msg, m.PullRefused) and msg.full:
-            self.refused.add(msg.id)
         if isinstance(msg, m.Created):
             self.claim(node, msg.id, msg.offset, msg.size)
             self.granted[dest, node, msg.id] = msg.offset
@@ -554,7 +551,7 @@ class Cluster:
     def waited(self, ident: bytes) -> bool:
         """Whether somebody may have waited for room in vain."""
         too_large = self.objects[ident].size > CAPACITY
-        return too_large or self.now >= TIMEOUT or bool(self.stalls) or ident in self.refused
+        return too_large or self.now >= TIMEOUT or bool(self.stalls)
 
     def goes_home(self, proc: bytes, obj: Object) -> None:
         """A guest has heard that there is no room for what lies on disk there: it has its own node pull that."""

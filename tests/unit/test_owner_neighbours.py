@@ -8,7 +8,6 @@ from table_kit import PEER, RAYLET, SIZE, Owner, Table, put_id, return_id
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.table import PENDING, STORED, Waiter
-from hpcray.core.owner.unheard import Unheard
 from hpcray.wire import messages as m
 
 
@@ -99,8 +98,7 @@ class TestTheConnectionEnds:
         visits.said()
         table.unmet(NEAR)
         assert table.said() == [
-            (raylet_of(NEAR), m.Release([OID])),  # it may have heard us
-            (raylet_of(NEAR), m.DiskRead(OID)),
+            (raylet_of(NEAR), m.Release([OID])),  # it has heard us
             (RAYLET, m.Open(OID, SIZE, [NEAR])),
         ]
         assert visits.said() == [] and not table.pins.asks(OID, NEAR)
@@ -114,45 +112,6 @@ class TestTheConnectionEnds:
         table.said()
         table.view_died(OID)
         assert table.said() == [(raylet_of(NEAR), m.Release([OID]))] and visits.said() == []
-
-    def test_what_may_not_have_come_there_is_given_back_again(self, table: Table, visits: Visits) -> None:
-        borrow(table)
-        read(table, visits)
-        table.release(OID)
-        table.view_died(OID)
-        assert visits.said() == [(NEAR, m.Release([OID]))]
-        table.said()
-        table.unmet(NEAR)
-        assert table.said() == [(raylet_of(NEAR), m.Release([OID]))]
-
-    def test_what_is_read_there_again_is_not(self, table: Table, visits: Visits) -> None:
-        borrow(table)
-        entry = read(table, visits)
-        table.view_died(OID)
-        table.pins.give_up(SIZE, NEAR)
-        assert visits.said() == [(NEAR, m.Release([OID]))] and entry.mapping is None
-        read(table, visits)
-        table.unmet(NEAR)
-        assert table.said() == []
-
-    def test_what_an_answer_proves(self) -> None:
-        first, second, third = put_id(1), put_id(2), put_id(3)
-        unheard = Unheard()
-        unheard.gave(m.Release([first]))
-        unheard.asked(second)
-        unheard.gave(m.Release([third]))
-        unheard.gave(m.Hurry(second, 0))
-        assert unheard.again() == [m.Release([first, third])]
-        unheard.asked(first)
-        assert unheard.again() == [m.Release([first, third])]
-        unheard.answered(second)
-        assert unheard.again() == [m.Release([third])], "what was said after that Open may still be lost"
-        unheard.gave(m.DiskRead(second, "broken", SIZE, []))
-        assert unheard.again() == [m.Release([third]), m.DiskRead(second)]
-        unheard.asked(first)
-        unheard.asked(third)
-        unheard.answered(third)
-        assert unheard.again() == [m.DiskRead(second)], "it is pinned again"
 
 
 class TestItIsNotThere:
@@ -221,71 +180,6 @@ class TestItIsNotThere:
         table.forget([OID], self.ask(table, visits))
         table.on_store_error(m.StoreError(OID, "full", "no room"))
         assert table.said() == [] and table.pins.opening == {}
-
-
-class TestFiles:
-    LENT = m.OnDisk(OID, "/proc/1/fd/9", 4096, SIZE)
-
-    @pytest.fixture
-    def lent(self, table: Table, visits: Visits) -> Waiter:
-        borrow(table)
-        waiter = want(table)
-        table.met(NEAR)
-        visits.said()
-        table.on_disk(self.LENT)
-        assert table.fired == [waiter]
-        return waiter
-
-    def test_who_has_read_it_says_so_there(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        table.begin_file(OID)
-        table.end_file(OID)
-        assert visits.said() == [(NEAR, m.DiskRead(OID))] and table.said() == []
-
-    def test_what_cannot_be_read_is_asked_for_there(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        table.begin_file(OID)
-        table.file_failed(OID, "broken")
-        assert visits.said() == [(NEAR, m.DiskRead(OID, "broken", SIZE, []))] and table.said() == []
-        waiter = want(table)
-        table.on_opened(OPENED)
-        assert table.fired[-1] is waiter and table.entries[OID].mapping is not None
-
-    def test_the_connection_ends_while_it_is_read(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        table.begin_file(OID)
-        table.unmet(NEAR)
-        assert table.said() == []
-        table.end_file(OID)
-        assert table.said() == [(raylet_of(NEAR), m.DiskRead(OID))] and visits.said() == []
-
-    def test_it_ends_between_two_who_cannot_read_it(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        """What the second one reads must not be given back, nor lent again, before it has ended."""
-        table.begin_file(OID)
-        table.begin_file(OID)
-        table.file_failed(OID, "broken")
-        waiter = want(table)
-        table.unmet(NEAR)
-        assert table.said() == [] and visits.said() == []
-        table.end_file(OID)
-        assert table.said() == [(raylet_of(NEAR), m.DiskRead(OID, "broken", SIZE, []))]
-        table.on_opened(OPENED)
-        assert table.fired[-1] is waiter
-
-    def test_the_node_dies_and_nobody_reads_it(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        table.entries[OID].nodes = [NEAR, FAR]
-        table.node_died(NEAR, "power")
-        assert table.pins.files == {} and visits.calls[-1] == ("leave", NEAR)
-        want(table)
-        assert table.said() == [(RAYLET, m.Open(OID, SIZE, [FAR]))]
-
-    def test_the_node_dies_while_it_is_read(self, table: Table, visits: Visits, lent: Waiter) -> None:
-        table.entries[OID].nodes = [NEAR, FAR]
-        for _ in range(2):
-            table.begin_file(OID)
-        table.node_died(NEAR, "power")
-        table.file_failed(OID, "broken")
-        want(table)
-        assert table.said() == [], "the other one is still at it"
-        table.file_failed(OID, "broken")
-        assert table.said() == [(RAYLET, m.Open(OID, SIZE, [FAR]))] and visits.said() == []
 
 
 class TestGivingUp:

@@ -161,7 +161,7 @@ class TestCopies:
         table.on_replica(return_id(), NEAR, "")
         assert table.replicas.held == {return_id(): {NEAR}}
 
-    @pytest.mark.parametrize("kind", ["lost", "full", "cut", "came", "died", "lent"])
+    @pytest.mark.parametrize("kind", ["lost", "full", "cut", "came", "died"])
     def test_the_last_copy_that_is_known_is_gone_while_we_ask_a_neighbour(
         self, table: Owner, visits: Visits, kind: str
     ) -> None:
@@ -184,9 +184,6 @@ class TestCopies:
         elif kind == "full":
             table.on_store_error(m.StoreError(return_id(), kind, "no room"))
             assert table.said() == [(RAYLET, m.Open(return_id(), SIZE, []))]
-        elif kind == "lent":
-            table.on_disk(m.OnDisk(return_id(), "/proc/1/fd/9", 0, SIZE))
-            assert table.said() == [(raylet_of(NEAR), m.Open(return_id(), SIZE, [NEAR], keep=True))]
         else:
             table.on_opened(m.Opened(return_id(), 64, SIZE, False))
             assert table.said() == [(raylet_of(NEAR), m.Open(return_id(), SIZE, [NEAR], keep=True))]

@@ -186,6 +186,11 @@ def test_the_steps_reach_what_they_are_to_check() -> None:
     assert len(reached) == 6 and min(reached.values()) >= 20, reached
 
 
+def test_another_node_is_not_turned_away_where_room_is_in_pieces() -> None:
+    """There were bytes enough, but no place for the object in one piece; it could be sent straight from disk."""
+    run(STEPS + DISK + AHEAD, random_script(35424, 384), 0.3)
+
+
 def test_the_steps_with_a_disk_reach_what_they_are_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()

@@ -6,12 +6,11 @@ in that one, in place: it is shared memory too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from hpcray.base.ids import raylet_of
 from hpcray.core.owner.entries import FREED, INLINE, Entry, Mapping
-from hpcray.core.owner.unheard import Unheard
 from hpcray.wire.messages import DiskRead, Hurry, Message, OnDisk, Open, Opened, Release
 
 
@@ -61,7 +60,7 @@ class Pins:
         mapped: entries with a pin, the one that got it first in front.
         gathering: lists of objects that somebody is about to read together: their pins stay.
         refused: why the store had no room for an object, until it is asked again.
-        files: what a store lets us read from disk ourselves, for want of room: how many threads are at it, whose it is.
+        files: what our store lets us read from disk ourselves, for want of room, and how many threads are at it.
         near: the neighbours whose stores we can read, and whether we have met them.
         visits: how.
     """
@@ -72,15 +71,14 @@ class Pins:
         self.mapped: dict[bytes, Entry] = {}
         self.gathering: list[list[bytes]] = []
         self.refused: dict[bytes, str] = {}
-        self.files: dict[bytes, tuple[OnDisk, int, int]] = {}
+        self.files: dict[bytes, tuple[OnDisk, int]] = {}
         self.near: dict[int, bool] = {}
         self.visits: Visits = Nobody()
         self._patient: dict[bytes, int] = {}  # of `opening`, those that are not urgent: their priority
-        # Files that could not be read: how many threads still try, why it failed first, whose it is.
-        self._unreadable: dict[bytes, tuple[OnDisk, int, str, int]] = {}
+        # Of `opening`, files that could not be read: how many threads still try, and why it failed first.
+        self._unreadable: dict[bytes, tuple[OnDisk, int, str]] = {}
         self._parked: dict[int, dict[bytes, int]] = {}  # of `opening`, by node, what waits until we have met: its size
-        self._unheard: dict[int, Unheard] = {}  # of those that we have met
-        self._buried: set[int] = set()  # of `dead`, those of which `node_died` was told
+        self._reading: dict[int, int] = {}  # of `dead`, when `node_died` was told: how much of its memory is still read
         self._node = node
         self._raylet = raylet_of(node)
         self._dead = dead
@@ -139,13 +137,11 @@ class Pins:
             self.visits.meet(node)
 
     def _ask_near(self, oid: bytes, size: int, node: int) -> None:
-        self._unheard[node].asked(oid)
         self.visits.send(node, Open(oid, size, [], self._patient.get(oid, 0)))
 
     def met(self, node: int) -> None:
         """We can speak to a neighbour's store now."""
         self.near[node] = True
-        self._unheard[node] = Unheard()
         for oid, size in self._parked.pop(node, {}).items():
             self._ask_near(oid, size, node)
 
@@ -153,16 +149,11 @@ class Pins:
         """We cannot, or not any more. What it was asked for has to be asked for again: these objects."""
         self.near.pop(node, None)
         parked = self._parked.pop(node, {})
-        unheard = self._unheard.pop(node, None)
-        for msg in unheard.again() if unheard is not None else ():
-            self._say(node, msg)
-        # What nobody could read in its file, while somebody is still at it, is asked for when that has ended.
-        asked = [oid for oid, (_, whom) in self.opening.items() if whom == node and oid not in self._unreadable]
+        asked = [oid for oid, (_, whom) in self.opening.items() if whom == node]
         for oid in asked:
             self._answered(oid)
-            if oid not in parked:  # it may have heard us, and its answer be lost
-                self._say(node, Release([oid]))
-                self._say(node, DiskRead(oid))
+            if oid not in parked:
+                self._say(node, Release([oid]))  # it has heard us, and its answer may be lost
         return asked
 
     def _say(self, node: int, msg: Message) -> None:
@@ -170,7 +161,6 @@ class Pins:
         if node == self._node:
             self._send(self._raylet, msg)
         elif self.near.get(node):
-            self._unheard[node].gave(msg)
             self.visits.send(node, msg)
         elif node not in self._dead:
             self._send(raylet_of(node), msg)
@@ -211,68 +201,53 @@ class Pins:
     def _answered(self, oid: bytes) -> tuple[list[int], int]:
         if self._patient:
             self._patient.pop(oid, None)
-        asked = self.opening.pop(oid, None)
-        if asked is None:
-            return [], self._node
-        if asked[1] in self._unheard:
-            self._unheard[asked[1]].answered(oid)
-        return asked
+        return self.opening.pop(oid, None) or ([], self._node)
 
     # ------------------------------------------------------------ files
 
     def lent(self, msg: OnDisk, entry: Entry | None) -> bool:
-        """There is no room in the store, but the object's file may be read; whether anybody here wants that."""
-        _, node = self._answered(msg.id)
+        """There is no room in our store, but the object's file may be read; whether anybody here wants that."""
+        self._answered(msg.id)
         if entry is None or entry.state in (FREED, INLINE) or entry.mapping is not None or msg.id in self.files:
-            self._say(node, DiskRead(msg.id))
+            self._send(self._raylet, DiskRead(msg.id))
             return False
-        self.files[msg.id] = (msg, 0, node)
+        self.files[msg.id] = (msg, 0)
         return True
 
     def begin_file(self, oid: bytes) -> OnDisk:
         """A thread begins to read a file of `files`."""
-        msg, readers, node = self.files[oid]
-        self.files[oid] = (msg, readers + 1, node)
+        msg, readers = self.files[oid]
+        self.files[oid] = (msg, readers + 1)
         return msg
 
-    def end_file(self, oid: bytes) -> bool:
-        """It has read it, or given up; see `file_failed`."""
+    def end_file(self, oid: bytes) -> None:
+        """It has read it, or given up."""
         if oid in self._unreadable:
-            return self._give_back_unreadable(oid)
-        msg, readers, node = self.files[oid]
-        self.files[oid] = (msg, readers - 1, node)
+            self._give_back_unreadable(oid)
+            return
+        msg, readers = self.files[oid]
+        self.files[oid] = (msg, readers - 1)
         if readers == 1:
             self._close_file(oid)
-        return False
 
-    def file_failed(self, oid: bytes, entry: Entry | None, error: str) -> bool:
-        """It could not be read: the store is to get the object otherwise. `opened`, `lent` or `failed` follows.
-
-        Returns:
-            Whether that store is dead, and who wants the object has to ask again.
-        """
+    def file_failed(self, oid: bytes, entry: Entry | None, error: str) -> None:
+        """It could not be read: the store is to get the object otherwise. `opened`, `lent` or `failed` follows."""
         if oid in self.files:
-            msg, readers, node = self.files.pop(oid)
-            self._unreadable[oid] = (msg, readers, error, node)
-            known = list(entry.nodes or ()) if entry is not None else []
-            self.opening[oid] = (known if node == self._node else [node], node)
-        return self._give_back_unreadable(oid)
+            self._unreadable[oid] = (*self.files.pop(oid), error)
+            self.opening[oid] = (list(entry.nodes or ()) if entry is not None else [], self._node)
+        self._give_back_unreadable(oid)
 
-    def _give_back_unreadable(self, oid: bytes) -> bool:
+    def _give_back_unreadable(self, oid: bytes) -> None:
         """One thread less is at it; what lies there must stay until none is."""
-        msg, readers, error, node = self._unreadable.pop(oid)
+        msg, readers, error = self._unreadable.pop(oid)
         if readers > 1:
-            self._unreadable[oid] = (msg, readers - 1, error, node)
-        elif node in self._dead:
-            self._answered(oid)
-            return True
+            self._unreadable[oid] = (msg, readers - 1, error)
         else:
-            self._say(node, DiskRead(oid, error, msg.size, self.opening[oid][0] if node == self._node else []))
-        return False
+            self._send(self._raylet, DiskRead(oid, error, msg.size, self.opening[oid][0]))
 
     def _close_file(self, oid: bytes) -> None:
-        _, _, node = self.files.pop(oid)
-        self._say(node, DiskRead(oid))
+        del self.files[oid]
+        self._send(self._raylet, DiskRead(oid))
 
     # ------------------------------------------------------------ giving back
 
@@ -327,26 +302,19 @@ class Pins:
     def _release(self, oid: bytes, node: int) -> None:
         if node not in self._dead:
             self._say(node, Release([oid]))
-        elif node in self._buried and not self._holds(node):
-            self.visits.leave(node)
+        elif node in self._reading:
+            self._reading[node] -= 1
+            if not self._reading[node]:
+                self.visits.leave(node)
 
-    def node_died(self, node: int) -> Iterable[bytes]:
-        """A node is gone. What was read there can be read on as long as views of it live, but is not there any more:
-        these objects. What it was asked for has to be asked for again (`unmet`)."""
-        self._buried.add(node)
-        gone = [oid for oid, entry in self.mapped.items() if entry.mapping is not None and entry.mapping.node == node]
-        for oid in gone:
+    def node_died(self, node: int) -> None:
+        """A node is gone. What was read there can be read on as long as views of it live, but is not there any more.
+        What it was asked for has to be asked for again (`unmet`)."""
+        for oid in [oid for oid, entry in self.mapped.items() if entry.mapping and entry.mapping.node == node]:
             entry = self.mapped.pop(oid)
             mapping, entry.mapping = entry.mapping, None
             if mapping is not None and mapping.views:
                 self.lingering[oid] = mapping
-        for oid in [oid for oid, (_, readers, owner) in self.files.items() if owner == node and not readers]:
-            del self.files[oid]
-        if not self._holds(node):
+        self._reading[node] = sum(mapping.node == node for mapping in self.lingering.values())
+        if not self._reading[node]:
             self.visits.leave(node)
-        return gone
-
-    def _holds(self, node: int) -> bool:
-        return any(mapping.node == node for mapping in self.lingering.values()) or any(
-            entry.mapping is not None and entry.mapping.node == node for entry in self.mapped.values()
-        )

@@ -228,13 +228,10 @@ class ObjectTable(Counting):
             entry.local_waiters = None
 
     def on_disk(self, msg: OnDisk) -> None:
-        """A store has no room for the object, but lets us read its file."""
-        node = self.pins.asked(msg.id)
+        """Our raylet has no room for the object, but lets us read its file."""
         entry = self.entries.get(msg.id)
         if self.pins.lent(msg, entry):
             assert entry is not None
-            if msg.id in self._unsure and node != self._node:
-                self._came(msg.id, entry, node)
             self._fire(entry, entry.local_waiters)
             entry.local_waiters = None
 
@@ -244,13 +241,11 @@ class ObjectTable(Counting):
 
     def end_file(self, oid: bytes) -> None:
         """It has read it, or given up."""
-        if self.pins.end_file(oid):
-            self._ask_again([oid])
+        self.pins.end_file(oid)
 
     def file_failed(self, oid: bytes, error: str) -> None:
         """It cannot be read: it is looked for elsewhere, and who wants it waits for that (`want_local`)."""
-        if self.pins.file_failed(oid, self.entries.get(oid), error):
-            self._ask_again([oid])
+        self.pins.file_failed(oid, self.entries.get(oid), error)
 
     def on_store_error(self, msg: StoreError) -> None:
         """A store cannot give us the object; where it only lacks room ("full") the object is not lost."""

@@ -140,7 +140,8 @@ class NodeStore(StallingLives):
         return self._room.stuck and now - at < _LEND_ON and self._blocks.used >= used
 
     def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
-        """There is no room to bring an object back from disk: processes of this node read its file, guests cannot."""
+        """There is no room to bring an object back from disk: processes of this node read its file, other nodes are sent
+        it from there; guests can do neither."""
         reason = self._full_reason(obj, "finds no room")
         for proc in list(obj.openers):
             del obj.openers[proc]
@@ -149,6 +150,12 @@ class NodeStore(StallingLives):
                 out.append(Send(proc, m.StoreError(obj.id, "full", reason)))
             else:
                 self._lent.lend(obj, proc, out)
+        asking, obj.asking = obj.asking, []
+        for node, msg in asking:
+            if self._straight.takes(obj, msg):
+                self._straight.start(obj, node, msg, out)
+            else:
+                obj.asking.append((node, msg))
         self._turn_away(obj, reason, out, full=True)
         self._back_to_disk(obj, out)
 
