@@ -140,8 +140,8 @@ class NodeStore(StallingLives):
         return self._room.stuck and now - at < _LEND_ON and self._blocks.used >= used
 
     def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
-        """There is no room to bring an object back from disk: processes of this node read its file, other nodes are sent
-        it from there; guests can do neither."""
+        """There is no room to bring an object back from disk: processes of this node read its file, other nodes are
+        sent it from there. Guests have their own node ask."""
         reason = self._full_reason(obj, "finds no room")
         for proc in list(obj.openers):
             del obj.openers[proc]
