@@ -133,10 +133,11 @@ class Oracle:
             assert entry.local == process.live[oid], (oid.hex(), entry.local, process.live[oid])
             if entry.borrowers:
                 lent.add(oid)
-            if owner_of(oid) == process.id and not (oid in table.lineage.remembered and oid not in reachable):
-                self.check_owned(process, oid, entry, reachable)
-            elif owner_of(oid) == process.id:
-                self.check_remembered(oid, entry)
+            if owner_of(oid) == process.id:
+                if oid in table.lineage.remembered and (oid not in reachable or self.was_freed(oid, entry)):
+                    self.check_remembered(oid, entry)
+                else:
+                    self.check_owned(process, oid, entry, reachable)
             else:
                 self.check_borrowed(process, oid, entry)
         assert table._lent == lent
@@ -171,6 +172,15 @@ class Oracle:
             set(process.table._made) | set(process.table.why_lost) | set(process.table.replicas.held) | set(mentioned)
         )
         assert known <= process.table.special <= set(entries)
+
+    def was_freed(self, oid: bytes, entry: Entry) -> bool:
+        """Whether it is rightly held by nobody, though somebody can reach it: the last who held it died, and since then
+        a ref to it was read out of a value that is still here, while the owner of that value is dead."""
+        if not (oid in self.excused and oid in self.forgotten and entry.state in (FREED, INLINE)):
+            return False
+        others = [process.table for process in self.world.living if process.id != owner_of(oid)]
+        known = oid not in self.gone and any(oid in t.entries and oid not in t._unregistered for t in others)
+        return not (entry.local or entry.borrowers or known)
 
     def check_remembered(self, oid: bytes, entry: Entry) -> None:
         """Kept for lineage alone."""

@@ -84,6 +84,49 @@ def test_a_value_that_is_here_can_be_read_though_its_owner_remembers_nothing_but
     world.end()
 
 
+def test_what_is_read_out_of_a_value_of_the_dead_may_be_remembered_only() -> None:
+    """Who held it died with what it had put it into, so it was freed; a task that still has that value finds it there,
+    and relies on its submitter, whom nobody counts."""
+    world = World(Random(0).randrange, 4, 2)
+    owner, worker, holder, reader = world.living
+    refs = owner.state.vars
+    submit(world, owner, worker, slice(0), -1)
+    finish(world, worker, slice(0))
+    submit(world, owner, worker, slice(1), -1)
+    finish(world, worker, slice(0))
+    submit(world, holder, owner, slice(0), 0)
+    owner.frames[-1].vars.append(refs.pop(0))
+    freed = owner.frames[-1].vars[0].id
+    finish(world, owner, slice(1))
+    holder.get(holder.state, holder.state.vars[0])
+    world.settle()
+    assert owner.table.entries[freed].borrowers == {holder.id: 1}
+    holder.put(holder.state, [ref for ref in holder.state.vars if ref.id == freed], False)
+    submit(world, holder, worker, slice(2, 3), 0)
+    (outer,) = worker.frames[-1].vars
+    worker.submit(worker.frames[-1], reader.id, [outer], [])
+    world.settle()
+    del outer
+    frame = reader.frames[-1]
+    reader.get(frame, frame.vars[0])
+    world.settle()
+    frame.vars.pop()
+    reader.turn()
+    world.settle()
+    world.kill(holder)
+    world.settle()
+    assert owner.table.entries[freed].state == FREED and freed in owner.table.lineage.remembered
+    reader.get(frame, frame.vars[0])
+    world.settle()
+    assert frame.vars[1].id == freed and freed in reader.table._unregistered
+    world.oracle.at_rest()
+    owner.state.vars.clear()
+    finish(world, reader, slice(0))
+    assert freed not in owner.table.entries, "nor is it kept when nothing can be made from it any more"
+    del frame
+    world.end()
+
+
 def test_what_is_an_error_since_its_owner_freed_it_holds_nothing() -> None:
     """Its protector died; then its owner itself reads it out of a value that it still has."""
     world = World(Random(0).randrange, 3, 1)

@@ -54,6 +54,32 @@ class TestRemembered:
         table.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
         assert table.entries[return_id(1)].state == FREED
 
+    def test_a_borrower_that_comes_when_it_is_freed_is_counted_beyond_lineage(self, table: Owner) -> None:
+        """It read the ref out of a value whose owner died, and with it who held the object."""
+        first = table.made(1)
+        table.made(2, (return_id(1),))
+        table.release(return_id(1))
+        table.on_borrow_add(PEER, m.BorrowAdd([return_id(1)], PEER, 1))
+        table.release(return_id(2))
+        assert table.lineage.remembered == {} and table.entries[return_id(1)].state == FREED
+        table.on_object_get(PEER, return_id(1))
+        assert table.again == [first], "it can be made again for that borrower"
+        table.set_stored(return_id(1), SIZE, 3)
+        table.lineage.ended(table.lineage.kept[first.id])
+        table.said()
+        table.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
+        assert table.said() == [(RAYLET, m.Free([return_id(1)], [3]))]
+        assert table.entries == {} and table.lineage.kept == {} and table.special == set()
+
+    def test_such_a_borrower_lets_go_without_reading_it(self, table: Owner) -> None:
+        table.made(1)
+        table.made(2, (return_id(1),))
+        table.release(return_id(1))
+        table.on_borrow_add(PEER, m.BorrowAdd([return_id(1)], PEER, 1))
+        table.release(return_id(2))
+        table.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
+        assert table.entries == {} and table.lineage.kept == {} and table.special == set()
+
     def test_a_value_in_a_message_stays(self, table: Owner) -> None:
         table.owned(put_id(7))
         table.made(2, (put_id(7),))
