@@ -3,10 +3,11 @@
     python benchmarks/broadcast.py                               # 8 ranks of this host, shared memory
     python benchmarks/broadcast.py --rate 800mbit --json OUT     # each rank behind a network adapter of that speed
 
-Ranks of one host share its memory bus and its cores, so seven copies cost seven times the work of one, however they
-are made. With `--rate` (root, Linux, `ip` and `tc`) each rank lives in a network namespace of its own, behind a virtual
-adapter that lets through so much each way (tbf), and UCX uses TCP: as between hosts, the adapters are the limit. All of
-it is gone when the benchmark ends.
+Nodes of one host would read the object where it is; here each gets a copy (`HPCRAY_SAME_HOST=0`), as on a host of its
+own. Ranks of one host share its memory bus and its cores, so seven copies cost seven times the work of one, however
+they are made. With `--rate` (root, Linux, `ip` and `tc`) each rank lives in a network namespace of its own, behind a
+virtual adapter that lets through so much each way (tbf), and UCX uses TCP: as between hosts, the adapters are the
+limit. All of it is gone when the benchmark ends.
 
 Readers compare every byte, outside of the measured time. `one` and `all` take turns; the figures are medians.
 """
@@ -29,7 +30,15 @@ import numpy as np
 
 STEP = 1 << 20
 ROOT = Path(__file__).resolve().parents[1]
-PASSED_ON = ("UCX_TLS", "UCX_NET_DEVICES", "HPCRAY_OBJECT_STORE_MEMORY", "HPCRAY_PRESTART", "PYTHONPATH", "PATH")
+PASSED_ON = (
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+    "HPCRAY_SAME_HOST",
+    "HPCRAY_OBJECT_STORE_MEMORY",
+    "HPCRAY_PRESTART",
+    "PYTHONPATH",
+    "PATH",
+)
 SUBNET = "10.213.0"
 
 
@@ -142,7 +151,12 @@ def main() -> int:
         os.execvp("unshare", ["unshare", "-n", "-m", sys.executable, *sys.argv, "--apart"])
     store = str(2 * arguments.size + (64 << 20))
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ |= {"HPCRAY_OBJECT_STORE_MEMORY": store, "HPCRAY_PRESTART": "1", "PYTHONPATH": path}
+    os.environ |= {
+        "HPCRAY_SAME_HOST": "0",
+        "HPCRAY_OBJECT_STORE_MEMORY": store,
+        "HPCRAY_PRESTART": "1",
+        "PYTHONPATH": path,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "figures.json"
         start = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(arguments.ranks)]

@@ -1,9 +1,9 @@
 """Objects across nodes, through the API: put on one node, `get` by an actor that is pinned to another.
 
-Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well:
-`python object_rows.py FILE LARGEST --engine=ray`. On two nodes it measures latency, bandwidth one way and both ways; on
-more, pairs at once, one object to all, and each node's object to all. On two nodes it measures the same again with
-each value copied into memory of the reader's own (`latency copied`, `bw copied`): what a message is, on arrival.
+Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well: `python
+object_rows.py FILE LARGEST --engine=ray`. On two nodes it measures latency, bandwidth one way and both ways, and the
+first two again with each value copied into memory of the reader's own (`latency copied`, `bw copied`): what a message
+is, on arrival. On more nodes: pairs at once, one object to all, and each node's object to all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Nodes:
             size: bytes of an object.
             count: objects that each source puts.
             flows: (node that gets, nodes whose objects it gets).
-            copied: whether it copies them, too.
+            copied: whether it copies them into memory of its own, too.
         """
         self._number += 1
         sources = sorted({source for _, froms in flows for source in froms})
@@ -90,7 +90,7 @@ class Nodes:
 
 
 def latency(engine: Any, nodes: Nodes, size: int, copied: bool = False) -> float:
-    """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` of it would be local."""
+    """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` would ask nobody."""
     times: list[float] = []
     for number in range(WARM_UP + max(5, min(100, 2 * nodes.effort.budget // size))):
         ref = engine.put(np.full(size, number % 251, dtype=np.uint8))

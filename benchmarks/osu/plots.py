@@ -9,7 +9,8 @@ from table import Column
 
 _LABELS = dict.fromkeys(("latency", "fetch", "bcast", "allgather"), "time (µs)")
 _SUMMARY = (("fetch", "one request and its answer"), ("bw", "a window of messages"))
-_LINES = ("objects (same host)", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
+_HERE = "objects (same host)"
+_LINES = (_HERE, f"{_HERE}, copied", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
 
 
 def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> list[str]:

@@ -51,7 +51,8 @@ class Config:
         transfer_chunk: larger objects travel between nodes in pieces of this size.
         same_host: whether processes of several nodes of one host speak to each other directly, and read objects in each
             other's stores; else all goes through their raylets and over the wires.
-        spin: a process that waits stays awake for so long before it sleeps, while answers come that quickly; 0: never.
+        spin: a driver or worker whose answers came quickly of late looks at its sockets for up to so long before it
+            sleeps; 0: it sleeps at once.
         bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
             the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
         require_rdma: whether a job of several nodes without RDMA does not start.

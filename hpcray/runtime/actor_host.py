@@ -82,7 +82,7 @@ class ActorHost:
     def _open_lanes(self) -> None:
         spec = self.spec
         if self.is_async or spec.max_concurrency > 1 or spec.concurrency_groups:
-            self.worker.engine.waking.stop()
+            self.worker.engine.spinning.stop()  # calls run in threads, which need the interpreter
             self._lanes[""] = self._lane("", spec.max_concurrency)
             self.call = self._lanes[""].call
         for group, limit in spec.concurrency_groups.items():

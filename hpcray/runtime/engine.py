@@ -59,7 +59,7 @@ class Engine(Links):
 
     def __init__(self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NOBODY, spin: float = 0.0) -> None:
         super().__init__(me, session_dir, neighbours)
-        self.waking = SpinningPoll(self._epoll, spin)
+        self.spinning = SpinningPoll(self._epoll, spin)
         self.driver = IDLE
         self.activity = 0
         self.closed = False
@@ -253,7 +253,7 @@ class Engine(Links):
                 raise RaySystemError(_NESTED)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             # The background thread, awake, would take the interpreter from the user's threads.
-            events = (self.waking if self.driver == FOREGROUND else self._epoll).poll(timeout)
+            events = (self.spinning if self.driver == FOREGROUND else self._epoll).poll(timeout)
         finally:
             self.asleep.discard(me)
             self.lock.acquire()

@@ -131,9 +131,8 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))
     raylet.apply(raylet.core.node_died(now, node))
-    raylet.apply(
-        raylet.store.node_died(now, node, raylet.router.guests)
-    )  # cancels receives, so before the wires forget them
+    # It cancels receives, so before the wires forget them.
+    raylet.apply(raylet.store.node_died(now, node, raylet.router.guests))
     if control is not None:
         control.forget(node, reason)
     if data is not None:

@@ -38,7 +38,7 @@ def keep_within_limits(raylet: Raylet, listener: Listener) -> None:
     if room - 1 < pool.limit:
         pool.limit = max(1, room - 1)
         pool.limited_by = f", as its raylet may have {files} open files; hint: raise ulimit -n"
-    raylet.guests.limit = room - 1 - pool.limit
+    raylet.guests.limit = max(0, room - 1 - pool.limit)
     said = -_SAY_EVERY
 
     def full() -> None:

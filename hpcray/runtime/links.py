@@ -142,7 +142,7 @@ class Links:
         self._drop_link(peer.link)
 
     def tell(self, peer: Peer, msg: Message) -> None:
-        """Queue a message; it leaves at the next flush."""
+        """As `send`, which is too busy to call this one."""
         peer.out.append(msg)
         if not peer.dirty:
             peer.dirty = True

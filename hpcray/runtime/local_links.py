@@ -1,4 +1,4 @@
-"""The Unix-socket connections of a raylet: its listening socket, and one link per process of its node."""
+"""The Unix-socket connections of a raylet: its listening socket, and one link per process of its node, or guest."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Raylet:
 
     def _send(self, effect: fx.Send) -> None:
         router = self.router
-        if router.guests and effect.dest in router.guests and type(effect.msg) in _TO_GUESTS:
+        if effect.dest in router.guests and type(effect.msg) in _TO_GUESTS:
             router.answer(effect.dest, effect.msg)
         else:
             router.send(effect.dest, effect.msg)

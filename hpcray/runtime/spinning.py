@@ -2,7 +2,8 @@
 
 To be woken costs more than to be answered: 20 to 100 us where the processor has gone to sleep meanwhile, and a peer of
 this host answers within 30. So who was answered quickly of late stays awake for a while. An idle process sleeps at
-once, and so does one that has to share its processor: who sleeps is let in when he wakes, who stays awake has to queue.
+once, and so does one that has to share its processor: the scheduler prefers who has slept to who was always awake.
+`transport.base.Backoff` does the same for wires that have to be polled.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import select
 from time import monotonic
 
 _LEAST = 20e-6
-"""Seconds: a shorter window is none."""
+"""Seconds: the window (how long a wait stays awake now) is 0, or between this and the limit."""
 _ROBBED = 50e-6
-"""Seconds between two looks that say that somebody else computes on this processor."""
+"""Seconds: if more than this was between two looks, somebody else had the processor."""
 _SHY = (0.001, 0.25)
-"""Seconds without spinning after that, or after it was in vain for some time: at first, and at most. They double each
-time, and shrink slowly as spinning pays."""
+"""Seconds without spinning after that, or when it was in vain until the window was 0: at first, and at most. They
+double each time."""
 _PAID = 0.9
+"""What is left of them after a wait that spinning has cut short."""
 
 
 class SpinningPoll:

@@ -1,4 +1,4 @@
-"""Writing objects into our node's store: Create, one memcpy, Seal."""
+"""Writing objects into our node's store: Create, one memcpy, Seal; and what stores answer to readers."""
 
 from __future__ import annotations
 

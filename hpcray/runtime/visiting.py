@@ -29,7 +29,7 @@ _ATTEMPTS, _AGAIN = 50, 0.02
 
 
 class _Greeted(socket.socket):
-    """A socket over which a descriptor comes with the first message."""
+    """A socket over which a descriptor comes with the first message; from then on it is read like any other."""
 
     got: int = -1
 

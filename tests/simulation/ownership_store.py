@@ -90,7 +90,7 @@ class Store:
             self.kept.add(oid)
         elif visit and self.world.is_full():
             self.say(src, m.StoreError(oid, "full", "no room"))
-        elif self.world.host > 1 and not (visit or msg.keep) and oid in self.pins and self.world.is_full():
+        elif self.world.host > 1 and not (visit or msg.keep) and self.stays(oid) and self.world.is_full():
             self.lent[src, oid] += 1
             self.say(src, m.OnDisk(oid, "a file", 0, LARGE))
         elif oid in self.pins:

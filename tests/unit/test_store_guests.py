@@ -40,7 +40,7 @@ class TestGuests:
 
     def test_what_is_not_here_a_guest_has_not_pulled(self, store: NodeStore) -> None:
         (error,) = ask(store, "read")
-        assert isinstance(error, m.StoreError) and error.kind == "lost" and "told: none" in error.reason
+        assert isinstance(error, m.StoreError) and error.kind == "lost" and "is not on node" in error.reason
         assert store.snapshot()["objects"] == 0
 
     def test_what_is_being_made_or_pulled_here_it_waits_for(self, store: NodeStore) -> None:

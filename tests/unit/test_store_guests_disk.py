@@ -121,7 +121,7 @@ class TestKeptAndReadOnDisk:
 class TestOnDiskWithoutRoom:
     """A guest has no way to the file that a process of the node would be lent; its own node can be sent the object."""
 
-    def full(self, messages: list[m.Message], why: str = "finds no room") -> bool:
+    def full(self, messages: list[m.Message], why: str = "no room to bring it back") -> bool:
         """This, and no more, is what a guest has heard."""
         (error,) = messages
         return isinstance(error, m.StoreError) and (error.id, error.kind) == (X, "full") and why in error.reason

@@ -12,7 +12,7 @@ from hpcray.core.owner.entries import Mapping, Waiter
 from hpcray.core.owner.lineage import Lineage
 from hpcray.core.owner.noted import METHODS, NotedTable
 from hpcray.core.owner.notes import Frame, Log, Opaque
-from hpcray.core.owner.pins import Nobody, Pins
+from hpcray.core.owner.pins import NoVisits, Pins
 from hpcray.core.owner.replicas import Replicas
 from hpcray.core.owner.table import ObjectTable
 from hpcray.core.recording import SHOWN, Difference, Input, Record, Replay
@@ -199,7 +199,7 @@ _WRITES: dict[str, Callable[..., Any]] = {
     "ended": lambda table, task: Lineage.ended(table.lineage, table.lineage.kept[task]),
     "trim": lambda table: Lineage.trim(table.lineage),
     "give_up": lambda table, size, node: Pins.give_up(table.pins, size, node),
-    "visit": lambda table, nodes: table.visit(nodes, Nobody()),
+    "visit": lambda table, nodes: table.visit(nodes, NoVisits()),
     "gather": lambda table, oids: table.pins.gathering.append(oids),
     "gathered": lambda table, oids: table.pins.gathering.remove(oids),
     "linger": _linger,

@@ -25,7 +25,7 @@ class Losing(Borrowing):
     """The part of an object table that deals with losses.
 
     Attributes:
-        pins: what our node's store holds for us.
+        pins: what stores, ours and neighbours', hold for us.
         lineage: what can be made again.
         replicas: copies that we hold on other nodes.
         dead_nodes: those that died; none comes back under its old number.
@@ -275,7 +275,7 @@ class Losing(Borrowing):
                 self.lose(oid, entry, reason)
             else:
                 entry.state, entry.asked = PENDING, False  # its owner will know another place
-        elif mine:  # our store will tell whether it came in time
+        elif mine:  # the store that was asked will tell whether it came in time
             self.special.add(oid)
             self._unsure.add(oid)
 
@@ -298,7 +298,7 @@ class Losing(Borrowing):
         elif at == node and entry.mapping is not None:  # pinned, so it is there; the pin goes sooner or later
             self._unsure.discard(oid)
             self._send(self._raylet, Open(oid, entry.size, [], keep=True))
-        else:  # in the second case what we read is memory of a node that is dead
+        else:  # it is not pinned there yet; what we may have mapped is memory of a node that is dead
             self._unsure.add(oid)
             self.pins.ask(oid, entry)
 

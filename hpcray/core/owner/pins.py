@@ -27,17 +27,17 @@ class Visits(Protocol):
         """Nothing of that node's memory is read any more; it is dead."""
 
 
-class Nobody:
-    """Where no node has a neighbour."""
+class NoVisits:
+    """Nobody hears it: there are no neighbours, or it is a replay."""
 
     def meet(self, node: int) -> None:
-        """Not called."""
+        """As of any visits."""
 
     def send(self, node: int, msg: Message) -> None:
-        """Not called."""
+        """As of any visits."""
 
     def leave(self, node: int) -> None:
-        """Not called."""
+        """As of any visits."""
 
 
 class Pins:
@@ -73,7 +73,7 @@ class Pins:
         self.refused: dict[bytes, str] = {}
         self.files: dict[bytes, tuple[OnDisk, int]] = {}
         self.near: dict[int, bool] = {}
-        self.visits: Visits = Nobody()
+        self.visits: Visits = NoVisits()
         self._patient: dict[bytes, int] = {}  # of `opening`, those that are not urgent: their priority
         # Of `opening`, files that could not be read: how many threads still try, and why it failed first.
         self._unreadable: dict[bytes, tuple[OnDisk, int, str]] = {}
@@ -86,13 +86,12 @@ class Pins:
 
     # ------------------------------------------------------------ asking
 
-    def open(self, oid: bytes, entry: Entry, priority: int = 0, near: bool = True) -> bool:
+    def open(self, oid: bytes, entry: Entry, priority: int = 0) -> bool:
         """Get a stored object mapped for its entry; whether it is so at once, or can be read from disk, else `opened`,
         `lent` or `failed` follows.
 
         Args:
             priority: see `wire.messages.Open`.
-            near: whether it may be read in a neighbour's store.
         """
         mapping = self.lingering.pop(oid, None)
         if mapping is not None:  # views of an earlier life of this ref hold the very pin
@@ -102,14 +101,11 @@ class Pins:
         if oid in self.files:
             return True
         if oid not in self.opening:
-            self.refused.pop(oid, None)
-            if priority:
-                self._patient[oid] = priority
             nodes = entry.nodes or ()
-            if near and self.near and self._node not in nodes:
+            if self.near and self._node not in nodes:
                 for node in nodes:
                     if node in self.near and node not in self._dead:
-                        self._open_near(oid, entry.size, node)
+                        self._open_near(oid, entry.size, node, priority)
                         return False
             self.ask(oid, entry, priority)
         elif priority < self._patient.get(oid, 0):
@@ -123,11 +119,17 @@ class Pins:
         """Have our store look for the object, whatever else we read."""
         if oid not in self.opening:
             nodes = list(entry.nodes or ())
-            self.opening[oid] = (nodes, self._node)
+            self._asks(oid, nodes, self._node, priority)
             self._send(self._raylet, Open(oid, entry.size, nodes, priority))
 
-    def _open_near(self, oid: bytes, size: int, node: int) -> None:
-        self.opening[oid] = ([node], node)
+    def _asks(self, oid: bytes, nodes: list[int], whom: int, priority: int) -> None:
+        self.opening[oid] = (nodes, whom)
+        self.refused.pop(oid, None)
+        if priority:
+            self._patient[oid] = priority
+
+    def _open_near(self, oid: bytes, size: int, node: int, priority: int) -> None:
+        self._asks(oid, [node], node, priority)
         if self.near[node]:
             self._ask_near(oid, size, node)
         elif node in self._parked:
@@ -151,7 +153,7 @@ class Pins:
         parked = self._parked.pop(node, {})
         asked = [oid for oid, (_, whom) in self.opening.items() if whom == node]
         for oid in asked:
-            self._answered(oid)
+            self.answered(oid)
             if oid not in parked:
                 self._say(node, Release([oid]))  # it has heard us, and its answer may be lost
         return asked
@@ -177,7 +179,7 @@ class Pins:
 
     def opened(self, msg: Opened, entry: Entry | None) -> bool:
         """A store pinned an object for us; whether anybody here still wants it."""
-        _, node = self._answered(msg.id)
+        _, node = self.answered(msg.id)
         if entry is None or entry.state in (FREED, INLINE):
             self._say(node, Release([msg.id]))
             return False
@@ -194,11 +196,8 @@ class Pins:
         entry.mapping = Mapping(offset, size, node)
         self.mapped[oid] = entry
 
-    def failed(self, oid: bytes) -> tuple[list[int], int]:
-        """A store cannot give us the object; the nodes on which it was looked for, and the one that was asked."""
-        return self._answered(oid)
-
-    def _answered(self, oid: bytes) -> tuple[list[int], int]:
+    def answered(self, oid: bytes) -> tuple[list[int], int]:
+        """An answer has come; the nodes on which the object was looked for, and the one that was asked."""
         if self._patient:
             self._patient.pop(oid, None)
         return self.opening.pop(oid, None) or ([], self._node)
@@ -207,7 +206,7 @@ class Pins:
 
     def lent(self, msg: OnDisk, entry: Entry | None) -> bool:
         """There is no room in our store, but the object's file may be read; whether anybody here wants that."""
-        self._answered(msg.id)
+        self.answered(msg.id)
         if entry is None or entry.state in (FREED, INLINE) or entry.mapping is not None or msg.id in self.files:
             self._send(self._raylet, DiskRead(msg.id))
             return False

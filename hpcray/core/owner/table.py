@@ -249,7 +249,7 @@ class ObjectTable(Counting):
 
     def on_store_error(self, msg: StoreError) -> None:
         """A store cannot give us the object; where it only lacks room ("full") the object is not lost."""
-        asked, node = self.pins.failed(msg.id)
+        asked, node = self.pins.answered(msg.id)
         entry = self.entries.get(msg.id)
         if entry is None:
             return
@@ -260,11 +260,8 @@ class ObjectTable(Counting):
             else:
                 self._not_near(msg.id, entry, node, msg.reason)
         elif msg.kind == "full" and entry.state == STORED and node != self._node:
-            waiters, wanted = entry.local_waiters, entry.local_waiters or msg.id in self._unsure
-            # There may be room in ours.
-            if wanted and entry.mapping is None and self._open_for(msg.id, entry, waiters or (), near=False):
-                self._fire(entry, waiters)
-                entry.local_waiters = None
+            if (entry.local_waiters or msg.id in self._unsure) and entry.mapping is None:
+                self.pins.ask(msg.id, entry, _urgency(entry))  # there may be room in ours
         elif msg.kind == "full" and entry.state == STORED:
             self.pins.refused[msg.id] = msg.reason
             waiters, entry.local_waiters = entry.local_waiters, None
@@ -341,7 +338,7 @@ class ObjectTable(Counting):
             self._fire(entry, entry.ready_waiters)
             entry.ready_waiters = None
         waiters = entry.local_waiters
-        if waiters and (entry.state == INLINE or entry.mapping is not None or self._open_for(oid, entry, waiters)):
+        if waiters and (entry.state == INLINE or entry.mapping is not None or self._open_for(oid, entry)):
             self._fire(entry, waiters)
             entry.local_waiters = None
         if entry.subscribers:
@@ -351,8 +348,8 @@ class ObjectTable(Counting):
         if entry.local <= 0:
             self._maybe_free(oid, entry)
 
-    def _open_for(self, oid: bytes, entry: Entry, waiters: Iterable[Waiter], near: bool = True) -> bool:
-        return self.pins.open(oid, entry, min((waiter.priority for waiter in waiters), default=0), near)
+    def _open_for(self, oid: bytes, entry: Entry) -> bool:
+        return self.pins.open(oid, entry, _urgency(entry))
 
     def _tell(self, dest: bytes, oid: bytes, entry: Entry) -> None:
         if entry.state == STORED:
@@ -370,3 +367,7 @@ class ObjectTable(Counting):
                     waiter.count -= 1
                 if waiter.count == 0:
                     self._notify(waiter)
+
+
+def _urgency(entry: Entry) -> int:
+    return min((waiter.priority for waiter in entry.local_waiters or ()), default=0)

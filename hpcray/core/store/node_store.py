@@ -31,6 +31,7 @@ _LEND_AFTER = 1.0
 _LEND_ON = 5.0
 """Seconds after such a wait in which others do not wait again, if the store is as full as before."""
 _LAST = URGENCIES - 1
+_NOT_BACK = "there is no room to bring it back from disk"
 
 
 class NodeStore(StallingLives):
@@ -141,13 +142,13 @@ class NodeStore(StallingLives):
 
     def _lend(self, obj: StoredObject, out: list[Effect]) -> None:
         """There is no room to bring an object back from disk: processes of this node read its file, other nodes are
-        sent it from there. Guests have their own node ask."""
+        sent it from there. A guest is told that there is no room: its own node pulls it then."""
         reason = self._full_reason(obj, "finds no room")
         for proc in list(obj.openers):
             del obj.openers[proc]
             self._holdings.let_go(proc, obj)
             if self._is_guest(proc):
-                out.append(Send(proc, m.StoreError(obj.id, "full", reason)))
+                out.append(Send(proc, m.StoreError(obj.id, "full", _NOT_BACK)))
             else:
                 self._lent.lend(obj, proc, out)
         asking, obj.asking = obj.asking, []
@@ -228,7 +229,7 @@ class NodeStore(StallingLives):
             return
         if self._is_guest(src) and self._lies_on_disk(obj) and not self._space.has_room(obj.size):
             # Its own node can read it straight from the disk, into a store that may be less full.
-            out.append(Send(src, m.StoreError(obj.id, "full", self._full_reason(obj, "finds no room"))))
+            out.append(Send(src, m.StoreError(obj.id, "full", _NOT_BACK)))
             return
         self._wait_for(obj, src, msg.nodes, msg.keep)
         self._admission.hurry(obj, _urgency(msg.priority))

@@ -34,8 +34,10 @@ def full_reason(
     )
 
 
-def absent_reason(node: int, ident: bytes, nodes: Iterable[int], dead: Collection[int]) -> str:
+def absent_reason(node: int, ident: bytes, nodes: Collection[int], dead: Collection[int]) -> str:
     """Why an object that is not on `node` cannot be had from the `nodes` that the opener named."""
+    if not nodes:
+        return f"object {ident.hex()} is not on node {node}"
     known = ", ".join(f"{other} (dead)" if other in dead else str(other) for other in nodes)
     return f"object {ident.hex()} is not on node {node}, and no other living node has it (told: {known or 'none'})"
 

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 
 class Hello(Struct, array_like=True, tag=1):
-    """p→r, first frame of a connection (source id NIL for a driver). kind: "driver", "attached" or "worker"."""
+    """p→r, first frame of a connection (source id NIL for a driver). kind: "driver", "attached", "worker"; or
+    "guest", with its own id: a process of another node of this host, which wants to read in this store."""
 
     pid: int
     kind: str

@@ -53,7 +53,7 @@ class Open(Struct, array_like=True, tag=64):
 
 
 class Hurry(Struct, array_like=True, tag=73):
-    """p→own r: the Open that I have under way has this priority now. No answer."""
+    """p→r: the Open that I have under way there has this priority now. No answer."""
 
     id: bytes
     priority: int
@@ -89,7 +89,7 @@ class DiskRead(Struct, array_like=True, tag=76):
 
 
 class Opened(Struct, array_like=True, tag=65):
-    """r→p. pulled: a copy was made on this node for it (the opener tells the owner with AddLocation)."""
+    """r→p, which maps that store. pulled: a copy was made there for it (the opener tells the owner: AddLocation)."""
 
     id: bytes
     offset: int
@@ -98,7 +98,7 @@ class Opened(Struct, array_like=True, tag=65):
 
 
 class Kept(Struct, array_like=True, tag=77):
-    """r→p: the copy is here and stays until you Release it. reason: why it is not, or does not stay any more."""
+    """r→p: the copy is here and stays until you Release(keep) it. reason: why it is not, or does not stay any more."""
 
     id: bytes
     reason: str = ""
@@ -122,7 +122,7 @@ class Free(Struct, array_like=True, tag=67):
 
 
 class Unpin(Struct, array_like=True, tag=70):
-    """r→its p: room is short; Release what you have pinned and nobody reads, up to about `size` bytes."""
+    """r→p that has pins there: room is short; Release what is pinned and nobody reads, up to about `size` bytes."""
 
     size: int
 
