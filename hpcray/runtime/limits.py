@@ -35,8 +35,10 @@ def keep_within_limits(raylet: Raylet, listener: Listener) -> None:
     files = raise_open_files()
     room = connections_left(files)
     pool = raylet.core.pool
-    if room - 1 < pool.limit:
-        pool.limit = max(1, room - 1)
+    # Other nodes may turn out to be neighbours, whose processes want to read here.
+    most = room - 1 if raylet.seat.cluster_size == 1 else (room - 1) * 3 // 4
+    if most < pool.limit:
+        pool.limit = max(1, most)
         pool.limited_by = f", as its raylet may have {files} open files; hint: raise ulimit -n"
     raylet.guests.limit = max(0, room - 1 - pool.limit)
     said = -_SAY_EVERY

@@ -138,7 +138,7 @@ def test_long_histories_of_neighbours(seed: int) -> None:
 
 def test_the_neighbours_reach_what_they_are_to_check() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(40):
+    for seed in range(120):
         world = run(Random(seed).randrange, 900, 2, 5, 4, losses=3, host=4, cuts=5)
         seen.update(world.near)
         seen.update(remade=world.remade, dead=len(world.dead), excused=len(world.oracle.excused))
