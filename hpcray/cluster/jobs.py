@@ -32,7 +32,10 @@ _RECORD = "job.json"
 _ACTIVE = frozenset({"PENDING", "RUNNING", "UNKNOWN"})
 _POLL = (0.05, 1.0)
 _REQUEUED = 2 * slurm_jobs.FRESH
-"""Slurm may say FAILED of a job that is being requeued; it is asked once more after so long."""
+"""Slurm may say FAILED of a job that is being requeued (an administrator's `scontrol requeue`); it is asked once more
+after so long."""
+_MAY_START_AGAIN = 30.0
+"""The same for a job that asks for that itself: a busy controller takes its time to make it PENDING."""
 _LATE_FILES = 15.0
 """A file that another node of a shared file system has written may be seen so much later."""
 _LOCAL_LATE = 0.5
@@ -214,8 +217,10 @@ class Job(Generic[T]):
         patience = _LOCAL_LATE
         if self.executor == "slurm":
             patience = _LATE_FILES if self.state == "COMPLETED" else _REQUEUED
+            if self.state == "FAILED" and self.record.requeues:
+                patience = _MAY_START_AGAIN
         deadline = time.monotonic() + patience
-        while (outcome := self._outcome()) is None and time.monotonic() < deadline:
+        while (outcome := self._outcome()) is None and self.done() and time.monotonic() < deadline:
             os.listdir(self.folder)  # has NFS look again
             time.sleep(_POLL[0])
         return outcome
