@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from table import Column
+from table import SAME_HOST, Column
 
 _LABELS = dict.fromkeys(("latency", "fetch", "bcast", "allgather"), "time (µs)")
 _SUMMARY = (("fetch", "one request and its answer"), ("bw", "a window of messages"))
-_HERE = "objects (same host)"
-_LINES = (_HERE, f"{_HERE}, copied", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
+_LINES = (SAME_HOST, f"{SAME_HOST}, copied", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
 
 
 def draw(directory: str, tables: dict[str, dict[str, Column]], about: str) -> list[str]:

@@ -42,7 +42,6 @@ POINT_TO_POINT = ("latency", "fetch", "bw", "bibw")
 TOGETHER = ("mbw_mr", "bcast", "allgather")
 UNITS = {"latency": "us", "fetch": "us", "bcast": "us", "allgather": "us"}
 PLANES = ("ucx", "mpi")
-SAME_HOST = "objects (same host)"
 
 Tables = dict[str, dict[str, table.Column]]
 
@@ -120,7 +119,7 @@ class Suite:
                 self.extra[name] = found
                 continue
             row, _, copied = name.partition(" ")
-            objects = SAME_HOST if same_host else f"objects ({plane})"
+            objects = table.SAME_HOST if same_host else f"objects ({plane})"
             columns = found if wires else {f"{objects}, copied" if copied else objects: found}
             for wire, column in columns.items():
                 self._add(row, wire, column)
@@ -190,8 +189,8 @@ def main() -> int:
         f"{row} / ucxx{where}": table.ratios(suite.tables.get(row, {}), column, "ucxx")
         for where, column in (
             ("", "objects (ucx)"),
-            (", same host", SAME_HOST),
-            (", same host, copied", f"{SAME_HOST}, copied"),
+            (", same host", table.SAME_HOST),
+            (", same host, copied", f"{table.SAME_HOST}, copied"),
         )
         for row in ("fetch", "bw")
     }

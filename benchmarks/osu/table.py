@@ -4,6 +4,8 @@ from __future__ import annotations
 
 Column = dict[int, float]
 """Message size in bytes to the figure."""
+SAME_HOST = "objects (same host)"
+"""The column of objects that are read in the store of another node of this host."""
 
 
 def show(title: str, unit: str, columns: dict[str, Column]) -> str:

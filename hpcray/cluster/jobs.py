@@ -216,9 +216,11 @@ class Job(Generic[T]):
     def _late_outcome(self) -> Outcome | None:
         patience = _LOCAL_LATE
         if self.executor == "slurm":
-            patience = _LATE_FILES if self.state == "COMPLETED" else _REQUEUED
-            if self.state == "FAILED" and self.record.requeues:
-                patience = _MAY_START_AGAIN
+            state = self.state
+            if state == "COMPLETED":
+                patience = _LATE_FILES
+            else:
+                patience = _MAY_START_AGAIN if state == "FAILED" and self.record.requeues else _REQUEUED
         deadline = time.monotonic() + patience
         while (outcome := self._outcome()) is None and self.done() and time.monotonic() < deadline:
             os.listdir(self.folder)  # has NFS look again

@@ -7,13 +7,9 @@ node is dead for the cluster, does a process read here until the kernel says tha
 
 from __future__ import annotations
 
-import socket
-
 from hpcray.base.ids import node_of, number_of
 from hpcray.runtime.local_links import Link
 from hpcray.runtime.raylet import Raylet
-from hpcray.wire.frames import pack
-from hpcray.wire.messages import encode
 
 
 class Guests:
@@ -39,16 +35,12 @@ class Guests:
         if not known or len(self._links) >= self.limit:
             raylet.loop.close_link(link)
             return
-        frame = pack(proc, raylet.router.me, encode([raylet.welcome(proc)]))
         try:
-            sent = socket.send_fds(link.sock, [frame], [self._arena_fd])
+            raylet.router.welcome(link, raylet.welcome(proc), self._arena_fd)
         except OSError:
             raylet.loop.close_link(link)  # it has gone again, or learns so that it gets no answer
             return
         self._links[proc] = link
-        if sent < len(frame):
-            link.out.append(frame[sent:])
-            raylet.router.dirty.append(link)
 
     def closed(self, link: Link) -> None:
         """Its connection has ended."""

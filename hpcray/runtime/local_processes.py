@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,8 +15,7 @@ from hpcray.runtime.early_thread import NO_THREAD
 from hpcray.runtime.local_links import ATTACHED, DRIVER, WORKER, Link
 from hpcray.runtime.raylet_loop import RayletLoop
 from hpcray.runtime.router import Router
-from hpcray.wire.frames import pack
-from hpcray.wire.messages import Exit, Hello, Welcome, encode
+from hpcray.wire.messages import Exit, Hello, Welcome
 
 _REPORT_GRACE = 1.0
 """A worker closed its connection: for so long it may still be on its way out before it is killed."""
@@ -144,16 +142,12 @@ class LocalProcesses:
 
     def _welcome(self, link: Link, number: int) -> None:
         proc = make_proc(self._node, number)
-        frame = pack(proc, self._router.me, encode([self._events.welcome(proc)]))
         link.proc = proc
         try:
-            sent = socket.send_fds(link.sock, [frame], [self._arena_fd])
+            self._router.welcome(link, self._events.welcome(proc), self._arena_fd)
         except OSError:
             return  # it has gone again; its socket tells
         self._router.links[proc] = link
-        if sent < len(frame):
-            link.out.append(frame[sent:])
-            self._router.dirty.append(link)
         self._events.joined(proc, link.kind, link.pid)
         if self.leaving:
             self._router.send(proc, Exit(0))

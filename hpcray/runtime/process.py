@@ -31,7 +31,7 @@ from hpcray.runtime.refs import ObjectRef, current, make_ref, new_ref, released
 from hpcray.runtime.store_client import StoreClient
 from hpcray.runtime.submission import Submitter
 from hpcray.runtime.survey import RecordingTable, Survey
-from hpcray.runtime.visiting import Visiting
+from hpcray.runtime.visiting import Visiting, map_arena
 from hpcray.wire import messages as m
 from hpcray.wire.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.wire.views import view_tensors
@@ -336,8 +336,7 @@ def connect(session_dir: str, kind: str) -> Process:
         raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
-    arena = Arena.attach(fds[0], welcome.arena_size, welcome.config.get("huge_pages", "auto"))
-    return Process(sock, welcome, arena, kind, session_dir)
+    return Process(sock, welcome, map_arena(fds[0], welcome), kind, session_dir)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

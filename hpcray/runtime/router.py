@@ -7,6 +7,7 @@ destination into one frame. Order is kept per destination: what we said goes out
 from __future__ import annotations
 
 import contextlib
+import socket
 
 from hpcray.base.ids import HEAD, node_of, raylet_of
 from hpcray.runtime.headship import Headship, ToHead
@@ -153,6 +154,18 @@ class Router:
         else:
             reason = self._ends.get(dest, "no such process")
         self.send(src, Undeliverable(dest, reason))
+
+    def welcome(self, link: Link, welcome: Message, arena_fd: int) -> None:
+        """The first message to a process, with the descriptor of what it is to map.
+
+        Raises:
+            OSError: it cannot be sent.
+        """
+        frame = pack(link.proc, self.me, encode([welcome]))
+        sent = socket.send_fds(link.sock, [frame], [arena_fd])
+        if sent < len(frame):
+            link.out.append(frame[sent:])
+            self.dirty.append(link)
 
     def answer(self, guest: bytes, msg: Message) -> None:
         """What the store says to a guest. All else goes to it, as to other processes of its node, through its raylet;

@@ -28,6 +28,15 @@ _ATTEMPTS, _AGAIN = 50, 0.02
 """How often, and after how many seconds each time, we try again to connect where others stand in line."""
 
 
+def map_arena(fd: int, welcome: m.Welcome) -> Arena:
+    """The store of the raylet that sent this, with the descriptor that came along.
+
+    Raises:
+        ArenaError: as `Arena.attach`.
+    """
+    return Arena.attach(fd, welcome.arena_size, welcome.config.get("huge_pages", "auto"))
+
+
 class _Greeted(socket.socket):
     """A socket over which a descriptor comes with the first message; from then on it is read like any other."""
 
@@ -88,7 +97,7 @@ class Visiting:
         try:
             if fd < 0:
                 raise ArenaError("no descriptor came")
-            self._process.arenas[node] = Arena.attach(fd, msg.arena_size, msg.config.get("huge_pages", "auto"))
+            self._process.arenas[node] = map_arena(fd, msg)
         except (ArenaError, OSError):  # our limits do not allow it
             if fd >= 0:
                 os.close(fd)

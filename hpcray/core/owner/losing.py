@@ -7,7 +7,7 @@ comes back in the same way, however far that goes. Pure; `remake` is what submit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcray.base.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
@@ -59,9 +59,6 @@ class Losing(Borrowing):
         self._unsure: set[bytes] = set()
 
     def _ready(self, oid: bytes, entry: Entry) -> None:
-        raise NotImplementedError
-
-    def _ask_again(self, oids: Iterable[bytes]) -> None:
         raise NotImplementedError
 
     def on_object_get(self, src: bytes, oid: bytes) -> None:
@@ -237,8 +234,6 @@ class Losing(Borrowing):
         """What was there is gone. (Of the processes of that node `process_died` is told.)"""
         self.dead_nodes.add(node)
         self.replicas.node_died(node)
-        unanswered = self.pins.unmet(node)
-        self.pins.node_died(node)
         gone = []
         for oid, entry in list(self.entries.items()):
             if entry.left_at and node in entry.left_at:
@@ -251,7 +246,6 @@ class Losing(Borrowing):
             found = self.entries.get(oid)
             if found is not None and found.state == STORED:
                 self._first_is_gone(oid, found, f"the node that had it died: {reason}")
-        self._ask_again(unanswered)
 
     def processes_of(self, node: int) -> set[bytes]:
         """The processes of a node that we have to do with: they own, or hold, what is in this table."""
@@ -296,8 +290,7 @@ class Losing(Borrowing):
             self._unsure.discard(oid)
             self.replicas.hold(oid, entry, node)
         elif at == node and entry.mapping is not None:  # pinned, so it is there; the pin goes sooner or later
-            self._unsure.discard(oid)
-            self._send(self._raylet, Open(oid, entry.size, [], keep=True))
+            self._keep_here(oid, entry)
         else:  # it is not pinned there yet; what we may have mapped is memory of a node that is dead
             self._unsure.add(oid)
             self.pins.ask(oid, entry)
@@ -311,10 +304,13 @@ class Losing(Borrowing):
         if entry.state != STORED:
             return
         if node == self._node and entry.mapping is not None and entry.mapping.node != node:
-            self._unsure.discard(oid)
-            self._send(self._raylet, Open(oid, entry.size, [], keep=True))
+            self._keep_here(oid, entry)
         else:
             self._stays_at(oid, entry, node)
+
+    def _keep_here(self, oid: bytes, entry: Entry) -> None:
+        self._unsure.discard(oid)
+        self._send(self._raylet, Open(oid, entry.size, [], keep=True))
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
         """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""

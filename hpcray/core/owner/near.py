@@ -32,6 +32,14 @@ class Near(Losing):
         """We cannot be, or are not any more: what is there comes to us as from far."""
         self._ask_again(self.pins.unmet(node))
 
+    def node_died(self, node: int, reason: str) -> None:
+        """As of `Losing`; of a neighbour we have perhaps asked for something, and may be reading its memory."""
+        self.dead_nodes.add(node)
+        unanswered = self.pins.unmet(node)
+        self.pins.node_died(node)
+        super().node_died(node, reason)
+        self._ask_again(unanswered)
+
     def _ask_again(self, oids: Iterable[bytes]) -> None:
         for oid in oids:
             entry = self.entries.get(oid)

@@ -119,17 +119,17 @@ class Pins:
         """Have our store look for the object, whatever else we read."""
         if oid not in self.opening:
             nodes = list(entry.nodes or ())
-            self._asks(oid, nodes, self._node, priority)
+            self._await(oid, nodes, self._node, priority)
             self._send(self._raylet, Open(oid, entry.size, nodes, priority))
 
-    def _asks(self, oid: bytes, nodes: list[int], whom: int, priority: int) -> None:
+    def _await(self, oid: bytes, nodes: list[int], whom: int, priority: int) -> None:
         self.opening[oid] = (nodes, whom)
         self.refused.pop(oid, None)
         if priority:
             self._patient[oid] = priority
 
     def _open_near(self, oid: bytes, size: int, node: int, priority: int) -> None:
-        self._asks(oid, [node], node, priority)
+        self._await(oid, [node], node, priority)
         if self.near[node]:
             self._ask_near(oid, size, node)
         elif node in self._parked:
