@@ -159,7 +159,7 @@ def main() -> int:
     }
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "figures.json"
-        start = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(arguments.ranks)]
+        start = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(arguments.ranks)]
         if arguments.rate:
             start = make_network(arguments.ranks, arguments.rate, Path(scratch))
         script = [str(Path(__file__).resolve()), "--inside", str(file)]

@@ -135,9 +135,9 @@ def process_numbers() -> dict[str, int]:
 
 def stores() -> list[dict[str, Any]]:
     """What the nodes' stores say of themselves."""
-    from hpcray.runtime.refs import need_process
+    from hpcray.runtime.core_worker.core_worker import need_process
 
-    return need_process().survey.look(0, PATIENCE)
+    return need_process().diagnostics.list_stores(0, PATIENCE)
 
 
 def held() -> dict[str, int]:
@@ -263,7 +263,7 @@ def outside(args: argparse.Namespace) -> int:
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
     }
     shm = set(os.listdir("/dev/shm"))
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(args.nodes), __file__]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(args.nodes), __file__]
     command += ["--inside", "--objects", str(args.objects), *(["--spill"] if args.spill else [])]
     ended = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]

@@ -32,26 +32,24 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "simulation"))
 
 from realclient import RealSubmitter
-from simcluster import SimCluster, claims_of
+from simcluster import SimCluster, allocations_of
 from submitters import SimTask, shape
 
-from hpcray.base.bundle_names import GROUP, names_in
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, node_of, raylet_of
-from hpcray.base.labels import conditions, to_strategy
-from hpcray.base.resources import to_units
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, node_of, raylet_of
+from hpcray.common.labels import conditions, to_strategy
+from hpcray.common.resources import GROUP, names_in, to_units
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs import head as head_module
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
-from hpcray.core.scheduler.nodes import NodeState
-from hpcray.core.scheduler.placement import ClusterView
-from hpcray.wire import messages as m
+from hpcray.core.gcs import gcs as gcs_module
+from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.raylet.lease_scheduler import HANDLES as RAYLET_HANDLES
+from hpcray.protocol import messages as m
 
 SIZES = (10, 32, 100, 316, 1000)
 SPREAD_OF_DATA = 8
 """Over so many nodes is the data of one driver's tasks."""
-__all__ = ["NodeState", "Work", "decisions", "local", "m"]
+__all__ = ["NodeResources", "Work", "decisions", "local", "m"]
 CHECK_EVERY = 50_000
 """Events between two looks at all books."""
 
@@ -83,7 +81,7 @@ class Measured(SimCluster):
 
     def deliver_to_raylet(self, src: bytes, node: int, msg: m.Message) -> None:
         kind = type(msg)
-        to_head = kind in head_module.HANDLES and (kind not in RAYLET_HANDLES or (node == 0 and src != HEAD))
+        to_head = kind in gcs_module.HANDLES and (kind not in RAYLET_HANDLES or (node == 0 and src != HEAD))
         if not to_head:
             super().deliver_to_raylet(src, node, msg)
             return
@@ -118,20 +116,20 @@ class Measured(SimCluster):
     def check_all(self) -> None:
         """No node gives more than it has, and what is free and what is held is all there is."""
         for raylet in self.raylets:
+            raylet.check_invariants()
             total, held = self.totals[raylet.node], Counter[str]()
-            claims = claims_of(raylet)
-            for claim in claims:
-                if claim.bundle is None and not claim.lent:
-                    held.update(claim.request)
-            assert raylet._ledger.bundles is not None
-            for bundle in raylet._ledger.bundles:
-                held.update(bundle.amounts)
-                assert min(bundle.books.available.values()) >= 0, "a bundle gave more than it has"
+            allocations = allocations_of(raylet)
+            for one in allocations:
+                if one.bundle is None and not one.cpu_released:
+                    held.update(one.resources)
+            for bundle in raylet.resources.bundles:
+                held.update(bundle.resources)
+                assert min(bundle.pool.available.values()) >= 0, "a bundle gave more than it has"
             for name, units in total.items():
                 free = raylet.available()[name]
                 assert free == units - held[name], f"node {raylet.node}: {name} leaks"
                 # A worker that goes on after a `get` takes its CPU back at once; nobody else may have too much.
-                resumed = sum(self.workers[c.worker].was_blocked for c in claims if c.worker in self.workers)
+                resumed = sum(self.workers[c.worker].was_blocked for c in allocations if c.worker in self.workers)
                 assert free >= -to_units({name: resumed}).get(name, 0), f"node {raylet.node} over-committed {name}"
 
 
@@ -296,13 +294,13 @@ def decisions(nodes: int, seed: int, count: int = 2000) -> dict[str, Any]:
         ("labels", shape(rack, CPU=1)),
         ("gpu", shape(CPU=1, GPU=0.5)),
     ):
-        view = ClusterView()
-        view.up(infos)
+        view = ClusterResources()
+        view.nodes_joined(infos)
         found[kind] = _each(count, rng, view, lambda view=view, wanted=wanted: view.choose(wanted, 1, but=0))
-    view = ClusterView()
-    view.up(infos)
+    view = ClusterResources()
+    view.nodes_joined(infos)
     found["actor"] = _each(count, rng, view, lambda: view.choose_for_actor(shape(CPU=1), shape()))
-    head = HeadCore(Config())
+    head = Gcs(Config())
     head.cluster_up(0.0, "s", infos)
     numbers = iter(range(1 << 30))
 
@@ -315,11 +313,11 @@ def decisions(nodes: int, seed: int, count: int = 2000) -> dict[str, Any]:
                 head.handle(0.0, raylet_of(node_of(effect.dest)), prepared)
         head.handle(0.0, HEAD, m.RemoveGroup(ident))
 
-    found["group of 4"] = _each(count // 4, rng, head._view, group)
+    found["group of 4"] = _each(count // 4, rng, head.resources, group)
     return {"nodes": nodes, **{kind: round(us, 2) for kind, us in found.items()}}
 
 
-def _each(count: int, rng: random.Random, view: ClusterView, decide: Callable[[], object]) -> float:
+def _each(count: int, rng: random.Random, view: ClusterResources, decide: Callable[[], object]) -> float:
     """Microseconds of one decision, without the reports between them."""
     spent = 0.0
     versions = Counter[int]()
@@ -327,7 +325,7 @@ def _each(count: int, rng: random.Random, view: ClusterView, decide: Callable[[]
     gc.collect()
     for _ in range(count):
         versions[node := rng.randrange(len(view.nodes))] += 1
-        view.update(m.NodeView(node, versions[node], to_units({"CPU": rng.randrange(8, 64), "GPU": 4})))
+        view.apply_view(m.NodeView(node, versions[node], to_units({"CPU": rng.randrange(8, 64), "GPU": 4})))
         began = process_time()
         decide()
         spent += process_time() - began

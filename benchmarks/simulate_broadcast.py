@@ -4,10 +4,10 @@
     python benchmarks/simulate_broadcast.py --size 1048576 --nodes 50,1000 --json OUT
     python benchmarks/simulate_broadcast.py --deaths 20              # and 20 nodes die in the middle
 
-The node stores are the real ones (`hpcray.core.store`): they decide who asks whom, and react to every message and to
-the end of every chunk. Around them is a model. A network adapter sends one chunk after the other at full speed, and
-receives likewise, both at once. A message takes `--latency`. A raylet needs `--handling` for each message that it reads
-and each chunk whose end it hears of, one after the other.
+The object stores are the real ones (`hpcray.core.object_store`): they decide who asks whom, and react to every message
+and to the end of every chunk. Around them is a model. A network adapter sends one chunk after the other at full speed,
+and receives likewise, both at once. A message takes `--latency`. A raylet needs `--handling` for each message that it
+reads and each chunk whose end it hears of, one after the other.
 
 The unit of the ratios is the time that one node alone takes. `direct` is what it would be if the first holder sent to
 everybody: its adapter is the limit.
@@ -24,10 +24,10 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from hpcray.base.ids import PUT_INDEX, make_proc, node_of, number_of, raylet_of
+from hpcray.common.ids import PUT_INDEX, make_proc, node_of, number_of, raylet_of
 from hpcray.core import effects as fx
-from hpcray.core.store.node_store import NodeStore
-from hpcray.wire import messages as m
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.protocol import messages as m
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Network:
 class Host:
     """One node: its store, when its raylet is free again, and its adapter each way."""
 
-    store: NodeStore
+    store: ObjectStore
     raylet: float = 0.0
     out: float = 0.0
     into: float = 0.0
@@ -57,7 +57,7 @@ class Job:
     def __init__(self, nodes: int, size: int, network: Network) -> None:
         self.now = 0.0
         self.network = network
-        self.hosts = [Host(NodeStore(node, 2 * size + (1 << 20), chunk=network.chunk)) for node in range(nodes)]
+        self.hosts = [Host(ObjectStore(node, 2 * size + (1 << 20), chunk=network.chunk)) for node in range(nodes)]
         self.dead: set[int] = set()
         self.opened: dict[int, float] = {}
         self.bytes_out = [0] * nodes
@@ -69,7 +69,7 @@ class Job:
         self._count += 1
         heappush(self._queue, (when, self._count, call))
 
-    def tell(self, when: float, node: int, event: Callable[[NodeStore, float], list[fx.Effect]]) -> None:
+    def tell(self, when: float, node: int, event: Callable[[ObjectStore, float], list[fx.Effect]]) -> None:
         """The raylet of `node` hears of something then, and sees to it as soon as it has time."""
         self.at(when, lambda: self._handle(node, event))
 
@@ -85,7 +85,7 @@ class Job:
         for other in range(len(self.hosts)):
             self.tell(self.now + notice, other, lambda store, now: store.node_died(now, node))
 
-    def _handle(self, node: int, event: Callable[[NodeStore, float], list[fx.Effect]]) -> None:
+    def _handle(self, node: int, event: Callable[[ObjectStore, float], list[fx.Effect]]) -> None:
         host = self.hosts[node]
         if node in self.dead:
             return
@@ -103,7 +103,7 @@ class Job:
                 host.receiving[effect.tag] = effect.node
             elif isinstance(effect, fx.CancelReceive):
                 if host.receiving.pop(effect.tag, None) is not None:  # else its end is about to be told
-                    self._carry_out(node, host.store.received(self.now, effect.tag, "cancelled"))
+                    self._carry_out(node, host.store.receive_ended(self.now, effect.tag, "cancelled"))
             elif isinstance(effect, fx.StartSend):
                 self._transfer(node, effect)
 
@@ -130,8 +130,8 @@ class Job:
         tag, dest = effect.tag, effect.node
         error = "the peer is gone" if dest in self.dead or node in self.dead else None
         if error is None and self.hosts[dest].receiving.pop(tag, -1) == node:
-            self._handle(dest, lambda store, now: store.received(now, tag, None))
-        self._handle(node, lambda store, now: store.sent(now, tag, error))
+            self._handle(dest, lambda store, now: store.receive_ended(now, tag, None))
+        self._handle(node, lambda store, now: store.send_ended(now, tag, error))
 
 
 def broadcast(nodes: int, size: int, network: Network, seed: int, deaths: int = 0) -> tuple[float, Job]:
@@ -164,7 +164,7 @@ def broadcast(nodes: int, size: int, network: Network, seed: int, deaths: int = 
     return max(job.opened[node] for node in living), job
 
 
-def _open(proc: bytes, msg: m.Open, store: NodeStore, now: float) -> list[fx.Effect]:
+def _open(proc: bytes, msg: m.Open, store: ObjectStore, now: float) -> list[fx.Effect]:
     return store.handle(now, proc, msg)
 
 

@@ -24,12 +24,11 @@ from simcluster import SimCluster
 from simnet import SimNet
 from submitters import SimTask, shape
 
-from hpcray.base.bundle_names import GROUP, names_in
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of
-from hpcray.base.resources import to_amounts, to_units
-from hpcray.core.gcs.placement_groups import CREATED
-from hpcray.wire import messages as m
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, make_proc, node_of
+from hpcray.common.resources import GROUP, names_in, to_amounts, to_units
+from hpcray.core.gcs.placement_group_manager import CREATED
+from hpcray.protocol import messages as m
 
 WITHIN, BETWEEN, START = 40e-6, 300e-6, 0.005
 SETUP = 0.3
@@ -148,7 +147,7 @@ class Mixed:
         spec = m.GroupSpec(ident, [to_units(bundle) for bundle in bundles], strategy, owner=self.driver.proc)
         cluster.post(self.driver.proc, HEAD, m.CreateGroup(0, spec))
         cluster.run_for(0.05)
-        group = cluster.head._groups.find(ident)
+        group = cluster.head.groups.find(ident)
         assert cluster.net.run(cluster.net.now + 60, lambda: group.state == CREATED, lambda: None)
         there = self.bundles[ident] = dict.fromkeys(group.nodes, 0.0)
         for index, node in enumerate(group.nodes):

@@ -80,7 +80,7 @@ def _use_disk(directory: str, size: int, barrier: Any, queue: Any) -> None:
 def inside(blocks: int, path: str) -> None:
     """The job; figures go to the file."""
     import hpcray as ray
-    from hpcray.runtime.refs import need_process
+    from hpcray.runtime.core_worker.core_worker import need_process
 
     ray.init()
     affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
@@ -118,7 +118,7 @@ def inside(blocks: int, path: str) -> None:
     figures: dict[str, Any] = {"blocks": blocks * len(keepers)}
 
     def stores(name: str) -> int:
-        return sum(node[name] for node in need_process().survey.look(0, 60.0))
+        return sum(node[name] for node in need_process().diagnostics.list_stores(0, 60.0))
 
     started = time.perf_counter()
     filled = ray.get([keeper.fill.remote(mine) for keeper, mine in zip(keepers, seeds, strict=True)])
@@ -146,7 +146,7 @@ def run_job(arguments: argparse.Namespace, directory: str) -> dict[str, Any]:
         file = Path(scratch) / "figures.json"
         store = str(arguments.store << 20)
         environ = {**os.environ, "HPCRAY_OBJECT_STORE_MEMORY": store, "HPCRAY_SPILL_DIR": directory}
-        command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(arguments.ranks)]
+        command = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(arguments.ranks)]
         command += [str(Path(__file__).resolve()), "--inside", str(blocks_of(arguments)), str(file)]
         subprocess.run(command, check=True, env=environ)
         figures: dict[str, Any] = json.loads(file.read_text())
@@ -189,7 +189,7 @@ def main() -> int:
     if arguments.inside:
         inside(int(arguments.inside[0]), arguments.inside[1])
         return 0
-    from hpcray.host.spill_files import spill_directory
+    from hpcray.platform.spill_files import spill_directory
 
     directory = spill_directory(arguments.dir or os.environ.get("HPCRAY_SPILL_DIR", ""))
     each = blocks_of(arguments) * BLOCK

@@ -121,7 +121,7 @@ def run(directory: Path, shared: Path, given: argparse.Namespace, broadcast: boo
     program.write_text(_PROGRAM)
     path = os.pathsep.join([str(hooks), str(shared), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "PYTHONPATH": path, "HPCRAY_PRELOAD": "slow_package" if preload else ""}
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(given.nodes)]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(given.nodes)]
     command += ["--cpus-per-node", str(given.workers)] + (["--broadcast-env", str(shared)] if broadcast else [])
     started = time.perf_counter()
     subprocess.run([*command, str(program), str(given.nodes * given.workers)], env=environ, check=True)

@@ -99,7 +99,7 @@ def batches(images: int, epochs: int) -> list[np.ndarray]:
 
 @ray.remote
 def evaluate(settings: Settings, train: tuple, validation: tuple, epochs: int) -> tuple[float, str, int]:
-    """Train with these settings; the validation accuracy, and which node and process did it."""
+    """Train with these settings. Returns the validation accuracy, the node and the pid."""
     images, labels = train
     with threadpool_limits(1):
         optimizer = Optimizer(settings, images.shape[1])

@@ -4,9 +4,9 @@
 
 Load tasks make blocks of skewed keys. A sample of every block gives the boundaries of as many ranges as there are
 blocks; partition tasks sort a block and cut it at the boundaries (one return per range); merge tasks put the pieces of
-one range together. Blocks and ranges are dealt out to the nodes in turn, so that each holds its share; a block is freed
-as soon as it is cut, a piece as soon as it is merged. Last, every range is looked through: ascending, not overlapping,
-no key lost, none changed.
+one range together. Blocks and ranges are assigned to the nodes in turn, so that each holds its share; a block is freed
+as soon as it is cut, a piece as soon as it is merged. Last, tasks check every range: ascending, not overlapping, no key
+lost, none changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAMPLES = 1000
 
 @dataclass(frozen=True)
 class Summary:
-    """What a sort must not change. `total` and `mixed`: sum (modulo 2**64) and exclusive or of the keys' bits."""
+    """Properties that a sort keeps. `total` and `mixed`: sum (modulo 2**64) and exclusive or of the keys' bits."""
 
     count: int
     total: int
@@ -68,13 +68,13 @@ def merge(*pieces: np.ndarray) -> np.ndarray:
 
 @ray.remote
 def inspect(keys: np.ndarray) -> tuple[bool, float, float, Summary]:
-    """Whether the keys ascend, the first, the last, and their summary."""
+    """Check that the keys ascend. Returns the result, the first key, the last key, and their summary."""
     ascending = bool((keys[1:] >= keys[:-1]).all())
     return ascending, *((float(keys[0]), float(keys[-1])) if len(keys) else (np.inf, -np.inf)), Summary.of(keys)
 
 
 def on(nodes: list[str], number: int) -> NodeAffinitySchedulingStrategy:
-    """Where block or range `number` is at home."""
+    """The strategy for tasks on the node that holds block or range `number`."""
     return NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=False)
 
 

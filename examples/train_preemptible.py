@@ -1,17 +1,17 @@
-"""Training that may be interrupted at any time: the next run of the job goes on from the checkpoint.
+"""Training that may be interrupted at any time: the next run of the job resumes from the checkpoint.
 
     hpcray-launch -n 4 examples/train_preemptible.py
 
 A parameter server, one actor, trains a small network on the handwritten digits that scikit-learn ships; tasks on all
 nodes compute the gradients. When Slurm announces the end of the job (`--signal=USR1@60`, preemption, scancel), the
 actor's state is saved between two steps and the program ends with exit code 75. The job's next run restores it. A run
-that was interrupted, however often, ends with the very same weights as one that was not: the digest says so.
+that was interrupted, however often, ends with exactly the weights of one that was not: both print the same digest.
 
 Outside Slurm the same can be seen by hand, with a directory for the checkpoints:
 
     export HPCRAY_CHECKPOINT_DIR=/tmp/digits HPCRAY_DRAIN_SIGNALS=USR1
     hpcray-launch -n 4 examples/train_preemptible.py     # elsewhere: kill -USR1 <pid of a hpcray-raylet>
-    hpcray-launch -n 4 examples/train_preemptible.py     # goes on
+    hpcray-launch -n 4 examples/train_preemptible.py     # resumes
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def forward(weights: Weights, images: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 @ray.remote
 def gradient(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weights:
-    """Of the cross-entropy, summed over the images."""
+    """Gradient of the cross-entropy, summed over the images."""
     with threadpool_limits(1):  # one thread adds in one order, on every machine
         hidden, error = forward(weights, images)
         error[np.arange(len(labels)), labels] -= 1

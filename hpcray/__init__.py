@@ -3,9 +3,7 @@
 import cloudpickle
 
 from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util
-from hpcray.api.accelerators import get_gpu_ids
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
-from hpcray.api.context import available_resources, cluster_resources, get_runtime_context, nodes
 from hpcray.api.decorator import remote
 from hpcray.api.drain import (
     checkpoint_dir,
@@ -18,13 +16,13 @@ from hpcray.api.drain import (
     restart_count,
     time_left,
 )
-from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.objects import cancel, get, put, wait
-from hpcray.api.session import init, is_initialized, shutdown
-from hpcray.executor import Executor
-from hpcray.runtime.refs import ObjectRef
-from hpcray.runtime.streams import DynamicObjectRefGenerator, ObjectRefGenerator
-from hpcray.state.timeline import timeline
+from hpcray.api.runtime_context import available_resources, cluster_resources, get_gpu_ids, get_runtime_context, nodes
+from hpcray.api.session import LoggingConfig, init, is_initialized, shutdown
+from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.state import timeline
+from hpcray.util.executor import Executor
 
 __version__ = "0.1.0"
 

@@ -1,6 +1,6 @@
 """`ray.actor`: handles, classes, exit_actor."""
 
 from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, exit_actor
-from hpcray.api.typed import ActorProxy
+from hpcray.api.signature import ActorProxy
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "ActorProxy", "exit_actor"]

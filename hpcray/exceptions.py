@@ -1,70 +1,7 @@
-"""The errors of hpcray, for `from hpcray.exceptions import ...`. They are described in `hpcray.base.errors`."""
+"""The exceptions of hpcray, for `from hpcray.exceptions import ...`. `hpcray.common.exceptions` defines them."""
 
-from __future__ import annotations
+from hpcray.common.exceptions import *  # noqa: F403
 
-from hpcray.base.drain_errors import JobDrainingError, NotEnoughTimeError
-from hpcray.base.errors import (
-    ActorAlreadyExistsError,
-    ActorDiedError,
-    ActorHandleNotFoundError,
-    ActorPlacementGroupRemoved,
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    AsyncioActorExit,
-    AuthenticationError,
-    CrossLanguageError,
-    GetTimeoutError,
-    LocalRayletDiedError,
-    NodeDiedError,
-    ObjectFetchTimedOutError,
-    ObjectFreedError,
-    ObjectLostError,
-    ObjectReconstructionFailedError,
-    ObjectReconstructionFailedLineageEvictedError,
-    ObjectReconstructionFailedMaxAttemptsExceededError,
-    ObjectRefStreamEndOfStreamError,
-    ObjectStoreFullError,
-    OufOfBandObjectRefSerializationException,
-    OutOfDiskError,
-    OutOfMemoryError,
-    OwnerDiedError,
-    PeerLostError,
-    PendingCallsLimitExceeded,
-    PlasmaObjectNotAvailable,
-    RayActorError,
-    RayCgraphCapacityExceeded,
-    RayChannelError,
-    RayChannelTimeoutError,
-    RayDirectTransportError,
-    RayError,
-    RaySystemError,
-    RayTaskError,
-    ReferenceCountingAssertionError,
-    RpcError,
-    RuntimeEnvSetupError,
-    StartupError,
-    StreamingGeneratorReplayInconsistentError,
-    TaskCancelledError,
-    TaskPlacementGroupRemoved,
-    TaskUnschedulableError,
-    UnserializableException,
-    UserCodeException,
-    WorkerCrashedError,
-)
-from hpcray.base.job_errors import JobError, SubmitError
-
-__all__ = [
-    "ActorAlreadyExistsError", "ActorDiedError", "ActorHandleNotFoundError", "ActorPlacementGroupRemoved",
-    "ActorUnavailableError", "ActorUnschedulableError", "AsyncioActorExit", "AuthenticationError",
-    "CrossLanguageError", "GetTimeoutError", "JobDrainingError", "JobError", "LocalRayletDiedError", "NodeDiedError",
-    "NotEnoughTimeError", "ObjectFetchTimedOutError", "ObjectFreedError", "ObjectLostError",
-    "ObjectReconstructionFailedError", "ObjectReconstructionFailedLineageEvictedError",
-    "ObjectReconstructionFailedMaxAttemptsExceededError", "ObjectRefStreamEndOfStreamError", "ObjectStoreFullError",
-    "OufOfBandObjectRefSerializationException", "OutOfDiskError", "OutOfMemoryError", "OwnerDiedError",
-    "PeerLostError", "PendingCallsLimitExceeded", "PlasmaObjectNotAvailable", "RayActorError",
-    "RayCgraphCapacityExceeded", "RayChannelError", "RayChannelTimeoutError", "RayDirectTransportError", "RayError",
-    "RaySystemError", "RayTaskError", "ReferenceCountingAssertionError", "RpcError", "RuntimeEnvSetupError",
-    "StartupError", "StreamingGeneratorReplayInconsistentError", "SubmitError", "TaskCancelledError",
-    "TaskPlacementGroupRemoved", "TaskUnschedulableError", "UnserializableException", "UserCodeException",
-    "WorkerCrashedError",
-]  # fmt: skip
+__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Exception)]
+for _name in [name for name in globals() if not name.startswith("__") and name not in __all__]:
+    del globals()[_name]  # what the star brought besides exceptions

@@ -1,7 +1,7 @@
 """`mpi4py.futures` on actors: `from hpcray.futures import MPIPoolExecutor` instead of `from mpi4py.futures import …`.
 
-The workers of an `MPIPoolExecutor` are actors on the nodes of the job, so that no rank has to be set aside for them and
-one that dies is replaced. They are no MPI ranks: functions that talk to each other over MPI are for `hpcray.mpi.run`.
+The workers of an `MPIPoolExecutor` are actors on the nodes of the job, so that no rank is reserved for them and a new
+worker replaces one that dies. They are no MPI ranks: functions that use MPI are for `hpcray.mpi.run`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ from concurrent.futures import (
 from time import monotonic
 from typing import Any
 
-from hpcray.api.context import cluster_resources
 from hpcray.api.objects import put
 from hpcray.api.objects import wait as wait_for_refs
-from hpcray.executor import Executor
-from hpcray.util.crew import CALL, STARMAP, Crew, checked, only
-from hpcray.util.dispatch import DispatchFuture, Job
-from hpcray.util.task_dispatch import chained, chunks_of
+from hpcray.api.runtime_context import cluster_resources
+from hpcray.util.dispatcher import (
+    CALL,
+    STARMAP,
+    ActorWorkers,
+    DispatchedCall,
+    DispatchFuture,
+    chained,
+    chunks_of,
+    single_value,
+    values_or_raise,
+)
+from hpcray.util.executor import Executor
 
 __all__ = [
     "ALL_COMPLETED",
@@ -53,22 +61,22 @@ __all__ = [
 ]
 
 _OF_SPAWNING = {"backoff", "main", "mpi_info", "python_args", "python_exe", "use_pkl5"}
-_PATIENCE = 5.0
+_JOIN_TIMEOUT = 5.0  # seconds until actors are killed
 
 
 class ActorPoolExecutor(concurrent.futures.Executor):
-    """A `concurrent.futures.Executor` whose workers are actors: they stay, and keep what the initializer made.
+    """A `concurrent.futures.Executor` whose workers are actors, which keep the state that the initializer made.
 
     Args:
-        max_workers: how many; None: one per CPU of the cluster.
-        initializer, initargs: called first in each worker.
+        max_workers: number of workers; None: one per CPU of the cluster.
+        initializer, initargs: function that each worker calls first, and its arguments.
         env, wdir, path, globals: variables, working directory, entries of `sys.path` and names of `__main__` in each
             worker.
-        options: of the actors, as for `@remote`. By default they hold no CPU.
-        of_mpi: the other keywords of mpi4py's class, which say how ranks are spawned, have no effect.
+        options: options of the actors, as for `@remote`. By default an actor holds no CPU.
+        of_mpi: the other keywords of mpi4py's class, for the spawning of ranks; without effect.
 
     Raises:
-        ValueError: max_workers is not positive. TypeError: a keyword is unknown, or the initializer cannot be called.
+        ValueError: `max_workers` is not positive. TypeError: a keyword is unknown, or the initializer is not callable.
     """
 
     def __init__(
@@ -97,7 +105,7 @@ class ActorPoolExecutor(concurrent.futures.Executor):
             given["runtime_env"] = {**runtime_env, "env_vars": {**(runtime_env.get("env_vars") or {}), **env}}
         setup = _Setup(wdir, tuple(path), dict(globals or {}), initializer)
         plain = not (wdir or path or globals)
-        self._crew = Crew(
+        self._workers = ActorWorkers(
             max_workers or max(1, int(cluster_resources().get("CPU", 1))),
             initializer if plain else setup,
             tuple(initargs),
@@ -106,16 +114,16 @@ class ActorPoolExecutor(concurrent.futures.Executor):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are at most."""
-        return self._crew.width
+        """Largest number of workers."""
+        return self._workers.width
 
     def bootup(self, wait: bool = True) -> ActorPoolExecutor:
         """Start all workers now instead of with the first calls.
 
         Args:
-            wait: until they are up.
+            wait: wait until they have started.
         """
-        ready = [actor.__ray_ready__.remote() for actor in self._crew.boot()]
+        ready = [actor.__ray_ready__.remote() for actor in self._workers.start_all()]
         if wait and ready:
             wait_for_refs(ready, num_returns=len(ready))
         return self
@@ -123,10 +131,13 @@ class ActorPoolExecutor(concurrent.futures.Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> DispatchFuture:
         """Call `fn(*args, **kwargs)` in a worker.
 
+        Returns:
+            The future of the result.
+
         Raises:
             RuntimeError: after `shutdown`.
         """
-        return self._crew.submit(Job((fn, [(args, kwargs)], CALL), only))
+        return self._workers.submit(DispatchedCall((fn, [(args, kwargs)], CALL), single_value))
 
     def map(
         self,
@@ -137,15 +148,15 @@ class ActorPoolExecutor(concurrent.futures.Executor):
         unordered: bool = False,
         **_: Any,
     ) -> Iterator[Any]:
-        """`map(fn, *iterables)`, with all calls submitted now.
+        """Return an iterator over the results of `map(fn, *iterables)`. All calls are submitted at once.
 
         Args:
-            timeout: seconds from now for each result to be there, else TimeoutError.
-            chunksize: calls at a time per worker.
-            unordered: results as they are ready.
+            timeout: seconds from now until TimeoutError is raised for a pending result; None for no limit.
+            chunksize: number of calls that a worker gets at a time.
+            unordered: yield results in the order in which they become ready.
 
         Raises:
-            ValueError: chunksize is below 1.
+            ValueError: `chunksize` is below 1.
         """
         return self.starmap(fn, zip(*iterables, strict=False), timeout, chunksize, unordered)
 
@@ -158,40 +169,41 @@ class ActorPoolExecutor(concurrent.futures.Executor):
         unordered: bool = False,
         **_: Any,
     ) -> Iterator[Any]:
-        """`itertools.starmap(fn, iterable)`, as `map`."""
+        """Return an iterator over the results of `itertools.starmap(fn, iterable)`, as `map`."""
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
         shared = put(fn)
         chunks = ([tuple(args) for args in chunk] for chunk in chunks_of(iterable, chunksize))
-        futures = [self._crew.submit(Job((shared, chunk, STARMAP), checked)) for chunk in chunks]
+        futures = [self._workers.submit(DispatchedCall((shared, chunk, STARMAP), values_or_raise)) for chunk in chunks]
         deadline = None if timeout is None else monotonic() + timeout
         return chained(_results(futures, deadline, unordered))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls. The workers end when all calls have.
+        """Refuse further calls. The workers end after the last call.
 
         Args:
-            wait: until then.
-            cancel_futures: cancel those that have not started.
+            wait: wait until the workers have ended.
+            cancel_futures: cancel the calls that have not started.
         """
-        self._crew.close()
+        self._workers.close()
         if cancel_futures:
-            self._crew.withdraw()
+            self._workers.cancel_queued()
         if wait:
-            self._crew.join()
-            self._crew.end(_PATIENCE)
+            self._workers.join()
+            self._workers.stop(_JOIN_TIMEOUT)
 
 
 MPIPoolExecutor = ActorPoolExecutor
 
 
 class MPICommExecutor:
-    """A context manager that gives an `MPIPoolExecutor`, as mpi4py's does on the root of a communicator.
+    """A context manager over an `MPIPoolExecutor`, as mpi4py's on the root of a communicator.
 
-    The driver of an hpcray job is alone, so it is the root always; `comm` and `root` have no effect.
+    The driver of an hpcray job is always the root.
 
     Args:
-        options: those of `MPIPoolExecutor`.
+        comm, root: without effect.
+        options: arguments of `MPIPoolExecutor`.
     """
 
     def __init__(self, comm: Any = None, root: int = 0, **options: Any) -> None:
@@ -205,7 +217,7 @@ class MPICommExecutor:
 
 
 class _Setup:
-    """What a worker does before its initializer."""
+    """Initializer of a worker: sets directory, path and globals, then calls the user's initializer."""
 
     def __init__(
         self, wdir: str | None, path: tuple[str, ...], names: dict[str, Any], initializer: Callable[..., Any] | None

@@ -9,7 +9,7 @@ from typing import Any
 
 from effort import place
 
-from hpcray.transport.ucx import make_context
+from hpcray.transport.ucx_engine import make_context
 
 
 class Mpi:

@@ -15,13 +15,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import raw
 from effort import LARGEST, Effort, effort, place
 from table import Column
 
-from hpcray.testing.wires import Wires
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+
+from helpers.wires import Wires
 
 WINDOW = 64
 REQUEST = 8

@@ -1,4 +1,4 @@
-"""Actors: `@remote` on a class, handles, methods."""
+"""Actor classes, and the functions that find, list and end actors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import types
 from typing import Any, Generic, NoReturn, TypeVar
 
 from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
-from hpcray.api.environments import dressed
-from hpcray.api.grouping import placed
-from hpcray.api.option_rules import NO_GRAPHS
-from hpcray.api.options import ActorOptions
-from hpcray.api.session import check_namespace, ensure
+from hpcray.api.options import NO_GRAPHS, ActorOptions
+from hpcray.api.placement_group import with_placement
+from hpcray.api.runtime_env import with_runtime_env
+from hpcray.api.session import check_namespace, require_session
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
-from hpcray.base.ids import HEAD
-from hpcray.runtime.actor_kinds import ExitActor, has_async_method
-from hpcray.runtime.refs import current
-from hpcray.wire import messages as m
-from hpcray.wire.serialization import Serialized, serialize
+from hpcray.common.ids import HEAD
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import Serialized, serialize
+from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
+from hpcray.runtime.core_worker.core_worker import current
 
 __all__ = [
     "ActorClass",
@@ -37,8 +36,8 @@ _SPECIAL = ("__call__", "__enter__", "__exit__", "__len__", "__getitem__")
 ASYNC_CONCURRENCY = 1000
 
 
-class _Export:
-    """What workers and handles need of a class. Shared by all `.options()` of it, so that it is pickled once."""
+class _ExportedClass:
+    """The pickled class and its methods, shared by all `.options()` of an actor class so that it is pickled once."""
 
     __slots__ = ("blob", "keep", "methods")
 
@@ -48,7 +47,7 @@ class _Export:
         self.methods: dict[str, dict[str, Any]] = {}
 
     def of(self, cls: type) -> None:
-        """Fill in. Not before the first use: a class that is being unpickled has no methods yet."""
+        """Pickle the class at its first use: a class that is being unpickled has no methods yet."""
         if not self.blob:
             self.methods = _methods_of(cls)
             blob, self.keep = serialize(cls)
@@ -59,7 +58,7 @@ T = TypeVar("T")
 
 
 class ActorClassInheritanceException(TypeError):
-    """A class inherits from an actor class."""
+    """Raised for a class that inherits from an actor class."""
 
 
 def _no_subclass(actor_class: str, subclass: str = "") -> ActorClassInheritanceException:
@@ -72,12 +71,14 @@ def _no_subclass(actor_class: str, subclass: str = "") -> ActorClassInheritanceE
 
 
 class ClassMetadata:
-    """A class behind an actor class, by Ray's names.
+    """Metadata of an actor class, by Ray's names.
 
     Attributes:
-        modified_class: the class. class_name: its qualified name. class_id: a digest of that.
-        is_cross_language, language: other languages there are none.
-        method_meta: its `methods`, by name.
+        modified_class: the user's class.
+        class_name: module and qualified name of the class.
+        class_id: digest of `class_name`, in hex.
+        is_cross_language, language: always False and "PYTHON".
+        method_meta: namespace whose `methods` maps names to functions.
     """
 
     is_cross_language = False
@@ -92,19 +93,19 @@ class ClassMetadata:
 
 
 class ActorClass(Generic[T]):
-    """What `@remote` makes of a class. `.remote(...)` creates an actor.
+    """An actor class, the result of `@remote` on a class. `.remote(...)` creates an actor.
 
-    For type checkers T is the class. What `.remote` returns they take for anything: annotate it as an `ActorHandle`, or
-    as `ActorProxy[T]`, which knows the methods that `@method` marks.
+    For type checkers T is the class, and `.remote` returns Any: annotate the handle as `ActorHandle`, or as
+    `ActorProxy[T]`, which has the methods that `@method` marks.
     """
 
-    def __init__(self, cls: type, options: ActorOptions, export: _Export | None = None) -> None:
+    def __init__(self, cls: type, options: ActorOptions, export: _ExportedClass | None = None) -> None:
         if not isinstance(cls, type):
             # `class B(A)` where A is an actor class: Python makes the new class by calling A's type.
             raise _no_subclass(type(self).__name__[len("ActorClass(") : -1], cls)
         self.__ray_actor_class__ = cls
         self._options = options
-        self._export = export or _Export()
+        self._export = export or _ExportedClass()
         functools.update_wrapper(self, cls, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -128,42 +129,52 @@ class ActorClass(Generic[T]):
             raise AttributeError(NO_GRAPHS)
         value = getattr(self.__ray_actor_class__, name)
         if inspect.isfunction(value):
-            # Never the function itself: cloudpickle would find it under its qualified name and send that instead, so
-            # that a class sent by value had methods (and a `super()`) of another class, the one that workers import.
+            # Never the function itself: cloudpickle would pickle it by its qualified name, so that a class pickled by
+            # value had methods (and a `super()`) of another class, the one that workers import.
             if isinstance(inspect.getattr_static(self.__ray_actor_class__, name), staticmethod):
                 return functools.partial(value)
             return types.MethodType(value, self)
         return value
 
     def __getitem__(self, parameters: Any) -> ActorClass[T]:
-        """`Class[int]` of a generic class: the same actor class."""
+        """Return the same actor class, for `Class[int]` of a generic class."""
         self.__ray_actor_class__[parameters]  # type: ignore[index]
         return self
 
     @property
     def _default_options(self) -> dict[str, Any]:
-        """The options that were given."""
         return dict(self._options.given)
 
     @property
     def __ray_metadata__(self) -> ClassMetadata:
-        """What tools that look into Ray programs read of the class."""
+        """Metadata of the class, for tools that inspect Ray programs."""
         return ClassMetadata(self.__ray_actor_class__)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *dir(self.__ray_actor_class__)})
 
     def options(self, **overrides: Any) -> ActorClass[T]:
-        """The same class with some options replaced."""
+        """Return the actor class with some options replaced.
+
+        Raises:
+            ValueError, TypeError: an option is unknown, or its value is not allowed.
+        """
         return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._export)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Create an actor. Returns its handle at once; calls wait until it is up.
+        """Create an actor.
+
+        Args:
+            args, kwargs: arguments of the constructor; refs among them are replaced by their values.
+
+        Returns:
+            The handle, at once. Calls wait until the actor has started.
 
         Raises:
-            ValueError: the name is taken. TypeError: the arguments do not fit the constructor.
+            ValueError: the name is taken. TypeError: the arguments do not match the constructor, or do not pickle.
+            NotImplementedError: an option is not supported.
         """
-        process = ensure()
+        process = require_session()
         options, cls = self._options, self.__ray_actor_class__
         namespace = options.namespace or (process.job.namespace if process.job else "")
         if options.get_if_exists:
@@ -179,9 +190,9 @@ class ActorClass(Generic[T]):
         concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if is_async else 1)
         out_of_order = _out_of_order(options, is_async, concurrency)
         _check_groups(cls, options, export.methods)
-        hold, place = placed(process, options.given, options.hold, options.place, cls.__name__)
+        hold, place = with_placement(process, options.given, options.hold, options.place, cls.__name__)
         env = options.given.get("runtime_env")
-        hold, place = dressed(process, env, hold), dressed(process, env, place)
+        hold, place = with_runtime_env(process, env, hold), with_runtime_env(process, env, place)
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
             place=place, hold=hold,
@@ -205,8 +216,8 @@ class ActorClass(Generic[T]):
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
 
 
-def make_actor_class(cls: type[T], options: ActorOptions, export: _Export | None = None) -> ActorClass[T]:
-    """An `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
+def make_actor_class(cls: type[T], options: ActorOptions, export: _ExportedClass | None = None) -> ActorClass[T]:
+    """Make an `ActorClass` whose type is named after the user's class, as tools that inspect Ray programs expect."""
     body = {"__doc__": cls.__doc__, "__module__": cls.__module__}
     kind = type(f"ActorClass({cls.__name__})", (ActorClass,), body, _made_by_hpcray=True)
     made: ActorClass[T] = kind(cls, options, export)
@@ -218,7 +229,6 @@ def _rebuild(cls: type, given: dict[str, Any]) -> ActorClass[Any]:
 
 
 def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
-    """Every method by name, with its signature and the options that it was given."""
     found: dict[str, dict[str, Any]] = {}
     for name, member in inspect.getmembers(cls, inspect.isroutine):
         if name.startswith("__") and (name not in _SPECIAL or not inspect.isfunction(member)):
@@ -232,14 +242,13 @@ def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
 
 
 def _constructor(cls: type) -> str:
-    """The signature of a class's constructor, as text."""
     if cls.__init__ is not object.__init__:  # type: ignore[misc]
         return describe(cls.__init__, 1)  # type: ignore[misc]
     return ANYTHING if any("__new__" in vars(base) for base in cls.__mro__[:-1]) else NOTHING
 
 
 def _out_of_order(options: ActorOptions, is_async: bool, concurrency: int) -> bool:
-    """Whether calls may overtake those that wait for their arguments: by default if they may overlap anyway."""
+    """Return True if a call may overtake calls that wait for their arguments; by default if calls may overlap."""
     overlapping = is_async or concurrency > 1
     if overlapping and options.out_of_order is False:
         kind = "async" if is_async else "multi-threaded"
@@ -261,16 +270,20 @@ def _check_groups(cls: type, options: ActorOptions, methods: dict[str, dict[str,
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """The handle of a named actor. It does not keep the actor alive.
+    """Return the handle of a named actor. The handle does not keep the actor alive.
+
+    Args:
+        name: name of the actor.
+        namespace: namespace of the name; by default that of the job.
 
     Raises:
         ValueError: no live actor has this name in the namespace.
     """
     if not name:
         raise ValueError("Please supply a non-empty value to get_actor")
-    process = ensure()
+    process = require_session()
     with process.engine.lock:
-        process.drain()  # the last handle of an actor of this name may just have gone
+        process.drain()  # an actor of this name may end with a handle that was just dropped
     check_namespace(namespace)
     space = namespace or (process.job.namespace if process.job else "")
     try:
@@ -286,13 +299,32 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     )  # fmt: skip
 
 
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
+    """List the live named actors.
+
+    Args:
+        all_namespaces: list the actors of all namespaces, not only of the namespace of the job.
+
+    Returns:
+        The names, or with `all_namespaces` rows `{"name": ..., "namespace": ...}`.
+    """
+    process = require_session()
+    namespace = process.job.namespace if process.job else ""
+    rows: list[dict[str, str]] = process.gcs.call("list_named_actors", all_namespaces, namespace)
+    return rows if all_namespaces else [row["name"] for row in rows]
+
+
 def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
-    """Kill an actor's process at once. Calls in flight get `ActorDiedError`.
+    """Kill the process of an actor. Its pending calls raise `ActorDiedError`.
+
+    Args:
+        actor: handle of the actor.
+        no_restart: do not restart the actor, whatever its `max_restarts`.
 
     Raises:
-        ValueError: not an actor handle.
+        ValueError: `actor` is no actor handle.
     """
-    process = ensure()
+    process = require_session()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
     with process.engine.lock:
@@ -302,10 +334,10 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
 
 
 def exit_actor() -> NoReturn:
-    """End the actor that calls it, on purpose: no restart, later calls get `ActorDiedError`.
+    """End the calling actor. It does not restart, and later calls raise `ActorDiedError`.
 
     Raises:
-        TypeError: not inside an actor.
+        TypeError: this process is no actor.
     """
     worker = current.worker
     if worker is None or worker.actor is None:

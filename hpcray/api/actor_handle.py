@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 
 import cloudpickle
 
-from hpcray.api.option_rules import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
-from hpcray.api.session import ensure
-from hpcray.api.signature import ANYTHING, Arity, arity
-from hpcray.base.ids import ActorID
-from hpcray.runtime.own_options import Own
-from hpcray.runtime.refs import ObjectRef, current
+from hpcray.api.options import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
+from hpcray.api.session import require_session
+from hpcray.api.signature import ANYTHING, Arity, AsyncMethod, DecorateMethod, Method, arity
+from hpcray.common.ids import ActorID
+from hpcray.core.core_worker.task import ExtraOptions
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 METHOD = "__hpcray_method__"
@@ -24,9 +25,6 @@ RETRY = "retry_exceptions"
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-
-if TYPE_CHECKING:
-    from hpcray.api.typed import AsyncMethod, DecorateMethod, Method
 
 
 @overload
@@ -42,7 +40,10 @@ def method(**options: Any) -> DecorateMethod: ...
 
 
 def method(*args: Any, **options: Any) -> Any:
-    """Options of one actor method: `@method(num_returns=2)`. Bare, it changes nothing.
+    """Set the options of an actor method: `@method(num_returns=2)`. Without options the decorator has no effect.
+
+    Args:
+        options: `num_returns`, `concurrency_group`, `max_task_retries`, `retry_exceptions` and others of Ray.
 
     Raises:
         AssertionError: an option is unknown, as in Ray. ValueError, TypeError: its value is not allowed.
@@ -70,18 +71,22 @@ def method(*args: Any, **options: Any) -> Any:
 
 
 def travelling(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a method as handles and the GCS keep them: exception classes are pickled."""
+    """Return the options of a method as handles and the GCS store them, with pickled exception classes."""
     retry = options.get(RETRY)
     return options if retry is None or isinstance(retry, bool) else {**options, RETRY: cloudpickle.dumps(tuple(retry))}
 
 
 class _Plan:
-    """What every call of one method has in common.
+    """Options and signature of one method, shared by its calls.
 
-    own: what leads its calls off the fast path, if anything does. unsupported: why they are refused, "" if not.
+    Attributes:
+        extra: options that need the slow path: `name`, generators, retries.
+        unsupported: why calls are refused; "" for none.
+        slow: True if calls need the slow path or are refused.
+        low, high: numbers of positional arguments of the fast path; none where `slow` is True.
     """
 
-    __slots__ = ("arity", "given", "high", "kind", "low", "num_returns", "own", "retries", "unsupported")
+    __slots__ = ("arity", "extra", "given", "high", "low", "num_returns", "retries", "slow", "unsupported")
 
     def __init__(self, given: dict[str, Any], retries: int) -> None:
         retry = given.get(RETRY) or False
@@ -89,8 +94,7 @@ class _Plan:
         own_retries = given.get("max_task_retries")
         self.retries: int = retries if own_retries is None else own_retries
         self.arity: Arity = arity(given.get(SIGNATURE, ANYTHING))
-        self.low, self.high = self.arity.low, self.arity.high
-        self.own = Own(
+        self.extra = ExtraOptions(
             name=given.get("name") or "",
             group=given.get("call_group") or "",
             retry_exceptions=cloudpickle.loads(retry) if isinstance(retry, bytes) else retry,
@@ -99,10 +103,9 @@ class _Plan:
             window=given.get("_generator_backpressure_num_objects") or -1,
         )
         self.num_returns = check_num_returns(given.get("num_returns"))
-        self.kind: type[ActorMethod] = ActorMethod
         self.unsupported = unsupported_by_methods(given)
-        if self.own or self.unsupported:
-            self.kind = _MethodWithOptions
+        self.slow = bool(self.extra or self.unsupported)
+        self.low, self.high = float("inf") if self.slow else self.arity.low, self.arity.high
 
 
 class ActorMethod:
@@ -114,23 +117,30 @@ class ActorMethod:
         self._handle, self._name, self._plan = handle, name, plan
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method. Returns an `ObjectRef`, or as many as `num_returns` says.
+        """Call the method.
+
+        Returns:
+            An `ObjectRef`; a list of them where `num_returns` is above 1; a generator of refs for a generator method.
 
         Raises:
-            TypeError: the arguments do not fit the method, or cannot be pickled.
+            TypeError: the arguments do not match the method, or do not pickle.
             NotImplementedError: an option is not supported.
-            PendingCallsLimitExceeded: the actor has `max_pending_calls` of ours.
+            PendingCallsLimitExceeded: the actor has `max_pending_calls` pending calls of this process.
         """
         plan = self._plan
         if kwargs or not plan.low <= len(args) <= plan.high:
+            if plan.slow:
+                return self._call_with_own_options(args, kwargs)
             plan.arity.check(self._name, args, kwargs)
-        return (current.process or ensure()).submitter.actors.call(
+        return (current.process or require_session()).submitter.actors.call(
             self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
         )
 
     def options(self, **overrides: Any) -> ActorMethod:
-        """The same method with some options replaced: `num_returns`, `name`, `concurrency_group`, `max_task_retries`,
-        `retry_exceptions`.
+        """Return the method with some options replaced.
+
+        Args:
+            overrides: `num_returns`, `name`, `concurrency_group`, `max_task_retries`, `retry_exceptions`.
 
         Raises:
             ValueError, TypeError: an option is unknown, or its value is not allowed.
@@ -145,11 +155,20 @@ class ActorMethod:
         if "concurrency_group" in given:
             given["call_group"] = given.pop("concurrency_group")
         plan = _Plan({**self._plan.given, **given}, self._plan.retries)
-        return plan.kind(self._handle, self._name, plan)
+        return ActorMethod(self._handle, self._name, plan)
+
+    def _call_with_own_options(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = self._plan
+        if plan.unsupported:
+            raise NotImplementedError(plan.unsupported)
+        plan.arity.check(self._name, args, kwargs)
+        return (current.process or require_session()).submitter.actors.call_with(
+            plan.extra, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+        )
 
     @property
     def bind(self) -> NoReturn:
-        """Refused, with an AttributeError: there are no graphs."""
+        """Raise AttributeError: compiled graphs are not supported."""
         raise AttributeError(NO_GRAPHS)
 
     @property
@@ -168,26 +187,11 @@ class ActorMethod:
         )
 
 
-class _MethodWithOptions(ActorMethod):
-    """A method with options that few have."""
-
-    __slots__ = ()
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        plan = self._plan
-        if plan.unsupported:
-            raise NotImplementedError(plan.unsupported)
-        plan.arity.check(self._name, args, kwargs)
-        return (current.process or ensure()).submitter.actors.call_with(
-            plan.own, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
-        )
-
-
 class ActorHandle:
-    """A reference to an actor. It can be passed to tasks and other actors; the actor ends when no handle is left."""
+    """A reference to an actor. Handles can be passed to tasks and actors; the actor ends with its last handle."""
 
     _ray_is_cross_language = False
-    _plans: dict[str, _Plan] = {}  # noqa: RUF012  # stays empty: of handles that are half made
+    _plans: dict[str, _Plan] = {}  # noqa: RUF012  # stays empty; read from handles that are being unpickled
 
     def __init__(
         self,
@@ -204,12 +208,12 @@ class ActorHandle:
         self._plans = {}
 
     def __class_getitem__(cls, parameters: Any) -> types.GenericAlias:
-        """`ActorHandle[Class]`, in annotations."""
+        """Return a generic alias, for the annotation `ActorHandle[Class]`."""
         return types.GenericAlias(cls, parameters)
 
     def __getattr__(self, name: str) -> ActorMethod:
         plan = self._plans.get(name) or self._planned(name)
-        return plan.kind(self, name, plan)
+        return ActorMethod(self, name, plan)
 
     def _planned(self, name: str) -> _Plan:
         options = self.__dict__.get("_methods", {}).get(name)

@@ -1,20 +1,42 @@
-"""`@remote`."""
+"""The decorator `@remote`."""
 
 from __future__ import annotations
 
 import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any, Generic, get_origin, overload
+from typing import Any, Generic, Protocol, get_origin, overload
 
 from hpcray.api.actor import ActorClass, make_actor_class
-from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
-from hpcray.api.options import ActorOptions, TaskOptions
-from hpcray.api.remote_function import RemoteFunction, make_remote_function
-from hpcray.api.typed import C, Decorate, DecorateMany, P, R, StreamingFunction
+from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions
+from hpcray.api.remote_function import RemoteFunction
+from hpcray.api.signature import C, P, R, StreamingFunction
 
 _ALIASES = (types.GenericAlias, type(Generic[C]))  # type: ignore[index]
 _ALL_OPTIONS = list({**TASK_RULES, **ACTOR_RULES})
+
+
+class Decorate(Protocol):
+    """`@remote(...)` with options."""
+
+    @overload
+    def __call__(self, target: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, target: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+
+
+class DecorateMany(Protocol):
+    """`@remote(num_returns=...)`: the result type of `.remote` is not known."""
+
+    def __call__(self, target: Callable[..., Any], /) -> Any:
+        """Decorate a function."""
 
 
 @overload
@@ -44,11 +66,18 @@ def remote(**options: Any) -> Decorate: ...
 def remote(*args: Any, **options: Any) -> Any:
     """Make a function a remote function, or a class an actor class.
 
-    Use it bare (`@remote`) or with options (`@remote(num_cpus=2)`).
+    Use the decorator without options (`@remote`) or with options (`@remote(num_cpus=2)`).
+
+    Args:
+        options: `num_cpus`, `num_gpus`, `resources`, `num_returns`, `max_retries`, `name` and others of Ray.
+
+    Returns:
+        A `RemoteFunction` or an `ActorClass`.
 
     Raises:
-        TypeError: not a function or class, or remote already. AssertionError: arguments that are no options, as in Ray.
-        ValueError: an option is unknown or out of range, or an `async def`.
+        TypeError: the target is no function or class, or is remote already.
+        ValueError: an option is unknown or out of range, or the function is `async def`.
+        AssertionError: positional arguments, as in Ray.
     """
     if len(args) == 1 and not options and callable(args[0]):
         return _make(args[0], {})
@@ -71,11 +100,11 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
             "`asyncio.run(...)` inside a plain function"
         )
     if callable(target) and not isinstance(target, (RemoteFunction, ActorClass)):
-        return make_remote_function(target, TaskOptions(options))
+        return RemoteFunction(target, TaskOptions(options))
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")
 
 
 def _plain_class(target: Any) -> Any:
-    """The class behind `Class[int]`; anything else as it is."""
+    """Return the class of `Class[int]`; other targets are returned unchanged."""
     origin = get_origin(target)
     return origin if isinstance(origin, type) and isinstance(target, _ALIASES) else target

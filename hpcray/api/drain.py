@@ -1,4 +1,4 @@
-"""The end of the job that Slurm announces: how much time is left, what to do when it comes near, and checkpoints."""
+"""The end of the job: time left, drain callbacks, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,54 +8,57 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
-from hpcray.api.session import ensure, leave_unfinished
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD
-from hpcray.host import checkpoints
-from hpcray.host.allocation import end_time
-from hpcray.runtime import ending
-from hpcray.runtime.actor_kinds import MARK
-from hpcray.runtime.refs import current
-from hpcray.runtime.run_info import checkpoint_directory
-from hpcray.runtime.run_info import restart_count as count_restarts
-from hpcray.wire.messages import DrainRequest
+from hpcray.api.session import leave_unfinished, require_session
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD
+from hpcray.platform import checkpoints
+from hpcray.platform.allocation import end_time
+from hpcray.protocol.messages import DrainRequest
+from hpcray.runtime.core_worker import drain_client
+from hpcray.runtime.core_worker.actor_submitter import MARK
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.node.run_info import checkpoint_directory
+from hpcray.runtime.node.run_info import restart_count as count_restarts
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def time_left() -> float | None:
-    """Seconds until the batch system ends the job, not below 0. In drivers, tasks and actors; also before `init()`.
+    """Return the seconds until the batch system ends the job. Works in drivers, tasks and actors, and before `init()`.
 
     Returns:
-        None where the end is not known: no time limit, or no batch system.
+        Seconds, at least 0; None where the end is unknown: no time limit, or no batch system.
     """
     process = current.process
     if process is not None:
-        return ending.time_left(process.run)
-    end = Config.from_env().end_time or end_time()
+        return drain_client.time_left(process.run)
+    end = Config.from_env(os.environ).end_time or end_time()
     return max(0.0, end - time.time()) if end else None
 
 
 def draining() -> float | None:
-    """Seconds until the job is ended, while it drains; None while it does not. For loops that look.
+    """Return the seconds until a draining job ends; None while the job does not drain. For polling in a loop.
 
-    A program that has called this is given the whole time to end by itself.
+    A program that has called `draining` gets the whole time to end by itself.
     """
     process = current.process
     if process is None:
         return None
-    if not process.ending.interested:
+    if not process.drain_client.takes_part:
         with process.engine.lock:
-            process.ending.take_interest()
-    return process.ending.left() if process.ending.reason else None
+            process.drain_client.take_part()
+    return process.drain_client.seconds_left() if process.drain_client.reason else None
 
 
 def on_drain(function: _Function) -> _Function:
-    """Have a function called once when the job drains: `@on_drain` or `on_drain(f)`, before or after `init()`.
+    """Register a function to call once when the job drains: `@on_drain` or `on_drain(f)`, before or after `init()`.
 
-    It is called with the seconds that are left, in a thread of its own: the program goes on meanwhile. Errors are
-    printed. A method of an actor class may be decorated too: it is called as `method(self, seconds)` between two of
-    the actor's calls. What is registered in a driver is called there, in a task or actor in its worker process.
+    The function runs in a thread of its own in the process that registered it, with the seconds that are left as its
+    argument; the program continues meanwhile. Errors are printed. A method of an actor class can be decorated too: the
+    actor calls `method(self, seconds)` between two of its calls.
+
+    Returns:
+        The function.
 
     Raises:
         TypeError: not a function, or a coroutine function that is no method.
@@ -63,60 +66,65 @@ def on_drain(function: _Function) -> _Function:
     if _is_method(function):
         setattr(function, MARK, True)
         return function
-    ending.check_callback(function)
-    if function not in ending.callbacks:
-        ending.callbacks.append(function)
+    drain_client.check_callback(function)
+    if function not in drain_client.callbacks:
+        drain_client.callbacks.append(function)
     process = current.process
     if process is not None:
-        process.ending.register(function)
+        process.drain_client.register(function)
     return function
 
 
 def drain(reason: str = "the program asked for it", seconds: float | None = None) -> None:
-    """Begin to end the job in good order, as a signal from Slurm would. Returns at once.
+    """Start to drain the job, as a signal from Slurm does. Returns at once.
 
     Args:
-        reason: told to everybody.
-        seconds: how long it may take; by default the setting `drain_margin`. Never more than the job has left.
+        reason: text for the logs and errors of all processes.
+        seconds: duration of the drain, at most the time that the job has left; by default the setting `drain_margin`.
 
     Raises:
         ValueError: `seconds` is not positive.
     """
     if seconds is not None and not seconds > 0:
         raise ValueError(f"seconds={seconds!r} is not a positive time; hint: how long the drain may take")
-    process = ensure()
+    process = require_session()
     with process.engine.lock:
         process.engine.send(HEAD, DrainRequest(reason, float(seconds or 0.0)))
         process.engine.flush()
 
 
 def exit_unfinished() -> NoReturn:
-    """End the program because the job ends, with work left to do.
+    """End the program with work left to do, because the job ends.
 
-    The exit code says so (75, setting `drain_exit_code`). Actors write their checkpoints first. Where the job drains
-    and the setting is `requeue=scontrol`, Slurm is asked to run it again.
+    Actors write their checkpoints first. The exit code is the setting `drain_exit_code`, by default 75. Where the job
+    drains and the setting `requeue` is "scontrol", hpcray requeues the job.
     """
     process = current.process
     if process is None:
-        raise SystemExit(Config.from_env().drain_exit_code)
+        raise SystemExit(Config.from_env(os.environ).drain_exit_code)
     leave_unfinished(process)
 
 
 def restart_count() -> int:
-    """How often this job was requeued: 0 in its first run."""
+    """Return how often this job was requeued; 0 in its first run."""
     process = current.process
     return process.run.restarts if process is not None else count_restarts(os.environ)
 
 
 def checkpoint_dir() -> str:
-    """The directory of this job's checkpoints, the same in all its runs: HPCRAY_CHECKPOINT_DIR, else
-    `hpcray-checkpoints/<job id>` where the job was submitted. It may not exist yet. All nodes must see the same one.
+    """Return the checkpoint directory of this job, the same in all its runs. The directory may not exist yet.
+
+    The directory is HPCRAY_CHECKPOINT_DIR, else `hpcray-checkpoints/<job id>` in the directory of submission. All nodes
+    must share it.
 
     Raises:
         RuntimeError: outside a Slurm job, without the variable.
     """
     process = current.process
-    found = process.run.checkpoints if process is not None else checkpoint_directory(Config.from_env(), os.environ)
+    if process is not None:
+        found = process.run.checkpoints
+    else:
+        found = checkpoint_directory(Config.from_env(os.environ), os.environ)
     if not found:
         raise RuntimeError(
             "no checkpoint directory is known outside a Slurm job; hint: set HPCRAY_CHECKPOINT_DIR to one that all "
@@ -126,7 +134,7 @@ def checkpoint_dir() -> str:
 
 
 def latest_checkpoint(name: str) -> str | None:
-    """Path of the newest complete checkpoint of this name, whoever wrote it; None where there is none.
+    """Return the path of the newest complete checkpoint of this name; None where there is none.
 
     Raises:
         RuntimeError: as `checkpoint_dir`.
@@ -135,11 +143,11 @@ def latest_checkpoint(name: str) -> str | None:
 
 
 def new_checkpoint(name: str) -> AbstractContextManager[str]:
-    """`with new_checkpoint("model") as directory:` gives an empty directory to write to.
+    """Write a checkpoint: `with new_checkpoint("model") as directory:` provides an empty directory.
 
-    When the block ends well, it is on the disk and from then on the latest checkpoint of this name; the one before
-    it is kept, older ones are removed. When the block raises, or the process dies in it, nothing has changed. An
-    actor's own checkpoints (`__hpcray_checkpoint__`) are those of the actor's name.
+    When the block ends, the directory is flushed to disk and becomes the latest checkpoint of this name; the previous
+    one is kept, older ones are removed. Where the block raises or the process dies, the previous checkpoint stays the
+    latest. Checkpoints of an actor (`__hpcray_checkpoint__`) have the name of the actor.
 
     Raises:
         RuntimeError: as `checkpoint_dir`. OSError: the file system refuses.
@@ -148,6 +156,6 @@ def new_checkpoint(name: str) -> AbstractContextManager[str]:
 
 
 def _is_method(function: Any) -> bool:
-    """Whether it is defined in the body of a class."""
+    """Return True for a function that is defined in the body of a class."""
     outer = getattr(function, "__qualname__", "").rpartition(".")[0]
     return bool(outer) and not outer.endswith("<locals>") and not hasattr(function, "__self__")

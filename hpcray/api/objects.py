@@ -1,4 +1,4 @@
-"""get, put, wait, cancel."""
+"""The functions get, put, wait and cancel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, TypeVar, overload
 
-from hpcray.api.session import ensure
-from hpcray.runtime.refs import ObjectRef, current
-from hpcray.runtime.streams import ObjectRefGenerator
+from hpcray.api.session import require_session
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.generators import ObjectRefGenerator
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 T = TypeVar("T")
 _ONE = 1
@@ -25,17 +26,22 @@ def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) ->
 
 
 def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: float | None = None) -> Any:
-    """The value of a ref, or the list of values of a list of refs. Arrays are read-only views of the node's store.
+    """Return the value of a ref, or the values of a list of refs. Arrays are read-only views of the object store.
 
     Args:
-        timeout: seconds; None or -1 waits for ever, 0 takes what is there.
+        object_refs: a ref or a list of refs.
+        timeout: in seconds; None or -1 waits without limit, 0 does not wait.
+
+    Returns:
+        The value, or the list of values in the order of the refs.
 
     Raises:
-        ValueError, TypeError: not a ref or a list of refs. GetTimeoutError: not there in time. RayTaskError: the task
-            raised (also an instance of its exception's class).
-        RayError: lost, cancelled, its actor died.
+        ValueError, TypeError: `object_refs` is neither a ref nor a list of refs.
+        GetTimeoutError: a value did not arrive within `timeout`.
+        RayTaskError: the task raised an exception; the error is also an instance of the exception's class.
+        RayError: the object is lost, the task was cancelled, or the actor died.
     """
-    process = current.process or ensure()
+    process = current.process or require_session()
     if timeout == -1:
         timeout = None
     if isinstance(object_refs, ObjectRef):
@@ -54,16 +60,21 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
 
 
 def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef[T]:
-    """Store a value as an object.
+    """Store a value in the object store.
 
     Args:
-        replicas: on so many nodes a copy is kept, this one included, so that the loss of a node does not lose the
-            object; there when this returns. Where fewer nodes can take one a warning says so, once. Values up to the
-            inline limit live in this process and need none.
+        value: any value that cloudpickle can pickle, but no ref.
+        replicas: number of nodes that keep a copy, this one included; the copies exist when `put` returns. Where fewer
+            nodes have room, a warning is logged once. Values up to the inline limit are stored in this process, without
+            replicas.
+
+    Returns:
+        The ref of the object.
 
     Raises:
-        TypeError: it is itself a ref, or cannot be pickled. ValueError: replicas. ObjectStoreFullError: no room, and
-            none came within ten seconds; at once if it is larger than the store.
+        TypeError: the value is a ref, or does not pickle.
+        ValueError: `replicas` is not positive.
+        ObjectStoreFullError: no room became free within ten seconds, or the value is larger than the store.
     """
     if isinstance(value, ObjectRef):
         raise TypeError(
@@ -71,7 +82,7 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
             "ray.ObjectRef in a list and call 'put' on it."
         )
     if replicas is _ONE and _owner is None and _tensor_transport is None:
-        return (current.process or ensure()).put(value)
+        return (current.process or require_session()).put(value)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
         raise ValueError(f"replicas={replicas!r} is not a number of nodes; hint: 2 keeps a second copy on another node")
     if _owner is not None:
@@ -81,10 +92,10 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
         )
     if _tensor_transport not in (None, "object_store"):
         raise NotImplementedError("put(_tensor_transport=…) is not supported; hint: leave it out")
-    process = current.process or ensure()
+    process = current.process or require_session()
     ref = process.put(value)
     if replicas > 1:
-        process.losses.replicate(ref, replicas)
+        process.replicator.replicate(ref, replicas)
     return ref
 
 
@@ -115,15 +126,21 @@ def wait(
     timeout: float | None = None,
     fetch_local: bool = True,
 ) -> tuple[list[Any], list[Any]]:
-    """Wait until `num_returns` of the refs are ready, or the timeout. A generator is ready when its next ref is.
+    """Wait until `num_returns` of the refs are ready, or until the timeout.
+
+    Args:
+        ray_waitables: list of distinct refs and generators. A generator is ready when its next ref is.
+        num_returns: number of refs to wait for, at most the length of the list.
+        timeout: in seconds; None waits without limit.
+        fetch_local: also copy large values to this node's object store; a ref is then ready when its copy is here.
 
     Returns:
-        (ready, not ready), each in the order given; at most `num_returns` are in the first.
+        (ready, not ready), each in the order of the argument. The first list has at most `num_returns` entries.
 
     Raises:
-        TypeError: not a list of refs. ValueError: duplicates, or num_returns out of range.
+        TypeError: `ray_waitables` is not a list of refs. ValueError: duplicates, or `num_returns` is out of range.
     """
-    process = current.process or ensure()
+    process = current.process or require_session()
     if isinstance(ray_waitables, ObjectRef):
         raise TypeError("wait() expected a list of ray.ObjectRef, got a single ray.ObjectRef")
     if not isinstance(ray_waitables, list):
@@ -152,7 +169,7 @@ def wait(
 def _wait_for_next(
     waitables: list[Any], num_returns: int, timeout: float | None, fetch_local: bool
 ) -> tuple[list[Any], list[Any]]:
-    """`wait` with generators: each stands for the ref that it gives next; one that has ended is ready."""
+    """`wait` for a list with generators. A generator is ready when its next ref is, or when it has ended."""
     peeked = [item.peek() if isinstance(item, ObjectRefGenerator) else item for item in waitables]
     if len(set(map(id, waitables))) != len(waitables):
         raise ValueError("Wait requires a list of unique object refs.")
@@ -164,14 +181,19 @@ def _wait_for_next(
 
 
 def cancel(ref: ObjectRef[Any] | ObjectRefGenerator[Any], *, force: bool = False, recursive: bool = True) -> None:
-    """Cancel a task: one that has not started never runs; a running one gets KeyboardInterrupt.
+    """Cancel a task or actor call. A queued one never runs; in a running task KeyboardInterrupt is raised.
+
+    Args:
+        ref: a result of the task, or its generator.
+        force: kill the worker process of a running task.
+        recursive: also cancel the tasks that the task has started.
 
     Raises:
-        TypeError: not a ref. ValueError: `force` with a call of an actor.
+        TypeError: `ref` is not a ref. ValueError: `force` with an actor call.
     """
-    process = current.process or ensure()
+    process = current.process or require_session()
     if isinstance(ref, ObjectRefGenerator):
         ref = ref.completed()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For actors, try ray.kill(). Got: {type(ref)}.")
-    process.submitter.cancelling.cancel(ref, force, recursive)
+    process.submitter.cancellation.cancel(ref, force, recursive)

@@ -1,63 +1,287 @@
-"""Options of `@remote` and `.options()`: checked once, turned into what the scheduler asks for."""
+"""Options of tasks, actors and methods: their rules, as in Ray 2.60, and the resource shapes that they become."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hpcray.api import option_rules as rules
-from hpcray.api.option_rules import ACTOR_RULES, TASK_RULES
-from hpcray.api.scheduling import (
+from hpcray.api.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
     PlacementGroupSchedulingStrategy,
     with_labels,
 )
-from hpcray.base.labels import conditions, to_strategy
-from hpcray.base.resources import UNIT, Resources, to_units
-from hpcray.host.runtime_env import refusal
-from hpcray.wire.messages import Shape
+from hpcray.common import labels
+from hpcray.common.labels import conditions, to_strategy
+from hpcray.common.resources import UNIT, Resources, to_units
+from hpcray.platform.runtime_env import unsupported_field_error, validated_runtime_env
+from hpcray.protocol.messages import Shape
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
 _ALL_STREAMS = "_actor_generator_backpressure_num_objects"
+_NONE = type(None)
+STREAMS = -1
+"""Internal value of `num_returns` for generators."""
+NO_YIELDS_OF_MANY = (
+    "the option _num_objects_per_yield is not supported; hint: leave it out, and yield one object at a time"
+)
+
+NO_GRAPHS = "hpcray does not have .bind(): (compiled) graphs are not supported; hint: call .remote() instead"
 
 
 @dataclass(frozen=True)
-class _OptionsBase:
-    """What both kinds share.
+class Rule:
+    """Rule of one option. `problem` returns the text of a ValueError for a value that is not allowed, else None; for
+    other errors it raises."""
 
-    Options that are valid but not supported yet are accepted, so that a program can be imported; the shapes are then
-    left unset, and whoever reads one to submit work gets the NotImplementedError. So it is, with a ValueError, with
-    what Ray refuses only when work is submitted.
+    types: tuple[type, ...] = ()
+    problem: Callable[[Any], str | None] | None = None
+    default: Any = None
+
+    def check(self, keyword: str, value: Any) -> None:
+        """Raise TypeError or ValueError if `value` is not allowed."""
+        if self.types and not isinstance(value, self.types):
+            names = ", ".join("None" if kind is _NONE else kind.__name__ for kind in self.types)
+            raise TypeError(
+                f"The type of keyword '{keyword}' must be one of ({names}), "
+                f"but received {value!r} of type {type(value)}"
+            )
+        problem = self.problem(value) if self.problem else None
+        if problem:
+            raise ValueError(problem)
+
+
+def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:
+    allowed = {
+        -1: "None, 0, -1 or a positive integer, where -1 represents infinity",
+        0: "None, 0 or a positive integer",
+    }.get(minimum, "None or a positive integer")
+
+    def problem(value: Any) -> str | None:
+        if value is None or value >= minimum:
+            return None
+        return f"The keyword '{name}' only accepts {allowed}; got {value}."
+
+    return Rule((int, _NONE), problem, default)
+
+
+def _amount_problem(name: object, value: Any) -> str | None:
+    if not isinstance(value, (int, float)):
+        return f"The quantity of resource {name} must be a number, but is {value!r}"
+    if not math.isfinite(value):
+        return f"The quantity of resource {name} must be finite, but is {value!r}"
+    if value < 0:
+        return f"The quantity of resource {name} cannot be negative; got {value}"
+    if 0 < value < 1 / UNIT:
+        return f"The precision of the fractional quantity of resource {name} cannot go beyond {1 / UNIT}; got {value}"
+    return None
+
+
+def _amount(name: str, default: float | None = None) -> Rule:
+    def problem(value: Any) -> str | None:
+        return None if value is None else _amount_problem(name, value)
+
+    return Rule((float, int, _NONE), problem, default)
+
+
+def _resources_problem(resources: Any) -> str | None:
+    for name, amount in (resources or {}).items():
+        if not isinstance(name, str) or not name:
+            return f"A resource name must be a non-empty str, but is {name!r}"
+        if name in ("CPU", "GPU"):
+            return "Use the 'num_cpus' and 'num_gpus' keyword instead of 'CPU' and 'GPU' in 'resources' keyword"
+        if name in ("memory", "object_store_memory"):
+            return f"Use the '{name}' keyword instead of '{name}' in 'resources' keyword"
+        problem = _amount_problem(name, amount)
+        if problem:
+            return problem
+    return None
+
+
+def problem_at_submission(given: Mapping[str, Any]) -> str:
+    """Return the error text for options that `.remote()` refuses but `.options()` accepts, as in Ray; "" for none."""
+    gpus, strategy = given.get("num_gpus"), given.get("scheduling_strategy")
+    if gpus is not None and gpus > 1 and gpus != int(gpus):
+        return f"GPU resource quantities >1 must be whole numbers. The specified quantity {gpus} is invalid."
+    if isinstance(strategy, str) and strategy not in ("DEFAULT", "SPREAD"):
+        return (
+            f"Invalid scheduling_strategy value {strategy}. Valid values are "
+            '["DEFAULT" | "SPREAD" | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy '
+            "| NodeLabelSchedulingStrategy]"
+        )
+    return ""
+
+
+def _group_problem(value: Any) -> str | None:
+    """Check `placement_group`. The class is compared by name, since its module imports this one."""
+    if value is None or isinstance(value, str) or type(value).__name__ == "PlacementGroup":
+        return None
+    raise TypeError(
+        "The type of keyword 'placement_group' is wrong: it must be a PlacementGroup, 'default' or None, but is "
+        f"{value!r} of type {type(value)}"
+    )
+
+
+def _num_returns_problem(value: Any) -> str | None:
+    if value is None or value in ("dynamic", "streaming") or (isinstance(value, int) and value >= 0):
+        return None
+    return (
+        f"The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' or 'dynamic'; got {value!r}"
+    )
+
+
+def _retry_problem(value: Any) -> str | None:
+    if isinstance(value, bool) or all(isinstance(cls, type) and issubclass(cls, Exception) for cls in value):
+        return None
+    return f"retry_exceptions must be either a boolean or a list of exceptions; got {value!r}"
+
+
+def _runtime_env_problem(env: Any) -> str | None:
+    validated_runtime_env(env)
+    return None
+
+
+def _groups_problem(value: Any) -> str | None:
+    rows = value if isinstance(value, list) else ({"name": k, "max_concurrency": v} for k, v in (value or {}).items())
+    for row in rows:
+        name, limit = (row.get("name"), row.get("max_concurrency")) if isinstance(row, dict) else (row, None)
+        if not isinstance(name, str) or not name or isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            return (
+                "concurrency_groups must give each group, a non-empty name, its max_concurrency, an integer of at "
+                f'least 1, as in {{"io": 2}}; got {value!r}'
+            )
+    return None
+
+
+def _lifetime_problem(value: Any) -> str | None:
+    if value in (None, "detached", "non_detached"):
+        return None
+    return f"actor `lifetime` argument must be one of 'detached', 'non_detached' and 'None'; got {value!r}."
+
+
+def _actor_name_problem(value: Any) -> str | None:
+    return "Actor name cannot be an empty string." if value == "" else None
+
+
+def _backpressure_problem(value: Any) -> str | None:
+    if value is None or value > 0 or value == -1:
+        return None
+    return f"generator backpressure must be a positive number of objects, or -1 to disable it; got {value}"
+
+
+def _runtime_problem(value: Any) -> str | None:
+    if value is None or (not isinstance(value, bool) and 0 < value < math.inf):
+        return None
+    return f"The keyword 'max_runtime' only accepts None or a positive number of seconds; got {value!r}."
+
+
+_COMMON: dict[str, Rule] = {
+    "label_selector": Rule((dict, _NONE), labels.selector_problem),
+    "fallback_strategy": Rule((list, _NONE), labels.fallback_problem),
+    "accelerator_type": Rule((str, _NONE)),
+    "memory": _amount("memory"),
+    "name": Rule((str, _NONE)),
+    "num_cpus": _amount("num_cpus"),
+    "num_gpus": _amount("num_gpus"),
+    "object_store_memory": _count("object_store_memory", minimum=0),
+    "placement_group": Rule(problem=_group_problem, default="default"),
+    "placement_group_bundle_index": Rule((int,), default=-1),
+    "placement_group_capture_child_tasks": Rule((bool, _NONE)),
+    "resources": Rule((dict, _NONE), _resources_problem),
+    "runtime_env": Rule((dict, _NONE), _runtime_env_problem),
+    "scheduling_strategy": Rule(
+        (_NONE, str, PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
+    ),
+    "enable_task_events": Rule((bool,), default=True),
+    "_labels": Rule((dict, _NONE)),
+    "max_runtime": Rule((float, int, _NONE), _runtime_problem),  # hpcray's own: longest run time in seconds
+}
+
+TASK_RULES: Mapping[str, Rule] = {
+    **_COMMON,
+    "max_calls": _count("max_calls", minimum=0, default=0),
+    "max_retries": _count("max_retries", minimum=-1, default=3),
+    "num_cpus": _amount("num_cpus", default=1),
+    "num_returns": Rule((int, str, _NONE), _num_returns_problem),
+    "object_store_memory": Rule(
+        (int, _NONE),
+        lambda value: None if value is None else "Setting 'object_store_memory' is not implemented for tasks",
+    ),
+    "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default=False),
+    "_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+    "_num_objects_per_yield": _count("_num_objects_per_yield", minimum=1, default=1),
+}
+
+ACTOR_RULES: Mapping[str, Rule] = {
+    **_COMMON,
+    "name": Rule((str, _NONE), _actor_name_problem),
+    "concurrency_groups": Rule((list, dict, _NONE), _groups_problem),
+    "enable_tensor_transport": Rule((bool, _NONE)),
+    "lifetime": Rule((str, _NONE), _lifetime_problem),
+    "max_concurrency": _count("max_concurrency", minimum=1),
+    "max_restarts": _count("max_restarts", minimum=-1, default=0),
+    "max_task_retries": _count("max_task_retries", minimum=-1, default=0),
+    "max_pending_calls": _count("max_pending_calls", minimum=-1, default=-1),
+    "namespace": Rule((str, _NONE)),
+    "get_if_exists": Rule((bool,), default=False),
+    "allow_out_of_order_execution": Rule((bool, _NONE)),
+    "_actor_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+}
+
+
+METHOD_RULES: Mapping[str, Rule] = {
+    "num_returns": TASK_RULES["num_returns"],
+    "concurrency_group": Rule((str, _NONE)),
+    "max_task_retries": ACTOR_RULES["max_task_retries"],
+    "retry_exceptions": Rule(
+        (bool, list, tuple, _NONE), lambda value: None if value is None else _retry_problem(value)
+    ),
+    "enable_task_events": Rule((bool, _NONE)),
+    "tensor_transport": Rule((str, _NONE)),
+    "_generator_backpressure_num_objects": TASK_RULES["_generator_backpressure_num_objects"],
+    "_num_objects_per_yield": TASK_RULES["_num_objects_per_yield"],
+}
+
+
+def unsupported_by_methods(given: Mapping[str, Any]) -> str:
+    """Return the reason why calls of a method with these options are refused; "" for none."""
+    if given.get("tensor_transport") not in (None, "object_store"):
+        return f"tensor_transport={given['tensor_transport']!r} is not supported; hint: leave it out"
+    return NO_YIELDS_OF_MANY if (given.get("_num_objects_per_yield") or 1) != 1 else ""
+
+
+def check_num_returns(value: Any) -> int:
+    """Convert `num_returns`: None to 1, "streaming" and "dynamic" to `STREAMS`.
+
+    Raises:
+        TypeError, ValueError: the value is none of these, nor a non-negative integer.
+    """
+    TASK_RULES["num_returns"].check("num_returns", value)
+    if isinstance(value, str):
+        return STREAMS
+    return 1 if value is None else int(value)
+
+
+class _OptionsBase:
+    """Base class of the options of tasks and actors.
+
+    Options that are valid but not supported are accepted, so that programs can be imported. The shapes then stay unset,
+    and reading one to submit work raises NotImplementedError. In the same way options that Ray refuses only at
+    submission raise ValueError.
     """
 
-    given: Mapping[str, Any] = field(default_factory=dict)
-    name: str = field(init=False, compare=False, default="")
-    unsupported: str = field(init=False, compare=False, default="")
-    wrong: str = field(init=False, compare=False, default="")
+    RULES: ClassVar[Mapping[str, Rule]]
+    KIND: ClassVar[str]
+    DECORATOR_ONLY: ClassVar[str]
 
-    RULES: ClassVar[Mapping[str, rules.Rule]] = {}
-    KIND: ClassVar[str] = ""
-    DECORATOR_ONLY: ClassVar[str] = ""
-
-    def merged(self, **overrides: Any) -> Self:
-        """These options with some replaced, as `.options()` does.
-
-        Raises:
-            TypeError, ValueError: as for the decorator; and for options that only the decorator takes.
-        """
-        if self.DECORATOR_ONLY in overrides:
-            raise ValueError(f"Setting '{self.DECORATOR_ONLY}' is not supported in '.options()'.")
-        return type(self)({**self.given, **overrides})
-
-    def __post_init__(self) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        self.given: Mapping[str, Any] = {} if given is None else given
         for keyword, value in self.given.items():
             rule = self.RULES.get(keyword)
             if rule is None:
@@ -71,12 +295,22 @@ class _OptionsBase:
             raise ValueError(
                 "Give the placement group in scheduling_strategy; the placement_group option is deprecated."
             )
-        self._set("name", self._option("name") or "")
-        self._set("unsupported", self._find_unsupported())
-        self._set("wrong", rules.problem_at_submission(self.given))
+        self.name: str = self._option("name") or ""
+        self.unsupported: str = self._find_unsupported()
+        self.wrong: str = problem_at_submission(self.given)
+
+    def merged(self, **overrides: Any) -> Self:
+        """These options with some replaced, as `.options()` does.
+
+        Raises:
+            TypeError, ValueError: as for the decorator; and for options that only the decorator takes.
+        """
+        if self.DECORATOR_ONLY in overrides:
+            raise ValueError(f"Setting '{self.DECORATOR_ONLY}' is not supported in '.options()'.")
+        return type(self)({**self.given, **overrides})
 
     def __getattr__(self, attribute: str) -> Any:
-        # Only reached for attributes that are not set: the shapes of unsupported options.
+        # Called for unset attributes only: the shapes of unsupported options.
         if attribute in ("shape", "place", "hold"):
             if wrong := self.__dict__.get("wrong"):
                 raise ValueError(wrong)
@@ -84,8 +318,8 @@ class _OptionsBase:
                 raise NotImplementedError(unsupported)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
 
-    def _set(self, attribute: str, value: Any) -> None:
-        object.__setattr__(self, attribute, value)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.given == other.given
 
     def _option(self, keyword: str) -> Any:
         value = self.given.get(keyword)
@@ -107,18 +341,18 @@ class _OptionsBase:
         for keyword in ("enable_tensor_transport", _ALL_STREAMS):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
-        return refusal(self.given.get("runtime_env"))
+        return unsupported_field_error(self.given.get("runtime_env"))
 
-    def _asked(self) -> dict[str, float]:
-        """Amounts that the user gave, zeros included."""
-        asked = dict(self.given.get("resources") or {})
+    def _requested(self) -> dict[str, float]:
+        """Return the requested amounts by resource name, zeros included."""
+        requested = dict(self.given.get("resources") or {})
         for keyword, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
             value = self._option(keyword)
             if value is not None:
-                asked[resource] = int(value) if keyword == "memory" else value
+                requested[resource] = int(value) if keyword == "memory" else value
         if self.given.get("accelerator_type") is not None:
-            asked[f"accelerator_type:{self.given['accelerator_type']}"] = 0.001
-        return asked
+            requested[f"accelerator_type:{self.given['accelerator_type']}"] = 0.001
+        return requested
 
     def _shape(self, amounts: Mapping[str, float]) -> Shape:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
@@ -133,130 +367,117 @@ class _OptionsBase:
         )
 
 
-@dataclass(frozen=True)
 class TaskOptions(_OptionsBase):
     """Options of a remote function.
 
     Args:
-        given: what the user wrote, by Ray's names.
+        given: the options of the user, by Ray's names.
 
     Attributes:
-        shape: what a lease for it asks; reading it raises NotImplementedError where the options are not supported yet.
-        num_returns, max_retries: -1 retries mean without end, -1 returns a generator.
-        retry_exceptions: True (all), False (none) or the classes that are worth another try.
-        max_calls: a worker leaves after so many calls; 0 means never. Of a GPU task one, unless it says otherwise:
-            libraries keep memory of the device as long as their process lives.
+        shape: resources and placement of a lease. Raises NotImplementedError where an option is not supported.
+        num_returns: number of results; -1 for a generator.
+        max_retries: number of retries; -1 for no limit.
+        retry_exceptions: True (all), False (none), or the exception classes that are retried.
+        max_calls: number of calls after which a worker exits; 0 for no limit. By default 1 for GPU tasks, since
+            libraries keep memory of the device while their process lives.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
         TypeError: a value of the wrong type.
     """
 
-    shape: Shape = field(init=False, compare=False, repr=False)
-    num_returns: int = field(init=False, compare=False, repr=False)
-    max_retries: int = field(init=False, compare=False, repr=False)
-    retry_exceptions: bool | tuple[type[Exception], ...] = field(init=False, compare=False, repr=False)
-    max_calls: int = field(init=False, compare=False, repr=False)
-
+    shape: Shape
     RULES = TASK_RULES
     KIND = "remote functions"
     DECORATOR_ONLY = "max_calls"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("num_returns", rules.check_num_returns(self._option("num_returns")))
-        self._set("max_retries", self._option("max_retries"))
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        super().__init__(given)
+        self.num_returns: int = check_num_returns(self._option("num_returns"))
+        self.max_retries: int = self._option("max_retries")
         retry = self._option("retry_exceptions")
-        self._set("retry_exceptions", retry if isinstance(retry, bool) else tuple(retry))
+        self.retry_exceptions: bool | tuple[type[Exception], ...] = retry if isinstance(retry, bool) else tuple(retry)
         gpu_task = (self.given.get("num_gpus") or 0) > 0 and self.given.get("max_calls") is None
-        self._set("max_calls", 1 if gpu_task else self._option("max_calls"))
+        self.max_calls: int = 1 if gpu_task else self._option("max_calls")
         if not (self.unsupported or self.wrong):
-            self._set("shape", self._shape(self._asked()))
+            self.shape = self._shape(self._requested())
 
     def _find_unsupported(self) -> str:
         if self._option("_num_objects_per_yield") != 1:
-            return rules.NO_YIELDS_OF_MANY
+            return NO_YIELDS_OF_MANY
         return super()._find_unsupported()
 
 
-@dataclass(frozen=True)
 class ActorOptions(_OptionsBase):
     """Options of an actor class.
 
     Args:
-        given: what the user wrote, by Ray's names.
+        given: the options of the user, by Ray's names.
 
     Attributes:
-        place: what a node must have free when the actor starts.
-        hold: what it keeps. By default nothing: a CPU to be placed, none to stay. An actor that asks for any resource
-            but memory holds all of it for life, one CPU included unless `num_cpus` says otherwise.
-        namespace: "" means that of the job.
-        max_concurrency: None means 1, or 1000 for an actor with async methods.
-        concurrency_groups: how many calls of each group may run at a time.
-        out_of_order: whether a call may overtake one that waits for its arguments; None: if calls may overlap anyway.
+        place: resources that a node must have free when the actor starts, at least one CPU by default.
+        hold: resources that the actor holds while it lives; by default none. An actor that requests any resource but
+            memory holds its whole request, with one CPU unless `num_cpus` differs.
+        namespace: "" for the namespace of the job.
+        max_concurrency: None for 1, or for 1000 where the actor has async methods.
+        concurrency_groups: largest number of concurrent calls of each group.
+        out_of_order: True if a call may overtake one that waits for its arguments; None: if calls may overlap.
 
     Raises:
         ValueError: an unknown option, or a value out of range.
         TypeError: a value of the wrong type.
     """
 
-    place: Shape = field(init=False, compare=False, repr=False)
-    hold: Shape = field(init=False, compare=False, repr=False)
-    namespace: str = field(init=False, compare=False, repr=False)
-    get_if_exists: bool = field(init=False, compare=False, repr=False)
-    detached: bool = field(init=False, compare=False, repr=False)
-    max_restarts: int = field(init=False, compare=False, repr=False)
-    max_task_retries: int = field(init=False, compare=False, repr=False)
-    max_concurrency: int | None = field(init=False, compare=False, repr=False)
-    max_pending_calls: int = field(init=False, compare=False, repr=False)
-    concurrency_groups: dict[str, int] = field(init=False, compare=False, repr=False)
-    out_of_order: bool | None = field(init=False, compare=False, repr=False)
-
+    place: Shape
+    hold: Shape
     RULES = ACTOR_RULES
     KIND = "actors"
     DECORATOR_ONLY = "concurrency_groups"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        super().__init__(given)
         if self.given.get("get_if_exists") and not self.name:
             raise ValueError("The actor name must be specified to use `get_if_exists`.")
         if self.given.get("object_store_memory") is not None:
             warnings.warn(
                 "object_store_memory of an actor reserves nothing; objects that do not fit are spilled",
                 DeprecationWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
-        self._set("namespace", self._option("namespace") or "")
+        self.namespace: str = self._option("namespace") or ""
         groups = self._option("concurrency_groups") or {}
         if isinstance(groups, list):
             groups = {row["name"]: row["max_concurrency"] for row in groups}
-        self._set("concurrency_groups", dict(groups))
-        self._set("out_of_order", self._option("allow_out_of_order_execution"))
-        self._set("detached", self.given.get("lifetime") == "detached")
-        for keyword in ("get_if_exists", "max_restarts", "max_task_retries", "max_concurrency", "max_pending_calls"):
-            self._set(keyword, self._option(keyword))
+        self.concurrency_groups: dict[str, int] = dict(groups)
+        self.out_of_order: bool | None = self._option("allow_out_of_order_execution")
+        self.detached: bool = self.given.get("lifetime") == "detached"
+        self.get_if_exists: bool = self._option("get_if_exists")
+        self.max_restarts: int = self._option("max_restarts")
+        self.max_task_retries: int = self._option("max_task_retries")
+        self.max_concurrency: int | None = self._option("max_concurrency")
+        self.max_pending_calls: int = self._option("max_pending_calls")
         if not (self.unsupported or self.wrong):
-            asked = self._asked()
-            simple = not set(asked) - {"memory"}
-            self._set("hold", self._shape(asked if simple else {"CPU": 1, **asked}))
-            self._set("place", self._shape({"CPU": 1, **asked}))
+            requested = self._requested()
+            simple = not set(requested) - {"memory"}
+            self.hold = self._shape(requested if simple else {"CPU": 1, **requested})
+            self.place = self._shape({"CPU": 1, **requested})
 
 
 def strategy_text(
     strategy: Any, selector: Mapping[str, str] | None = None, fallbacks: list[dict[str, Any]] | None = None
 ) -> str:
-    """A scheduling strategy as `Shape.strategy` has it; of a node the id, which the runtime maps to its index."""
-    wanted = [conditions(selector)]
-    wanted += [conditions(fallback.get("label_selector")) for fallback in fallbacks or ()]
+    """Convert a scheduling strategy to the text of `Shape.strategy`. A node affinity keeps the node id."""
+    alternatives = [conditions(selector)]
+    alternatives += [conditions(fallback.get("label_selector")) for fallback in fallbacks or ()]
     if isinstance(strategy, NodeLabelSchedulingStrategy):
-        return to_strategy(with_labels(strategy, wanted))
+        return to_strategy(with_labels(strategy, alternatives))
     if selector:
-        return to_strategy(wanted, spread=strategy == "SPREAD")
+        return to_strategy(alternatives, spread=strategy == "SPREAD")
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         return f"node_id:{strategy.node_id}" + (":soft" if strategy.soft else "")
     return "SPREAD" if strategy == "SPREAD" else ""
 
 
 def exact_units(amounts: Mapping[str, float]) -> Resources:
-    """Exact units, rounded down: k tasks that ask for 1/k each must fit in one."""
+    """Convert amounts to exact units, rounded down so that k requests of 1/k fit into one."""
     return to_units({name: math.floor(amount * UNIT + 1e-6) / UNIT for name, amount in amounts.items()})

@@ -1,33 +1,39 @@
-"""Placement groups: resources reserved together, in bundles, on one node or on many."""
+"""Placement groups: resources reserved together in bundles. Placement of tasks and actors in a bundle or on a node."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from hpcray.api.options import exact_units
-from hpcray.api.session import ensure
-from hpcray.base.bundle_names import ANY
-from hpcray.base.labels import conditions, selector_problem, to_strategy
-from hpcray.core.scheduler.planning import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
-from hpcray.runtime.process import Process
-from hpcray.runtime.refs import ObjectRef, current
-from hpcray.wire import messages as m
+from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
+from hpcray.api.session import require_session
+from hpcray.common.labels import PREFIX as LABELS
+from hpcray.common.labels import conditions, selector_problem, to_strategy
+from hpcray.common.resources import ANY, CAPTURING, GROUP, fits, names_in, to_amounts
+from hpcray.core.gcs.placement_group_scheduler import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages import Shape
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 STRATEGIES = (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD)
 _EXAMPLE = 'For example: `[{"CPU": 1.0}, {"GPU": 1.0}]`.'
 
 
 class PlacementGroupID(bytes):
-    """Id of a placement group. Empty for the group that is none."""
+    """Id of a placement group. The empty id stands for no group."""
 
     __slots__ = ()
 
     def binary(self) -> bytes:
-        """The id's bytes."""
+        """Return the id as bytes."""
         return bytes(self)
 
     def is_nil(self) -> bool:
-        """Whether it names no group."""
+        """Return True for the empty id."""
         return not self
 
     def __repr__(self) -> str:
@@ -38,11 +44,12 @@ class PlacementGroupID(bytes):
 
 
 class PlacementGroup:
-    """A handle to a placement group. It may be passed on; the group lives until it is removed, or its creator ends.
+    """Handle of a placement group. It can be passed to tasks and actors. The group ends with `remove_placement_group`,
+    or with its creator.
 
     Attributes:
-        id: of the group.
-        bundle_cache: what the bundles hold.
+        id: id of the group.
+        bundle_cache: resources of the bundles; None until they are known here.
     """
 
     def __init__(self, id: PlacementGroupID, bundle_cache: list[dict[str, float]] | None = None) -> None:
@@ -51,42 +58,48 @@ class PlacementGroup:
 
     @staticmethod
     def empty() -> PlacementGroup:
-        """The group that is none: what is scheduled in it is in no group."""
+        """Return the handle that stands for no group."""
         return PlacementGroup(PlacementGroupID(b""), [])
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is none."""
+        """True for the handle that stands for no group."""
         return self.id.is_nil()
 
     @property
     def bundle_specs(self) -> list[dict[str, float]]:
-        """What the bundles hold, by index."""
+        """Resources of the bundles, by index."""
         if self.bundle_cache is None:
-            self.bundle_cache = ensure().gcs.call("placement_group", bytes(self.id), "", "")["bundles"]
+            self.bundle_cache = require_session().gcs.call("placement_group", bytes(self.id), "", "")["bundles"]
         return self.bundle_cache
 
     @property
     def bundle_count(self) -> int:
-        """How many bundles it has."""
+        """Number of bundles."""
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef[PlacementGroup]:
-        """A ref that is there when all bundles are reserved; its value is this group.
+        """Return a ref that is ready when all bundles are reserved. Its value is this group.
 
-        `get` of it raises TaskPlacementGroupRemoved when the group is removed before.
+        `get` of the ref raises TaskPlacementGroupRemoved where the group is removed first.
         """
         self._check()
-        return ensure().groups.ready(bytes(self.id), self)
+        return require_session().placement_groups.ready(bytes(self.id), self)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
-        """Whether all bundles are reserved, after this time at most.
+        """Wait until all bundles are reserved.
+
+        Args:
+            timeout_seconds: longest time to wait.
+
+        Returns:
+            True if all bundles are reserved.
 
         Raises:
-            ValueError: the group is removed.
+            ValueError: the group was removed.
         """
         self._check()
-        return ensure().groups.wait(bytes(self.id), float(timeout_seconds))
+        return require_session().placement_groups.wait(bytes(self.id), float(timeout_seconds))
 
     def _check(self) -> None:
         if self.is_empty:
@@ -114,20 +127,23 @@ def placement_group(
     bundle_label_selector: list[dict[str, str]] | None = None,
     topology_strategy: Any = None,
 ) -> PlacementGroup:
-    """Reserve bundles of resources: all of them or none. Returns at once; `ready()` and `wait()` tell when it is done.
+    """Reserve bundles of resources, all of them or none. Returns at once; wait with `ready()` or `wait()`.
 
     Args:
-        bundles: what each holds, as `{"CPU": 2, "GPU": 0.5}`. A bundle is on one node.
-        strategy: "PACK": on as few nodes as possible; "SPREAD": on as many; "STRICT_PACK": on one; "STRICT_SPREAD": on
-            a node each.
-        name: for `get_placement_group`, in the namespace of the job.
-        bundle_label_selector: for each bundle conditions on the labels of its node, as `label_selector` has them.
-        lifetime: None: the group ends with its creator (driver or actor; that of a task with the job); "detached": with
-            the job.
+        bundles: resources of each bundle, as `{"CPU": 2, "GPU": 0.5}`. A bundle is on one node.
+        strategy: "PACK": on as few nodes as possible; "SPREAD": on as many as possible; "STRICT_PACK": on one node;
+            "STRICT_SPREAD": each on a node of its own.
+        name: name for `get_placement_group`, in the namespace of the job.
+        lifetime: None: the group ends with the driver or actor that created it, or with the job where a task created
+            it; "detached": with the job.
+        bundle_label_selector: for each bundle conditions on the labels of its node, as in `label_selector`.
+
+    Returns:
+        The handle of the group.
 
     Raises:
         ValueError, TypeError: an argument is not valid, or the name is taken. Nothing is reserved.
-        NotImplementedError: for the arguments that are not named here.
+        NotImplementedError: `_soft_target_node_id` or `topology_strategy` is given.
     """
     units = _checked(bundles)
     selectors = _selectors(bundle_label_selector, len(units))
@@ -137,37 +153,34 @@ def placement_group(
         raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"Placement group `name` argument must be a string, got {type(name)}.")
-    others = {
-        "_soft_target_node_id": _soft_target_node_id,
-        "topology_strategy": topology_strategy,
-    }
+    others = {"_soft_target_node_id": _soft_target_node_id, "topology_strategy": topology_strategy}
     for keyword, value in others.items():
         if value:
             raise NotImplementedError(f"placement_group({keyword}=...) is not supported; hint: leave it out")
-    process = ensure()
+    process = require_session()
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
     namespace = process.job.namespace if process.job else ""
     spec = m.GroupSpec(bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors)
-    process.groups.create(spec)
+    process.placement_groups.create(spec)
     return PlacementGroup(ident, [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles])
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:
-    """End a group: what runs in it is killed, and what it reserved is free when that has ended. Returns at once."""
+    """Remove a placement group, and kill the tasks and actors that run in it. Returns at once."""
     if not placement_group.is_empty:
-        ensure().groups.remove(bytes(placement_group.id))
+        require_session().placement_groups.remove(bytes(placement_group.id))
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
-    """The group with this name in the namespace of the job.
+    """Return the placement group with this name in the namespace of the job.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no group has this name.
     """
     if not placement_group_name:
         raise ValueError("Please supply a non-empty value to get_placement_group")
-    process = ensure()
+    process = require_session()
     try:
         row = process.gcs.call(
             "placement_group", b"", placement_group_name, process.job.namespace if process.job else ""
@@ -178,18 +191,18 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 
 def get_current_placement_group() -> PlacementGroup | None:
-    """The group that the task or actor that asks runs in; None for none, and in a driver."""
-    process = ensure()
-    group = process.groups.running_in
+    """Return the placement group of the current task or actor; None for none, and in a driver."""
+    process = require_session()
+    group = process.placement_groups.running_in
     return PlacementGroup(PlacementGroupID(bytes.fromhex(group))) if group else None
 
 
 def placement_group_table(placement_group: PlacementGroup | PlacementGroupID | None = None) -> dict[str, Any]:
-    """What is known of one group, or of all by their ids in hex.
+    """Return the row of one placement group, or the rows of all groups by id in hex.
 
-    Of the removed ones only the last are remembered.
+    Only the last removed groups have rows; the row of an unknown group is {}.
     """
-    process = ensure()
+    process = require_session()
     if placement_group is None:
         return {row["group"].hex(): _table_row(row) for row in process.gcs.call("placement_groups")}
     ident = placement_group.id if isinstance(placement_group, PlacementGroup) else placement_group
@@ -211,8 +224,8 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _owner(process: Process, lifetime: str | None) -> bytes:
-    """Whose end removes the group: a worker that runs tasks may end at any time, so theirs last as long as the job."""
+def _owner(process: CoreWorker, lifetime: str | None) -> bytes:
+    """Return the process whose end removes the group; b"" for a group that lasts as long as the job, as of tasks."""
     in_task = current.worker is not None and current.worker.actor is None
     return b"" if lifetime == "detached" or in_task else process.me
 
@@ -264,7 +277,7 @@ def _checked_bundle(bundle: Any) -> dict[str, int]:
 
 
 def check_index(group: PlacementGroup, index: int) -> None:
-    """Raise ValueError unless the group has a bundle with this index."""
+    """Raise ValueError unless the group has a bundle with this index, or the index is -1."""
     if group.is_empty:
         if index != ANY:
             raise ValueError("If placement group is not set, the value of bundle index must be -1.")
@@ -272,3 +285,113 @@ def check_index(group: PlacementGroup, index: int) -> None:
         raise ValueError(
             f"placement group bundle index {index} is invalid. Valid placement group indexes: 0-{group.bundle_count}"
         )
+
+
+_NODE_ID_PREFIX = "node_id:"
+
+
+def with_placement(
+    process: CoreWorker, given: Mapping[str, Any], hold: Shape, place: Shape, what: str
+) -> tuple[Shape, Shape]:
+    """Resolve node ids and placement groups in the shapes of a task or actor.
+
+    Args:
+        process: the process that submits the task or actor.
+        given: options of the task or actor.
+        hold: resources that it holds while it runs.
+        place: resources that its node needs when it starts; for tasks the same object as `hold`.
+        what: name of the task or actor, for error texts.
+
+    Returns:
+        (hold, place) with node indices and the resource names of bundles.
+
+    Raises:
+        ValueError: the node or the bundle does not exist, or the request fits into no bundle.
+        NotImplementedError: a label_selector inside a placement group.
+    """
+    found = _group(process, given)
+    hold, place = (
+        resolve_node_affinity(process, hold),
+        (resolve_node_affinity(process, place) if place is not hold else hold),
+    )
+    if found is None:
+        return hold, (hold if place is hold else place)
+    group, index, captures = found
+    _check_fits(group, hold, place, what)
+    strategy = CAPTURING if captures else GROUP
+    return _inside(group, index, strategy, hold), _inside(group, index, strategy, place)
+
+
+def _inside(group: PlacementGroup, index: int, strategy: str, shape: Shape) -> Shape:
+    if shape.strategy.startswith(LABELS):
+        raise NotImplementedError(
+            "label_selector inside a placement group is not supported; hint: leave it out, or give the group's bundles "
+            "conditions by placement_group(bundle_label_selector=...)"
+        )
+    names = names_in(group.id.hex(), index, dict(shape.resources))
+    return msgspec.structs.replace(shape, resources=tuple(sorted(names.items())), strategy=strategy)
+
+
+def _group(process: CoreWorker, given: Mapping[str, Any]) -> tuple[PlacementGroup, int, bool] | None:
+    """Return (group, bundle index, True if child tasks are captured); None for no group."""
+    strategy = given.get("scheduling_strategy")
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        group = strategy.placement_group
+        index, captures = strategy.placement_group_bundle_index, strategy.placement_group_capture_child_tasks
+    elif strategy is None:
+        group = given.get("placement_group", "default")
+        index = given.get("placement_group_bundle_index", ANY)
+        captures = given.get("placement_group_capture_child_tasks")
+    else:
+        return None
+    if captures is None:
+        captures = process.placement_groups.captures
+    if isinstance(group, str) and group == "default":
+        group = get_current_placement_group() if captures else None
+    group = group or PlacementGroup.empty()
+    if not isinstance(group, PlacementGroup):
+        raise ValueError(f"a placement group must be a PlacementGroup, 'default' or None, but is {group!r}")
+    check_index(group, index)
+    return None if group.is_empty else (group, index, bool(captures))
+
+
+def _check_fits(group: PlacementGroup, hold: Shape, place: Shape, what: str) -> None:
+    bundles = group.bundle_specs
+    capacities = [exact_units(bundle) for bundle in bundles]
+    for shape in (hold, place):
+        if any(fits(dict(shape.resources), bundle) for bundle in capacities):
+            continue
+        needs = to_amounts(dict(shape.resources))
+        if shape is hold:
+            raise ValueError(
+                f"Cannot schedule {what} with the placement group because the resource request {needs} cannot fit into "
+                f"any bundles for the placement group, {bundles}."
+            )
+        raise ValueError(
+            f"Cannot schedule {what} with the placement group because the actor requires {needs.get('CPU', 0)} CPU for "
+            f"creation, but it cannot fit into any bundles for the placement group, {bundles}. Consider creating a "
+            "placement group with CPU resources."
+        )
+
+
+def resolve_node_affinity(process: CoreWorker, shape: Shape) -> Shape:
+    """Replace the node id of a node affinity by the node's index, and add the environment variables of the parent.
+
+    Raises:
+        ValueError: the cluster has no such node and the affinity is hard.
+    """
+    strategy = shape.strategy
+    worker = current.worker
+    if worker is not None and worker.env:
+        env = {**worker.env, **dict(shape.env)}
+        shape = msgspec.structs.replace(shape, env=tuple(sorted(env.items())))
+    if not strategy.startswith(_NODE_ID_PREFIX):
+        return shape
+    node_id, _, soft = strategy[len(_NODE_ID_PREFIX) :].partition(":")
+    index = process.gcs.node_index(node_id)
+    if index is None:
+        if soft:
+            return msgspec.structs.replace(shape, strategy="")
+        known = ", ".join(process.gcs.node_ids())
+        raise ValueError(f"no node has the id {node_id!r}; the cluster's nodes are {known}")
+    return msgspec.structs.replace(shape, strategy=f"node:{index}" + (":soft" if soft else ""))

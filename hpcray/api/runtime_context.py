@@ -1,4 +1,4 @@
-"""What a program can ask about where it runs: node, job, task, actor, resources."""
+"""Facts about the calling task, actor, process and job, and about the nodes of the cluster."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from hpcray.base.resources import Resources, to_amounts
-from hpcray.host.runtime_env import RuntimeEnv
-from hpcray.wire.messages import JobInfo
+from hpcray.api.actor_handle import ActorHandle
+from hpcray.api.runtime_env import public_runtime_env, runtime_envs_of
+from hpcray.api.session import require_session
+from hpcray.common.exceptions import RaySystemError
+from hpcray.common.resources import Resources, plain, to_amounts
+from hpcray.platform.gpu_visibility import assigned_gpus, gpu_ids_are_indices
+from hpcray.platform.runtime_env import RuntimeEnv
+from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 logger = logging.getLogger(__name__)
 
 ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
-"""Resource names that `get_accelerator_ids` always lists, so that a lookup never fails."""
+"""Resource names that `get_accelerator_ids` always contains."""
 
 
 @dataclass(frozen=True)
 class RunningTask:
-    """The task or actor call that the calling thread or coroutine runs. `name` is the user's, or the function's."""
+    """The task or actor call of the calling thread or coroutine. `name`: the option, else the function's name."""
 
     id: bytes
     name: str
@@ -32,7 +38,7 @@ class RunningTask:
 
 @dataclass(frozen=True)
 class RunningActor:
-    """The actor that this process is. `handle` makes a handle to it."""
+    """The actor of this process. `handle` makes a handle of it."""
 
     id: bytes
     name: str
@@ -41,147 +47,157 @@ class RunningActor:
     handle: Callable[[], Any]
 
 
-class ContextSource(Protocol):
-    """What a `RuntimeContext` reads from its process. All of it is about now: nothing is cached."""
+class ContextSource:
+    """Facts about one process for a `RuntimeContext`, which takes a new one for each question.
 
-    @property
-    def me(self) -> bytes:
-        """Proc id."""
+    Args:
+        process: the calling process.
+    """
 
-    @property
-    def node_id(self) -> str:
-        """Of this node, in hex."""
-
-    @property
-    def kind(self) -> str:
-        """ "driver", "attached" or "worker"."""
-
-    @property
-    def job(self) -> JobInfo | None:
-        """None until the driver has said which."""
-
-    @property
-    def session_dir(self) -> str:
-        """Of this node."""
-
-    def head_address(self) -> str:
-        """How people name the head of this cluster, for example "host:session"."""
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self.me, self.node_id, self.kind = process.me, process.node_id, process.kind
+        self.job, self.session_dir = process.job, process.session_dir
 
     def running_task(self) -> RunningTask | None:
-        """Of the calling thread or coroutine; None in a driver."""
+        worker = current.worker
+        running = async_task.get() or self._process.local.task
+        if running is None or worker is None:
+            return None
+        name, function_name = worker.names_of(running)
+        return RunningTask(running.task, name, function_name, running.task in worker.cancelled)
 
     def running_actor(self) -> RunningActor | None:
-        """None where this process is no actor."""
+        host = current.worker.actor if current.worker is not None else None
+        if host is None:
+            return None
+        spec = host.spec
+
+        def handle() -> ActorHandle:
+            return ActorHandle(
+                spec.actor, spec.class_name, spec.methods, spec.max_task_retries, spec.max_pending_calls, None,
+                spec.out_of_order,
+            )  # fmt: skip
+
+        return RunningActor(spec.actor, spec.name, host.restarts, host.is_async, handle)
 
     def held_resources(self) -> Resources:
-        """Units that the current task or actor holds."""
+        """Return the resource units that the current task or actor holds."""
+        worker = current.worker
+        if worker is None:
+            return {}
+        return plain(dict(worker.actor.spec.hold.resources)) if worker.actor is not None else dict(worker.holds)
 
     def placement_group(self) -> tuple[str, bool]:
-        """Id (in hex) of the placement group that it runs in, "" for none; whether children run in it too."""
+        """Return the current placement group (id in hex, "" for none) and True if child tasks run in it too."""
+        return self._process.placement_groups.running_in, self._process.placement_groups.captures
 
     def environment(self) -> Mapping[str, Any]:
-        """Its runtime_env; empty for none."""
+        """Return the runtime_env of the current task or actor; empty for none."""
+        env_vars = {
+            **dict(self.job.env if self.job else ()),
+            **(current.worker.env if current.worker is not None else {}),
+        }
+        return public_runtime_env(runtime_envs_of(self._process).job, env_vars)
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
-        """Ids of the devices it may use, by resource name; absent means none."""
+        """Return the ids of the assigned devices by resource name, without resources that have none."""
+        return {"GPU": assigned_gpus()}
 
     def node_labels(self) -> Mapping[str, str]:
-        """The labels of this node."""
+        rows = [row for row in self._process.gcs.nodes() if row["NodeID"] == self._process.node_id]
+        return dict(rows[0]["Labels"]) if rows else {}
 
 
 class HexId(str):
-    """An id in hex that also has the methods of Ray's id objects, for the deprecated properties."""
+    """An id in hex with the methods of Ray's id objects, for the deprecated properties."""
 
     __slots__ = ()
 
     def hex(self) -> str:
-        """The id in hex."""
+        """Return the id in hex."""
         return str(self)
 
     def binary(self) -> bytes:
-        """The id's bytes."""
+        """Return the id as bytes."""
         return bytes.fromhex(self)
 
     def is_nil(self) -> bool:
-        """Whether there is no id."""
+        """Return True for the empty id."""
         return not self
 
 
 class RuntimeContext:
-    """Answers about the process, task or actor that asks.
+    """Facts about the calling process, task or actor.
 
     Args:
-        source: gives the process, or None where hpcray is not initialized.
+        source: returns the `ContextSource`, or None where hpcray is not initialized.
     """
 
     def __init__(self, source: Callable[[], ContextSource | None]) -> None:
         self._find = source
 
-    # ------------------------------------------------------------ process, node, job
-
     def get_node_id(self) -> str:
-        """Id of this node, in hex.
+        """Return the id of this node, in hex.
 
         Raises:
-            RuntimeError: hpcray is not initialized. So with all methods.
+            RuntimeError: hpcray is not initialized; all methods and properties raise it.
         """
         return self._source("Node ID").node_id
 
     def get_worker_id(self) -> str:
-        """Id of this process, in hex."""
+        """Return the id of this process, in hex."""
         return self._source("Worker ID").me.hex()
 
     def get_job_id(self) -> str:
-        """Id of the job, in hex."""
+        """Return the id of the job, in hex."""
         job = self._source("Job ID").job
         return job.job_id if job else ""
 
     def get_session_name(self) -> str:
-        """Name of the cluster's session, the same in all its processes."""
+        """Return the name of the session, the same in all processes of the job."""
         return f"session_{self.get_job_id()}"
 
     def get_temp_dir(self) -> str:
-        """The directory that holds the session directories of this user on this node."""
+        """Return the directory of this user's session directories on this node."""
         return os.path.dirname(self._source("Temp directory").session_dir.rstrip("/"))
 
     def get_node_labels(self) -> dict[str, str]:
-        """Labels of this node."""
+        """Return the labels of this node."""
         source = self._source("Node labels")
         return {"ray.io/node-id": source.node_id, **source.node_labels()}
 
     @property
     def namespace(self) -> str:
-        """Namespace of the job: where names of actors are looked up."""
+        """Namespace of the job, in which named actors are looked up."""
         job = self._source("Namespace").job
         return job.namespace if job else ""
 
     @property
     def gcs_address(self) -> str:
-        """How to name this cluster's head."""
-        return self._source("GCS address").head_address()
-
-    # ------------------------------------------------------------ task and actor
+        """Address of the head."""
+        return self._source("GCS address").session_dir
 
     def get_task_id(self) -> str | None:
-        """Id of the task that asks, in hex; None in a driver."""
+        """Return the id of the current task, in hex; None in a driver."""
         task = self._task("Task ID")
         return task.id.hex() if task else None
 
     def get_task_name(self) -> str | None:
-        """The task's option `name`, or what it calls; None in a driver."""
+        """Return the option `name` of the current task, else its function's name; None in a driver."""
         task = self._task("Task name")
         return task.name if task else None
 
     def get_task_function_name(self) -> str | None:
-        """Module and name of the function that the task calls; None in a driver."""
+        """Return module and name of the current task's function; None in a driver."""
         task = self._task("Task function name")
         return task.function_name if task else None
 
     def is_canceled(self) -> bool:
-        """Whether `cancel()` was called for the task that asks.
+        """Return True if `cancel()` was called for the current task.
 
         Raises:
-            RuntimeError: in a driver, and in an async actor (there the coroutine gets a CancelledError).
+            RuntimeError: in a driver, and in an async actor, whose coroutine gets CancelledError instead.
         """
         source = self._source("Cancellation state")
         if source.kind != "worker":
@@ -193,18 +209,18 @@ class RuntimeContext:
         return task is not None and task.cancelled
 
     def get_actor_id(self) -> str | None:
-        """Id of the actor that asks, in hex; None elsewhere."""
+        """Return the id of this actor, in hex; None in other processes."""
         actor = self._source("Actor ID").running_actor()
         return actor.id.hex() if actor else None
 
     def get_actor_name(self) -> str | None:
-        """Name of the actor that asks, "" if it has none; None elsewhere."""
+        """Return the name of this actor, "" for none; None in other processes."""
         actor = self._source("Actor name").running_actor()
         return actor.name if actor else None
 
     @property
     def current_actor(self) -> Any:
-        """A handle to the actor that asks.
+        """Handle of this actor.
 
         Raises:
             RuntimeError: this process is no actor.
@@ -216,7 +232,7 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        """Whether the actor that asks was restarted.
+        """True if this actor was restarted.
 
         Raises:
             AssertionError: this process is no actor.
@@ -226,10 +242,8 @@ class RuntimeContext:
             raise AssertionError("was_current_actor_reconstructed is for actors; this process is none")
         return actor.restarts != 0
 
-    # ------------------------------------------------------------ resources and environment
-
     def get_assigned_resources(self) -> dict[str, float]:
-        """Amounts that the task or actor that asks holds, by name; {} for an actor with default options.
+        """Return the resource amounts that the current task or actor holds; {} for an actor with default options.
 
         Raises:
             AssertionError: in a driver.
@@ -240,32 +254,30 @@ class RuntimeContext:
         return to_amounts(source.held_resources())
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
-        """Ids of the devices that the task or actor may use, by resource name; an empty list for none."""
+        """Return the ids of the assigned devices by resource name; an empty list for none."""
         found = self._source("Accelerator IDs").accelerator_ids()
         return {name: list(found.get(name, ())) for name in dict.fromkeys((*ACCELERATORS, *found))}
 
     @property
     def runtime_env(self) -> RuntimeEnv:
-        """The runtime environment of the task, actor or driver that asks."""
+        """Runtime environment of the calling task, actor or driver."""
         return RuntimeEnv(_validate=False, **self._source("Runtime environment").environment())
 
     def get_runtime_env_string(self) -> str:
-        """`runtime_env` as JSON."""
+        """Return `runtime_env` as JSON."""
         return json.dumps(self.runtime_env)
 
     def get_placement_group_id(self) -> str | None:
-        """Id of the placement group that the task or actor runs in, in hex; None for none."""
+        """Return the id of the current placement group, in hex; None for none."""
         return self._source("Placement group ID").placement_group()[0] or None
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        """Whether tasks started from here use the same placement group."""
+        """True if child tasks run in the current placement group."""
         return self._source("Placement group").placement_group()[1]
 
-    # ------------------------------------------------------------ deprecated
-
     def get(self) -> dict[str, Any]:
-        """Deprecated: ids by name."""
+        """Deprecated: return the ids by name."""
         _deprecated("get()", "the get_xxx_id() methods")
         found: dict[str, Any] = {
             "job_id": HexId(self.get_job_id()),
@@ -315,8 +327,6 @@ class RuntimeContext:
         _deprecated("get_resource_ids()", "get_accelerator_ids()")
         return self.get_accelerator_ids()
 
-    # ------------------------------------------------------------ inside
-
     def _source(self, what: str) -> ContextSource:
         source = self._find()
         if source is None:
@@ -337,3 +347,73 @@ def _optional(ident: str | None) -> HexId | None:
 
 def _deprecated(name: str, instead: str) -> None:
     warnings.warn(f"RuntimeContext.{name} is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
+
+
+def _source() -> ContextSource | None:
+    return ContextSource(current.process) if current.process is not None else None
+
+
+_context = RuntimeContext(_source)
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Return the context of the caller: node, job, task and actor."""
+    require_session()
+    return _context
+
+
+def get_gpu_ids() -> list[int] | list[str]:
+    """Return the ids of the GPUs that the current task or actor holds; [] for none, and in a driver.
+
+    The ids are numbers from 0 on each node. Where a visibility variable (`CUDA_VISIBLE_DEVICES`, on AMD
+    `ROCR_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES`) was set before the node started, the ids are its entries.
+    """
+    require_session()
+    ids = assigned_gpus()
+    return [int(name) for name in ids] if gpu_ids_are_indices() else ids
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return one row for each node of the cluster: id, address, "Alive", resources. All ports are 0.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    return [_as_in_ray(row) for row in _started().gcs.nodes()]
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return the total resources of the live nodes, by name.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    found: dict[str, float] = _started().gcs.call("cluster_resources")
+    return found
+
+
+def available_resources() -> dict[str, float]:
+    """Return the free resources of the live nodes, by name, as last reported to the head.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    found: dict[str, float] = _started().gcs.call("available_resources")
+    return found
+
+
+def _started() -> CoreWorker:
+    """Return the process. Queries of the cluster's state do not call `init()`, as in Ray."""
+    if current.process is None:
+        raise RaySystemError("Ray has not been started yet. hint: call init() before asking for the cluster's state")
+    return current.process
+
+
+_PORTS = ("DashboardAgentListenPort", "MetricsAgentPort", "RuntimeEnvAgentPort")
+_ALIVE, _UNEXPECTED = 0, 2
+
+
+def _as_in_ray(row: dict[str, Any]) -> dict[str, Any]:
+    reason = row["DeathReason"]
+    dead = {"DeathReason": _UNEXPECTED if reason else _ALIVE, "DeathReasonMessage": reason, "alive": row["Alive"]}
+    return {**row, **dict.fromkeys(_PORTS, 0), **dead}

@@ -1,4 +1,4 @@
-"""init, shutdown, is_initialized, and who this interpreter is in the job."""
+"""The session of this process: init, shutdown, is_initialized."""
 
 from __future__ import annotations
 
@@ -7,34 +7,126 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
-from hpcray.api.client_context import ClientContext
-from hpcray.api.environments import environments_of, with_submitted
-from hpcray.api.logging_config import LoggingConfig
-from hpcray.api.option_rules import ACTOR_RULES
-from hpcray.base.config import Config
-from hpcray.base.drain_errors import JobDrainingError
-from hpcray.base.ids import raylet_of
-from hpcray.base.labels import labels_problem, labels_text
-from hpcray.host.relocation import Relocation
-from hpcray.host.runtime_env import checked, refusal
-from hpcray.runtime import interrupts
-from hpcray.runtime.bootstrap import Entry, enter
-from hpcray.runtime.environment import log_as
-from hpcray.runtime.options import NodeOptions
-from hpcray.runtime.process import Process, connect
-from hpcray.runtime.refs import current
-from hpcray.wire.messages import Exit, JobInfo
+from hpcray.api.options import ACTOR_RULES
+from hpcray.api.runtime_env import merge_submitted_runtime_env, runtime_envs_of
+from hpcray.common.config import Config
+from hpcray.common.exceptions import JobDrainingError
+from hpcray.common.ids import raylet_of
+from hpcray.common.labels import labels_problem, labels_text
+from hpcray.platform.log_format import ENCODINGS, STANDARD_ATTRIBUTES
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
+from hpcray.platform.sockets import node_ip_address
+from hpcray.protocol.messages import Exit, JobInfo
+from hpcray.runtime.core_worker import driver_signals
+from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
+from hpcray.runtime.diagnostics.introspection import ObjectInventory
+from hpcray.runtime.node.bootstrap import ClusterEntry, enter
+from hpcray.runtime.node.options import NodeOptions
+from hpcray.runtime.worker.worker_runtime_env import log_as
 
 logger = logging.getLogger("hpcray")
+
+RAY_VERSION = "2.60.0"
+"""The version of Ray whose names, defaults and messages hpcray follows."""
 
 _SETTINGS = frozenset(Config.__dataclass_fields__)
 
 
+@dataclass
+class LoggingConfig:
+    """Format and level of the root loggers of the driver and its workers, for `init(logging_config=...)`.
+
+    Args:
+        encoding: "TEXT", or "JSON" for one object per line. Both contain job, node, worker, task and actor.
+        log_level: lowest level that is written, a level name of `logging`.
+        additional_log_standard_attrs: further attributes of log records to write.
+
+    Raises:
+        ValueError: the encoding, the level or an attribute is unknown.
+    """
+
+    encoding: str = "TEXT"
+    log_level: str = "INFO"
+    additional_log_standard_attrs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.encoding not in ENCODINGS:
+            raise ValueError(f"Invalid encoding type: {self.encoding}. Valid encoding types are: {list(ENCODINGS)}")
+        if not isinstance(self.log_level, str) or not isinstance(logging.getLevelName(self.log_level), int):
+            raise ValueError(f"Unknown level: {self.log_level!r}; hint: DEBUG, INFO, WARNING, ERROR or CRITICAL")
+        for attribute in self.additional_log_standard_attrs:
+            if attribute not in STANDARD_ATTRIBUTES:
+                raise ValueError(
+                    f"Unknown python logging standard attribute: {attribute}. The valid attributes are: "
+                    f"{sorted(STANDARD_ATTRIBUTES)}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict of JSON types."""
+        return asdict(self)
+
+
+class ClientContext(Mapping[str, Any]):
+    """Result of `init`: addresses of the session. As a context manager it shuts the session down at its end.
+
+    Attributes:
+        address_info: addresses and directories by Ray's names. The context itself is a mapping with the same items.
+        dashboard_url: always "".
+        python_version, ray_version: versions of Python and of the Ray that hpcray follows.
+        ray_commit: always "".
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self.dashboard_url = ""
+        self.python_version = "{}.{}.{}".format(*sys.version_info[:3])
+        self.ray_version = RAY_VERSION
+        self.ray_commit = ""
+        address = node_ip_address()
+        self.address_info: dict[str, Any] = {
+            "node_ip_address": address,
+            "raylet_ip_address": address,
+            "redis_address": None,
+            "object_store_address": None,
+            "raylet_socket_name": os.path.join(process.session_dir, "r.s"),
+            "webui_url": "",
+            "session_dir": process.session_dir,
+            "metrics_export_port": 0,
+            "gcs_address": process.session_dir,
+            "address": process.session_dir,
+            "dashboard_agent_listen_port": 0,
+            "node_id": process.node_id,
+        }
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.address_info)
+
+    def __len__(self) -> int:
+        return len(self.address_info)
+
+    def __enter__(self) -> ClientContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    def disconnect(self) -> None:
+        """Shut the session down, as `shutdown()`."""
+        shutdown()
+
+    def __repr__(self) -> str:
+        return f"ClientContext(session={self.address_info['session_dir']!r})"
+
+
 class _Session:
-    entry: Entry | None = None
+    entry: ClusterEntry | None = None
     exit_code = 0
     hooked = False
 
@@ -64,70 +156,86 @@ def init(
 ) -> ClientContext:
     """Start or join a session.
 
-    Under `mpirun` or `srun` every rank calls it: on rank 0 it returns when all nodes are up, on the others it serves
-    the job and never returns. Without a launcher it starts one node on this machine. In a script that `hpcray-launch`
-    or `python -m hpcray` started it joins that job.
+    Under `mpirun` or `srun` every rank calls `init`: on rank 0 it returns when all nodes are up; on the other ranks it
+    serves the job and never returns. Without a launcher it starts one node on this machine. In a script that
+    `hpcray-launch` or `python -m hpcray` started it joins that job.
 
     Args:
-        address: None, "local" (a node of its own), "auto" (the running session of this machine), or a session
-            directory.
-        num_cpus, num_gpus, resources, object_store_memory: of this node; found out where not given. Bytes for memory.
-            Under mpirun or srun: of every rank's node. Without effect, and said so, when a running job is joined.
-        namespace: of named actors; RAY_NAMESPACE or a fresh one when not given.
-        runtime_env: for every task and actor that does not say otherwise. What RAY_JOB_CONFIG_JSON_ENV_VAR says, as a
-            submitter of jobs may set it, holds where this says nothing.
-        job_config: its `runtime_env` and `ray_namespace` are used where the arguments of these names are not given.
-        configure_logging, logging_level, logging_format: how hpcray's own messages are logged in this process.
-        logging_config: how the root loggers of this process and of its workers write, a `LoggingConfig`.
-        labels: of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
-        local_mode, include_dashboard, dashboard_host, dashboard_port: accepted, without effect; the first says so.
-        settings: any field of `hpcray.base.config.Config`. Names with a leading underscore, which Ray takes for its
-            internals, are accepted and have no effect.
+        address: None, "local" (start a node), "auto" (the running session of this machine), or a session directory.
+        num_cpus, num_gpus, resources, object_store_memory: resources of this node, memory in bytes; detected by
+            default. Under mpirun or srun each rank's node has them. A process that joins a running job logs a warning.
+        namespace: namespace of named actors; by default RAY_NAMESPACE, else a new one.
+        runtime_env: default runtime environment of tasks and actors. Fields that it lacks are taken from the variable
+            RAY_JOB_CONFIG_JSON_ENV_VAR, which job submission sets.
+        job_config: provides `runtime_env` and `ray_namespace` where these arguments are not given.
+        configure_logging, logging_level, logging_format: logging of hpcray's own messages in this process.
+        logging_config: a `LoggingConfig` for the root loggers of this process and its workers.
+        ignore_reinit_error: return the context of the running session instead of raising RuntimeError.
+        log_to_driver: print the output of workers in the driver.
+        labels: labels of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
+        local_mode, include_dashboard, dashboard_host, dashboard_port: without effect; `local_mode` logs a warning.
+        settings: any field of `hpcray.common.config.Config`. Names with a leading underscore, internals of Ray, are
+            accepted without effect.
+
+    Returns:
+        The addresses of the session.
 
     Raises:
-        RuntimeError: already initialized (unless `ignore_reinit_error`), or an argument is unknown.
-        ConnectionError: nothing to attach to. StartupError: a node did not come up. ValueError: an option is not valid.
+        RuntimeError: the process has joined a session (unless `ignore_reinit_error`), or an argument is unknown.
+        ConnectionError: there is no session to join. StartupError: a node did not start.
+        ValueError, TypeError: an option is not valid. NotImplementedError: the runtime_env is not supported.
     """
-    if current.process is not None and current.process.dead is None:
-        if ignore_reinit_error:
-            logger.info("init() was called before; this call has no effect")
-            return ClientContext(current.process)
-        raise RuntimeError(
-            "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
-            "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
-        )
     if current.process is not None:
+        if current.process.dead is None:
+            return _running_session(current.process, ignore_reinit_error)
         shutdown()
     if local_mode:
         logger.warning(
             "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
             "at a time"
         )
-    unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
-    if unknown:
-        raise RuntimeError(
-            f"Unknown keyword argument(s): {', '.join(unknown)}; hint: besides Ray's, the settings are "
-            f"{sorted(_SETTINGS)}"
-        )
+    _check_settings(settings)
     if job_config is not None:
         runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
         namespace = namespace or getattr(job_config, "ray_namespace", None)
     namespace = namespace if namespace is not None else os.environ.get("RAY_NAMESPACE") or None
-    runtime_env = with_submitted(runtime_env, os.environ)
+    runtime_env = merge_submitted_runtime_env(runtime_env, os.environ)
     check_namespace(namespace)
     if logging_config is not None and not isinstance(logging_config, LoggingConfig):
         raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")
     if configure_logging:
         _configure_logging(logging_level, logging_format)
-    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
-    for name, value in {**given, "object_store_memory": object_store_memory}.items():
-        ACTOR_RULES[name].check(name, value)
-    problem = labels_problem(labels) if labels else None
-    if problem:
-        raise ValueError(problem)
-    environment = checked(runtime_env)
-    if refusal(environment):
-        raise NotImplementedError(refusal(environment))
+    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
+    _check_options({**given, "runtime_env": runtime_env, "object_store_memory": object_store_memory}, labels)
+    environment = validated_runtime_env(runtime_env)
+    if unsupported_field_error(environment):
+        raise NotImplementedError(unsupported_field_error(environment))
+    config = _node_config(settings, object_store_memory, labels, log_to_driver)
+    options = NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {})
+    entry, process = _join(address or os.environ.get("RAY_ADDRESS") or None, options)
+    if entry.node is None:
+        _warn_of_ignored_arguments({**given, **config})
+    _start_driver(process, namespace, environment, logging_config)
+    return ClientContext(process)
+
+
+def _running_session(process: CoreWorker, ignore_reinit_error: bool) -> ClientContext:
+    """Return the context of the session that this process has joined already; without the flag raise RuntimeError."""
+    if ignore_reinit_error:
+        logger.info("init() was called before; this call has no effect")
+        return ClientContext(process)
+    raise RuntimeError(
+        "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
+        "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
+    )
+
+
+def _node_config(
+    settings: Mapping[str, Any],
+    object_store_memory: int | None,
+    labels: dict[str, str] | None,
+    log_to_driver: bool | None,
+) -> dict[str, Any]:
     config: dict[str, Any] = {name: value for name, value in settings.items() if name in _SETTINGS}
     if object_store_memory is not None:
         config["object_store_memory"] = int(object_store_memory)
@@ -135,44 +243,69 @@ def init(
         config["labels"] = labels_text(labels)
     if log_to_driver is not None:
         config["log_to_driver"] = log_to_driver
-    entry = enter(
-        address or os.environ.get("RAY_ADDRESS") or None,
-        NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {}),
-    )
+    return config
+
+
+def _start_driver(
+    process: CoreWorker, namespace: str | None, environment: RuntimeEnv, logging_config: LoggingConfig | None
+) -> None:
+    _announce(process, namespace, environment.env_vars())
+    if not _Session.hooked:
+        _Session.hooked = True
+        atexit.register(shutdown, _exiting_interpreter=True)
+        _hook_exit_code()
     try:
-        process = connect(entry.session_dir, entry.kind)
+        runtime_envs = runtime_envs_of(process)
+        runtime_envs.job = runtime_envs.fields(environment)
+        if logging_config is not None:
+            runtime_envs.job["logging_config"] = logging_config.to_dict()
+            log_as(process, runtime_envs.job["logging_config"])
+    except BaseException:
+        shutdown()
+        raise
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
+    if unknown:
+        raise RuntimeError(
+            f"Unknown keyword argument(s): {', '.join(unknown)}; hint: besides Ray's, the settings are "
+            f"{sorted(_SETTINGS)}"
+        )
+
+
+def _check_options(options: Mapping[str, Any], labels: dict[str, str] | None) -> None:
+    for name, value in options.items():
+        ACTOR_RULES[name].check(name, value)
+    problem = labels_problem(labels) if labels else None
+    if problem:
+        raise ValueError(problem)
+
+
+def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, CoreWorker]:
+    """Start or find the node of this process, and connect this process to it.
+
+    Raises:
+        ConnectionError: there is no session to join. StartupError: a node did not start.
+    """
+    entry = enter(address, options)
+    try:
+        process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process
         process.start()
-        interrupts.install(process.engine)
-        interrupts.pass_on(process)
-        interrupts.obey(process)
+        driver_signals.defer_sigint(process.engine)
+        driver_signals.forward_to_raylet(process)
+        driver_signals.exit_at_drain_deadline(process)
     except BaseException:
         current.process = None
         if entry.node is not None:
             entry.node.leave(1.0)
         raise
     _Session.entry = entry
-    if entry.node is None:
-        _say_ignored({"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, **config})
-    _announce(process, entry, namespace, environment.env_vars())
-    if not _Session.hooked:
-        _Session.hooked = True
-        atexit.register(shutdown, _exiting_interpreter=True)
-        _hook_exit_code()
-    try:
-        environments = environments_of(process)
-        environments.job = environments.fields(environment)
-        if logging_config is not None:
-            environments.job["logging_config"] = logging_config.to_dict()
-            log_as(process, environments.job["logging_config"])
-    except BaseException:
-        shutdown()
-        raise
-    return ClientContext(process)
+    return entry, process
 
 
 def _configure_logging(level: int | str, line_format: str | None) -> None:
-    """hpcray's own messages: from this level on, in this form."""
     logger.setLevel(level.upper() if isinstance(level, str) else level)
     if line_format and not logger.handlers:
         handler = logging.StreamHandler()
@@ -181,9 +314,9 @@ def _configure_logging(level: int | str, line_format: str | None) -> None:
         logger.propagate = False
 
 
-def _say_ignored(wanted: dict[str, Any]) -> None:
-    """A script that asks for CPUs when it is run alone may run in a job as it is, but must not believe it got them."""
-    ignored = [name for name, value in wanted.items() if value is not None]
+def _warn_of_ignored_arguments(requested: dict[str, Any]) -> None:
+    """Warn of arguments of `init` that have no effect, because the process joined a running job."""
+    ignored = [name for name, value in requested.items() if value is not None]
     if ignored:
         logger.warning(
             "hpcray: init() joins a job that runs already: %s has no effect; hint: options of hpcray-launch, "
@@ -192,16 +325,16 @@ def _say_ignored(wanted: dict[str, Any]) -> None:
         )
 
 
-def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[str, str]) -> None:
-    """Tell the workers what they need of this driver.
+def _announce(process: CoreWorker, namespace: str | None, env: dict[str, str]) -> None:
+    """Publish import path, working directory and variables of this driver to the workers.
 
-    A second driver adds its paths and variables and leaves the rest to the first one: workers serve both. It shares the
-    first one's namespace unless it asks for its own, which then holds for what it names itself.
+    A second driver adds its paths and variables to those of the first: workers serve both. It shares the namespace of
+    the first driver unless it has its own, which then applies to the names that it creates.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
-    moved = Relocation.of(os.environ)
+    moved = PathRelocation.of(os.environ)
     paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
     known = process.job
     job = JobInfo(
@@ -215,7 +348,7 @@ def _announce(process: Process, entry: Entry, namespace: str | None, env: dict[s
 
 
 def _hook_exit_code() -> None:
-    """An uncaught exception makes the exit code 1; atexit handlers cannot see that by themselves."""
+    """Record exit code 1 for an uncaught exception, which atexit handlers cannot see."""
     previous = sys.excepthook
 
     def hook(kind: Any, value: Any, trace: Any) -> None:
@@ -229,20 +362,20 @@ def _hook_exit_code() -> None:
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Leave the session. A session that this process started ends, with every process and file of it."""
+    """Leave the session. A session that this process started ends, with all of its processes and files."""
     process, entry = current.process, _Session.entry
     current.process = None
     _Session.entry = None
     if process is None or current.worker is not None:
         return
     try:
-        process.ending.settle()  # a KeyboardInterrupt ends the wait
+        process.drain_client.wait_for_checkpoints()  # KeyboardInterrupt ends the wait
     finally:
-        interrupts.remove()
+        driver_signals.restore()
         _leave(process, entry)
 
 
-def _leave(process: Process, entry: Entry | None) -> None:
+def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))
@@ -251,16 +384,16 @@ def _leave(process: Process, entry: Entry | None) -> None:
         entry.node.leave()
 
 
-def leave_unfinished(process: Process) -> NoReturn:
-    """End a program that the end of its job has interrupted: checkpoints are written, and the exit code says so."""
-    # Before the frames that hold actor handles are gone, and with them the actors.
-    process.ending.settle()
+def leave_unfinished(process: CoreWorker) -> NoReturn:
+    """End a program that the drain of its job interrupted: write checkpoints, then exit with `drain_exit_code`."""
+    # Before SystemExit drops the frames that hold actor handles, which would end the actors.
+    process.drain_client.wait_for_checkpoints()
     _Session.exit_code = process.run.exit_code
     raise SystemExit(process.run.exit_code)
 
 
 def check_namespace(namespace: Any) -> None:
-    """Raise TypeError or ValueError if it is neither None nor a name."""
+    """Raise TypeError or ValueError for a namespace that is neither None nor a non-empty string."""
     if namespace is None:
         return
     if not isinstance(namespace, str):
@@ -270,12 +403,12 @@ def check_namespace(namespace: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process takes part in a session."""
+    """Return True if this process has joined a session."""
     return current.process is not None
 
 
-def ensure() -> Process:
-    """The process of this interpreter; `init()` is called if need be, as in Ray."""
+def require_session() -> CoreWorker:
+    """Return the process of this interpreter; calls `init()` where no session has been joined, as Ray does."""
     process = current.process
     if process is None:
         init()

@@ -1,7 +1,7 @@
-"""`python -m hpcray.compat install | uninstall | path`: whether `import ray` is hpcray in this Python environment.
+"""`python -m hpcray.compat install | uninstall | path`: make `import ray` import hpcray in this Python environment.
 
-`install` writes one line into site-packages (`hpcray-ray.pth`). From then on the environment has a package `ray` and a
-distribution "ray", for pip and `importlib.metadata` too. It is refused where the real Ray is installed.
+`install` writes one line into site-packages (`hpcray-ray.pth`). The environment then has a package `ray` and a
+distribution "ray", for pip and `importlib.metadata` too. `install` refuses where the real Ray is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PTH = "hpcray-ray.pth"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry point; returns the exit code."""
+    """Run a command of the module docstring. Returns the exit code."""
     site = sysconfig.get_path("purelib")
     path = os.path.join(site, _PTH)
     if list(argv) == ["path"]:

@@ -1,8 +1,8 @@
 """`ray.cluster_utils.Cluster`: several nodes on this host, for tests of programs that want more than one.
 
-A job of hpcray has the nodes that its launcher starts. So nodes are collected first, and mpirun starts all of them when
-somebody wants the cluster: at `address`, `connect()` or `wait_for_nodes()`. Rank 0's driver is a program that waits
-until this process closes a pipe or dies (`hpcray.compat.keeper`); this process joins as a second driver.
+A job of hpcray has the nodes that its launcher starts. So `add_node` only collects nodes, and mpirun starts all of them
+at the first use of `address`, `connect()` or `wait_for_nodes()`. The driver of rank 0, this module as a program,
+publishes the address and waits until this process closes a pipe or dies; this process joins as a second driver.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import tempfile
 import time
 from typing import Any
 
-from hpcray.api.context import nodes
+from hpcray.api.runtime_context import nodes
 from hpcray.api.session import init, is_initialized, shutdown
-from hpcray.base.config import Config
-from hpcray.base.failures import StartupError
-from hpcray.cluster.launch import find_mpirun
-from hpcray.compat.keeper import ADDRESS_FILE, LIFE_FIFO
-from hpcray.host.session import SessionInfo, live_sessions, read_session
+from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
+from hpcray.launch.launch_line import find_mpirun
+from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 
-_LEAVING = 15.0
-_MARGIN = 10.0
-_POLL = 0.02
-_STORE = 150 << 20
+_SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
+_START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
+_POLL_INTERVAL = 0.02  # seconds
+_OBJECT_STORE_BYTES = 150 << 20  # of a node
+_ADDRESS_FILE = "address"
+_LIFE_FIFO = "life"
 _FLAGS = {"num_cpus": "--num-cpus", "num_gpus": "--num-gpus", "memory": "--memory"}
 _WITHOUT_EFFECT = ("include_dashboard", "dashboard_host", "dashboard_port", "redis_password", "node_ip_address")
 
@@ -38,8 +39,9 @@ class ClusterNode:
     """A node of a `Cluster`.
 
     Args:
-        index: its place in the order of `add_node`.
-        options: what it was added with.
+        cluster: the cluster that the node belongs to.
+        index: position in the order of `add_node`.
+        options: the arguments of `add_node`.
     """
 
     def __init__(self, cluster: Cluster, index: int, options: dict[str, Any]) -> None:
@@ -49,22 +51,22 @@ class ClusterNode:
 
     @property
     def node_id(self) -> str:
-        """Its id, as in `nodes()`. Starts the cluster."""
+        """Id of the node, as in `nodes()`. Starts the cluster."""
         return self._cluster._info(self).node_id
 
     unique_id = node_id
 
     @property
     def address(self) -> str:
-        """How to join the job."""
+        """Address of the job, for `init(address=...)`. Starts the cluster."""
         return self._cluster.address
 
     def get_session_dir_path(self) -> str:
-        """Its session directory."""
+        """Session directory of the node. Starts the cluster."""
         return self._cluster._info(self).path
 
     def kill_raylet(self) -> None:
-        """End it as a lost machine would."""
+        """Kill the raylet of the node with SIGKILL, which looks like the loss of a machine."""
         os.kill(self._cluster._info(self).pid, signal.SIGKILL)
 
     def __repr__(self) -> str:
@@ -75,10 +77,10 @@ class Cluster:
     """Several raylets on this host. Nodes can be added until the cluster is used.
 
     Args:
-        initialize_head: add the first node now.
-        connect: and join it. No node can be added then.
-        head_node_args: of the first node, as for `add_node`.
-        shutdown_at_exit: whether the nodes end with this interpreter at the latest. They do in any case.
+        initialize_head: add the head node.
+        connect: start the cluster and join it; no node can be added afterwards.
+        head_node_args: options of the head node, as for `add_node`.
+        shutdown_at_exit: call `shutdown` when this interpreter exits. The nodes end with this process in any case.
     """
 
     def __init__(
@@ -107,17 +109,15 @@ class Cluster:
         if shutdown_at_exit:
             atexit.register(self.shutdown)
 
-    # ------------------------------------------------------------ nodes
-
     def add_node(self, wait: bool = True, **node_args: Any) -> ClusterNode:
-        """Add a node; the first one is the head.
+        """Add a node. The first one is the head.
 
         Args:
-            wait: no effect: all nodes come up together.
+            wait: without effect: all nodes start together.
             node_args: num_cpus (1), num_gpus (0), memory, object_store_memory (150 MiB), resources.
 
         Raises:
-            NotImplementedError: the cluster runs already. ValueError: an option is unknown.
+            NotImplementedError: the cluster is running. ValueError: an option is unknown.
         """
         if self._launcher is not None:
             raise NotImplementedError(
@@ -128,16 +128,16 @@ class Cluster:
         unknown = [name for name in node_args if name not in known and not name.startswith("_")]
         if unknown:
             raise ValueError(f"Cluster.add_node() does not know {unknown}; hint: it takes {sorted(known)}")
-        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _STORE, **node_args}
+        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, **node_args}
         node = ClusterNode(self, len(self._nodes), options)
         self._nodes.append(node)
         return node
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
-        """Take a node away: before the start it is forgotten, after it its raylet is killed.
+        """Remove a node. Where the cluster is running, the raylet of the node is killed.
 
         Raises:
-            ValueError: it is the head, or not of this cluster.
+            ValueError: the node is the running head, or belongs to another cluster.
         """
         if node not in self._nodes or node._index in self._removed:
             raise ValueError(f"{node} is no node of this cluster")
@@ -153,23 +153,21 @@ class Cluster:
 
     @property
     def head_node(self) -> ClusterNode | None:
-        """The first node."""
+        """The head node; None in a cluster without nodes."""
         return self._nodes[0] if self._nodes else None
 
     @property
     def worker_nodes(self) -> set[ClusterNode]:
-        """The other nodes."""
+        """All nodes but the head, without those that were removed."""
         return {node for node in self._nodes[1:] if node._index not in self._removed}
 
     def list_all_nodes(self) -> list[ClusterNode]:
         """All nodes that were not removed."""
         return [node for node in self._nodes if node._index not in self._removed]
 
-    # ------------------------------------------------------------ use
-
     @property
     def address(self) -> str:
-        """For `init(address=...)`. Starts the nodes."""
+        """Address for `init(address=...)`. Starts the nodes."""
         self._start()
         return self._address
 
@@ -181,23 +179,26 @@ class Cluster:
         self.connected = True
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Wait until the living nodes are those that were added and not removed. Starts the nodes.
+        """Wait until as many nodes are alive as were added and not removed. Starts the nodes.
+
+        Args:
+            timeout: in seconds.
 
         Raises:
-            TimeoutError: they are not within `timeout` seconds.
+            TimeoutError: the number of live nodes differs after `timeout`.
         """
         self._start()
         if not is_initialized():
             return  # the head has started its driver: all nodes are up
-        wanted = len(self.list_all_nodes())
+        expected = len(self.list_all_nodes())
         deadline = time.monotonic() + timeout
-        while (alive := sum(row["Alive"] for row in nodes())) != wanted:
+        while (alive := sum(row["Alive"] for row in nodes())) != expected:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{alive} nodes are alive after {timeout:g} s, not {wanted}")
-            time.sleep(_POLL)
+                raise TimeoutError(f"{alive} nodes are alive after {timeout:g} s, not {expected}")
+            time.sleep(_POLL_INTERVAL)
 
     def shutdown(self) -> None:
-        """End all nodes, and leave them first if this process has joined."""
+        """Leave the job if this process has joined it, and stop all nodes."""
         atexit.unregister(self.shutdown)
         if self.connected:
             self.connected = False
@@ -207,15 +208,13 @@ class Cluster:
         os.close(self._life)
         self._life = -1
         try:
-            self._launcher.wait(_LEAVING)
+            self._launcher.wait(_SHUTDOWN_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._launcher.kill()  # every raylet sees that its parent is gone
             self._launcher.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._launcher = None
         self._nodes, self._removed, self._address, self._infos = [], set(), "", {}
-
-    # ------------------------------------------------------------ inside
 
     def _start(self) -> None:
         if self._launcher is not None:
@@ -224,7 +223,7 @@ class Cluster:
             raise RuntimeError("the cluster has no nodes; hint: add_node()")
         mpirun = find_mpirun("", os.path.dirname(sys.executable))
         self._directory = tempfile.mkdtemp(prefix="hpcray-cluster-")
-        life = os.path.join(self._directory, LIFE_FIFO)
+        life = os.path.join(self._directory, _LIFE_FIFO)
         os.mkfifo(life, 0o600)
         self._life = os.open(life, os.O_RDWR)
         self._launcher = subprocess.Popen(
@@ -243,14 +242,14 @@ class Cluster:
 
     def _wait_for_address(self) -> str:
         assert self._launcher is not None
-        path = os.path.join(self._directory, ADDRESS_FILE)
-        deadline = time.monotonic() + Config.from_env().start_timeout + _MARGIN
+        path = os.path.join(self._directory, _ADDRESS_FILE)
+        deadline = time.monotonic() + Config.from_env(os.environ).start_timeout + _START_MARGIN
         while not os.path.exists(path):
             code = self._launcher.poll()
             if code is not None or time.monotonic() > deadline:
                 how = "are not up in time" if code is None else f"ended (exit code {code})"
                 raise StartupError(f"the {len(self._nodes)} nodes of the cluster {how}; see what was printed above")
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
         with open(path, encoding="utf-8") as file:
             return file.read()
 
@@ -262,13 +261,14 @@ class Cluster:
 
 
 def _line(mpirun: str, rows: list[dict[str, Any]], directory: str) -> list[str]:
-    """The command: one rank for each node, each with its own options."""
+    """Build the mpirun command: one rank for each node, each with its own options."""
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     # Without recovery the loss of one rank would end all of them.
     line += ["--enable-recovery", "--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]
     for index, row in enumerate(rows):
         line += [":"] if index else []
-        line += ["-n", "1", sys.executable, "-m", "hpcray", *_options(row), "-m", "hpcray.compat.keeper", directory]
+        line += ["-n", "1", sys.executable, "-m", "hpcray", *_options(row)]
+        line += ["-m", "hpcray.compat.cluster_utils", directory]
     return line
 
 
@@ -293,3 +293,20 @@ def _environ() -> dict[str, str]:
     if root not in paths:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, root]))
     return environ
+
+
+def _drive(directory: str) -> None:
+    """Write the address of the job to a file, then wait for the end of the pipe, both in `directory`."""
+    path = os.path.join(directory, _ADDRESS_FILE)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(os.environ["HPCRAY_ADDRESS"])
+    os.replace(path + ".new", path)
+    try:
+        with open(os.path.join(directory, _LIFE_FIFO), "rb") as life:
+            life.read()
+    except FileNotFoundError:
+        pass  # the parent has removed the directory
+
+
+if __name__ == "__main__":
+    _drive(sys.argv[1])

@@ -1,8 +1,8 @@
-"""Who answers when a module `ray…` is imported: facades, whose names are those of hpcray's modules.
+"""Import of Ray's modules: a finder for `sys.meta_path`, and the facade modules that it makes.
 
-A facade is a module of its own, so that what clients write into `ray.…` or read from it (`__version__`, `__path__`)
-does not touch hpcray's modules; the names in it are the very objects of hpcray. Which module of Ray is made of which of
-ours says `hpcray.compat.table`.
+A facade is a module object of its own, so that attributes that programs set on `ray.…` or read from it (`__version__`,
+`__path__`) do not touch hpcray's modules; the objects in it are hpcray's own. `hpcray.compat.table` lists the sources
+of each facade.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.compat import table
+from hpcray.runtime.worker.log_output import VARIABLE as DEDUP_VARIABLE
 
 RAY_VERSION = table.RAY_VERSION
 LENT = "HPCRAY_RAY_LIBRARIES"
@@ -29,7 +30,7 @@ _NOTHING = object()
 
 
 class Facade(ModuleType):
-    """A module of Ray. Names are looked up in hpcray's modules when they are first asked for."""
+    """A module of Ray. A name is looked up in hpcray's modules at its first use."""
 
     __path__: MutableSequence[str]
 
@@ -42,8 +43,8 @@ class Facade(ModuleType):
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system puts every submodule into its parent; where Ray has a function or class of that name there
-        # (`ray.util.placement_group`), that stays.
+        # The import system sets every submodule as an attribute of its parent. Where Ray has a function or class of the
+        # same name there (`ray.util.placement_group`), the function or class stays.
         if type(value) is Facade and value.__name__ == f"{self.__name__}.{name}":
             own = self._own(name)
             if own is not _NOTHING and not isinstance(own, ModuleType):
@@ -62,7 +63,7 @@ class Facade(ModuleType):
     def _own(self, name: str) -> Any:
         for source in self.__dict__.get("_sources", ()):
             value = getattr(source, name, _NOTHING)
-            # Modules of ours are seen only where they are public: `ray.core` would be something else.
+            # Modules of hpcray are visible only where `__all__` lists them: `ray.core` is another module in Ray.
             if value is not _NOTHING and (not isinstance(value, ModuleType) or name in getattr(source, "__all__", ())):
                 return value
         return _NOTHING
@@ -74,7 +75,7 @@ class Facade(ModuleType):
         value = self._own(name)
         if value is not _NOTHING and not isinstance(value, ModuleType):
             return value
-        if table.sources_of(full) is not None:
+        if full in table.MODULES:
             try:
                 return importlib.import_module(full)
             except ModuleNotFoundError as error:
@@ -85,45 +86,44 @@ class Facade(ModuleType):
 
 
 class Finder:
-    """For `sys.meta_path`: finds and makes the modules of Ray.
+    """Finder and loader of Ray's modules, for `sys.meta_path`.
 
     Attributes:
-        lent: the directory that lends Ray's own libraries; "" for none.
+        lent: the package directory of a real wheel that lends Ray's libraries; "" for none.
     """
 
     lent = ""
 
     def lends(self, fullname: str) -> bool:
-        """Whether this is a module of a real wheel, which Python's own path finder finds in `ray.__path__`."""
+        """True for a module that Python's path finder loads from a real wheel, by way of `ray.__path__`."""
         parts = fullname.split(".", 2)
         return bool(self.lent) and parts[0] == "ray" and len(parts) > 1 and parts[1] in table.LIBRARIES
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of a module of Ray; None for other modules.
+        """Return the spec of a module of Ray; None for other modules.
 
         Raises:
-            ModuleNotFoundError: hpcray does not have it; but None for `importlib.util.find_spec`, which only asks.
+            ModuleNotFoundError: hpcray does not have the module. `importlib.util.find_spec` gets None instead.
         """
         if fullname != "ray" and not fullname.startswith("ray."):
             return None
         if self.lends(fullname):
             return None
-        names = table.sources_of(fullname)
-        if names is None or (names and not any(map(_exists, names))):
-            if _only_asked():
+        if fullname not in table.MODULES:
+            if _called_by_find_spec():
                 return None
             raise ModuleNotFoundError(table.why_missing(fullname), name=fullname)
         spec = importlib.machinery.ModuleSpec(fullname, FINDER, is_package=True)
         if fullname == "ray":
-            # The pure-Python libraries of a real wheel are lent from here: Python's own path finder is asked for them.
+            # Python's path finder looks for the libraries of a lent wheel here.
             spec.submodule_search_locations = [os.path.join(STANDIN, "ray"), *filter(None, [self.lent])]
             spec.origin = os.path.join(STANDIN, "ray", "__init__.py")
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """An empty facade."""
+        """Make an empty facade."""
         module = Facade(spec.name)
         module.__spec__ = spec
         module.__loader__ = self  # type: ignore[assignment]
@@ -132,15 +132,12 @@ class Finder:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Connect a facade with what it is made of.
+        """Connect a facade with its sources.
 
         Raises:
-            ModuleNotFoundError: this hpcray has none of it. ImportError: what it needs is not installed.
+            ImportError: a package that a source needs is not installed.
         """
-        names = table.sources_of(module.__name__) or ()
-        sources = [found for name in names if (found := _import_if_there(name)) is not None]
-        if names and not sources:
-            raise ModuleNotFoundError(table.why_missing(module.__name__), name=module.__name__)
+        sources = [load_source(source) for source in table.MODULES.get(module.__name__, ())]
         first = sources[0] if sources else None
         changing: set[str] = set()
         for source in sources:
@@ -161,18 +158,61 @@ class Finder:
 FINDER: Any = Finder()
 
 
-def lend(directory: str) -> None:
-    """Let a real wheel's Tune, Train, Data, Serve and RLlib be imported, on hpcray's Core.
+def install(replacing: ModuleType | None = None) -> ModuleType:
+    """Make hpcray serve `import ray` and its submodules, in this process and in the workers of the job.
 
-    Only their files are found there: `ray` itself, `ray._raylet` and all else that is Core stay hpcray's. A name of
-    Ray's internals that a library imports and hpcray does not have is a ModuleNotFoundError or ImportError that names
-    it. Workers know of it by the variable HPCRAY_RAY_LIBRARIES, which this sets for what is started from here.
+    Call it before `init()`, which sends the import path to the workers. A line that several workers print is then shown
+    once, as in Ray, unless RAY_DEDUP_LOGS is 0.
 
     Args:
-        directory: holds a directory `ray`, as `pip install --no-deps --target DIRECTORY ray==2.60.0` makes it.
+        replacing: a module `ray` in `sys.modules` that may be replaced.
+
+    Returns:
+        The module `ray`.
 
     Raises:
-        ImportError: there is none, or of another version. Nothing is changed.
+        ImportError: the real Ray is imported already (nothing is changed), or HPCRAY_RAY_LIBRARIES does not name an
+            unpacked wheel.
+    """
+    present = sys.modules.get("ray")
+    if present is not None and present is not replacing and not isinstance(present, Facade):
+        raise ImportError(
+            f"the real ray ({getattr(present, '__file__', None)}) is imported already in this process; "
+            "hint: import hpcray.compat.ray first",
+            name="ray",
+        )
+    if STANDIN not in sys.path:
+        sys.path.insert(0, STANDIN)
+    if FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, FINDER)
+    if os.environ.get(LENT) and not FINDER.lent:
+        lend(os.environ[LENT])
+    os.environ.setdefault(DEDUP_VARIABLE, "1")
+    if not isinstance(present, Facade):
+        spec = FINDER.find_spec("ray")
+        assert isinstance(spec, importlib.machinery.ModuleSpec)
+        present = sys.modules["ray"] = FINDER.create_module(spec)
+        FINDER.exec_module(present)
+    return present
+
+
+def installed() -> bool:
+    """Return True if `import ray` imports hpcray in this process."""
+    return FINDER in sys.meta_path
+
+
+def lend(directory: str) -> None:
+    """Make Tune, Train, Data, Serve and RLlib of a real wheel importable, on hpcray's Core.
+
+    Only these libraries come from the wheel: `ray` itself, `ray._raylet` and the rest of Core stay hpcray's. Where a
+    library imports an internal name of Ray that hpcray does not have, the ModuleNotFoundError or ImportError names it.
+    The function sets the variable HPCRAY_RAY_LIBRARIES, from which workers started later learn the directory.
+
+    Args:
+        directory: contains a directory `ray`, as `pip install --no-deps --target DIRECTORY ray==2.60.0` makes it.
+
+    Raises:
+        ImportError: the directory has no package `ray`, or one of another version. Nothing is changed.
     """
     package = os.path.join(os.path.abspath(directory), "ray")
     try:
@@ -196,32 +236,30 @@ def lend(directory: str) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    """A facade that travelled; the process it arrives in may not have imported `ray` yet."""
-    from hpcray.compat import install
-
+    """Unpickle a facade, in a process that may not have imported `ray` yet."""
     install()
     return importlib.import_module(name)
 
 
-def _exists(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # nor is what it would be in
-        return False
+def load_source(source: str) -> ModuleType:
+    """Import a source of the table: a module, or some names of one as a module object that has only these.
+
+    Raises:
+        ImportError: a package that the module needs is not installed. AttributeError: the module lacks a name.
+    """
+    name, _, selection = source.partition(":")
+    module = importlib.import_module(name)
+    if not selection:
+        return module
+    names = selection.split()
+    selected = ModuleType(source)
+    selected.__dict__.update({each: getattr(module, each) for each in names})
+    selected.__dict__["__all__"] = [each for each in names if not each.startswith("_")]
+    return selected
 
 
-def _import_if_there(name: str) -> ModuleType | None:
-    """A module; None when there is no such module, but not when something that it needs is missing."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            return None
-        raise
-
-
-def _only_asked() -> bool:
-    """Whether the import system was asked by `importlib.util.find_spec`, which is answered with None."""
+def _called_by_find_spec() -> bool:
+    """True if `importlib.util.find_spec` called the finder; that function gets None for a missing module."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(3):
         if frame is None:

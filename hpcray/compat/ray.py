@@ -1,4 +1,4 @@
-"""`import hpcray.compat.ray`: from now on `import ray` is hpcray. The module that it gives is `ray` itself."""
+"""`import hpcray.compat.ray` makes `import ray` import hpcray. The imported module is `ray` itself."""
 
 from __future__ import annotations
 

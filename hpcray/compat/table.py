@@ -1,7 +1,7 @@
-"""Which module of Ray is made of which modules of ours, and what is not here and why.
+"""The modules of Ray that hpcray serves, the modules of hpcray that each is made of, and why the others are missing.
 
-A name of a module is taken from the first of its sources that has it. A source that this hpcray does not have (yet) is
-left out; a module that has none is not there, and says so.
+A source is a module of hpcray (`"hpcray.util.queue"`), or some names of one (`"hpcray.compat.names.private:decode"`,
+several separated by spaces). The first source that has a name provides it.
 """
 
 from __future__ import annotations
@@ -10,92 +10,126 @@ from typing import Any
 
 RAY_VERSION = "2.60.0"
 _NAMES = "hpcray.compat.names"
+_IDS = "ActorClassID ActorID ClusterID FunctionID JobID NodeID PlacementGroupID TaskID UniqueID WorkerID"
+_UTILS = (
+    "binary_to_hex decode get_num_cpus get_or_create_event_loop get_ray_temp_dir get_system_memory get_user_temp_dir "
+    "hex_to_binary is_async_func"
+)
+_ACCELERATORS = (
+    f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR AcceleratorManager "
+    "NvidiaGPUAcceleratorManager get_accelerator_manager_for_resource get_all_accelerator_managers "
+    "get_all_accelerator_resource_names"
+)
+_CONSTANTS = (
+    f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
+    "DEFAULT_DASHBOARD_PORT DEFAULT_PORT HEAD_NODE_RESOURCE_NAME KV_NAMESPACE_PACKAGE LOGGER_FORMAT NODE_ID_PREFIX "
+    "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_JOB_CONFIG_JSON_ENV_VAR "
+    "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer env_set_by_user"
+)
+_STATE = (
+    "GlobalState actors available_resources available_resources_per_node cluster_resources node_ids nodes state "
+    "total_resources_per_node"
+)
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "ray": (f"{_NAMES}.top", "hpcray"),
-    "ray.actor": (f"{_NAMES}.actor", "hpcray.actor", "hpcray.api.actor"),
+    "ray": (f"{_NAMES}:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language logger {_IDS}", "hpcray"),
+    "ray.actor": (f"{_NAMES}:_modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.cloudpickle": ("cloudpickle",),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
-    "ray.data": (f"{_NAMES}.data",),
+    "ray.data": (f"{_NAMES}:from_pandas_refs",),
     "ray.dashboard": (),
-    "ray.dashboard.utils": (f"{_NAMES}.dashboard",),
+    "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
     "ray.exceptions": ("hpcray.exceptions",),
-    "ray.job_config": (f"{_NAMES}.job_config",),
-    "ray.job_submission": (f"{_NAMES}.job_submission",),
+    "ray.job_config": (f"{_NAMES}:JobConfig",),
+    "ray.job_submission": (f"{_NAMES}:JobStatus JobSubmissionClient",),
     "ray.remote_function": ("hpcray.api.remote_function",),
-    "ray.runtime_context": (f"{_NAMES}.runtime_context", "hpcray.api.runtime_context"),
+    "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
-    "ray.ray_constants": (f"{_NAMES}.ray_constants",),
-    "ray.worker": (f"{_NAMES}.private_worker", "hpcray"),
+    "ray.ray_constants": (_CONSTANTS,),
+    "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
-    "ray.train._internal.session": (f"{_NAMES}.train_session",),
-    "ray.types": (f"{_NAMES}.types",),
-    "ray._raylet": (f"{_NAMES}.raylet",),
+    "ray.train._internal.session": (f"{_NAMES}:get_session",),
+    "ray.types": ("hpcray:ObjectRef",),
+    "ray._raylet": (
+        f"{_NAMES}:BaseID {_IDS} StreamingObjectRefGenerator RAY_NODE_ACCELERATOR_TYPE_KEY RAY_NODE_GROUP_KEY "
+        "RAY_NODE_ID_KEY RAY_NODE_MARKET_TYPE_KEY RAY_NODE_REGION_KEY RAY_NODE_ZONE_KEY",
+        "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
+    ),
     # -------------------------------------------------------------------- util
-    "ray.util": (f"{_NAMES}.util", "hpcray.util"),
+    "ray.util": ("hpcray.util",),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
-    "ray.util.actor_group": ("hpcray.util.actor_group",),
+    "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
-    "ray.util.annotations": (f"{_NAMES}.annotations",),
-    "ray.util.check_serialize": ("hpcray.util.check_serialize",),
-    "ray.util.client": (f"{_NAMES}.client",),
-    "ray.util.client.common": (f"{_NAMES}.client_common",),
+    "ray.util.annotations": ("hpcray.util.annotations",),
+    "ray.util.check_serialize": ("hpcray.util.serialization:FailureTuple inspect_serializability",),
+    "ray.util.client": (f"{_NAMES}:RayAPIStub num_connected_contexts ray",),
+    "ray.util.client.common": (
+        f"{_NAMES}:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
+    ),
     "ray.util.collective": ("hpcray.util.collective",),
     "ray.util.collective.collective": ("hpcray.util.collective",),
-    "ray.util.collective.types": ("hpcray.util.collective.types", "hpcray.util.collective"),
+    "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
-    "ray.util.debug": (f"{_NAMES}.debug",),
+    "ray.util.debug": ("hpcray.util.debug",),
     "ray.util.helpers": ("hpcray.util.helpers",),
     "ray.util.joblib": ("hpcray.util.joblib",),
     "ray.util.joblib.ray_backend": ("hpcray.util.joblib.ray_backend",),
     "ray.util.metrics": ("hpcray.util.metrics",),
     "ray.util.multiprocessing": ("hpcray.util.multiprocessing",),
     "ray.util.multiprocessing.pool": ("hpcray.util.multiprocessing.pool",),
-    "ray.util.placement_group": (f"{_NAMES}.placement_group", "hpcray.util.placement_group"),
+    "ray.util.placement_group": ("hpcray.util.placement_group",),
     "ray.util.queue": ("hpcray.util.queue",),
     "ray.util.scheduling_strategies": ("hpcray.util.scheduling_strategies",),
     "ray.util.serialization": ("hpcray.util.serialization",),
     "ray.util.state": ("hpcray.util.state",),
-    "ray.util.state.api": ("hpcray.util.state.api", "hpcray.util.state"),
-    "ray.util.state.common": ("hpcray.util.state.common", "hpcray.util.state"),
-    "ray.util.state.exception": ("hpcray.util.state.exception", "hpcray.util.state"),
-    "ray.util.timer": (f"{_NAMES}.timer",),
+    "ray.util.state.api": ("hpcray.util.state",),
+    "ray.util.state.common": ("hpcray.util.state",),
+    "ray.util.state.exception": ("hpcray.util.state",),
+    "ray.util.timer": ("hpcray.util.debug:_Timer",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
     "ray.experimental.state": (),
-    "ray.experimental.state.api": ("hpcray.util.state.api", "hpcray.util.state"),
-    "ray.experimental.tqdm_ray": (f"{_NAMES}.tqdm_ray",),
+    "ray.experimental.state.api": ("hpcray.util.state",),
+    "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
-    "ray._common.network_utils": (f"{_NAMES}.network_utils",),
-    "ray._common.utils": (f"{_NAMES}.private_utils",),
+    "ray._common.network_utils": (
+        f"{_NAMES}.private:build_address find_free_port get_localhost_ip get_node_ip_address is_ipv6 is_localhost "
+        "parse_address",
+    ),
+    "ray._common.utils": (f"{_NAMES}.private:{_UTILS}",),
     "ray._private": (),
-    "ray._private.accelerators": (f"{_NAMES}.private_accelerators",),
-    "ray._private.accelerators.accelerator": (f"{_NAMES}.private_accelerators",),
-    "ray._private.accelerators.nvidia_gpu": (f"{_NAMES}.private_accelerators",),
-    "ray._private.client_mode_hook": (f"{_NAMES}.client_mode_hook",),
-    "ray._private.internal_api": (f"{_NAMES}.internal_api", "hpcray.internal"),
-    "ray._private.ray_constants": (f"{_NAMES}.ray_constants",),
+    "ray._private.accelerators": (_ACCELERATORS,),
+    "ray._private.accelerators.accelerator": (_ACCELERATORS,),
+    "ray._private.accelerators.nvidia_gpu": (_ACCELERATORS,),
+    "ray._private.client_mode_hook": (
+        f"{_NAMES}:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
+        "_explicitly_enable_client_mode client_mode_convert_actor client_mode_convert_function client_mode_hook "
+        "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
+        "is_client_mode_enabled_by_default",
+    ),
+    "ray._private.internal_api": (f"{_NAMES}.private:memory_summary", "hpcray.internal:Buffer create free"),
+    "ray._private.ray_constants": (_CONSTANTS,),
     "ray._private.runtime_env": (),
-    "ray._private.runtime_env.constants": (f"{_NAMES}.runtime_env_constants",),
-    "ray._private.runtime_env.nsight": ("hpcray.runtime_env.nsight",),
-    "ray._private.runtime_env.packaging": ("hpcray.runtime_env.packaging",),
-    "ray._private.services": (f"{_NAMES}.services",),
-    "ray._private.state": (f"{_NAMES}.private_state",),
-    "ray._private.utils": (f"{_NAMES}.private_utils",),
-    "ray._private.worker": (f"{_NAMES}.private_worker", "hpcray"),
-    "ray.internal": ("hpcray.internal",),
+    "ray._private.runtime_env.constants": (
+        f"{_NAMES}.private:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
+    ),
+    "ray._private.services": (f"{_NAMES}.private:get_node_ip_address",),
+    "ray._private.state": (f"{_NAMES}.private:{_STATE}",),
+    "ray._private.utils": (f"{_NAMES}.private:{_UTILS}",),
+    "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
+    "ray.internal": ("hpcray.internal:Buffer create free",),
 }
-"""`()`: a module that only holds others."""
+"""Sources by module of Ray; `()`: a package whose only contents are its submodules."""
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {"ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"}}
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
-"""Ray's own libraries on top of Core. They are pure Python and can be lent from a real wheel (`finder.lend`)."""
+"""Ray's libraries on top of Core. They are pure Python, and a real wheel can lend them (`finder.lend`)."""
 
 _WHY: dict[str, str] = {
     **dict.fromkeys(
@@ -122,19 +156,14 @@ _WHY: dict[str, str] = {
 }
 
 
-def sources_of(module: str) -> tuple[str, ...] | None:
-    """The modules that a module of Ray is made of, () where it only holds others; None: not here."""
-    return MODULES.get(module)
-
-
 def submodules(module: str) -> list[str]:
-    """The names of the modules directly below one."""
+    """Return the names of the modules directly below a module of Ray."""
     prefix = f"{module}."
     return [name[len(prefix) :] for name in MODULES if name.startswith(prefix) and "." not in name[len(prefix) :]]
 
 
 def why_missing(full: str) -> str:
-    """One sentence about a name or module that is asked for and not here."""
+    """Return one sentence that explains why hpcray does not have a name or module of Ray."""
     parts = full.split(".")
     for end in range(len(parts), 0, -1):
         if reason := _WHY.get(".".join(parts[:end])):

@@ -69,7 +69,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Complete:
-    """This node has every chunk, and nobody waits for any of them: make use of them, then call `used`."""
+    """This node has every chunk, and no child waits for any of them: make use of them, then call `used`."""
 
     count: int
 
@@ -130,7 +130,7 @@ class Relay:
         return [Go(child) for child in self._sent]
 
     def failed(self, reason: str, source: int = -1) -> list[Effect]:
-        """Something went wrong here, or a neighbour says that something did. All neighbours are told, once."""
+        """A step failed here, or a neighbour reports a failure. All neighbours get the reason, once."""
         if self.over:
             return []
         self.over, self.failure = True, reason

@@ -9,7 +9,7 @@ from typing import Union
 
 from msgspec import Struct
 
-from hpcray.wire.messages import Message
+from hpcray.protocol.messages import Message
 
 
 class Send(Struct, frozen=True):
@@ -103,14 +103,6 @@ class DiscardSpilled(Struct, frozen=True):
 
 
 Effect = Union[
-    Send,
-    ForkWorker,
-    KillWorker,
-    StartReceive,
-    CancelReceive,
-    StartSend,
-    WriteSpill,
-    ReadSpill,
-    DiscardSpilled,
+    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled,
     LendSpilled,
-]
+]  # fmt: skip

@@ -1,6 +1,70 @@
-"""`ray.experimental`: the job's key-value store, where objects are, progress bars of workers."""
+"""`ray.experimental`: the key-value store of the job, locations of objects, progress bars of workers."""
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hpcray.api.objects import wait
+from hpcray.api.session import require_session
+from hpcray.common.exceptions import GetTimeoutError
+from hpcray.core.core_worker.object_entry import STORED
 from hpcray.experimental import internal_kv, tqdm_ray
-from hpcray.experimental.locations import get_local_object_locations, get_object_locations
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.core_worker import current as running
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 __all__ = ["get_local_object_locations", "get_object_locations", "internal_kv", "tqdm_ray"]
+
+locations = sys.modules[f"{__name__}.locations"] = sys.modules[__name__]  # Ray's module of this name
+
+Location = dict[str, Any]
+
+
+def get_object_locations(obj_refs: Sequence[ObjectRef[Any]], timeout_ms: int = -1) -> dict[ObjectRef[Any], Location]:
+    """Return the locations and sizes of objects, after waiting for pending ones.
+
+    Args:
+        obj_refs: refs of any objects.
+        timeout_ms: milliseconds to wait for pending objects; -1 for no limit.
+
+    Returns:
+        By ref: `node_ids` (in hex; [] for a small value, which is sent in messages), `object_size` in bytes, and
+        `did_spill` (always False: spilled copies count as copies of the node).
+
+    Raises:
+        GetTimeoutError: objects are still pending after `timeout_ms`.
+    """
+    refs = list(dict.fromkeys(obj_refs))
+    process = require_session()
+    if refs:
+        limit = None if timeout_ms < 0 else timeout_ms / 1000
+        _, missing = wait(refs, num_returns=len(refs), timeout=limit, fetch_local=False)
+        if missing:
+            raise GetTimeoutError(f"{len(missing)} of {len(refs)} objects were not there within {timeout_ms} ms")
+    return _located(process, refs)
+
+
+def get_local_object_locations(obj_refs: Sequence[ObjectRef[Any]]) -> dict[ObjectRef[Any], Location]:
+    """Return the locations and sizes that this process knows, without messages to other processes.
+
+    Raises:
+        RuntimeError: hpcray is not initialized.
+    """
+    process = running.process
+    if process is None:
+        raise RuntimeError("hpcray is not initialized; hint: call init() first")
+    return _located(process, list(dict.fromkeys(obj_refs)))
+
+
+def _located(process: CoreWorker, refs: list[ObjectRef[Any]]) -> dict[ObjectRef[Any], Location]:
+    names = {node["Index"]: node["NodeID"] for node in process.gcs.nodes()} if refs else {}
+    found: dict[ObjectRef[Any], Location] = {}
+    with process.engine.lock:
+        for ref in refs:
+            entry = process.table.entries.get(ref._id)
+            where = [] if entry is None else [names[node] for node in entry.nodes or () if node in names]
+            size = 0 if entry is None else (entry.size if entry.state == STORED else len(entry.value))
+            found[ref] = {"node_ids": where, "object_size": size, "did_spill": False}
+    return found

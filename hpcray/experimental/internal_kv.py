@@ -1,11 +1,11 @@
-"""The job's key-value store: small facts that processes leave for each other. Names and answers are Ray's."""
+"""The key-value store of the job, for small values that processes exchange. Names and results are Ray's."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hpcray.api.session import ensure
-from hpcray.runtime.refs import current
+from hpcray.api.session import require_session
+from hpcray.runtime.core_worker.core_worker import current
 
 __all__ = [
     "_initialize_internal_kv",
@@ -23,53 +23,56 @@ Text = str | bytes
 
 
 def _internal_kv_initialized() -> bool:
-    """Whether there is a job whose store this is."""
     return current.process is not None
 
 
 def _initialize_internal_kv(gcs_client: Any) -> None:
-    """Nothing has to be done: the store is there when the job is."""
+    """No effect: every job has a store."""
 
 
 def _internal_kv_reset() -> None:
-    """Nothing has to be done."""
+    """No effect."""
 
 
 def _internal_kv_get_gcs_client() -> Any:
-    """Who answers here; only its being there means something."""
-    return ensure().gcs
+    return require_session().gcs
 
 
 def _internal_kv_get(key: Text, *, namespace: Text | None = None) -> bytes | None:
-    """The value of a key, None if it is not there."""
-    found: bytes | None = ensure().gcs.call("kv_get", _bytes(key), _space(namespace))
+    """Return the value of a key; None for an unknown key."""
+    found: bytes | None = require_session().gcs.call("kv_get", _bytes(key), _space(namespace))
     return found
 
 
 def _internal_kv_exists(key: Text, *, namespace: Text | None = None) -> bool:
-    """Whether a key is there."""
-    return bool(ensure().gcs.call("kv_exists", _bytes(key), _space(namespace)))
+    return bool(require_session().gcs.call("kv_exists", _bytes(key), _space(namespace)))
 
 
 def _internal_kv_put(key: Text, value: Text, overwrite: bool = True, *, namespace: Text | None = None) -> bool:
     """Store a value.
 
+    Args:
+        key: name of the value.
+        value: bytes or text.
+        overwrite: replace the value of an existing key.
+        namespace: key space.
+
     Returns:
-        Whether the key was there already; its value is kept then unless `overwrite`.
+        True if the key existed already.
     """
-    return not ensure().gcs.call("kv_put", _bytes(key), _bytes(value), bool(overwrite), _space(namespace))
+    return not require_session().gcs.call("kv_put", _bytes(key), _bytes(value), bool(overwrite), _space(namespace))
 
 
 def _internal_kv_del(key: Text, *, del_by_prefix: bool = False, namespace: Text | None = None) -> int:
-    """Remove a key, or all that begin with it; how many were there."""
-    gcs, space = ensure().gcs, _space(namespace)
+    """Delete a key, or with `del_by_prefix` all keys that begin with it. Returns the number of deleted keys."""
+    gcs, space = require_session().gcs, _space(namespace)
     keys = gcs.call("kv_keys", _bytes(key), space) if del_by_prefix else [_bytes(key)]
     return sum(bool(gcs.call("kv_del", found, space)) for found in keys)
 
 
 def _internal_kv_list(prefix: Text, *, namespace: Text | None = None) -> list[bytes]:
-    """All keys that begin with `prefix`."""
-    found: list[bytes] = ensure().gcs.call("kv_keys", _bytes(prefix), _space(namespace))
+    """Return all keys that begin with `prefix`."""
+    found: list[bytes] = require_session().gcs.call("kv_keys", _bytes(prefix), _space(namespace))
     return found
 
 

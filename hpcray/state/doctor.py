@@ -1,120 +1,482 @@
-"""What `hpcray doctor` finds out: on this machine, and in an allocation on every node of it, without starting a job."""
+"""`hpcray doctor` on one host (versions, MPI, UCX, network, CPUs, memory, GPUs, directories, limits), and the merge of
+several hosts' findings."""
 
 from __future__ import annotations
 
+import glob
+import json
+import math
 import os
-import time
-from collections.abc import Callable, Mapping
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
 
-from hpcray.base.config import Config
-from hpcray.host.allocation import Allocation, ask_end_time
-from hpcray.host.allocation_nodes import compress_nodes
-from hpcray.state.doctor_host import look_at_host, look_at_software
-from hpcray.state.doctor_wires import find_launchers, look_at_mpi, look_at_start, look_at_ucx, probe_wires
-from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding
+from hpcray.common.config import Config
+from hpcray.platform import resource_limits
+from hpcray.platform.allocation import read_allocation
+from hpcray.platform.gpu_visibility import gpu_visibility_variable, visible_gpus
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
+from hpcray.platform.session_directory import session_root
+from hpcray.platform.spill_files import TmpDirectory, file_system_type, inspect_tmp_directory, tmp_directories
+from hpcray.transport.startup import (
+    check_fault_tolerance,
+    check_protocol,
+    check_shared_memory,
+    few_cores,
+    pmi_offered,
+    read_launch,
+    several_tasks,
+    threads_of_a_core,
+)
 
-_LITTLE_TIME = 600.0
-_SKEW = 1.0
-_LARGE_SKEW = 60.0
+OK, NOTE, WARN, FAIL = "ok", "note", "warn", "fail"
+_PROBE_TIMEOUT = 40  # seconds for loading MPI and UCX
+_INFINIBAND = Path("/sys/class/infiniband")
+_NETWORK = Path("/sys/class/net")
+_PROBE = "import json; from hpcray.transport.selection import describe; print(json.dumps(describe()))"
+_UCT = re.compile(r"libuct_(\w+)[.-]")
+_PROTOCOLS = {"pmix": "PMIx", "pmi2": "PMI-2", "none": "none"}
+_MB = 1 << 20
+_GB = 1 << 30
+# Below these amounts a limit or a directory is a warning; the last three in bytes.
+_FEW_FILES = _FEW_PROCESSES = 4096
+_LITTLE_LOCKED = _LITTLE_TMP = 1 << 30
+_LITTLE_SHARED_MEMORY = 64 << 20
 
 
-def examine(
-    require_rdma: bool = False, start: bool = True, tell: Callable[[str], None] = lambda what: None
-) -> list[Finding]:
-    """All findings of this machine, in the order of the report.
+@dataclass(frozen=True)
+class DoctorFinding:
+    """One line of the report.
 
-    Args:
-        require_rdma: its absence is a failure.
-        start: in a task of srun, whether to judge srun's start-up protocol.
-        tell: called before each look with what is looked at. Programs that are run for one get 40 s at most together;
-            a file system that hangs may hold it for ever.
+    Attributes:
+        topic: the section of the report: "MPI", "UCX", ...
+        name: the thing examined.
+        value: the result.
+        level: OK (green), NOTE (a fact), WARN (yellow: works, but not well) or FAIL (red: a job on several nodes will
+            not start).
+        hint: the remedy, or "".
     """
-    environ = dict(os.environ)
-    tell("reading the versions")
-    found = look_at_software()
-    found += [Finding("software", "variable", text, WARN) for text in Config.unknown_variables(environ)]
-    tell("loading MPI and UCX")
-    wires = probe_wires()
-    tell("asking mpirun and srun")
-    found += look_at_mpi(wires, find_launchers())
-    found += look_at_start(wires, environ) if start else []
-    tell("looking at the network")
-    found += look_at_ucx(wires, require_rdma)
-    tell("looking at CPUs, memory, GPUs and directories")
-    return found + look_at_host(environ)
+
+    topic: str
+    name: str
+    value: str
+    level: str = NOTE
+    hint: str = ""
 
 
-def examine_job(given: Allocation, mpi: str, problem: str, environ: Mapping[str, str]) -> list[Finding]:
-    """What the job as a whole is, seen from where the doctor runs. Asks Slurm's controller once, for the time left.
+@dataclass(frozen=True)
+class DoctorRow:
+    """A finding, and the nodes that share it.
 
-    Args:
-        given: the allocation.
-        mpi: srun's start-up protocol for our MPI library.
-        problem: why srun cannot use it, "" if it can.
-        environ: the environment.
+    Attributes:
+        finding: the common finding.
+        nodes: names of these nodes; empty: the finding concerns the whole job, or the only machine.
     """
-    count = len(given.nodes)
-    text = f"job {given.job}, {count} node{'s' * (count != 1)}: {compress_nodes(given.nodes)}"
-    found = [Finding("Slurm", "allocation", text, OK)]
-    if given.het:
-        parts = " + ".join(f"{len(group.nodes)} ({group.job})" for group in given.het)
-        found.append(Finding("Slurm", "heterogeneous", f"parts of {parts} nodes", NOTE))
-    if given.restarts:
-        found.append(Finding("Slurm", "requeued", f"{given.restarts} times"))
-    found.append(_start(mpi, problem))
-    found.append(_time_left(ask_end_time(environ)))
-    if count > 1:
-        # Neither the environment nor scontrol tells it.
-        value = "the job ends with the first one, unless it was submitted with --no-kill"
-        found.append(
-            Finding("Slurm", "loss of a node", value, NOTE, "#SBATCH --no-kill; hpcray-launch adds srun's part")
-        )
+
+    finding: DoctorFinding
+    nodes: tuple[str, ...] = ()
+
+
+def merge(reports: Mapping[str, Sequence[DoctorFinding]]) -> list[DoctorRow]:
+    """Merge findings by name of node: equal findings once, in the order of the first node's report."""
+    order: dict[tuple[str, str], int] = {}
+    topics: dict[str, int] = {}
+    found: dict[DoctorFinding, list[str]] = {}
+    for node, findings in reports.items():
+        for finding in findings:
+            topics.setdefault(finding.topic, len(topics))
+            order.setdefault((finding.topic, finding.name), len(order))
+            found.setdefault(finding, []).append(node)
+    rows = [DoctorRow(finding, tuple(nodes)) for finding, nodes in found.items()]
+    return sorted(rows, key=lambda row: (topics[row.finding.topic], order[row.finding.topic, row.finding.name]))
+
+
+_software = partial(DoctorFinding, "software")
+_host = partial(DoctorFinding, "host")
+_limits = partial(DoctorFinding, "limits")
+_mpi = partial(DoctorFinding, "MPI")
+_ucx = partial(DoctorFinding, "UCX")
+
+
+def probe_wires() -> dict[str, Any]:
+    """`transport.selection.describe` in a process of its own: libraries that do not fit each other may crash it."""
+    try:
+        line = [sys.executable, "-c", _PROBE]
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return {"error": f"loading MPI and UCX took more than {_PROBE_TIMEOUT} s"}
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return {"error": f"loading MPI and UCX ended with code {done.returncode}: {last}"}
     return found
 
 
-def _start(mpi: str, problem: str) -> Finding:
-    if not problem:
-        return Finding("Slurm", f"srun --mpi={mpi}", "works", OK)
-    hint = "ask the site for it; until then hpcray-launch uses mpirun, which ends the job when a node is lost"
-    return Finding("Slurm", f"srun --mpi={mpi}", problem, FAIL, hint)
+def find_launchers() -> dict[str, str]:
+    """Paths of the launchers, by name; of mpirun the one that `hpcray-launch` would use."""
+    beside = shutil.which("mpirun", path=os.path.dirname(sys.executable))
+    found = {"mpirun": beside or shutil.which("mpirun"), "srun": shutil.which("srun")}
+    return {name: path for name, path in found.items() if path}
 
 
-def _time_left(end: float | None) -> Finding:
-    if end is None:
-        return Finding("Slurm", "time left", "no limit, or not told")
-    left = end - time.time()
-    little = left < _LITTLE_TIME
-    minutes = max(0, int(left)) // 60
-    shown = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return Finding(
-        "Slurm",
-        "time left",
-        shown,
-        WARN if little else OK,
-        "the job ends soon: work that takes longer is lost without a checkpoint" if little else "",
-    )
+def examine_mpi(wires: Mapping[str, Any], launchers: Mapping[str, str]) -> list[DoctorFinding]:
+    """The library, mpi4py, and whether the launchers belong to it (`probe_wires`, `find_launchers`)."""
+    hint = "load the site's MPI and install mpi4py for it, or pip install 'hpcray[mpi]'; one node needs none"
+    if "error" in wires:
+        return [_mpi("library", str(wires["error"]), FAIL, hint)]
+    if not wires.get("mpi4py"):
+        return [_mpi("library", str(wires["mpi"]), FAIL, hint)]
+    found = [_mpi("library", str(wires["mpi"]), OK), _mpi("mpi4py", str(wires["mpi4py"]))]
+    if not launchers:
+        found.append(_mpi("launcher", "neither mpirun nor srun", FAIL, "put the site's mpirun on PATH"))
+    if "mpirun" in launchers:
+        banner = _first_line([launchers["mpirun"], "--version"])
+        fits = _family(banner) == _family(str(wires["mpi"]))
+        hint = "" if fits else "it is of another MPI than mpi4py's library: every rank would be alone"
+        found.append(_mpi("mpirun", f"{launchers['mpirun']}: {banner}", OK if fits else FAIL, hint))
+    if "srun" in launchers:
+        found.append(_mpi("srun", f"{launchers['srun']}: {_first_line([launchers['srun'], '--version'])}"))
+    return found
 
 
-def judge_clocks(offsets: Mapping[str, tuple[float, float]]) -> Finding:
-    """How far the nodes' clocks lie apart.
+def examine_start(wires: Mapping[str, Any], environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """In a task of srun: whether its start-up protocol and the library fit, and other obstacles to a start."""
+    launch = read_launch(environ)
+    if launch.kind != "srun":
+        return []
+    offered = f"srun gives {_PROTOCOLS[pmi_offered(environ)]}"
+    problem = check_protocol(launch, str(wires.get("mpi_text", "")), environ)
+    found = [_judged("start-up", problem, offered, FAIL)]
+    open_mpi = _family(str(wires.get("mpi", ""))) == "Open MPI"
+    if open_mpi and "OMPI_MCA_pml" not in environ and not open_mpi_wheel_prefix():
+        # hpcray sets it for the wheel, whose UCX it knows; a site's Open MPI may have been built without.
+        hint = "OMPI_MCA_pml=ucx, if this Open MPI has it: only that layer lets the other ranks live when one dies"
+        found.append(_mpi("loss of a rank", "as Open MPI's own choice of a layer has it", NOTE, hint))
+    cores = few_cores(launch, read_allocation(environ).cpus_meant, os.sched_getaffinity(0), threads_of_a_core())
+    for text, level in ((check_fault_tolerance(launch, environ), FAIL), (several_tasks(launch), WARN), (cores, WARN)):
+        if text:
+            found.append(_judged("start-up", text, "", level))
+    return found
+
+
+def _judged(name: str, problem: str, fine: str, level: str) -> DoctorFinding:
+    what, _, hint = problem.partition("; hint: ")
+    return _mpi(name, what, level, hint) if problem else _mpi(name, fine, OK)
+
+
+def examine_ucx(wires: Mapping[str, Any], require_rdma: bool) -> list[DoctorFinding]:
+    """UCX's build, its transports and devices, the network's devices, and whether object bytes go over RDMA.
 
     Args:
-        offsets: by node, how much its clock is ahead of ours, and how uncertain that is, both in seconds.
+        wires: as `probe_wires` returns it.
+        require_rdma: its absence is a failure.
     """
-    if len(offsets) < 2:
-        return Finding("clocks", "skew", "measured on several nodes only")
-    ahead = max(offsets, key=lambda node: offsets[node][0])
-    behind = min(offsets, key=lambda node: offsets[node][0])
-    unsure = offsets[ahead][1] + offsets[behind][1]
-    skew = max(0.0, offsets[ahead][0] - offsets[behind][0] - unsure)
-    value = f"{skew:.3f} s at least, give or take {unsure:.3f} s"
-    if skew < _SKEW:
-        return Finding("clocks", "skew", f"less than {max(0.01, skew + 2 * unsure):.2f} s", OK)
-    level = FAIL if skew >= _LARGE_SKEW else WARN
-    return Finding(
-        "clocks",
-        "skew",
-        f"{ahead} is ahead of {behind}: {value}",
-        level,
-        "the nodes need NTP: times in logs, time limits and make-like tools go wrong",
-    )
+    devices = rdma_devices()
+    adapters = [
+        _ucx("RDMA adapters", ", ".join(devices) or "none"),
+        _ucx("network devices", ", ".join(network_devices()) or "none"),
+    ]
+    missing = FAIL if require_rdma else WARN
+    if "error" in wires:
+        return adapters
+    if not wires["libucx"]:
+        hint = "pip install 'hpcray[ucx]', or install ucxx for the site's UCX"
+        value = f"{wires['ucx']}: object bytes will go over MPI"
+        return [_ucx("library", value, missing, hint), *adapters]
+    transports = wires["transports"]
+    found = [
+        _ucx("library", f"{wires['ucx']} at {wires['libucx']}", OK),
+        _ucx("build", ", ".join(_modules(str(wires["libucx"]))) or "transports inside the library"),
+        _ucx("transports", ", ".join(sorted(set(transports))) or "none"),
+        *adapters,
+    ]
+    if wires["rdma"]:
+        found.append(_ucx("RDMA", "used", OK))
+    elif devices:
+        hint = "this UCX has no verbs: use the site's (RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=1)"
+        found.append(_ucx("RDMA", "not used, although there is an adapter", missing, hint))
+    else:
+        level = FAIL if require_rdma else NOTE
+        hint = "without --require-rdma a job runs over TCP" if require_rdma else ""
+        found.append(_ucx("RDMA", "not used: there is no adapter; hosts talk over TCP", level, hint))
+    return found
+
+
+def rdma_devices() -> list[str]:
+    """RDMA adapters with the state and rate of their first port."""
+    found = []
+    for device in sorted(_INFINIBAND.glob("*")):
+        port = device / "ports" / "1"
+        try:
+            state = (port / "state").read_text().split(":")[-1].strip().lower()
+            rate = (port / "rate").read_text().strip()
+        except OSError:
+            state = rate = "unknown"
+        found.append(f"{device.name} ({state}, {rate})")
+    return found
+
+
+def network_devices() -> list[str]:
+    """Network interfaces that are up, with their speed where it is known."""
+    found = []
+    for device in sorted(_NETWORK.glob("*")):
+        try:
+            if device.name == "lo" or (device / "operstate").read_text().strip() not in ("up", "unknown"):
+                continue
+            speed = int((device / "speed").read_text())
+        except (OSError, ValueError):
+            speed = 0
+        found.append(f"{device.name} ({speed / 1000:g} Gb/s)" if speed > 0 else device.name)
+    return found
+
+
+def nearest_adapters(nodes: set[int]) -> list[str]:
+    """RDMA adapters, else network cards, that hang on one of these NUMA nodes; all where that is not known."""
+    for directory in (_INFINIBAND, _NETWORK):
+        cards = {path.parent.name: _numa_of(path) for path in sorted(directory.glob("*/device"))}
+        near = [name for name, node in cards.items() if node in nodes or node < 0]
+        if near:
+            return near
+    return []
+
+
+def _numa_of(device: Path) -> int:
+    try:
+        return int((device / "numa_node").read_text())
+    except (OSError, ValueError):
+        return -1
+
+
+def _modules(library: str) -> list[str]:
+    """The transports that this UCX was built with, by the names of its modules."""
+    files = glob.glob(os.path.join(os.path.dirname(library), "ucx", "libuct_*"))
+    return sorted({match[1] for path in files if (match := _UCT.match(os.path.basename(path)))})
+
+
+def _family(text: str) -> str:
+    lower = text.lower()
+    families = {"open mpi": "Open MPI", "open-mpi": "Open MPI", "mpich": "MPICH", "hydra": "MPICH", "intel": "MPICH"}
+    return next((family for mark, family in families.items() if mark in lower), text)
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    first = ((done.stdout or done.stderr).strip().splitlines() or ["says nothing"])[0]
+    return first if done.returncode == 0 else f"does not work: {first}"
+
+
+def examine_software() -> list[DoctorFinding]:
+    """Versions of hpcray, Python and NumPy, and the environment."""
+    return [
+        _software("hpcray", package_version("hpcray", "from a source directory")),
+        _software("Python", f"{platform.python_version()} at {sys.executable}"),
+        _software("NumPy", package_version("numpy")),
+        _software("environment", f"{sys.prefix} on {file_system_type(sys.prefix) or 'an unknown file system'}"),
+    ]
+
+
+def package_version(name: str, otherwise: str = "not installed") -> str:
+    """Version of an installed package, or `otherwise`."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return otherwise
+
+
+def examine_cpus(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """CPUs that this process may use, and the limits on them."""
+    given = read_allocation(environ)
+    machine, mask, quota = os.cpu_count() or 1, sorted(os.sched_getaffinity(0)), resource_limits.cgroup_cpus()
+    limits = [f"affinity {len(mask)}"]
+    limits += [f"cgroup {quota:g}"] if quota < math.inf else []
+    limits += [f"Slurm {given.cpus_here}"] if given.cpus_here else []
+    usable = resource_limits.usable_cpus()
+    few = given.in_step and usable == 1 < machine
+    hint = "one core for a whole node: ask with srun --cpus-per-task, or start with hpcray-launch" if few else ""
+    return [_host("CPUs", f"{usable} of {machine} usable ({', '.join(limits)})", WARN if few else OK, hint)]
+
+
+def examine_binding(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """The cores of this process, and with several NUMA nodes the binding of workers and adapters that hpcray adds to
+    the launcher's."""
+    mask, nodes = frozenset(os.sched_getaffinity(0)), numa_nodes()
+    mine = numa_nodes_of(mask, nodes)
+    place = f"cores {runs(sorted(mask))}"
+    place += f", NUMA node{'s' * (len(mine) > 1)} {runs(sorted(mine))}" if mine else ""
+    cards = nearest_adapters(mine)
+    place += f", network {', '.join(cards)}" if cards else ""
+    found = [_host("binding", place)]
+    requested = _settings(environ).bind
+    plan = plan_rank(visible_gpus(environ), -1, 1, 0, environ, requested)
+    if len(nodes) > 1:
+        value = _worker_places(plan.workers) if requested else "the cores of their rank (HPCRAY_BIND=0)"
+        found.append(_host("workers", value))
+    if UCX_NET_DEVICES in environ:
+        found.append(_host("RDMA ports", f"{environ[UCX_NET_DEVICES]} ({UCX_NET_DEVICES} of the site or the user)"))
+    elif plan.adapters:
+        found.append(_host("RDMA ports", f"{plan.adapters} ({UCX_NET_DEVICES}, if UCX has them)"))
+    return found
+
+
+def _worker_places(plan: WorkerPlan) -> str:
+    gpus: dict[str, list[str]] = {}
+    for ident, cores in plan.near.items():
+        gpus.setdefault(runs(sorted(cores)), []).append(ident)
+    places = [f"with GPU {', '.join(ids)}: cores {cores}" for cores, ids in gpus.items()]
+    return "; ".join([*places, "others: the cores of their rank" if places else "the cores of their rank"])
+
+
+def _settings(environ: Mapping[str, str]) -> Config:
+    try:
+        return Config.from_env(environ)
+    except ValueError:
+        return Config()  # a job reports the error
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """`0-3,8` for 0 1 2 3 8."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if not found or number != found[-1][1] + 1:
+            found.append([number, number])
+        found[-1][1] = number
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def examine_memory(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """Memory that the node's processes may use together, its limits, /dev/shm, and the sharing of stores on a host."""
+    usable, machine = resource_limits.usable_memory(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cgroup, given = resource_limits.cgroup_memory(), read_allocation(environ).memory_here
+    limits = [f"machine {size(machine)}"]
+    limits += [f"cgroup {size(cgroup)}"] if cgroup is not None and cgroup < machine else []
+    limits += [f"Slurm {size(given)}"] if given else []
+    value = f"{size(usable)} usable ({', '.join(limits)}); the object stores take 30 % of it by default"
+    found = [_host("memory", value), examine_shared_memory()]
+    if not _settings(environ).same_host:
+        text = "nodes of this host do not read in each other's stores: objects go over the wires (HPCRAY_SAME_HOST=0)"
+        found.append(_host("neighbours", text, NOTE))
+    return found
+
+
+def examine_shared_memory(path: str = "/dev/shm") -> DoctorFinding:
+    """/dev/shm, which holds MPI's and UCX's segments, but not the object store."""
+    problem = check_shared_memory(path)
+    if problem:
+        what, _, hint = problem.partition("; hint: ")
+        return _host(path, what, FAIL, hint)
+    state = os.statvfs(path)
+    total, free = state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+    little = free < _LITTLE_SHARED_MEMORY
+    hint = "tight for several ranks on this host: remove what dead jobs left there, or --shm-size=1g for a container"
+    return _host(path, f"{size(free)} free of {size(total)}", WARN if little else OK, hint if little else "")
+
+
+def size(amount: float) -> str:
+    """Bytes in MB or GB."""
+    return f"{amount / _GB:.1f} GB" if amount >= _GB else f"{amount / _MB:.0f} MB"
+
+
+def examine_gpus(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """Ids of the GPUs that a node here would offer."""
+    ids = visible_gpus(environ)
+    if ids:
+        return [_host("GPUs", f"{len(ids)}: {', '.join(ids)} ({gpu_visibility_variable(environ)})", OK)]
+    hidden = "SLURM_JOB_ID" in environ and bool(visible_gpus({}))
+    hint = "the machine has GPUs, this job was given none: ask with --gpus-per-node" if hidden else ""
+    return [_host("GPUs", "none", NOTE, hint)]
+
+
+def examine_directories(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """The place of the session directory, and the directories for temporary files with their file systems."""
+    root = session_root(environ)
+    parent = os.path.dirname(root)
+    requested = environ.get("HPCRAY_TMPDIR") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or parent
+    home = inspect_tmp_directory(parent)
+    level, hint = OK, ""
+    if not home.writable:
+        level, hint = FAIL, f"{parent} is not writable; set HPCRAY_TMPDIR"
+    elif os.path.abspath(requested) != parent:
+        level = WARN
+        hint = f"{requested} does not exist or is too long for sockets; set HPCRAY_TMPDIR to a short node-local path"
+    elif not home.node_local:
+        level = WARN
+        hint = f"{parent} is on {home.kind}, which all nodes share and which is slow: set HPCRAY_TMPDIR to a local disk"
+    found = [_host("session directory", f"{root} on {home.kind or 'an unknown file system'}", level, hint)]
+    return found + [_temporary(entry) for entry in tmp_directories(environ)]
+
+
+def _temporary(entry: TmpDirectory) -> DoctorFinding:
+    where = "shared" if not entry.node_local else "memory" if entry.in_memory else "node-local"
+    value = f"{entry.path}: {entry.kind or 'unknown'} ({where}), {_free(entry.free)} free"
+    name = entry.variable or "tmp"
+    if not entry.writable:
+        return _host(name, value, WARN, f"not writable: set {entry.variable or 'TMPDIR'} to another directory")
+    if entry.free < _LITTLE_TMP:
+        return _host(name, value, WARN, "nearly full: spilled objects and logs go there")
+    return _host(name, value)
+
+
+def _free(amount: int) -> str:
+    """Free space with two digits, so that nodes whose disks differ a little share a row."""
+    if amount < _GB:
+        return size(amount)
+    digits = max(0, len(str(amount // _GB)) - 2)
+    return f"{amount // _GB // 10**digits * 10**digits} GB"
+
+
+def examine_limits(getrlimit: Callable[[int], tuple[int, int]], rdma: bool) -> list[DoctorFinding]:
+    """Soft limits that stop large jobs; RDMA needs locked memory."""
+    cases = [
+        ("open files", resource.RLIMIT_NOFILE, _FEW_FILES, "ulimit -n 65536: each process holds a socket to its peers"),
+        ("processes", resource.RLIMIT_NPROC, _FEW_PROCESSES, "ulimit -u: every worker is a process with threads"),
+        ("locked memory", resource.RLIMIT_MEMLOCK, _LITTLE_LOCKED if rdma else 0, "ulimit -l unlimited for RDMA"),
+    ]
+    found = []
+    for name, number, few, hint in cases:
+        soft, _ = getrlimit(number)
+        unlimited = soft == resource.RLIM_INFINITY
+        shown = "unlimited" if unlimited else size(soft) if number == resource.RLIMIT_MEMLOCK else str(soft)
+        enough = unlimited or soft >= few
+        found.append(_limits(name, shown, OK if enough else WARN, "" if enough else hint))
+    return found
+
+
+def examine(
+    require_rdma: bool = False, start: bool = True, on_step: Callable[[str], None] = lambda step: None
+) -> list[DoctorFinding]:
+    """All findings on this machine, in the order of the report.
+
+    Args:
+        require_rdma: its absence is a failure.
+        start: in a task of srun, whether to examine srun's start-up protocol.
+        on_step: called before each step with its description. The programs that a step runs get 40 s at most together;
+            a hanging file system may block a step for ever.
+    """
+    environ = dict(os.environ)
+    on_step("reading the versions")
+    found = examine_software()
+    found += [_software("variable", text, WARN) for text in Config.unknown_variables(environ)]
+    on_step("loading MPI and UCX")
+    wires = probe_wires()
+    on_step("asking mpirun and srun")
+    found += examine_mpi(wires, find_launchers())
+    found += examine_start(wires, environ) if start else []
+    on_step("looking at the network")
+    found += examine_ucx(wires, require_rdma)
+    on_step("looking at CPUs, memory, GPUs and directories")
+    found += examine_cpus(environ) + examine_binding(environ) + examine_memory(environ) + examine_gpus(environ)
+    return found + examine_directories(environ) + examine_limits(resource.getrlimit, bool(rdma_devices()))

@@ -1,6 +1,6 @@
-"""What `hpcray.util.state` returns: one class per kind of thing, with Ray's field names.
+"""The rows of `hpcray.util.state`: one class per kind of thing, with Ray's field names.
 
-What hpcray does not know is None. Fields after `DETAIL` are None unless `detail=True` was asked for.
+Fields that hpcray does not know are None; fields from `_FIRST_DETAIL` on are None without `detail=True`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StateSchema:
 
     @classmethod
     def base_columns(cls) -> list[str]:
-        """The names of those that need no `detail`."""
+        """The names of the fields that need no `detail`."""
         names = cls.columns()
         first = _FIRST_DETAIL.get(cls.__name__, "")
         return names[: names.index(first)] if first else names
@@ -102,7 +102,7 @@ class NodeState(StateSchema):
 
 @dataclass
 class JobState(StateSchema):
-    """The job. status: RUNNING; one that has ended cannot be asked."""
+    """The job. status: RUNNING; a job that has ended cannot be queried."""
 
     job_id: str
     type: str
@@ -123,7 +123,7 @@ class JobState(StateSchema):
 
 @dataclass
 class WorkerState(StateSchema):
-    """A process that lives. worker_type: WORKER or DRIVER."""
+    """A living process. worker_type: WORKER or DRIVER."""
 
     worker_id: str
     is_alive: bool

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import Protocol
+from typing import Literal, Protocol
 
 Report = tuple[str, int, int, "str | None"]
 """A finished transfer: "received" or "sent", the other node, the tag, and what went wrong (None: nothing)."""
@@ -29,7 +29,20 @@ class TransportError(Exception):
 
 
 class StartError(TransportError):
-    """The cluster did not come up."""
+    """The cluster did not come up.
+
+    Attributes:
+        reported_by: "self": the rank that raised this reports it; "rank0": every rank has the same error, rank 0
+            reports it, and the others leave silently.
+        others_wait: only this rank, or some, have the error, and the other ranks wait for it.
+    """
+
+    def __init__(
+        self, message: str = "", *, reported_by: Literal["self", "rank0"] = "self", others_wait: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.reported_by = reported_by
+        self.others_wait = others_wait
 
 
 class PeerLost(TransportError):
@@ -130,8 +143,8 @@ class DataPlane(Protocol):
         """Give up the expected receive `tag`, without a report.
 
         Returns:
-            True: nothing will be written any more. False: its bytes are arriving; its report comes, and only after
-            that is the range free.
+            True: nothing will be written any more. False: its bytes are arriving; its report comes, and only after that
+            is the range free.
         """
 
     def forget(self, node: int, why: str) -> None:

@@ -11,14 +11,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hpcray.transport.base import FOREVER, Backoff, Report
-from hpcray.transport.mpi import acknowledge
+from hpcray.transport.mpi_control import acknowledge
 
 if TYPE_CHECKING:
     from mpi4py import MPI as mpi
 
-_PIECE = 4 << 20
-_WINDOW = 4
-_PER_PROGRESS = 4
+_PIECE = 4 << 20  # bytes of one MPI message
+_WINDOW = 4  # pieces of an object in flight
+_PER_PROGRESS = 4  # pieces matched in one `progress`
 
 
 class _Transfer:
@@ -64,14 +64,12 @@ class MpiData:
         return b""
 
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
-        """See `DataPlane.connect`: MPI connects by itself."""
+        """MPI connects by itself."""
 
     def register(self, arena: memoryview) -> None:
-        """See `DataPlane.register`."""
         self._arena = arena
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
-        """See `DataPlane.receive`."""
         if size == 0:
             self._done.append(("received", node, tag, None))
             return
@@ -80,7 +78,6 @@ class MpiData:
         self._backoff.touch()
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
-        """See `DataPlane.send`."""
         if size == 0:
             self._done.append(("sent", node, tag, None))
             return
@@ -90,7 +87,6 @@ class MpiData:
         self._backoff.touch()
 
     def cancel(self, tag: int) -> bool:
-        """See `DataPlane.cancel`."""
         node = self._nodes.get(tag)
         if node is not None:
             if self._incoming[node, tag % self._tags].flying:
@@ -99,7 +95,7 @@ class MpiData:
         return True
 
     def forget(self, node: int, why: str) -> None:
-        """See `DataPlane.forget`. MPI cannot take back what is in flight: its buffers stay referenced."""
+        """MPI cannot take back what is in flight: its buffers stay referenced."""
         for incoming in list(self._incoming.values()):
             if incoming.node == node:
                 self._fail(incoming, why)
@@ -110,7 +106,6 @@ class MpiData:
         self._outgoing = [outgoing for outgoing in self._outgoing if outgoing.node != node]
 
     def progress(self) -> list[Report]:
-        """See `DataPlane.progress`."""
         for _ in range(_PER_PROGRESS):
             if not self._match():
                 break
@@ -124,25 +119,20 @@ class MpiData:
         return done
 
     def busy(self) -> bool:
-        """See `DataPlane.busy`."""
         return bool(self._outgoing or self._incoming or self._unwanted or self._done)
 
     def patience(self) -> float:
-        """See `DataPlane.patience`."""
         if self._done:
             return 0.0
         return self._backoff.delay() if self.busy() else FOREVER
 
     def close(self) -> None:
-        """See `DataPlane.close`."""
         self._outgoing.clear()
         self._incoming.clear()
         self._nodes.clear()
         self._filling.clear()
         self._done.clear()
         self._arena = memoryview(b"")
-
-    # ------------------------------------------------------------ pieces
 
     def _push(self, outgoing: _Transfer) -> bool:
         """Reap pieces that are out, send more. False when the object is finished, one way or the other."""

@@ -3,10 +3,15 @@
 `MPI_Init` blocks, inside MPI, until every rank has called it. So every rank shows itself to the others of its host
 before it calls `MPI_Init`, by the name of a socket; when the time is up, a thread that needs no MPI reads who has come,
 names who has not, and ends the process. (A socket in the abstract namespace is no file: it goes with its process.)
+
+Set-ups that cannot work, or only until something dies, are found before `MPI_Init`: what MPI itself says to them is a
+line from its inside (`unsupported PMI version`), a rank that believes to be alone, or nothing until the first node is
+lost. MPI starts without holding the interpreter lock, and without files that a killed job would leave behind.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -14,14 +19,29 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hpcray.transport.base import StartError
 
+if TYPE_CHECKING:
+    from mpi4py import MPI as mpi
+
 EXIT_START_FAILED = 78
-_GRACE = 1.0
+_GRACE = 1.0  # seconds that a process which gives up stays visible
+_SHARED_MEMORY = "/dev/shm"
+_LITTLE_SHARED_MEMORY = 4 << 20  # bytes that MPI and UCX need
+_FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
+_YES = frozenset({"1", "t", "true", "y", "yes", "enabled", "on"})
+_OPEN_MPI = re.compile(r"Open MPI v(\d+)")
+_SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_OPEN_MPI_SEGMENT = "/dev/shm/sm_segment."
+_BTL = "OMPI_MCA_btl"
+_USER_FILE = "~/.openmpi/mca-params.conf"
 
 
 @dataclass(frozen=True)
@@ -69,14 +89,6 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
     if "PMI_SIZE" in environ:
         return Launch("pmi", int(environ.get("PMI_RANK", "0")), int(environ["PMI_SIZE"]), environ.get("PMI_JOBID", ""))
     return Launch()
-
-
-class SaidByRank0(StartError):
-    """Every rank has found the same; rank 0 tells it, the others leave without a word."""
-
-
-class OnlyHere(StartError):
-    """This rank has found something that others may not have: they wait for it."""
 
 
 def singleton_hint(launch: Launch) -> str:
@@ -175,3 +187,223 @@ def _ranks(ranks: list[int]) -> str:
             runs.append([rank, rank])
     names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(names)
+
+
+def pmi_offered(environ: Mapping[str, str]) -> str:
+    """The start-up protocol that srun offers its tasks: "pmix", "pmi2" or "none"."""
+    if "PMIX_RANK" in environ or "PMIX_NAMESPACE" in environ:
+        return "pmix"
+    return "pmi2" if "PMI_FD" in environ or "PMI_RANK" in environ else "none"
+
+
+def check_protocol(launch: Launch, library: str, environ: Mapping[str, str]) -> str:
+    """What is wrong between srun's start-up protocol and the MPI library; "" where they fit, or nobody can know.
+
+    Args:
+        launch: what the launcher says.
+        library: all that the library says about itself.
+        environ: the environment of a rank.
+    """
+    if launch.kind != "srun" or launch.size == 1:
+        return ""
+    offered = pmi_offered(environ)
+    first = library.split("\n")[0].strip("\0 ").split(", package")[0]
+    open_mpi = _OPEN_MPI.match(first)
+    mpich = first.startswith("MPICH Version")
+    if open_mpi and offered != "pmix" and (int(open_mpi[1]) >= 5 or offered == "none"):
+        speaks, flag = "PMIx", "--mpi=pmix"
+    elif mpich and (offered == "none" or (offered == "pmix" and "pmix" not in library.lower())):
+        speaks, flag = "PMI-2", "--mpi=pmi2"
+    else:
+        return ""
+    name = re.sub(r"\s+", " ", first).replace("Version: ", "").strip()
+    given = {"pmix": "PMIx", "pmi2": "PMI-2", "none": "no start-up protocol"}[offered]
+    return (
+        f"{name} speaks {speaks}, but srun gave its {launch.size} tasks {given}: each of them would be alone; "
+        f"hint: srun {flag} (srun --mpi=list shows what this Slurm has)"
+    )
+
+
+def check_fault_tolerance(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Why Open MPI's own fault tolerance (ULFM) must not be on under srun; "" where it is not."""
+    if launch.kind != "srun" or environ.get(_FAULT_TOLERANCE, "").strip().lower() not in _YES:
+        return ""
+    return (
+        f"{_FAULT_TOLERANCE}={environ[_FAULT_TOLERANCE]} under srun: Slurm's PMIx plugin then ends the whole step when "
+        f"a rank is lost, which hpcray survives without it; hint: unset {_FAULT_TOLERANCE} (--with-ft is for mpirun)"
+    )
+
+
+def check_shared_memory(path: str = _SHARED_MEMORY) -> str:
+    """Why MPI and UCX would die of a bus error in /dev/shm; "" where there is room."""
+    try:
+        state = os.statvfs(path)
+    except OSError as error:
+        return f"{path} cannot be used ({error.strerror}): MPI and UCX need it; hint: mount it in the container"
+    free = state.f_bavail * state.f_frsize
+    if free >= _LITTLE_SHARED_MEMORY:
+        return ""
+    return (
+        f"{path} on {socket.gethostname()} has {free >> 10} KB free of {state.f_blocks * state.f_frsize >> 10} KB, MPI "
+        f"and UCX need {_LITTLE_SHARED_MEMORY >> 10} KB; hint: remove what dead jobs left there, or start the "
+        "container with --shm-size=1g"
+    )
+
+
+def check_import_order() -> str:
+    """Why UCX cannot be loaded any more; "" where it can."""
+    if "mpi4py.MPI" not in sys.modules or "ucxx" in sys.modules:
+        return ""
+    return (
+        "mpi4py was imported before hpcray could load UCX, and the UCX inside Open MPI does not fit ucxx; hint: a "
+        "sitecustomize module or a .pth file imports it: let that import ucxx first"
+    )
+
+
+def several_tasks(launch: Launch) -> str:
+    """What to know about several tasks of one step on a host; "" with one."""
+    if launch.kind != "srun" or launch.here <= 1:
+        return ""
+    return (
+        f"{launch.here} tasks of this step run on {socket.gethostname()}, each as a node of its own with a part of the "
+        "CPUs; Slurm ends the step when one of them dies; hint: srun --ntasks-per-node=1, and --cpus-per-task for the "
+        "cores"
+    )
+
+
+def few_cores(launch: Launch, meant: int | None, mask: Collection[int], threads: int) -> str:
+    """What to know where Slurm has bound the only task of a host to a part of the CPUs that were meant for it; "" else.
+
+    `srun --exclusive` gives a task one core, and since Slurm 22.05 srun does not take `--cpus-per-task` from the job.
+
+    Args:
+        launch: what the launcher says.
+        meant: CPUs that were asked for the task, or else those of the job on this host; None if unknown.
+        mask: the CPUs that this process may use.
+        threads: CPUs of a core; `--hint=nomultithread` leaves out all but the first, and that is no mistake.
+    """
+    meant = min(meant or 0, os.cpu_count() or 1)  # a site may tell Slurm more CPUs than there are
+    if launch.kind != "srun" or launch.here != 1 or len(mask) * threads >= meant:
+        return ""
+    return (
+        f"the one task on {socket.gethostname()} may use {len(mask)} of the {meant} CPUs that the job has for it; "
+        f"hint: srun --cpus-per-task={meant} (srun does not take it from the job), or hpcray-launch"
+    )
+
+
+def threads_of_a_core() -> int:
+    """CPUs that one core of this machine counts as; 1 where the system does not tell."""
+    try:
+        with open(_SIBLINGS, encoding="ascii") as file:
+            text = file.read()
+    except OSError:
+        return 1
+    return sum(int(last or first) - int(first) + 1 for first, last in _RANGE.findall(text)) or 1
+
+
+def require(problem: str, launch: Launch, everywhere: bool) -> None:
+    """Raise StartError where there is a problem; do nothing where `problem` is "".
+
+    Args:
+        everywhere: every rank has the same problem, so rank 0 alone reports it. False: this rank, or some, have it.
+    """
+    if problem and not everywhere:
+        raise StartError(problem, others_wait=True)
+    if problem:
+        raise StartError(problem, reported_by="rank0" if launch.rank != 0 else "self")
+
+
+def import_mpi() -> Any:
+    """Import `mpi4py.MPI` without starting MPI."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+        from mpi4py import MPI
+    except Exception as error:
+        raise StartError(
+            f"no MPI: {type(error).__name__}: {error}; hint: pip install 'hpcray[all]', or load the site's MPI module "
+            "and install mpi4py for it"
+        ) from None
+    return MPI
+
+
+def start_mpi(one_host: bool = False) -> Any:
+    """Start MPI for one thread, errors returned. Blocks until every rank has come.
+
+    Args:
+        one_host: whether all ranks are on this host. The Open MPI of this environment then opens no port that other
+            hosts could reach; a site's Open MPI is configured by its site.
+
+    Returns:
+        `mpi4py.MPI`.
+
+    Raises:
+        StartError: it fails, or somebody else has started it.
+    """
+    module = import_mpi()
+    if module.Is_initialized():
+        raise StartError("MPI is already running in this process; hint: let hpcray start it")
+    # Not `module.Init_thread`: it holds the interpreter lock while MPI waits for the other ranks, and the thread that
+    # ends a vain wait could not run. A ctypes call does not hold it.
+    provided = ctypes.c_int()
+    try:
+        start = ctypes.CDLL(module.__file__).MPI_Init_thread
+    except AttributeError:
+        module.Init_thread(module.THREAD_FUNNELED)
+    else:
+        with _without_tcp(one_host):
+            code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
+        if code != module.SUCCESS:
+            raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
+    module.COMM_WORLD.Set_errhandler(module.ERRORS_RETURN)
+    module.COMM_SELF.Set_errhandler(module.ERRORS_RETURN)
+    return module
+
+
+@contextmanager
+def _without_tcp(wanted: bool) -> Iterator[None]:
+    own = any(path.startswith(sys.prefix) for path in _mapped("/libmpi.so"))
+    if not wanted or not own or _BTL in os.environ or os.path.exists(os.path.expanduser(_USER_FILE)):
+        yield
+        return
+    os.environ[_BTL] = "^tcp"
+    try:
+        yield
+    finally:
+        del os.environ[_BTL]
+
+
+def library(module: Any) -> str:
+    """Name and version of the MPI library."""
+    first: str = module.Get_library_version().split("\n")[0].strip("\0 ")
+    return first.split(", package")[0]
+
+
+def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:
+    """Remove the names of Open MPI's shared-memory files while everyone still has them mapped.
+
+    Open MPI removes them at the end, or its mpirun does; when both are killed they stay for ever. A process maps the
+    file of a peer when it first sends to it, so every pair on this host exchanges one message before. Collective.
+    """
+    local = comm.Split_type(module.COMM_TYPE_SHARED)
+    peers = [rank for rank in range(local.Get_size()) if rank != local.Get_rank()]
+    nothing = bytearray(1)
+    requests = [local.Irecv((bytearray(1), module.BYTE), rank) for rank in peers]
+    requests += [local.Isend((nothing, module.BYTE), rank) for rank in peers]
+    module.Request.Waitall(requests)
+    local.Barrier()
+    local.Free()
+    for path in _mapped(_OPEN_MPI_SEGMENT):
+        if path.startswith(_OPEN_MPI_SEGMENT):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
+
+
+def _mapped(part: str) -> set[str]:
+    """Files that this process has mapped and whose path holds `part`."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        return {line.split(maxsplit=5)[-1].strip() for line in maps if part in line}

@@ -1,9 +1,11 @@
 """Objects over UCX: tagged messages straight from one arena into another.
 
 Nothing is posted before it arrives: `receive` only notes where the bytes shall go, and `progress` matches what has
-come. So a receive that is cancelled leaves nothing behind in UCX that could write into memory given to somebody else.
+come. So a receive that is cancelled leaves nothing behind in UCX that could write into memory of another owner.
 What is beyond UCX's rendezvous threshold waits in the sender's arena until it is matched, so this costs no copy. One
 `send` is one UCX message: UCX itself moves it in pieces, many to a millisecond.
+
+When a link breaks, all transfers over it end with an error, and the next one goes over a new endpoint.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ import time
 from typing import Any
 
 from hpcray.transport.base import FOREVER, Backoff, Report
-from hpcray.transport.ucx import UcxEngine
+from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
 _DATA = 2 << 60
 _LABEL_MASK = (1 << 60) - 1
 _NUMBER_MASK = (1 << 32) - 1
-_LAST_WORDS = 2.0
-_NOBODY = -1
+_LINK_END_TIMEOUT = 2.0  # seconds that UCX has to end the transfers of a broken link
+_LOOK_PERIOD = 0.1  # seconds between two looks at them
+_UNKNOWN_NODE = -1
 _ROUNDS = 3  # of matching in one `progress`
 
 _Place = tuple[int, int, int, int]  # source node, offset, size, tag
@@ -39,26 +42,25 @@ class UcxData:
         self._expected: dict[int, _Place] = {}  # by label
         self._labels: dict[int, int] = {}  # of what is expected, by tag
         self._flights: list[_Flight] = []
+        self._failing: list[tuple[_Flight, float, str]] = []  # over a broken link; deadline, reason
         self._stuck: list[_Flight] = []
-        self._dying: dict[int, tuple[float, str]] = {}
         self._done: list[Report] = []
         self._backoff = Backoff()
         engine.ripe = self._ripe
+        engine.on_link_broken = self._link_broken
 
     def address(self) -> bytes:
         """The UCX worker address."""
         return self._engine.address()
 
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
-        """See `DataPlane.connect`."""
         self._engine.connect(node, address, same_host)
 
     def register(self, arena: memoryview) -> None:
-        """See `DataPlane.register`. UCX pins what it needs by itself, on first use, and keeps it pinned."""
+        """UCX pins what it needs by itself, on first use, and keeps it pinned."""
         self._arena = arena
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
-        """See `DataPlane.receive`."""
         if size == 0:
             self._done.append(("received", node, tag, None))
             return
@@ -68,7 +70,6 @@ class UcxData:
         self._backoff.touch()
 
     def send(self, node: int, tag: int, offset: int, size: int) -> None:
-        """See `DataPlane.send`."""
         if size == 0:
             self._done.append(("sent", node, tag, None))
             return
@@ -84,32 +85,41 @@ class UcxData:
         self._flights.append((request, "sent", node, tag, buffer))
 
     def cancel(self, tag: int) -> bool:
-        """See `DataPlane.cancel`."""
         label = self._labels.pop(tag, None)
         if label is not None and self._expected.pop(label, None) is not None:
             return True
-        return not any(what == "received" and its == tag for _, what, _, its, _ in self._flights)
+        flights = [*self._flights, *(flight for flight, _, _ in self._failing)]
+        return not any(what == "received" and its == tag for _, what, _, its, _ in flights)
 
     def forget(self, node: int, why: str) -> None:
-        """See `DataPlane.forget`. A receive under way may still write until UCX has ended it. After the
-        endpoint has been closed for `_LAST_WORDS` seconds nothing can come any more, and it is given up."""
-        for label in [label for label, place in self._expected.items() if place[0] == node]:
-            tag = self._expected.pop(label)[3]
-            del self._labels[tag]
-            self._done.append(("received", node, tag, why))
-        kept: list[_Flight] = []
-        for flight in self._flights:
+        """A receive under way may still write until UCX has ended it. After the endpoint has been closed for
+        `_LINK_END_TIMEOUT` seconds nothing can come any more, and it is given up."""
+        flights, self._flights = self._flights, []
+        for flight in flights:
             if flight[1] == "sent" and flight[2] == node:
                 self._done.append(("sent", node, flight[3], why))
                 self._stuck.append(flight)  # UCX may never end it, and holds on to its buffer
             else:
-                kept.append(flight)
-        self._flights = kept
-        self._dying[node] = (time.monotonic() + _LAST_WORDS, why)
+                self._flights.append(flight)
+        self._link_broken(node, why)
         self._engine.forget(node, why)
 
+    def _link_broken(self, node: int, why: str) -> None:
+        """What is expected may be lost, so it ends now; what is under way ends, as a failure, when UCX has ended it."""
+        for label in [label for label, place in self._expected.items() if place[0] == node]:
+            tag = self._expected.pop(label)[3]
+            del self._labels[tag]
+            self._done.append(("received", node, tag, why))
+        deadline = time.monotonic() + _LINK_END_TIMEOUT
+        flights, self._flights = self._flights, []
+        for flight in flights:
+            # What is received to be thrown away may come from any node, so over this link too.
+            if flight[2] == node or not flight[1]:
+                self._failing.append((flight, deadline, why))
+            else:
+                self._flights.append(flight)
+
     def progress(self) -> list[Report]:
-        """See `DataPlane.progress`."""
         engine = self._engine
         moved = engine.progress()
         for _ in range(_ROUNDS):
@@ -118,32 +128,36 @@ class UcxData:
             moved |= engine.progress()  # small things are here at once
         if self._flights:
             self._land()
+        if self._failing:
+            self._end_failing()
         done, self._done = self._done, []
         if moved:
             self._backoff.touch()
         return done
 
     def busy(self) -> bool:
-        """See `DataPlane.busy`."""
-        return bool(self._flights or self._expected or self._done)
+        return bool(self._flights or self._failing or self._expected or self._done)
 
     def patience(self) -> float:
-        """See `DataPlane.patience`. UCX's own descriptor wakes us for what does not come soon."""
+        """UCX's own descriptor wakes us for what does not come soon."""
         if self._done or self._engine.hungry() or any(flight[0].completed for flight in self._flights):
             return 0.0
-        return 0.0 if (self._expected or self._flights) and self._backoff.lively() else FOREVER
+        if (self._expected or self._flights) and self._backoff.lively():
+            return 0.0
+        return _LOOK_PERIOD if self._failing else FOREVER
 
     def close(self) -> None:
-        """See `DataPlane.close`."""
         self._expected.clear()
         self._labels.clear()
         self._flights.clear()
+        self._failing.clear()
+        self._stuck.clear()
         self._done.clear()
         self._engine.close()
         self._arena = memoryview(b"")
 
     def _ripe(self) -> bool:
-        if any(flight[0].completed for flight in self._flights):
+        if self._done or any(flight[0].completed for flight in self._flights):
             return True
         found = self._engine.worker.tag_probe(self._any_data, self._class_mask, False)
         return bool(found.matched)
@@ -161,14 +175,14 @@ class UcxData:
 
     def _take(self, found: Any, label: int, length: int) -> None:
         place = self._expected.pop(label, None)
-        node, offset, size, tag = place or (_NOBODY, 0, -1, 0)
+        node, offset, size, tag = place or (_UNKNOWN_NODE, 0, -1, 0)
         self._labels.pop(tag, None)
         what = "received"
         if size == length:
             buffer = self._engine.array(self._arena[offset : offset + length])
         else:
-            # Nobody wants it (any more), but its sender waits until somebody takes it. More than the arena could hold
-            # never was wanted: whatever its length claims, a stranger's message gets no memory.
+            # It is not expected (any more), but its sender waits until it is received. More than the arena could hold
+            # never was expected: whatever its length claims, a stranger's message gets no memory.
             buffer = self._engine.array(bytearray(length if length <= len(self._arena) else 1))
             what = ""
             if place is not None:
@@ -178,17 +192,10 @@ class UcxData:
 
     def _land(self) -> None:
         flying: list[_Flight] = []
-        late = [node for node, (deadline, _) in self._dying.items() if time.monotonic() > deadline]
         for flight in self._flights:
             request, what, node, tag, _ = flight
             if not request.completed:
-                # What nobody wants may come from anybody, so from one of the dead too.
-                if node in late or (late and not what):
-                    self._stuck.append(flight)
-                    if what:
-                        self._done.append((what, node, tag, self._dying[node][1]))
-                else:
-                    flying.append(flight)
+                flying.append(flight)
                 continue
             error: str | None = None
             try:
@@ -198,3 +205,17 @@ class UcxData:
             if what:
                 self._done.append((what, node, tag, error))
         self._flights = flying
+
+    def _end_failing(self) -> None:
+        now = time.monotonic()
+        failing, self._failing = self._failing, []
+        self._stuck = [flight for flight in self._stuck if not flight[0].completed]
+        for flight, deadline, why in failing:
+            request, what, node, tag, _ = flight
+            if not request.completed and now < deadline:
+                self._failing.append((flight, deadline, why))
+                continue
+            if not request.completed:
+                self._stuck.append(flight)  # UCX holds on to its buffer
+            if what:
+                self._done.append((what, node, tag, why))

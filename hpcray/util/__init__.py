@@ -1,12 +1,15 @@
-"""Helpers around the core API."""
+"""Utilities on top of the core API, by Ray's names."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hpcray.api.named import list_named_actors
-from hpcray.host.address import node_ip_address
+from hpcray.api.actor import list_named_actors
+from hpcray.platform.sockets import node_ip_address
 from hpcray.util.placement_group import (
     get_current_placement_group,
     get_placement_group,
@@ -16,13 +19,11 @@ from hpcray.util.placement_group import (
 )
 
 if TYPE_CHECKING:
-    from hpcray.util.actor_group import ActorGroup
-    from hpcray.util.actor_pool import ActorPool
+    from hpcray.util.actor_pool import ActorGroup, ActorPool
     from hpcray.util.annotations import DeveloperAPI, PublicAPI
-    from hpcray.util.check_serialize import inspect_serializability
     from hpcray.util.debug import disable_log_once_globally, enable_periodic_logging, log_once
     from hpcray.util.helpers import as_completed, map_unordered
-    from hpcray.util.serialization import deregister_serializer, register_serializer
+    from hpcray.util.serialization import deregister_serializer, inspect_serializability, register_serializer
 
 __all__ = [
     "ActorGroup",
@@ -47,27 +48,50 @@ __all__ = [
 ]
 
 _WHERE = {
-    "ActorGroup": "actor_group",
+    "ActorGroup": "actor_pool",
     "ActorPool": "actor_pool",
+    "DeveloperAPI": "annotations",
+    "PublicAPI": "annotations",
     "as_completed": "helpers",
     "deregister_serializer": "serialization",
     "disable_log_once_globally": "debug",
     "enable_periodic_logging": "debug",
+    "inspect_serializability": "serialization",
     "log_once": "debug",
-    "register_serializer": "serialization",
-    "DeveloperAPI": "annotations",
-    "PublicAPI": "annotations",
-    "inspect_serializability": "check_serialize",
     "map_unordered": "helpers",
+    "register_serializer": "serialization",
 }
+_ALIASES = {"actor_group": "actor_pool", "check_serialize": "serialization", "timer": "debug"}
+"""Ray's modules whose names are in another module here."""
 _MODULES = {
-    *("accelerators", "annotations", "collective", "dask", "debug", "joblib", "metrics", "multiprocessing", "queue"),
-    *("scheduling_strategies", "serialization", "state", "timer", *_WHERE.values()),
+    *("accelerators", "collective", "dask", "joblib", "metrics", "multiprocessing", "queue", "scheduling_strategies"),
+    *("state", *_WHERE.values(), *_ALIASES),
 }
+
+
+class _AliasModule(ModuleType):
+    """A module whose names are those of another module, which is imported at the first use."""
+
+    def __init__(self, name: str, target: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__all__":  # what walks through sys.modules reads such names
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(self._target), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(importlib.import_module(self._target))
+
+
+for _alias, _target in _ALIASES.items():
+    sys.modules[f"{__name__}.{_alias}"] = _AliasModule(f"{__name__}.{_alias}", f"{__name__}.{_target}")
 
 
 def __getattr__(name: str) -> Any:
-    # Not before it is asked for: `import hpcray` is on the way of every worker and every command.
+    # Imported at the first use, since every worker and every command imports `hpcray`.
     if name in _WHERE:
         return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
     if name in _MODULES:
@@ -76,9 +100,9 @@ def __getattr__(name: str) -> Any:
 
 
 def get_node_ip_address(address: str | None = None) -> str:
-    """The IP address of this node, as other nodes see it.
+    """Return the IP address of this node that other nodes connect to.
 
     Args:
-        address: "host:port" of a peer; the interface that leads there is chosen. No packet is sent.
+        address: "host:port" of a peer; selects the interface with the route to it. No packet is sent.
     """
     return node_ip_address(address)

@@ -1,4 +1,4 @@
-"""Names of accelerator types, for the option `accelerator_type`: those of Ray 2.60."""
+"""Names of accelerator types for the option `accelerator_type`, as in Ray 2.60."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ APPLE_M3 = "M3"
 APPLE_M3_PRO = "M3-Pro"
 APPLE_M3_MAX = "M3-Max"
 APPLE_SILICON = "Apple-Silicon"
-# A node says only A100; to be found by its size it needs a custom resource such as "accelerator_type:A100-80G".
+# Nodes report only A100; selection by memory size needs a custom resource such as "accelerator_type:A100-80G".
 NVIDIA_A100_40G = "A100-40G"
 NVIDIA_A100_80G = "A100-80G"
 MOBILINT_ARIES = "MOBILINT_ARIES"

@@ -1,15 +1,19 @@
-"""A fixed set of actors that share a stream of work."""
+"""Pools of actors that share a stream of calls, and groups of actors of one class."""
 
 from __future__ import annotations
 
+import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hpcray.api.actor import ActorHandle
+from hpcray.api.actor import ActorClass, ActorHandle, kill
+from hpcray.api.decorator import remote
 from hpcray.api.objects import get, wait
-from hpcray.runtime.refs import ObjectRef
+from hpcray.api.runtime_context import get_gpu_ids, get_runtime_context
+from hpcray.platform.sockets import node_ip_address
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 V = TypeVar("V")
 Call = Callable[[ActorHandle, Any], Any]
@@ -17,25 +21,23 @@ Call = Callable[[ActorHandle, Any], Any]
 
 @dataclass
 class _Running:
-    """A call that an actor of the pool works on. `result` is a ref, or the list of refs of several returns."""
+    """A running call of the pool. `result` is a ref, or the list of refs of several returns."""
 
     actor: ActorHandle
     result: Any
 
     @property
     def last(self) -> ObjectRef[Any]:
-        """One ref of it: all returns of a call are there together."""
+        """One ref of the call: all of its returns become ready together."""
         ref: ObjectRef[Any] = self.result[-1] if isinstance(self.result, list) else self.result
         return ref
 
 
 class ActorPool:
-    """Hands values to whichever of its actors is free.
-
-    Not to be used by several threads at once.
+    """Distributes calls over idle actors. Not thread-safe.
 
     Args:
-        actors: handles. They stay the caller's: the pool neither starts nor ends actors.
+        actors: handles of the actors. The pool neither starts nor ends actors.
     """
 
     def __init__(self, actors: Iterable[ActorHandle]) -> None:
@@ -46,27 +48,28 @@ class ActorPool:
         self._cursor = 0
 
     def map(self, fn: Callable[[ActorHandle, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Apply `fn` to all values; an iterator over the results in the order of the values.
+        """Apply `fn` to all values, and iterate over the results in the order of the values.
 
-        What was submitted before is waited for and dropped. The calls start at once, each as an actor becomes free;
-        results must be taken for the rest to start.
+        Results of earlier calls are awaited and dropped. Calls start at once while actors are idle; each result taken
+        starts another.
 
         Args:
-            fn: takes (actor, value), returns the ref of a call of that actor.
+            fn: takes (actor, value), and returns the ref of a call of the actor.
+            values: the values.
         """
         self._submit_all(fn, values)
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Callable[[ActorHandle, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """As `map`, but results come as they are ready."""
+        """Apply `fn` to all values, as `map`; results come in the order in which they become ready."""
         self._submit_all(fn, values)
         return self._results(self.get_next_unordered)
 
     def submit(self, fn: Callable[[ActorHandle, V], Any], value: V) -> None:
-        """Start `fn(actor, value)` on a free actor, or once one is free.
+        """Start `fn(actor, value)` on an idle actor; the call is queued while none is idle.
 
         Raises:
-            TypeError: `fn` returned neither a ref nor a list of refs; the actor stays in the pool.
+            TypeError: `fn` returned neither a ref nor a list of refs. The actor stays in the pool.
         """
         if not self._idle_actors:
             self._queue.append((fn, value))
@@ -82,19 +85,19 @@ class ActorPool:
         self._started += 1
 
     def has_next(self) -> bool:
-        """Whether there is a result to be taken, now or later."""
+        """Return True if a result is ready or pending."""
         return bool(self._running)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """The next result in the order of submission.
+        """Return the next result in the order of submission, or raise the exception of the call.
 
         Args:
-            timeout: seconds; None waits for ever.
-            ignore_if_timedout: give up a result that is late. Its actor counts as free again, though it still works.
+            timeout: in seconds; None waits without limit.
+            ignore_if_timedout: drop a late result. Its actor counts as idle, though it still runs the call.
 
         Raises:
-            StopIteration: there is none. TimeoutError: not ready in time; the next call returns it, unless it was given
-                up. ValueError: get_next_unordered() has gone past it. Whatever the call raised.
+            StopIteration: no calls are left. TimeoutError: the result is late; the next call returns it unless it was
+                dropped. ValueError: get_next_unordered() was called before.
         """
         if not self._running:
             raise StopIteration("No more results to get")
@@ -106,9 +109,9 @@ class ActorPool:
         return self._take(self._cursor, late)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
-        """Any result that is ready; the arguments and errors are those of `get_next`.
+        """Return any ready result. Arguments and errors are those of `get_next`.
 
-        With `ignore_if_timedout` it is the oldest call that is given up.
+        With `ignore_if_timedout` the result of the oldest call is dropped.
         """
         if not self._running:
             raise StopIteration("No more results to get")
@@ -119,18 +122,18 @@ class ActorPool:
         return self._take(by_ref[(ready or late)[0]], not ready)
 
     def has_free(self) -> bool:
-        """Whether an actor is free and nothing waits for it."""
+        """Return True if an actor is idle and no call is queued."""
         return bool(self._idle_actors) and not self._queue
 
     def pop_idle(self) -> ActorHandle | None:
-        """Take a free actor out of the pool; None when there is none."""
+        """Remove an idle actor from the pool and return it; None where no actor is idle."""
         return self._idle_actors.pop() if self.has_free() else None
 
     def push(self, actor: ActorHandle) -> None:
         """Add an actor.
 
         Raises:
-            ValueError: it is in the pool.
+            ValueError: the actor is in the pool already.
         """
         if actor in self._idle_actors or any(running.actor == actor for running in self._running.values()):
             raise ValueError("Actor already belongs to current ActorPool")
@@ -155,7 +158,7 @@ class ActorPool:
         return get(result)
 
     def _release(self, index: int) -> Any:
-        """Forget a call and let its actor go on; returns its ref or refs."""
+        """Remove a call, and free its actor. Returns the ref or refs of the call."""
         running = self._running.pop(index)
         self._cursor = max(self._cursor, index + 1)
         self._free(running.actor)
@@ -175,3 +178,143 @@ def _check_result(result: Any) -> None:
             f"the function of an ActorPool returned {type(result)}, not an ObjectRef; "
             "hint: lambda actor, value: actor.method.remote(value)"
         )
+
+
+@dataclass
+class ActorMetadata:
+    """Location of an actor of a group."""
+
+    node_id: str
+    node_ip: str
+    hostname: str
+    gpu_ids: list[Any] = field(default_factory=list)
+
+
+def _metadata_here(_actor: Any) -> ActorMetadata:
+    return ActorMetadata(get_runtime_context().get_node_id(), node_ip_address(), socket.gethostname(), get_gpu_ids())
+
+
+class ActorGroupMethod:
+    """A method of every actor of a group."""
+
+    def __init__(self, group: ActorGroup, name: str) -> None:
+        self._group, self._name = group, name
+
+    def remote(self, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
+        """Call the method on every actor with the same arguments. Returns the refs in the order of the actors."""
+        return [getattr(actor, self._name).remote(*args, **kwargs) for actor in self._group.actors]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"ActorGroup methods cannot be called directly. Instead of running 'object.{self._name}()', try "
+            f"'object.{self._name}.remote()'."
+        )
+
+
+class ActorGroup:
+    """Actors of one class that are created, called and ended together: `group.method.remote(...)` calls all of them.
+
+    Args:
+        actor_cls: a plain class.
+        num_actors: number of actors.
+        num_cpus_per_actor, num_gpus_per_actor, resources_per_actor: resources that each actor holds.
+        init_args, init_kwargs: arguments of every constructor.
+
+    Raises:
+        ValueError: `num_actors` is not positive, or a resource is negative. RayActorError: a constructor failed.
+    """
+
+    def __init__(
+        self,
+        actor_cls: type,
+        num_actors: int = 1,
+        num_cpus_per_actor: float = 1,
+        num_gpus_per_actor: float = 0,
+        resources_per_actor: Mapping[str, float] | None = None,
+        init_args: Sequence[Any] | None = None,
+        init_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if num_actors <= 0:
+            raise ValueError(
+                f"The provided `num_actors` must be greater than 0. Received num_actors={num_actors} instead."
+            )
+        if num_cpus_per_actor < 0 or num_gpus_per_actor < 0:
+            raise ValueError(
+                "The number of CPUs and GPUs per actor must not be negative. Received "
+                f"num_cpus_per_actor={num_cpus_per_actor} and num_gpus_per_actor={num_gpus_per_actor}."
+            )
+        self.num_actors = num_actors
+        self._args, self._kwargs = tuple(init_args or ()), dict(init_kwargs or {})
+        self._actors: list[ActorHandle] = []
+        self._metadata: list[ActorMetadata] = []
+        self._class: ActorClass[Any] = remote(
+            num_cpus=num_cpus_per_actor, num_gpus=num_gpus_per_actor, resources=dict(resources_per_actor or {})
+        )(actor_cls)
+        self.start()
+
+    def start(self) -> None:
+        """Create the actors, and wait until they have started.
+
+        Raises:
+            RuntimeError: the actors have been started already.
+        """
+        if self._actors:
+            raise RuntimeError(
+                "The actors have already been started. Please call `shutdown` first if you want to restart them."
+            )
+        self.add_actors(self.num_actors)
+
+    def shutdown(self, patience_s: float = 5) -> None:
+        """End all actors.
+
+        Args:
+            patience_s: seconds that running calls may take before the actors are killed; 0 kills them at once.
+        """
+        end_actors(self._actors, patience_s)
+        self._actors, self._metadata = [], []
+
+    def add_actors(self, num_actors: int) -> None:
+        """Create further actors, and wait until they have started."""
+        made = [self._class.remote(*self._args, **self._kwargs) for _ in range(num_actors)]
+        self._metadata += get([actor.__ray_call__.remote(_metadata_here) for actor in made])
+        self._actors += made
+
+    def remove_actors(self, actor_indexes: Collection[int]) -> None:
+        """Remove actors from the group. An actor without another handle ends."""
+        keep = [index for index in range(len(self._actors)) if index not in actor_indexes]
+        self._actors = [self._actors[index] for index in keep]
+        self._metadata = [self._metadata[index] for index in keep]
+
+    @property
+    def actors(self) -> list[ActorHandle]:
+        """Handles of the actors."""
+        return list(self._actors)
+
+    @property
+    def actor_metadata(self) -> list[ActorMetadata]:
+        """Locations of the actors."""
+        return list(self._metadata)
+
+    def __getattr__(self, name: str) -> ActorGroupMethod:
+        if name.startswith("_"):  # also while the group is being unpickled
+            raise AttributeError(name)
+        if not self._actors:
+            raise RuntimeError("This ActorGroup has been shutdown. Please start it again.")
+        return ActorGroupMethod(self, name)
+
+    def __getitem__(self, index: int) -> ActorHandle:
+        return self._actors[index]
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+
+def end_actors(actors: Sequence[ActorHandle], timeout: float) -> None:
+    """End actors after their current calls. Actors that have not ended after `timeout` seconds are killed."""
+    left = list(actors)
+    if left and timeout > 0:
+        ends = {actor.__ray_terminate__.remote(): actor for actor in left}
+        _, late = wait(list(ends), num_returns=len(ends), timeout=timeout)
+        left = [ends[ref] for ref in late]
+    for actor in left:
+        kill(actor)

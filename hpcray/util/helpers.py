@@ -1,4 +1,4 @@
-"""Results in the order in which they come."""
+"""Iteration over results in the order in which they become ready."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from hpcray.api.objects import get, wait
 from hpcray.api.remote_function import RemoteFunction
-from hpcray.runtime.refs import ObjectRef
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 
 def as_completed(
     refs: Sequence[ObjectRef[Any]], *, chunk_size: int = 10, yield_obj_refs: bool = False
 ) -> Iterator[Any | ObjectRef[Any]]:
-    """The values of refs as they become ready.
+    """Iterate over the values of refs as they become ready.
 
     Args:
-        refs: each once.
-        chunk_size: how many ready ones are taken at a time at most.
+        refs: distinct refs.
+        chunk_size: largest number of ready refs to take at a time.
         yield_obj_refs: yield the ready refs instead of their values.
 
     Raises:
-        ValueError: chunk_size is below 1. When iterated: what a task raised, at its turn; the others are lost then.
+        ValueError: `chunk_size` is below 1. The iteration raises the exception of a task at its turn, and ends.
     """
     if chunk_size < 1:
         raise ValueError("`chunk_size` must be >= 1")
@@ -37,13 +37,14 @@ def map_unordered(
     yield_obj_refs: bool = False,
     **kwargs: Any,
 ) -> Iterator[Any | ObjectRef[Any]]:
-    """Apply a remote function to items; an iterator over the results as they become ready.
+    """Apply a remote function to items, and iterate over the results as they become ready.
 
     Args:
-        fn: called with one item and `kwargs`.
-        items: taken one after the other, as results are.
-        backpressure_size: how many tasks run or wait at a time; None: as many as there are items.
+        fn: remote function of an item and `kwargs`.
+        items: the items, read one by one as results are taken.
+        backpressure_size: largest number of tasks in flight; None for no limit.
         chunk_size, yield_obj_refs: as for `as_completed`.
+        kwargs: further arguments of `fn`.
 
     Raises:
         ValueError: backpressure_size or chunk_size is too small.
@@ -79,7 +80,7 @@ def _mapped(
 
 
 def _take(pending: list[ObjectRef[Any]], most: int) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-    """(those that are ready, at least one and at most `most`; the others)."""
+    """Wait; returns (ready refs, at least one and at most `most`; the other refs)."""
     ready, rest = wait(pending, num_returns=1)
     if most > 1 and rest:
         more, rest = wait(rest, num_returns=min(most - 1, len(rest)), timeout=0)

@@ -1,5 +1,7 @@
-"""Counters, gauges and histograms of a program: `ray.util.metrics`. `hpcray metrics` shows them, Prometheus can read
-them (see `hpcray.host.metrics`)."""
+"""Counters, gauges and histograms of a program: `ray.util.metrics`.
+
+`hpcray metrics` shows them, and Prometheus can scrape them (see `hpcray.platform.metrics_endpoint`).
+"""
 
 from __future__ import annotations
 
@@ -11,34 +13,33 @@ import threading
 import warnings
 from typing import Any
 
-from hpcray.host.metrics import COUNTER, GAUGE, HISTOGRAM, Endpoint, Row, write
-from hpcray.runtime.process import Process
-from hpcray.runtime.refs import current
+from hpcray.platform.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow, MetricsEndpoint, write_metrics
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric"]
 
-_PERIOD = 1.0
-_LOOK_AGAIN = 5.0
+_WRITE_PERIOD = 1.0  # seconds between two writes of the file
+_TAKEOVER_PERIOD = 5.0  # seconds between two attempts to serve, while nothing is measured
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 Tags = dict[str, str]
 _Key = tuple[tuple[str, str], ...]
 
 
 class _Registry:
-    """What this process has measured."""
+    """The metrics that this process has measured."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._metrics: dict[tuple[str, str], Row] = {}
+        self._metrics: dict[tuple[str, str], MetricRow] = {}
         self._values: dict[tuple[str, str], dict[_Key, Any]] = {}
         self._changed = threading.Event()
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._process: Process | None = None
-        self._endpoint: Endpoint | None = None
+        self._process: CoreWorker | None = None
+        self._endpoint: MetricsEndpoint | None = None
 
     def values(self, name: str, kind: str, description: str, boundaries: list[float]) -> dict[_Key, Any]:
-        """Where the samples of a metric are; of all metrics of this name and kind the same."""
+        """The samples of a metric by tags; metrics of the same name and kind share them."""
         with self.lock:
             key = name, kind
             if key not in self._metrics:
@@ -46,7 +47,7 @@ class _Registry:
             return self._values.setdefault(key, {})
 
     def changed(self) -> None:
-        """Something was measured."""
+        """Schedule a write: a value was measured."""
         if not self._changed.is_set():
             self._changed.set()
             if self._thread is None or not self._thread.is_alive():
@@ -61,13 +62,13 @@ class _Registry:
 
     def _run(self) -> None:
         while True:
-            if self._changed.wait(_LOOK_AGAIN):
+            if self._changed.wait(_TAKEOVER_PERIOD):
                 self.write()
             self._pause()
 
     def _pause(self) -> None:
-        """Not more than one file per second; the endpoint may have to be taken over meanwhile."""
-        threading.Event().wait(_PERIOD)
+        """Limit writes to one per second; meanwhile try to take over the endpoint of a process that ended."""
+        threading.Event().wait(_WRITE_PERIOD)
         if self._endpoint is not None and current.process is self._process:
             try:
                 self._endpoint.try_to_serve()
@@ -75,7 +76,7 @@ class _Registry:
                 self._endpoint = None  # the session has ended
 
     def write(self) -> None:
-        """Leave what was measured so far where it is read; without a session it stays here."""
+        """Write what was measured so far to the session directory, if there is a session."""
         process = current.process
         if process is None or process.dead is not None:
             return
@@ -87,13 +88,13 @@ class _Registry:
                     for key, row in self._metrics.items()
                 ]
             try:
-                write(process.session_dir, process.me.hex(), os.getpid(), rows)
+                write_metrics(process.session_dir, process.me.hex(), os.getpid(), rows)
             except OSError:
                 return  # the session has ended, or its disk is full: a metric is no reason to fail
         if process is not self._process:
             labels = {"NodeId": process.node_id, "SessionName": f"session_{process.job.job_id if process.job else ''}"}
             self._process = process
-            self._endpoint = Endpoint(process.session_dir, labels, self.write)
+            self._endpoint = MetricsEndpoint(process.session_dir, labels, self.write)
             self._endpoint.try_to_serve()
 
 
@@ -101,15 +102,15 @@ _registry = _Registry()
 
 
 class Metric:
-    """What all kinds have in common.
+    """Base class of all kinds of metric.
 
     Args:
         name: letters, digits, "_" and ":"; a metric with another name is discarded, with a warning.
-        description: for people.
-        tag_keys: names of the tags that every sample has.
+        description: help text.
+        tag_keys: names of the tags of every sample.
 
     Raises:
-        ValueError: the name is empty. TypeError: tag_keys is no tuple of str.
+        ValueError: the name is empty. TypeError: tag_keys is not a tuple of str.
     """
 
     KIND = ""
@@ -140,10 +141,10 @@ class Metric:
         return []
 
     def set_default_tags(self, default_tags: Tags) -> Any:
-        """Tags of samples that are given without them. Returns the metric itself.
+        """Set tags for samples that are recorded without them. Returns the metric itself.
 
         Raises:
-            ValueError: a tag is none of `tag_keys`. TypeError: a value is no str.
+            ValueError: a tag is not in `tag_keys`. TypeError: a value is not a str.
         """
         for key, value in default_tags.items():
             if key not in self._tag_keys:
@@ -155,13 +156,8 @@ class Metric:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Name, description, tag_keys, default_tags."""
-        return {
-            "name": self._name,
-            "description": self._description,
-            "tag_keys": self._tag_keys,
-            "default_tags": self._default_tags,
-        }
+        """Name, description, tag_keys, default_tags; of a histogram also boundaries."""
+        return {**self._arguments(), "default_tags": self._default_tags}
 
     def _record(self, value: float, tags: Tags | None) -> None:
         if self._discard_metric:
@@ -188,7 +184,7 @@ class Metric:
 
 
 class Counter(Metric):
-    """A number that only grows."""
+    """A number that only increases."""
 
     KIND = COUNTER
 
@@ -196,7 +192,7 @@ class Counter(Metric):
         """Add a positive value.
 
         Raises:
-            TypeError, ValueError: it is no number, or not positive; a tag is missing.
+            TypeError, ValueError: the value is not a number, or not positive; a tag is missing.
         """
         _check_number(value)
         if value <= 0:
@@ -208,7 +204,7 @@ class Counter(Metric):
 
 
 class Gauge(Metric):
-    """A number that goes up and down: the last value counts, of each process."""
+    """A number that goes up and down: of each process, the last value is shown."""
 
     KIND = GAUGE
 
@@ -216,7 +212,7 @@ class Gauge(Metric):
         """Set it; None changes nothing.
 
         Raises:
-            TypeError, ValueError: it is no number; a tag is missing.
+            TypeError, ValueError: the value is not a number; a tag is missing.
         """
         if value is None:
             return
@@ -228,11 +224,11 @@ class Gauge(Metric):
 
 
 class Histogram(Metric):
-    """How many values fell into which bucket.
+    """Counts how many values fell into each bucket.
 
     Args:
-        name, description, tag_keys: as of all metrics.
-        boundaries: upper ends of the buckets, positive; one bucket more takes what is beyond.
+        name, description, tag_keys: see `Metric`.
+        boundaries: upper bounds of the buckets, positive; one more bucket takes larger values.
 
     Raises:
         ValueError: there are no boundaries, or one is not positive.
@@ -265,15 +261,10 @@ class Histogram(Metric):
         """Count a value.
 
         Raises:
-            TypeError, ValueError: it is no number; a tag is missing.
+            TypeError, ValueError: the value is not a number; a tag is missing.
         """
         _check_number(value)
         self._record(value, tags)
-
-    @property
-    def info(self) -> dict[str, Any]:
-        """As of all metrics, and boundaries."""
-        return {**super().info, "boundaries": self.boundaries}
 
     def _buckets(self) -> list[float]:
         return sorted(self.boundaries)

@@ -1,4 +1,4 @@
-"""A first-in-first-out queue that tasks, actors and drivers share. It lives in an actor of its own."""
+"""A first-in-first-out queue that tasks, actors and drivers share. An actor holds its items."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 from hpcray.api.actor import ActorHandle
 from hpcray.api.decorator import remote
 from hpcray.api.objects import cancel, get
-from hpcray.base.errors import ActorDiedError, RayError
-from hpcray.runtime.refs import ObjectRef
-from hpcray.util.actor_group import end_actors
+from hpcray.common.exceptions import ActorDiedError, RayError
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.util.actor_pool import end_actors
 
 
 class Empty(queue.Empty):
-    """There is no item, or not so many."""
+    """The queue has fewer items than requested."""
 
 
 class Full(queue.Full):
-    """There is no room, or not for so many."""
+    """The queue has no room for the items."""
 
 
 class Queue:
-    """A queue for many producers and consumers anywhere in the job. Pass it like any value; copies are the same queue.
+    """A queue for many producers and consumers in the job. Copies of the object, pickled ones too, are the same queue.
 
     Args:
-        maxsize: items it holds; 0: no limit.
-        actor_options: of its actor, for example `{"num_cpus": 1}` or a name.
+        maxsize: largest number of items; 0 for no limit.
+        actor_options: options of its actor, for example `{"num_cpus": 1}` or a name.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: dict[str, Any] | None = None) -> None:
@@ -39,30 +39,30 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """Number of items."""
+        """Return the number of items."""
         return int(get(self._live().qsize.remote()))
 
-    def qsize(self) -> int:
-        """Number of items."""
-        return self.size()
+    qsize = size
 
     def empty(self) -> bool:
-        """Whether there is none."""
+        """Return True if the queue has no items."""
         return bool(get(self._live().empty.remote()))
 
     def full(self) -> bool:
-        """Whether there are `maxsize`."""
+        """Return True if the queue has `maxsize` items."""
         return bool(get(self._live().full.remote()))
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Add an item.
 
         Args:
-            block: wait for room. timeout: seconds to wait at most; None: for ever.
+            item: the item.
+            block: wait for room.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            Full: there is no room, or there was none in time. ValueError: timeout is negative.
-            RayActorError: the queue is gone.
+            Full: the queue has no room, or got none within `timeout`. ValueError: `timeout` is negative.
+            RayActorError: the actor of the queue has died.
         """
         if not block:
             self.put_nowait(item)
@@ -74,11 +74,12 @@ class Queue:
         """Take the oldest item.
 
         Args:
-            block: wait for one. timeout: seconds to wait at most; None: for ever.
+            block: wait for an item.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            Empty: there is none, or none came in time. ValueError: timeout is negative.
-            RayActorError: the queue is gone.
+            Empty: the queue has no item, or got none within `timeout`. ValueError: `timeout` is negative.
+            RayActorError: the actor of the queue has died.
         """
         if not block:
             return self.get_nowait()
@@ -105,7 +106,7 @@ class Queue:
         """Add all items if there is room for all of them, else raise `Full` and add none.
 
         Raises:
-            TypeError: not an iterable.
+            TypeError: `items` is not iterable.
         """
         if not isinstance(items, Iterable):
             raise TypeError("Argument 'items' must be an Iterable")
@@ -119,7 +120,7 @@ class Queue:
         """Take the oldest `num_items` items if there are so many, else raise `Empty` and take none.
 
         Raises:
-            TypeError: not an int. ValueError: negative.
+            TypeError: `num_items` is no int. ValueError: `num_items` is negative.
         """
         if not isinstance(num_items, int):
             raise TypeError("Argument 'num_items' must be an int")
@@ -129,10 +130,11 @@ class Queue:
         return items
 
     def shutdown(self, force: bool = False, grace_period_s: int = 5) -> None:
-        """End the actor, and with it the queue and what is in it.
+        """End the actor of the queue, and drop the items.
 
         Args:
-            force: kill it at once, else let it end by itself within `grace_period_s` seconds first.
+            force: kill the actor at once.
+            grace_period_s: seconds after which an actor that has not ended is killed.
         """
         if self.actor is not None:
             end_actors([self.actor], 0 if force else grace_period_s)
@@ -159,7 +161,7 @@ class _QueueActor:
         return self.queue.full()
 
     async def put(self, item: Any, timeout: float | None = None) -> None:
-        if timeout == 0:  # before Python 3.12 wait_for would not even try
+        if timeout == 0:  # before Python 3.12 wait_for does not try at all
             return self.put_nowait(item)
         try:
             return await asyncio.wait_for(self.queue.put(item), timeout)
@@ -204,7 +206,7 @@ def _outcome(ref: ObjectRef[Any]) -> Any:
         raise _plain(error) from None
     except RayError:
         raise
-    except BaseException:  # Ctrl-C: who waits no longer must not take an item
+    except BaseException:  # Ctrl-C: a caller that has stopped waiting must not take an item
         cancel(ref)
         raise
 
@@ -221,7 +223,7 @@ async def _awaited(ref: Awaitable[Any]) -> Any:
 
 
 def _plain(error: Exception) -> Empty | Full:
-    """What callers expect, without the remote traceback."""
+    """Convert a task error to a plain `Empty` or `Full`, without the remote traceback."""
     kind = Full if isinstance(error, (asyncio.QueueFull, Full)) else Empty
     cause = getattr(error, "cause", error)
     return kind(*cause.args)

@@ -1,8 +1,8 @@
-"""Where a task or actor wants to run: values for the option `scheduling_strategy`."""
+"""Values of the option `scheduling_strategy`: on which nodes a task or actor runs."""
 
 from __future__ import annotations
 
-from hpcray.api.scheduling import (
+from hpcray.api.scheduling_strategies import (
     DoesNotExist,
     Exists,
     In,

@@ -44,7 +44,7 @@ def test_some_options_are_refused_when_work_is_submitted(ray: Any, options: dict
 
 @row("ray.remote")
 @row("ray.method")
-def test_what_decorators_do_not_take(ray: Any) -> None:
+def test_decorators_refuse_invalid_targets_and_options(ray: Any) -> None:
     class Actor:
         pass
 
@@ -65,7 +65,7 @@ def test_what_decorators_do_not_take(ray: Any) -> None:
 
 
 @row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
-def test_the_inheritance_error_has_a_class(ray: Any) -> None:
+def test_inheriting_from_an_actor_class_raises_rays_exception_class(ray: Any) -> None:
     actor_class = ray.remote(type("Base", (), {}))
     with pytest.raises(
         ray.actor.ActorClassInheritanceException, match=r"'?Base'?.*Inheriting from actor classes is not"
@@ -79,7 +79,7 @@ def test_the_inheritance_error_has_a_class(ray: Any) -> None:
 
 
 @row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
-def test_private_names_of_handles(ray: Any) -> None:
+def test_handles_have_the_private_names_of_ray(ray: Any) -> None:
     class Actor:
         @ray.method(num_returns=2)
         def two(self) -> tuple[int, int]:
@@ -93,7 +93,7 @@ def test_private_names_of_handles(ray: Any) -> None:
 
 @ours_only
 @row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
-def test_bind_says_that_there_are_no_graphs(ray: Any) -> None:
+def test_bind_raises_that_graphs_are_not_supported(ray: Any) -> None:
     actor_class = ray.remote(num_cpus=0)(type("Actor", (), {"f": lambda self: 1}))
     for what in (ray.remote(lambda: 1), actor_class, actor_class.remote().f):
         assert not hasattr(what, "bind")
@@ -191,7 +191,7 @@ def test_the_name_of_an_actor_without_handles_is_free(ray: Any) -> None:
 
 
 @row("ray.exceptions")
-def test_key_phrases_of_errors(ray: Any, until: Callable[..., Any]) -> None:
+def test_errors_contain_the_phrases_of_ray(ray: Any, until: Callable[..., Any]) -> None:
     class Actor:
         def f(self) -> int:
             return 1
@@ -227,7 +227,7 @@ def test_key_phrases_of_errors(ray: Any, until: Callable[..., Any]) -> None:
 
 
 @row("ray.nodes")
-def test_the_keys_of_nodes(ray: Any) -> None:
+def test_nodes_have_the_keys_of_ray(ray: Any) -> None:
     (node,) = ray.nodes()
     assert node["alive"] is node["Alive"] is True
     assert (node["DeathReason"], node["DeathReasonMessage"]) == (0, "")
@@ -236,7 +236,7 @@ def test_the_keys_of_nodes(ray: Any) -> None:
 
 @row("ray.nodes")
 @row("ray.cluster_resources, ray.available_resources")
-def test_the_state_of_the_cluster_starts_nothing(tmp_path: Path) -> None:
+def test_queries_of_the_cluster_state_start_no_session(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
@@ -253,7 +253,7 @@ def test_the_state_of_the_cluster_starts_nothing(tmp_path: Path) -> None:
 
 
 @row("runtime_env")
-def test_variables_in_variables(ray: Any) -> None:
+def test_env_vars_may_refer_to_other_variables(ray: Any) -> None:
     def seen(name: str = "LIST") -> str | None:
         return os.environ.get(name)
 
@@ -270,7 +270,7 @@ def test_variables_in_variables(ray: Any) -> None:
 
 @row("placement_group")
 @row("PlacementGroup")
-def test_arguments_and_specs_of_placement_groups(ray: Any) -> None:
+def test_placement_groups_check_arguments_and_show_bundle_specs(ray: Any) -> None:
     with pytest.raises(TypeError):
         ray.util.placement_group([{"CPU": 1}], name=1)
     group = ray.util.placement_group([{"CPU": 1, "GPU": 0}, {"disk": 0.5}])
@@ -280,7 +280,7 @@ def test_arguments_and_specs_of_placement_groups(ray: Any) -> None:
 
 
 @row("NodeAffinitySchedulingStrategy")
-def test_a_node_id_has_a_form(ray: Any) -> None:
+def test_a_malformed_node_id_is_refused(ray: Any) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     for wrong in ("ab", "zz" * 28, ""):
@@ -289,7 +289,7 @@ def test_a_node_id_has_a_form(ray: Any) -> None:
 
 
 @row("ray.ObjectRef, ray.ObjectID")
-def test_more_methods_of_refs(ray: Any) -> None:
+def test_refs_have_the_further_methods_of_ray(ray: Any) -> None:
     ref = ray.put(1)
     assert ray.ObjectRef.from_binary(ref.binary()) == ref
     assert ray.ObjectRef.from_random() != ray.ObjectRef.from_random()
@@ -297,7 +297,7 @@ def test_more_methods_of_refs(ray: Any) -> None:
 
 
 @row("ray.ObjectRefGenerator, DynamicObjectRefGenerator")
-def test_what_generators_of_refs_cannot_do(ray: Any) -> None:
+def test_generators_of_refs_refuse_what_ray_refuses(ray: Any) -> None:
     def one() -> Iterator[int]:
         yield 1
 
@@ -313,7 +313,7 @@ def test_what_generators_of_refs_cannot_do(ray: Any) -> None:
 
 
 @row("ray.init")
-def test_job_config(tmp_path: Path) -> None:
+def test_init_takes_a_job_config(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
@@ -335,14 +335,14 @@ def test_job_config(tmp_path: Path) -> None:
 
 
 @row("util.ActorPool, ActorGroup, as_completed, map_unordered")
-def test_map_unordered_with_few_at_a_time(ray: Any) -> None:
+def test_map_unordered_limits_the_tasks_in_flight(ray: Any) -> None:
     double = ray.remote(num_cpus=0)(lambda x: 2 * x)
     assert sorted(ray.util.map_unordered(double, [1, 2, 3], backpressure_size=2)) == [2, 4, 6]
 
 
 @pytest.mark.slow
 @row("log_to_driver, prefixes", differs="repeated lines are counted for each node, not across the cluster")
-def test_lines_that_several_workers_print_alike(tmp_path: Path) -> None:
+def test_equal_lines_of_several_workers_are_printed_once(tmp_path: Path) -> None:
     program = """
         import hpcray.compat.ray
         import os, ray, sys
@@ -383,7 +383,7 @@ def test_the_columns_of_states_are_those_of_ray(as_ray: Any) -> None:
 
 @row("max_restarts, max_task_retries")
 @pytest.mark.parametrize("code", [3, "words"])
-def test_an_exit_code_of_an_actor_is_a_crash(ray: Any, tmp_path: Path, code: Any) -> None:
+def test_an_actor_that_exits_with_a_code_has_crashed(ray: Any, tmp_path: Path, code: Any) -> None:
     class Actor:
         def leave(self, path: str) -> str:
             if not Path(path).exists():
@@ -407,7 +407,7 @@ def test_an_exit_code_of_an_actor_is_a_crash(ray: Any, tmp_path: Path, code: Any
 
 @row("ray.ObjectRef, ray.ObjectID")
 @row("ray.internal.free")
-def test_refs_that_are_pickled_outside(ray: Any) -> None:
+def test_pickling_a_ref_outside_of_tasks_can_be_forbidden(ray: Any) -> None:
     from ray._private.internal_api import memory_summary
 
     def pickled() -> bytes:

@@ -42,13 +42,13 @@ PROGRAM = """
 
 
 @row("ray.cluster_utils.Cluster", differs="all nodes are added before the cluster is used: no node joins a running job")
-def test_cluster(tmp_path: Path, leak_check: object) -> None:
+def test_a_cluster_starts_the_nodes_that_were_added(tmp_path: Path, leak_check: object) -> None:
     out = script(PROGRAM.replace("REST", ""), tmp_path)
     assert out.split() == ["3", "5.0", "2.0", "True", "True", "True"]
 
 
 @row("ray.cluster_utils.Cluster")
-def test_a_removed_node_is_a_lost_node(tmp_path: Path, leak_check: object) -> None:
+def test_a_removed_node_is_reported_dead(tmp_path: Path, leak_check: object) -> None:
     rest = """cluster.remove_node(added[0])
     cluster.wait_for_nodes()
     print(sum(row["Alive"] for row in ray.nodes()), ray.cluster_resources()["CPU"])"""
@@ -56,7 +56,7 @@ def test_a_removed_node_is_a_lost_node(tmp_path: Path, leak_check: object) -> No
     assert out.split()[-2:] == ["2", "3.0"]
 
 
-def test_as_ray_on_several_nodes(tmp_path: Path, leak_check: object) -> None:
+def test_as_ray_runs_a_program_on_several_nodes(tmp_path: Path, leak_check: object) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import ray\n"
@@ -69,7 +69,7 @@ def test_as_ray_on_several_nodes(tmp_path: Path, leak_check: object) -> None:
         "print(*{version for version, _ in found}, len({node for _, node in found}))\n"
     )
     ended = subprocess.run(
-        [sys.executable, "-m", "hpcray.cluster.launch", "-n", "2", "--as-ray", str(program)],
+        [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--as-ray", str(program)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.stdout.split() == ["2.60.0", "2"], ended.stderr

@@ -23,7 +23,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_install_and_uninstall(site: Path) -> None:
+def test_install_makes_ray_importable_and_uninstall_ends_that(site: Path) -> None:
     assert main(["install"]) == 0
     code = (
         "import importlib.metadata, ray, ray.util.queue\n"
@@ -39,7 +39,7 @@ def test_install_and_uninstall(site: Path) -> None:
     assert not list(site.iterdir())
 
 
-def test_beside_the_real_ray_it_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_is_refused_beside_the_real_ray(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     real = site / "ray-2.49.0.dist-info"
     real.mkdir()
     (real / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.49.0\n")
@@ -49,7 +49,7 @@ def test_beside_the_real_ray_it_is_refused(site: Path, capsys: pytest.CaptureFix
     assert [path.name for path in site.iterdir()] == [real.name]
 
 
-def test_it_says_what_it_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_install_command_prints_usage_and_the_standin_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "install" in capsys.readouterr().err
     assert main(["path"]) == 0

@@ -57,7 +57,7 @@ def wheel(tmp_path: Path) -> Path:
     return tmp_path / "wheel"
 
 
-def test_libraries_are_the_wheels_and_the_core_is_ours(wheel: Path, tmp_path: Path) -> None:
+def test_a_lent_wheel_provides_libraries_but_not_the_core(wheel: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(
@@ -68,7 +68,7 @@ def test_libraries_are_the_wheels_and_the_core_is_ours(wheel: Path, tmp_path: Pa
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].split(" ", 1) == [str(wheel / "ray" / "tune" / "__init__.py"), "deep True train of the wheel"]
-    assert lines[1] == "Facade hpcray.runtime.refs hpcray.api.objects"
+    assert lines[1] == "Facade hpcray.runtime.core_worker.object_refs hpcray.api.objects"
     assert lines[2:4] == ["No module named 'ray.tune.missing'", "No module named 'ray.serve'"]
     assert lines[4].startswith("hpcray does not have ray._private.of_the_wheel")
     assert lines[5].startswith("hpcray does not have ray.of_the_wheel")
@@ -79,7 +79,7 @@ def test_libraries_are_the_wheels_and_the_core_is_ours(wheel: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("version", "match"), [("2.9.0", "is 2.9.0, and hpcray has"), ("", "does not hold the package")]
 )
-def test_another_version_is_refused(wheel: Path, version: str, match: str) -> None:
+def test_a_wheel_of_another_version_is_not_lent(wheel: Path, version: str, match: str) -> None:
     if version:
         (wheel / "ray" / "_version.py").write_text(f'version = "{version}"\n')
     else:

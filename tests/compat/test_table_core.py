@@ -55,7 +55,7 @@ def test_init_twice_is_an_error_unless_it_is_ignored(ray: Any) -> None:
 
 
 @row("ray.init", differs="an address is a session directory, 'auto' or 'local': there are no ports and no ray://")
-def test_init_keywords(tmp_path: Path) -> None:
+def test_init_accepts_the_keywords_of_ray(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
@@ -84,8 +84,8 @@ def test_init_keywords(tmp_path: Path) -> None:
 
 
 def _fresh_init(address: str) -> None:
-    from hpcray.runtime.bootstrap import enter
-    from hpcray.runtime.options import NodeOptions
+    from hpcray.runtime.node.bootstrap import enter
+    from hpcray.runtime.node.options import NodeOptions
 
     enter(address, NodeOptions())
 
@@ -118,7 +118,7 @@ def test_the_first_call_starts_a_session(tmp_path: Path) -> None:
 
 
 @row("ray.remote")
-def test_functions_generators_and_classes(ray: Any) -> None:
+def test_remote_decorates_functions_generators_and_classes(ray: Any) -> None:
     @ray.remote
     def plain(x: int, y: int = 2, *rest: int, **named: int) -> tuple[Any, ...]:
         return x, y, rest, named
@@ -176,7 +176,7 @@ def test_async_functions_are_refused(ray: Any) -> None:
 
 
 @row(".remote(), .options().remote()")
-def test_arguments_and_options(ray: Any) -> None:
+def test_remote_calls_take_arguments_and_options(ray: Any) -> None:
     @ray.remote
     def total(first: int, second: list[Any], third: int = 0) -> tuple[int, bool]:
         return first + third + sum(ray.get(second)), isinstance(second[0], ray.ObjectRef)
@@ -195,7 +195,7 @@ def test_arguments_and_options(ray: Any) -> None:
 
 
 @row("ray.get")
-def test_get(ray: Any) -> None:
+def test_get_returns_values_and_refuses_what_is_no_ref(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Slow:
         async def sleep(self) -> None:
@@ -214,7 +214,7 @@ def test_get(ray: Any) -> None:
 
 
 @row("ray.put")
-def test_put(ray: Any) -> None:
+def test_put_stores_read_only_values_from_any_thread(ray: Any) -> None:
     import numpy as np
 
     big = np.arange(100_000)
@@ -233,7 +233,7 @@ def test_put(ray: Any) -> None:
 
 
 @row("ray.wait")
-def test_wait(ray: Any) -> None:
+def test_wait_returns_ready_and_unready_refs(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Gate:
         def __init__(self) -> None:
@@ -263,7 +263,7 @@ def test_wait(ray: Any) -> None:
 
 
 @row("ray.kill")
-def test_kill(ray: Any, until: Any) -> None:
+def test_kill_ends_an_actor_and_refuses_refs(ray: Any, until: Any) -> None:
     @ray.remote(num_cpus=0)
     class A:
         def ok(self) -> int:
@@ -285,7 +285,7 @@ def test_kill(ray: Any, until: Any) -> None:
 
 
 @row("ray.cancel")
-def test_cancel(ray: Any) -> None:
+def test_cancel_ends_queued_and_running_tasks(ray: Any) -> None:
     @ray.remote(num_cpus=4)
     def sleep() -> None:
         import time
@@ -304,7 +304,7 @@ def test_cancel(ray: Any) -> None:
 
 
 @row("ray.get_actor")
-def test_get_actor(ray: Any) -> None:
+def test_get_actor_finds_actors_by_name_and_namespace(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Named:
         def who(self) -> str:
@@ -320,7 +320,7 @@ def test_get_actor(ray: Any) -> None:
 
 
 @row("ray.method")
-def test_method(ray: Any) -> None:
+def test_method_sets_the_options_of_actor_methods(ray: Any) -> None:
     @ray.remote(num_cpus=0, concurrency_groups={"io": 1})
     class Actor:
         tries = 0
@@ -364,7 +364,7 @@ def test_method(ray: Any) -> None:
 
 
 @row("ray.nodes")
-def test_nodes(ray: Any) -> None:
+def test_nodes_lists_the_node_with_its_resources(ray: Any) -> None:
     (node,) = ray.nodes()
     address = ray.util.get_node_ip_address()
     assert node["Alive"] is True
@@ -375,7 +375,7 @@ def test_nodes(ray: Any) -> None:
 
 
 @row("ray.cluster_resources, ray.available_resources")
-def test_resources(ray: Any, until: Any) -> None:
+def test_cluster_and_available_resources_are_counted(ray: Any, until: Any) -> None:
     total = ray.cluster_resources()
     assert (total["CPU"], total["GPU"], total["disk"], total["node:__internal_head__"]) == (4, 2, 2, 1)
     assert total["memory"] > 0
@@ -394,7 +394,7 @@ def test_resources(ray: Any, until: Any) -> None:
 
 
 @row("ray.get_gpu_ids")
-def test_get_gpu_ids(ray: Any) -> None:
+def test_get_gpu_ids_returns_the_visible_device_of_a_task(ray: Any) -> None:
     @ray.remote(num_gpus=1)
     def mine() -> tuple[list[Any], str]:
         return ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"]
@@ -406,7 +406,7 @@ def test_get_gpu_ids(ray: Any) -> None:
 
 
 @row("ray.get_runtime_context")
-def test_runtime_context(ray: Any) -> None:
+def test_the_runtime_context_names_node_task_and_actor(ray: Any) -> None:
     @ray.remote(num_cpus=1, name="the task")
     def task() -> dict[str, Any]:
         here = ray.get_runtime_context()
@@ -447,7 +447,7 @@ def test_runtime_context(ray: Any) -> None:
 
 
 @row("ray.ObjectRef, ray.ObjectID")
-def test_refs(ray: Any) -> None:
+def test_object_refs_have_the_methods_of_ray(ray: Any) -> None:
     ref = ray.put(5)
     assert isinstance(ref, ray.ObjectRef)
     assert ray.ObjectID is ray.ObjectRef
@@ -475,7 +475,7 @@ def test_refs(ray: Any) -> None:
 
 
 @row("ray.ObjectRefGenerator, DynamicObjectRefGenerator")
-def test_generators(ray: Any) -> None:
+def test_generators_of_tasks_and_actors_yield_refs(ray: Any) -> None:
     @ray.remote
     def count(n: int) -> Any:
         for index in range(n):
@@ -505,7 +505,7 @@ def test_generators(ray: Any) -> None:
 
 
 @row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
-def test_actor_names(ray: Any, until: Any) -> None:
+def test_actor_classes_handles_and_methods_have_the_names_of_ray(ray: Any, until: Any) -> None:
     class Plain:
         """Of the user."""
 
@@ -565,7 +565,7 @@ def test_a_class_made_at_run_time_travels_by_value(ray: Any) -> None:
 
 
 @row("ray.exceptions")
-def test_exceptions(ray: Any) -> None:
+def test_errors_of_tasks_have_the_classes_of_ray(ray: Any) -> None:
     class Own(Exception):
         def __init__(self, code: int) -> None:
             super().__init__(f"code {code}")
@@ -597,7 +597,9 @@ def test_exceptions(ray: Any) -> None:
 
 
 @row("ray.cloudpickle")
-def test_cloudpickle(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cloudpickle_registers_modules_that_are_pickled_by_value(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "only_here.py").write_text("def word():\n    return 'by value'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     only_here = importlib.import_module("only_here")
@@ -612,7 +614,7 @@ def test_cloudpickle(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @row("ray.timeline")
-def test_timeline(ray: Any, tmp_path: Path) -> None:
+def test_timeline_has_the_events_of_tasks(ray: Any, tmp_path: Path) -> None:
     if not hasattr(ray, "timeline"):
         pytest.xfail("hpcray does not have ray.timeline")
     import json
@@ -626,7 +628,7 @@ def test_timeline(ray: Any, tmp_path: Path) -> None:
 
 
 @row("ray.__version__, metadata version", differs='metadata says "2.60.0+hpcray", which satisfies ray>=2.10')
-def test_version(as_ray: Any) -> None:
+def test_version_and_metadata_are_those_of_ray(as_ray: Any) -> None:
     assert [int(part) for part in as_ray.__version__.split(".")] == [2, 60, 0]
     assert importlib.metadata.version("ray").startswith(as_ray.__version__)
     assert importlib.util.find_spec("ray") is not None
@@ -635,7 +637,7 @@ def test_version(as_ray: Any) -> None:
 
 
 @row("ray.runtime_env.RuntimeEnv")
-def test_runtime_env_class(ray: Any) -> None:
+def test_a_runtime_env_object_is_accepted_as_an_option(ray: Any) -> None:
     try:
         from ray.runtime_env import RuntimeEnv
     except ImportError as error:
@@ -646,7 +648,7 @@ def test_runtime_env_class(ray: Any) -> None:
 
 
 @row("ray.job_submission", missing="there is no HTTP server; jobs are sent by hpcray.cluster.submit")
-def test_job_submission(as_ray: Any) -> None:
+def test_job_submission_raises_that_there_is_no_job_server(as_ray: Any) -> None:
     from ray.job_submission import JobStatus, JobSubmissionClient
 
     assert JobStatus("SUCCEEDED").is_terminal()
@@ -655,7 +657,7 @@ def test_job_submission(as_ray: Any) -> None:
 
 
 @row("ray.util.client, ray://", missing="a program that runs outside of the job cannot join it")
-def test_client(as_ray: Any) -> None:
+def test_ray_client_is_never_connected(as_ray: Any) -> None:
     from ray.util.client import ray as client
 
     assert client.is_connected() is False
@@ -664,7 +666,7 @@ def test_client(as_ray: Any) -> None:
 
 
 @row("ray.LoggingConfig, ray.logger")
-def test_logging_config(as_ray: Any) -> None:
+def test_a_logging_config_refuses_unknown_encodings(as_ray: Any) -> None:
     assert as_ray.logger.name == "ray"
     if not hasattr(as_ray, "LoggingConfig"):
         pytest.xfail("hpcray does not have ray.LoggingConfig")

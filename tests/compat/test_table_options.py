@@ -14,7 +14,7 @@ from .rows import row
 
 
 @row("num_cpus, num_gpus")
-def test_cpus_and_gpus(ray: Any) -> None:
+def test_tasks_hold_the_requested_cpus_and_gpus(ray: Any) -> None:
     @ray.remote
     def holds() -> dict[str, float]:
         return ray.get_runtime_context().get_assigned_resources()
@@ -35,7 +35,7 @@ def test_cpus_and_gpus(ray: Any) -> None:
 
 
 @row("resources")
-def test_custom_resources(ray: Any) -> None:
+def test_tasks_hold_the_requested_custom_resources(ray: Any) -> None:
     @ray.remote(resources={"disk": 0.5}, num_cpus=0)
     def holds() -> dict[str, float]:
         return ray.get_runtime_context().get_assigned_resources()
@@ -46,7 +46,7 @@ def test_custom_resources(ray: Any) -> None:
 
 
 @row("memory, object_store_memory")
-def test_memory(ray: Any) -> None:
+def test_tasks_hold_the_requested_memory(ray: Any) -> None:
     @ray.remote(memory=1 << 20)
     def holds() -> dict[str, float]:
         return ray.get_runtime_context().get_assigned_resources()
@@ -57,15 +57,15 @@ def test_memory(ray: Any) -> None:
 
 
 @row("accelerator_type")
-def test_accelerator_type(ray: Any) -> None:
-    nobody = ray.remote(lambda: 1).options(accelerator_type="A100").remote()
-    assert ray.wait([nobody], timeout=0.1) == ([], [nobody]), "no node here has one"
-    ray.cancel(nobody)
+def test_a_task_waits_for_a_node_with_its_accelerator_type(ray: Any) -> None:
+    waiting = ray.remote(lambda: 1).options(accelerator_type="A100").remote()
+    assert ray.wait([waiting], timeout=0.1) == ([], [waiting]), "no node here has one"
+    ray.cancel(waiting)
     assert ray.util.accelerators.NVIDIA_A100 == "A100"
 
 
 @row("name, namespace, get_if_exists, lifetime")
-def test_names(ray: Any) -> None:
+def test_actors_have_names_namespaces_and_lifetimes(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Actor:
         def pid(self) -> int:
@@ -86,7 +86,7 @@ def test_names(ray: Any) -> None:
 
 
 @row("scheduling_strategy")
-def test_strategies(ray: Any) -> None:
+def test_tasks_run_where_their_scheduling_strategy_allows(ray: Any) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
@@ -103,7 +103,7 @@ def test_strategies(ray: Any) -> None:
 
 
 @row("placement_group, placement_group_bundle_index (legacy)")
-def test_legacy_placement_group_options(ray: Any) -> None:
+def test_tasks_take_a_placement_group_as_legacy_option(ray: Any) -> None:
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 1}])
     which = ray.remote(lambda: ray.get_runtime_context().get_placement_group_id())
     options = {"placement_group": group, "placement_group_bundle_index": 1, "placement_group_capture_child_tasks": True}
@@ -112,7 +112,7 @@ def test_legacy_placement_group_options(ray: Any) -> None:
 
 
 @row("label_selector, fallback_strategy")
-def test_label_selector(ray: Any) -> None:
+def test_tasks_run_on_nodes_whose_labels_match(ray: Any) -> None:
     here = ray.get_runtime_context().get_node_id()
     where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
     chosen = where.options(label_selector={ray._raylet.RAY_NODE_ID_KEY: here})
@@ -130,7 +130,7 @@ def test_label_selector(ray: Any) -> None:
 
 
 @row("runtime_env")
-def test_env_vars(ray: Any) -> None:
+def test_env_vars_of_a_runtime_env_reach_tasks_and_actors(ray: Any) -> None:
     @ray.remote(runtime_env={"env_vars": {"TABLE_A": "1"}})
     def task() -> str:
         return os.environ["TABLE_A"]
@@ -148,7 +148,7 @@ def test_env_vars(ray: Any) -> None:
 
 
 @row("num_returns")
-def test_num_returns(ray: Any) -> None:
+def test_num_returns_splits_the_result_of_a_task(ray: Any) -> None:
     @ray.remote(num_returns=3)
     def three() -> tuple[int, ...]:
         return 1, 2, 3
@@ -163,7 +163,7 @@ def test_num_returns(ray: Any) -> None:
 
 
 @row("max_retries, retry_exceptions")
-def test_retries(ray: Any, tmp_path: Any) -> None:
+def test_tasks_are_retried_after_crashes_and_listed_exceptions(ray: Any, tmp_path: Any) -> None:
     file = tmp_path / "tries"
 
     @ray.remote
@@ -188,7 +188,7 @@ def test_retries(ray: Any, tmp_path: Any) -> None:
 
 
 @row("max_calls")
-def test_max_calls(ray: Any) -> None:
+def test_max_calls_ends_the_worker_after_that_many_calls(ray: Any) -> None:
     @ray.remote(max_calls=1)
     def pid() -> int:
         return os.getpid()
@@ -197,7 +197,7 @@ def test_max_calls(ray: Any) -> None:
 
 
 @row("max_restarts, max_task_retries")
-def test_restarts(ray: Any, until: Any) -> None:
+def test_actors_restart_and_retry_their_calls(ray: Any, until: Any) -> None:
     @ray.remote(num_cpus=0, max_restarts=1, max_task_retries=1)
     class Actor:
         def pid(self) -> int:
@@ -224,7 +224,7 @@ def test_restarts(ray: Any, until: Any) -> None:
 
 
 @row("max_concurrency")
-def test_max_concurrency(ray: Any) -> None:
+def test_max_concurrency_limits_the_calls_of_an_actor(ray: Any) -> None:
     @ray.remote(num_cpus=0, max_concurrency=2)
     class Threads:
         def __init__(self) -> None:
@@ -254,7 +254,7 @@ def test_max_concurrency(ray: Any) -> None:
 
 
 @row("concurrency_groups")
-def test_concurrency_groups(ray: Any) -> None:
+def test_concurrency_groups_have_limits_of_their_own(ray: Any) -> None:
     @ray.remote(num_cpus=0, concurrency_groups={"io": 2, "one": 1})
     class Actor:
         def __init__(self) -> None:
@@ -276,7 +276,7 @@ def test_concurrency_groups(ray: Any) -> None:
 
 
 @row("max_pending_calls, allow_out_of_order_execution")
-def test_pending_calls(ray: Any) -> None:
+def test_max_pending_calls_limits_the_queue_of_an_actor(ray: Any) -> None:
     @ray.remote(num_cpus=0, max_pending_calls=2)
     class Actor:
         def sleep(self) -> None:
@@ -290,13 +290,13 @@ def test_pending_calls(ray: Any) -> None:
 
 
 @row("enable_task_events, _labels")
-def test_accepted_options(ray: Any) -> None:
+def test_options_without_effect_are_accepted(ray: Any) -> None:
     task = ray.remote(lambda: 1).options(enable_task_events=False, _labels={"a": "b"})
     assert ray.get(task.remote()) == 1
 
 
 @row("_generator_backpressure_num_objects")
-def test_backpressure(ray: Any, tmp_path: Any, until: Any) -> None:
+def test_backpressure_stops_a_generator_ahead_of_its_reader(ray: Any, tmp_path: Any, until: Any) -> None:
     file = tmp_path / "made"
 
     @ray.remote(_generator_backpressure_num_objects=2)

@@ -13,19 +13,22 @@ from typing import Any
 
 import pytest
 
+from hpcray.compat.finder import load_source
+from hpcray.compat.table import MODULES
+
 from .rows import row
 from .test_table_core import ROOT, script
 
 
 @row("ray._private.services.get_node_ip_address")
-def test_services(ray: Any) -> None:
+def test_private_services_return_the_address_of_the_node(ray: Any) -> None:
     from ray._private.services import get_node_ip_address
 
     assert get_node_ip_address() == ray.nodes()[0]["NodeManagerAddress"]
 
 
 @row("ray._private.state")
-def test_state(ray: Any, until: Any) -> None:
+def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: Any) -> None:
     from ray._private import state
 
     here = ray.get_runtime_context().get_node_id()
@@ -54,7 +57,7 @@ def test_state(ray: Any, until: Any) -> None:
 
 
 @row("ray._private.worker.global_worker")
-def test_global_worker(ray: Any) -> None:
+def test_the_global_worker_names_the_role_of_the_process(ray: Any) -> None:
     worker = ray._private.worker.global_worker
     worker.check_connected()
     assert (worker.connected, worker.mode) == (True, ray.SCRIPT_MODE)
@@ -84,7 +87,7 @@ def test_global_worker(ray: Any) -> None:
     "ray._private.worker._global_node",
     differs="there is no directory of log files; the session directory stands for it",
 )
-def test_global_node(ray: Any) -> None:
+def test_the_global_node_names_addresses_and_directories(ray: Any) -> None:
     node = ray._private.worker._global_node
     assert os.path.isdir(node.get_session_dir_path())
     assert os.path.isdir(node.get_logs_dir_path())
@@ -93,7 +96,7 @@ def test_global_node(ray: Any) -> None:
 
 
 @row("ray._private.worker: printing", differs="what workers print does not go through it; replacing it changes nothing")
-def test_printing(ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_workers_are_printed_with_the_prefix_of_ray(ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"ip": "10.0.0.9", "pid": 7, "is_err": False, "lines": ["one", "two"], "actor_name": "A", "task_name": None}
     file = io.StringIO()
     ray._private.worker.print_worker_logs(data, file)
@@ -103,7 +106,7 @@ def test_printing(ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @row("ray._private.utils")
-def test_utils(ray: Any) -> None:
+def test_private_utils_convert_and_measure_as_in_ray(ray: Any) -> None:
     from ray._private.utils import get_ray_temp_dir
 
     session = ray._private.worker._global_node.get_session_dir_path()
@@ -125,7 +128,7 @@ def test_utils(ray: Any) -> None:
         "ray._private.log_monitor", "ray._private.ray_option_utils", "ray.nonsense", "ray.util.nonsense",
     ],
 )  # fmt: skip
-def test_what_is_missing_says_so(as_ray: Any, name: str) -> None:
+def test_missing_modules_of_ray_raise_an_error_with_their_name(as_ray: Any, name: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"hpcray does not have {name}") as caught:
         importlib.import_module(name)
     assert caught.value.name == name
@@ -136,7 +139,7 @@ def test_what_is_missing_says_so(as_ray: Any, name: str) -> None:
 
 
 @row("ray._private.accelerators")
-def test_accelerators(as_ray: Any) -> None:
+def test_the_accelerator_managers_describe_the_gpus_of_the_node(as_ray: Any) -> None:
     from ray._private.accelerators import get_accelerator_manager_for_resource, get_all_accelerator_resource_names
 
     manager = get_accelerator_manager_for_resource("GPU")
@@ -147,23 +150,23 @@ def test_accelerators(as_ray: Any) -> None:
 
 
 @row("ray._private.runtime_env.constants, packaging, nsight", differs="packaging and nsight are not there")
-def test_runtime_env_constants(as_ray: Any) -> None:
+def test_the_runtime_env_constants_have_the_values_of_ray(as_ray: Any) -> None:
     from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
     assert RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 
 @row("ray._private.client_mode_hook")
-def test_client_mode_hook(as_ray: Any) -> None:
+def test_the_client_mode_hooks_have_no_effect(as_ray: Any) -> None:
     from ray._private.client_mode_hook import client_mode_hook, client_mode_should_convert, disable_client_hook
 
     with disable_client_hook():
         assert client_mode_should_convert() is False
-    assert client_mode_hook(test_services) is test_services
+    assert client_mode_hook(script) is script
 
 
 @row("ray._raylet")
-def test_ids(ray: Any) -> None:
+def test_ids_convert_as_in_ray(ray: Any) -> None:
     from ray._raylet import RAY_NODE_ID_KEY, ActorID, NodeID, PlacementGroupID
 
     here = ray.get_runtime_context().get_node_id()
@@ -180,7 +183,7 @@ def test_ids(ray: Any) -> None:
 
 
 @row("ray.actor._modify_class")
-def test_modify_class(ray: Any) -> None:
+def test_modify_class_makes_a_subclass_of_the_same_name(ray: Any) -> None:
     class Plain:
         def get(self) -> int:
             return 1
@@ -192,14 +195,14 @@ def test_modify_class(ray: Any) -> None:
 
 
 @row("ray.remote_function.RemoteFunction")
-def test_remote_function(ray: Any) -> None:
+def test_remote_functions_have_the_private_names_of_ray(ray: Any) -> None:
     function = ray.remote(lambda: 1)
     assert isinstance(function, ray.remote_function.RemoteFunction)
     assert function._function() == 1
 
 
 @row("ray.dashboard.utils", missing="there is no dashboard and no HTTP server")
-def test_dashboard(as_ray: Any) -> None:
+def test_the_dashboard_utils_raise_that_there_is_no_job_server(as_ray: Any) -> None:
     from ray.dashboard.utils import get_address_for_submission_client
 
     with pytest.raises(ConnectionError, match="no job server"):
@@ -209,7 +212,7 @@ def test_dashboard(as_ray: Any) -> None:
 # -------------------------------------------------------------------- import ray
 
 
-def test_names_are_the_objects_of_hpcray(as_ray: Any) -> None:
+def test_names_of_ray_are_the_objects_of_hpcray(as_ray: Any) -> None:
     import hpcray
 
     for name in ("get", "put", "wait", "remote", "ObjectRef", "init"):
@@ -218,6 +221,24 @@ def test_names_are_the_objects_of_hpcray(as_ray: Any) -> None:
     assert as_ray.exceptions.GetTimeoutError is hpcray.exceptions.GetTimeoutError
     assert as_ray is not hpcray
     assert hpcray.__version__ != as_ray.__version__
+
+
+@pytest.mark.parametrize("module", [module for module, sources in MODULES.items() if sources])
+def test_every_source_that_the_table_names_for_a_module_of_ray_exists(module: str) -> None:
+    for source in MODULES[module]:
+        try:
+            load_source(source)
+        except ImportError as error:  # joblib or dask is not installed
+            assert not (error.name or "hpcray").startswith("hpcray"), error
+
+
+def test_a_source_with_a_selection_has_only_the_selected_names() -> None:
+    source = load_source("hpcray.compat.names.private:decode get_num_cpus")
+    assert source.__all__ == ["decode", "get_num_cpus"]
+    assert source.decode(b"x") == "x"
+    assert not hasattr(source, "get_system_memory")
+    with pytest.raises(AttributeError, match="nonsense"):
+        load_source("hpcray.compat.names.private:nonsense")
 
 
 def test_a_submodule_does_not_hide_the_function_of_its_name(as_ray: Any) -> None:
@@ -256,7 +277,7 @@ def test_a_real_ray_that_is_imported_already_is_left_alone(tmp_path: Path) -> No
     assert "the real ray" in ended.stderr.splitlines()[-1]
 
 
-def test_as_ray_runs_a_program_that_does_not_know_of_us(tmp_path: Path) -> None:
+def test_as_ray_runs_a_program_that_imports_ray_only(tmp_path: Path) -> None:
     program = """
         import importlib.metadata, sys
         import ray
@@ -273,7 +294,7 @@ def test_as_ray_runs_a_program_that_does_not_know_of_us(tmp_path: Path) -> None:
     assert out.split() == ["2.60.0", "2.60.0+hpcray"]
 
 
-def test_no_file_of_rays_is_in_the_package() -> None:
+def test_the_package_contains_no_file_of_ray() -> None:
     import hpcray
 
     for file in Path(hpcray.__file__).parent.joinpath("compat").rglob("*.py"):

@@ -32,7 +32,7 @@ def there(name: str) -> Any:
 
 
 @row("placement_group")
-def test_placement_group(ray: Any) -> None:
+def test_placement_groups_reserve_bundles_by_strategy(ray: Any) -> None:
     from ray.util.placement_group import placement_group
 
     for strategy in ("PACK", "SPREAD", "STRICT_PACK"):
@@ -49,7 +49,7 @@ def test_placement_group(ray: Any) -> None:
 
 
 @row("PlacementGroup")
-def test_group_handle(ray: Any) -> None:
+def test_the_handle_of_a_placement_group_travels(ray: Any) -> None:
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 2}])
     assert isinstance(group, ray.util.placement_group.__globals__["PlacementGroup"])
     assert isinstance(group.ready(), ray.ObjectRef)
@@ -61,7 +61,7 @@ def test_group_handle(ray: Any) -> None:
 
 
 @row("remove_placement_group, placement_group_table, get_current_placement_group, get_placement_group")
-def test_group_functions(ray: Any, until: Any) -> None:
+def test_placement_groups_are_listed_found_and_removed(ray: Any, until: Any) -> None:
     from ray.util import get_current_placement_group, get_placement_group, placement_group_table
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -83,7 +83,7 @@ def test_group_functions(ray: Any, until: Any) -> None:
 
 
 @row("PlacementGroupSchedulingStrategy")
-def test_inside_of_a_group(ray: Any) -> None:
+def test_actors_in_a_placement_group_share_a_bundle(ray: Any) -> None:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = ray.util.placement_group([{"CPU": 1, "GPU": 1}, {"CPU": 1}])
@@ -107,7 +107,7 @@ def test_inside_of_a_group(ray: Any) -> None:
 
 
 @row("NodeAffinitySchedulingStrategy", differs="an id that no node has is a ValueError at the call, not at get()")
-def test_node_affinity(ray: Any) -> None:
+def test_node_affinity_selects_the_node(ray: Any) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
@@ -122,7 +122,7 @@ def test_node_affinity(ray: Any) -> None:
 
 
 @row("NodeLabelSchedulingStrategy")
-def test_node_labels(ray: Any) -> None:
+def test_node_labels_select_the_node(ray: Any) -> None:
     from ray.util.scheduling_strategies import Exists, In, NodeLabelSchedulingStrategy, NotIn
 
     here = ray.get_runtime_context().get_node_id()
@@ -143,12 +143,12 @@ def test_node_labels(ray: Any) -> None:
 
 
 @row("util.get_node_ip_address")
-def test_address(ray: Any) -> None:
+def test_get_node_ip_address_is_the_address_of_the_node(ray: Any) -> None:
     assert ray.util.get_node_ip_address() == ray.nodes()[0]["NodeManagerAddress"]
 
 
 @row("util.queue.Queue")
-def test_queue(ray: Any) -> None:
+def test_a_queue_is_shared_by_driver_and_tasks(ray: Any) -> None:
     from ray.util.queue import Empty, Full, Queue
 
     queue = Queue(maxsize=2, actor_options={"num_cpus": 0})
@@ -165,7 +165,7 @@ def test_queue(ray: Any) -> None:
 
 
 @row("util.ActorPool, ActorGroup, as_completed, map_unordered")
-def test_pools(ray: Any) -> None:
+def test_actor_pools_and_iterators_return_all_results(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Doubler:
         def double(self, x: int) -> int:
@@ -180,7 +180,7 @@ def test_pools(ray: Any) -> None:
 
 
 @row("util.list_named_actors")
-def test_list_named_actors(ray: Any, until: Any) -> None:
+def test_named_actors_are_listed_by_namespace(ray: Any, until: Any) -> None:
     @ray.remote(num_cpus=0)
     class Named:
         pass
@@ -194,7 +194,7 @@ def test_list_named_actors(ray: Any, until: Any) -> None:
 
 
 @row("util.state, experimental.state.api")
-def test_util_state(ray: Any, until: Any) -> None:
+def test_the_state_api_lists_actors_nodes_and_placement_groups(ray: Any, until: Any) -> None:
     state = there("ray.util.state")
 
     @ray.remote(num_cpus=0)
@@ -219,7 +219,7 @@ def test_util_state(ray: Any, until: Any) -> None:
 
 
 @row("util.collective")
-def test_collective(ray: Any) -> None:
+def test_a_collective_group_of_actors_reduces_arrays(ray: Any) -> None:
     there("ray.util.collective")
     import numpy as np
 
@@ -244,7 +244,7 @@ def test_collective(ray: Any) -> None:
 
 
 @row("util.metrics")
-def test_metrics(ray: Any) -> None:
+def test_metrics_have_the_methods_and_errors_of_ray(ray: Any) -> None:
     there("ray.util.metrics")
     from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -259,7 +259,7 @@ def test_metrics(ray: Any) -> None:
 
 
 @row("util.multiprocessing.Pool")
-def test_multiprocessing(ray: Any) -> None:
+def test_a_multiprocessing_pool_maps_and_applies(ray: Any) -> None:
     from ray.util.multiprocessing import Pool
 
     with Pool(2) as pool:
@@ -269,7 +269,7 @@ def test_multiprocessing(ray: Any) -> None:
 
 
 @row("util.joblib.register_ray")
-def test_joblib(ray: Any) -> None:
+def test_joblib_runs_calls_on_the_ray_backend(ray: Any) -> None:
     joblib = pytest.importorskip("joblib")
     from ray.util.joblib import register_ray
 
@@ -279,7 +279,7 @@ def test_joblib(ray: Any) -> None:
 
 
 @row("util.dask")
-def test_dask(ray: Any) -> None:
+def test_dask_graphs_are_computed_by_tasks(ray: Any) -> None:
     pytest.importorskip("dask")
     from ray.util.dask import enable_dask_on_ray, ray_dask_get
 
@@ -292,7 +292,7 @@ def test_dask(ray: Any) -> None:
 
 
 @row("util.register_serializer, deregister_serializer")
-def test_serializers(ray: Any) -> None:
+def test_a_registered_serializer_is_used_until_deregistered(ray: Any) -> None:
     if not hasattr(ray.util, "register_serializer"):
         pytest.xfail("hpcray does not have ray.util.register_serializer")
 
@@ -309,7 +309,7 @@ def test_serializers(ray: Any) -> None:
 
 
 @row("util.inspect_serializability")
-def test_inspect(ray: Any) -> None:
+def test_inspect_serializability_finds_what_does_not_pickle(ray: Any) -> None:
     lock = threading.Lock()
     fine, problems = ray.util.inspect_serializability(lambda: lock, name="it")
     assert not fine
@@ -317,7 +317,7 @@ def test_inspect(ray: Any) -> None:
 
 
 @row("util.annotations, util.debug.log_once, util.timer")
-def test_small_modules(as_ray: Any) -> None:
+def test_annotations_log_once_and_timer_behave_as_in_ray(as_ray: Any) -> None:
     from ray.util.annotations import Deprecated, DeveloperAPI, PublicAPI, RayDeprecationWarning
     from ray.util.debug import log_once, reset_log_once
     from ray.util.timer import _Timer
@@ -345,7 +345,7 @@ def test_small_modules(as_ray: Any) -> None:
 
 
 @row("experimental.internal_kv")
-def test_internal_kv(ray: Any) -> None:
+def test_the_internal_kv_stores_lists_and_deletes_keys(ray: Any) -> None:
     kv = there("ray.experimental.internal_kv")
     assert kv._internal_kv_initialized()
     assert kv._internal_kv_put(b"table", b"1", namespace="t") is False, "it was not there"
@@ -359,7 +359,7 @@ def test_internal_kv(ray: Any) -> None:
 
 
 @row("experimental.tqdm_ray", differs="a bar is one line at its end: workers have no terminal")
-def test_tqdm(as_ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_one_line_at_its_end(as_ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from ray.experimental.tqdm_ray import tqdm
 
     assert list(tqdm([1, 2], desc="rows")) == [1, 2]
@@ -370,7 +370,7 @@ def test_tqdm(as_ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @row("experimental.get_object_locations")
-def test_object_locations(ray: Any) -> None:
+def test_object_locations_name_node_and_size(ray: Any) -> None:
     import numpy as np
 
     ref = ray.put(np.zeros(100_000))
@@ -380,7 +380,7 @@ def test_object_locations(ray: Any) -> None:
 
 
 @row("RDT: tensor_transport", missing="tensors go through the node stores; GPU objects are an issue of their own")
-def test_tensor_transport(ray: Any) -> None:
+def test_tensor_transport_is_refused(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Actor:
         @ray.method(tensor_transport="nccl")
@@ -393,7 +393,7 @@ def test_tensor_transport(ray: Any) -> None:
 
 @pytest.mark.slow
 @row("object spilling")
-def test_spilling(tmp_path: Path) -> None:
+def test_objects_beyond_the_store_are_spilled(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
@@ -408,7 +408,7 @@ def test_spilling(tmp_path: Path) -> None:
 
 
 @row("ray.internal.free")
-def test_free(ray: Any) -> None:
+def test_a_freed_object_raises_object_freed_error(ray: Any) -> None:
     import numpy as np
     from ray._private.internal_api import free
 
@@ -419,7 +419,7 @@ def test_free(ray: Any) -> None:
 
 
 @row("log_to_driver, prefixes")
-def test_log_to_driver(tmp_path: Path) -> None:
+def test_log_to_driver_prints_lines_of_workers_with_a_prefix(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
@@ -445,7 +445,7 @@ def test_log_to_driver(tmp_path: Path) -> None:
     "command line: start, stop, status",
     differs="a job is started by Slurm or mpirun and ends by itself: no start, stop",
 )
-def test_command_line(ray: Any) -> None:
+def test_the_status_command_prints_resources(ray: Any) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "hpcray.cli", "status"], capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

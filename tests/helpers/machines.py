@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.host import topology
+from hpcray.platform import numa_binding
 
 _GPUS = ("0000:17:00.0", "0000:31:00.0", "0000:B1:00.0", "0000:CA:00.0")
 _ADAPTERS = (("mlx5_0", 0), ("mlx5_1", 1))
@@ -29,7 +29,7 @@ def machine(root: Path, monkeypatch: pytest.MonkeyPatch | None = None, cores: Se
     for name, node in _ADAPTERS:
         adapter(root, name, node)
     if monkeypatch is not None:
-        monkeypatch.setattr(topology, "ROOT", root)
+        monkeypatch.setattr(numa_binding, "ROOT", root)
 
 
 def adapter(root: Path, name: str, node: int, subnet: str = "fe80:0000:0000:0001", state: str = "4: ACTIVE") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcray.host.session import live_sessions
+from hpcray.platform.session_directory import live_sessions
 
 
 def raylet_pid(node: int) -> int:

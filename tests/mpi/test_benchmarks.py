@@ -61,7 +61,7 @@ def test_the_spill_benchmark_compares_every_bit(tmp_path: Path, leak_check: Leak
 @pytest.mark.timeout(200)
 def test_a_mixed_workload_is_right_and_gives_all_back(tmp_path: Path, leak_check: LeakCheck) -> None:
     figures = tmp_path / "mixed.json"
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--cpus-per-node", "2", "--gpus-per-node", "1"]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--cpus-per-node", "2", "--gpus-per-node", "1"]
     with Job([*line, str(ROOT / "benchmarks" / "mixed.py"), "--json", str(figures)]) as job:
         ended = job.wait(190)
     assert ended.code == 0, ended.out + ended.err

@@ -9,11 +9,11 @@ import pytest
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck
 
-from hpcray.host.launcher import open_mpi_wheel
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 
 pytestmark = [
     pytest.mark.usefixtures("both_ways"),
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
@@ -23,10 +23,10 @@ import contextlib, os, random, signal, threading, time
 from functools import partial
 import numpy as np
 import hpcray as ray
-from hpcray.base.ids import raylet_of
-from hpcray.host.session import live_sessions
-from hpcray.runtime.refs import current
-from hpcray.wire import messages as m
+from hpcray.common.ids import raylet_of
+from hpcray.platform.session_directory import live_sessions
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.protocol import messages as m
 
 SIZE, PATIENCE, SECONDS = 30_000, 100, 30
 ray.init()
@@ -122,7 +122,7 @@ print("done", rounds, kills, sorted(lost), flush=True)
 def test_nothing_is_lost(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "chaos.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--cpus-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--cpus-per-node", "2", str(script)]
     with Job(command) as job:
         ended = job.wait(280)
     assert ended.code == 0, ended.err

@@ -58,7 +58,7 @@ print("all of it", flush=True)
 """
 
 
-def test_from_all_nodes(tmp_path: Path, leak_check: LeakCheck) -> None:
+def test_stack_why_and_list_cover_all_nodes(tmp_path: Path, leak_check: LeakCheck) -> None:
     with Job(as_module(3, write(tmp_path, PROGRAM))) as job:
         ended = job.wait(120)
     assert ended.code == 0 and "all of it" in ended.out, ended.out + ended.err

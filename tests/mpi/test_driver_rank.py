@@ -12,11 +12,11 @@ import pytest
 from helpers.jobs import ROOT, Job, under_mpirun
 from helpers.leaks import LeakCheck
 
-from hpcray.host.launcher import open_mpi_wheel
-from hpcray.host.session import live_sessions
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.session_directory import live_sessions
 
 pytestmark = [
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]
 
@@ -70,7 +70,7 @@ except KeyboardInterrupt:
 def launch(tmp_path: Path, body: str, *args: str, rank: int, ranks: int = 3) -> list[str]:
     script = tmp_path / "program.py"
     script.write_text(BEGIN + body)
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), "--driver-rank", str(rank)]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(ranks), "--driver-rank", str(rank)]
     return [*line, "--cpus-per-node", "2", str(script), *args]
 
 

@@ -53,7 +53,7 @@ def run(directory: Path, command: list[str], environ: dict[str, str] | None = No
 
 def launched(script: Path, *args: str) -> list[str]:
     """On this host as four nodes with two GPUs each."""
-    launch = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--cpus-per-node", "1"]
+    launch = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--cpus-per-node", "1"]
     return [*launch, "--gpus-per-node", "2", str(script), *args]
 
 

@@ -12,12 +12,12 @@ import pytest
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.host.launcher import open_mpi_wheel
-from hpcray.host.session import live_sessions
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.session_directory import live_sessions
 
 pytestmark = [
     pytest.mark.usefixtures("both_ways"),
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]
 
@@ -128,7 +128,7 @@ TOLD = [
 def launch(tmp_path: Path, story: str, rank: int, ranks: int = 4) -> Job:
     script = tmp_path / "program.py"
     script.write_text(story)
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), "--driver-rank", str(rank)]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(ranks), "--driver-rank", str(rank)]
     return Job([*line, "--cpus-per-node", "2", str(script)])
 
 
@@ -226,7 +226,7 @@ sys.exit(5 if len(done) == 3 else 1)
 def test_nothing_is_lost_however_busy_the_head_was(leak_check: LeakCheck, tmp_path: Path, after: float) -> None:
     script = tmp_path / "program.py"
     script.write_text(STORM)
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--driver-rank", "2", "--cpus-per-node", "2"]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--driver-rank", "2", "--cpus-per-node", "2"]
     with Job([*line, str(script), "8"]) as job:
         assert job.line() == "ready", job.wait()
         time.sleep(after)  # some moment of it: any will do
@@ -271,7 +271,7 @@ print([ray.get(ray.get_actor(name).more.remote(), timeout=60) for name in ("earl
 def test_the_next_head_goes_on_with_the_journal_on_disk(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(KEEPS)
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--driver-rank", "1", str(script)]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "3", "--driver-rank", "1", str(script)]
     kept = {"HPCRAY_JOURNAL_DIR": str(tmp_path / "journal")}
     with Job([*line, "first"], kept) as job:
         assert job.line() == "ready", job.wait()
@@ -311,7 +311,7 @@ while True:
 def test_the_next_head_can_end_the_job_in_good_order(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(DRAINS)
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--driver-rank", "2", str(script)]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "3", "--driver-rank", "2", str(script)]
     with Job(line, {"HPCRAY_DRAIN_SIGNALS": "USR1"}) as job:
         assert job.line() == "ready", job.wait()
         kill_raylet(0)
@@ -328,7 +328,7 @@ def test_the_next_head_can_end_the_job_in_good_order(leak_check: LeakCheck, tmp_
 def test_a_head_that_stood_still_ends_when_it_wakes(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(STORY.format(wait=NOTICED))
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--driver-rank", "1", "--cpus-per-node", "2"]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--driver-rank", "1", "--cpus-per-node", "2"]
     with Job([*line, str(script)], {"HPCRAY_HEAD_TIMEOUT": "4", "HPCRAY_NODE_TIMEOUT": "3"}) as job:
         assert job.line() == "ready", job.wait()
         (info,) = (info for info in live_sessions() if info.node == 0)

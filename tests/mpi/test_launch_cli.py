@@ -68,7 +68,7 @@ def driver(tmp_path: Path, leak_check: LeakCheck) -> Iterator[Path]:
 
 
 def launch(*args: object) -> list[str]:
-    return [sys.executable, "-m", "hpcray.cluster.launch", *map(str, args)]
+    return [sys.executable, "-m", "hpcray.cli.launch", *map(str, args)]
 
 
 def environ() -> dict[str, str]:
@@ -93,18 +93,18 @@ def raylet_of_rank(rank: int) -> int:
     raise AssertionError(f"no raylet of rank {rank}")
 
 
-def test_nodes_get_what_was_asked_for(driver: Path) -> None:
+def test_nodes_get_the_requested_cpus_and_store(driver: Path) -> None:
     done = run("-n", 3, "--cpus-per-node", 2, "--object-store", "64m", driver, "nodes")
     assert (done.returncode, done.stdout.split()) == (0, ["3", "6", str(float(64 << 20))])
 
 
-def test_stdin_to_its_end_and_arguments(driver: Path) -> None:
+def test_the_program_gets_stdin_to_its_end_and_its_arguments(driver: Path) -> None:
     text = "first " + "x" * 3_000_000 + " last"
     done = run("-n", 2, driver, "read", "-n", "7", "--dry-run", stdin=text)
     assert (done.returncode, done.stdout.split()) == (0, [str(len(text)), "first", "last", "-n", "7", "--dry-run"])
 
 
-def test_a_module(driver: Path) -> None:
+def test_hpcray_launch_runs_a_module(driver: Path) -> None:
     done = subprocess.run(
         launch("-n", 1, "-m", "driver", "exit", 5),
         cwd=driver.parent,
@@ -122,18 +122,18 @@ def test_stdout_and_stderr_stay_apart_and_are_no_terminal(driver: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 139])
-def test_exit_codes(driver: Path, code: int) -> None:
+def test_the_launcher_exits_with_the_programs_code(driver: Path, code: int) -> None:
     done = run("-n", 2, driver, "exit", code)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
-def test_a_traceback_is_the_last_thing_one_sees(driver: Path) -> None:
+def test_a_traceback_of_the_program_is_the_last_output(driver: Path) -> None:
     done = run("-n", 2, driver, "raise")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "LookupError: as the test wants it"
 
 
-def test_a_driver_that_dies_of_a_signal(driver: Path) -> None:
+def test_a_driver_that_dies_of_a_signal_gives_128_plus_its_number(driver: Path) -> None:
     assert run("-n", 2, driver, "signal", int(signal.SIGSEGV)).returncode == 128 + signal.SIGSEGV
 
 
@@ -152,14 +152,14 @@ def test_sigterm_ends_the_job(driver: Path) -> None:
         assert job.wait().code == 128 + signal.SIGTERM
 
 
-def test_the_launcher_is_killed(driver: Path) -> None:
+def test_a_killed_launcher_leaves_nothing(driver: Path) -> None:
     with Job(launch("-n", 2, driver, "wait")) as job:
         assert job.line().startswith("ready")
         job.send(signal.SIGKILL)
         job.wait()
 
 
-def test_mpirun_is_killed(driver: Path, leak_check: LeakCheck) -> None:
+def test_a_killed_mpirun_leaves_nothing(driver: Path, leak_check: LeakCheck) -> None:
     with Job(launch("-n", 2, driver, "wait")) as job:
         assert job.line().startswith("ready")
         (mpirun,) = [pid for pid, name in leak_check.processes().items() if name in ("mpirun", "prterun")]
@@ -168,7 +168,7 @@ def test_mpirun_is_killed(driver: Path, leak_check: LeakCheck) -> None:
     assert not list(Path("/tmp").glob(f"ompi.{mpirun}"))
 
 
-def test_the_raylet_of_rank_0_is_killed(driver: Path) -> None:
+def test_a_killed_raylet_of_rank_0_ends_the_job_with_137(driver: Path) -> None:
     """What becomes of the death of another one: test_node_loss."""
     with Job(launch("-n", 2, driver, "wait")) as job:
         assert job.line().startswith("ready")
@@ -176,13 +176,13 @@ def test_the_raylet_of_rank_0_is_killed(driver: Path) -> None:
         assert job.wait().code == 128 + signal.SIGKILL
 
 
-def test_the_driver_is_killed(driver: Path) -> None:
+def test_a_killed_driver_ends_the_job_with_137(driver: Path) -> None:
     with Job(launch("-n", 2, driver, "wait")) as job:
         os.kill(int(job.line().split()[1]), signal.SIGKILL)
         assert job.wait().code == 128 + signal.SIGKILL
 
 
-def test_at_a_terminal(driver: Path) -> None:
+def test_the_program_reads_input_typed_at_the_terminal(driver: Path) -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, launch("-n", 1, driver, "read"), environ())

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def run(*args: str) -> Ended:
-    with Job([sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", *args]) as job:
+    with Job([sys.executable, "-m", "hpcray.cli.launch", "-n", "4", *args]) as job:
         ended = job.wait(110)
     assert ended.code == 0, ended.err
     return ended

@@ -14,7 +14,7 @@ SCRIPT = """
 import json, os, signal, subprocess, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker.core_worker import need_process
 
 session = ray.init()["session_dir"]
 where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(n["NodeID"], soft=False) for n in ray.nodes()]
@@ -50,7 +50,7 @@ plain = memory().stdout
 ray.get([reader.drop.remote() for reader in readers])
 ray.internal.free([ref])
 def held():
-    return sum(node["objects"] for node in need_process().survey.look(0, 60.0))
+    return sum(node["objects"] for node in need_process().diagnostics.list_stores(0, 60.0))
 deadline = time.monotonic() + 60
 while (left := held()) > int(sys.argv[1]) and time.monotonic() < deadline:
     time.sleep(0.05)
@@ -73,7 +73,7 @@ def test_memory_of_all_nodes(tmp_path: Path, leak_check: LeakCheck, in_place: bo
     script.write_text(SCRIPT)
     environ = {"HPCRAY_RECORD_REF_CREATION_SITES": "1", "HPCRAY_SAME_HOST": str(int(in_place))}
     with Job(
-        [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", str(script), "1" if in_place else "2"], environ
+        [sys.executable, "-m", "hpcray.cli.launch", "-n", "3", str(script), "1" if in_place else "2"], environ
     ) as job:
         ended = job.wait(110)
     assert ended.code == 0, ended.err

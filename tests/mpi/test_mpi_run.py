@@ -149,7 +149,7 @@ def test_cpus_are_reserved(settled: LeakCheck) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "exits"])
-def test_a_rank_that_dies(settled: LeakCheck, how: str) -> None:
+def test_a_rank_that_dies_ends_the_others(settled: LeakCheck, how: str) -> None:
     def body(comm: Any) -> None:
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(0)
@@ -160,7 +160,7 @@ def test_a_rank_that_dies(settled: LeakCheck, how: str) -> None:
 
 
 @pytest.mark.slow
-def test_from_a_task_that_holds_every_cpu(settled: LeakCheck) -> None:
+def test_mpi_run_works_in_a_task_that_holds_every_cpu(settled: LeakCheck) -> None:
     @ray.remote(num_cpus=CPUS)
     def outer() -> list[int]:
         return ray.mpi.run(lambda comm: comm.allreduce(1), CPUS, timeout=60)
@@ -229,7 +229,7 @@ except KeyboardInterrupt:
 
 
 def launched(script: Path, *args: str) -> Job:
-    line = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "2", "--cpus-per-node", "2", str(script), *args]
+    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(script), *args]
     return Job(line)
 
 
@@ -240,7 +240,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_ranks_on_two_nodes_inside_of_an_mpi_job(script: Path, leak_check: LeakCheck) -> None:
+def test_nested_ranks_run_on_two_nodes_of_an_mpi_job(script: Path, leak_check: LeakCheck) -> None:
     with launched(script, "end") as job:
         ended = job.wait()
     assert ended.code == 0, ended.err
@@ -249,7 +249,9 @@ def test_ranks_on_two_nodes_inside_of_an_mpi_job(script: Path, leak_check: LeakC
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_the_program(script: Path, leak_check: LeakCheck, number: signal.Signals) -> None:
+def test_nothing_of_a_nested_job_outlives_the_program(
+    script: Path, leak_check: LeakCheck, number: signal.Signals
+) -> None:
     with launched(script, "stay") as job:
         seen = {job.line() for _ in range(4)}
         assert all("rank" in line for line in seen), seen

@@ -12,11 +12,11 @@ from helpers.jobs import Job
 from helpers.leaks import LeakCheck, wait_until
 from helpers.pids import parent_of, raylet_pid
 
-from hpcray.host.launcher import open_mpi_wheel
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 
 pytestmark = [
     pytest.mark.usefixtures("both_ways"),
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]
 
@@ -89,7 +89,7 @@ sys.exit(7)
 def start(tmp_path: Path, **environ: str) -> Job:
     script = tmp_path / "loss.py"
     script.write_text(LOSS)
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--cpus-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "3", "--cpus-per-node", "2", str(script)]
     return Job(command, environ)
 
 

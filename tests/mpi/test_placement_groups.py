@@ -72,7 +72,7 @@ print("whole", eventually(whole))
 
 
 def test_four_strategies_and_a_group_that_waits_for_another(leak_check: LeakCheck, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--cpus-per-node", "2"]
+    launch = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--cpus-per-node", "2"]
     with Job([*launch, "--gpus-per-node", "2", str(write(tmp_path, SCRIPT))], {}) as job:
         ended = job.wait(150)
     assert ended.code == 0, ended.err

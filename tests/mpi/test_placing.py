@@ -51,7 +51,7 @@ def lines(ended_out: str) -> dict[str, str]:
 
 
 def test_map_tasks_run_where_their_bytes_are(leak_check: LeakCheck, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "4", "--cpus-per-node", "1"]
+    launch = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--cpus-per-node", "1"]
     # A machine that has other work to do as well may hold one rank up while the others are idle.
     with Job([*launch, str(write(tmp_path, LOCALITY))], {"HPCRAY_LOCALITY_WAIT": "30"}) as job:
         ended = job.wait(100)

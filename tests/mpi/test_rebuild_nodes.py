@@ -13,11 +13,11 @@ from helpers.jobs import Job
 from helpers.leaks import LeakCheck
 from helpers.pids import raylet_pid
 
-from hpcray.host.launcher import open_mpi_wheel
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 
 pytestmark = [
     pytest.mark.usefixtures("both_ways"),
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]
 
@@ -25,10 +25,10 @@ SCRIPT = '''
 import json, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.base.ids import raylet_of
-from hpcray.runtime.refs import need_process
+from hpcray.common.ids import raylet_of
+from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
-from hpcray.wire import messages as m
+from hpcray.protocol import messages as m
 
 ray.init()
 process = need_process()
@@ -123,7 +123,7 @@ print(json.dumps(out))
 def test_what_dies_with_a_node_is_made_again(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "rebuild.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", "3", "--cpus-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "3", "--cpus-per-node", "2", str(script)]
     with Job(command) as job:
         assert job.line() == "ready", job.wait()
         os.kill(raylet_pid(2), signal.SIGKILL)

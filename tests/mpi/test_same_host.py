@@ -9,10 +9,10 @@ from helpers.jobs import Job, as_module
 from helpers.leaks import LeakCheck
 from helpers.scripts import write
 
-from hpcray.host.launcher import open_mpi_wheel
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 
 pytestmark = [
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(120),
 ]
 
@@ -20,7 +20,7 @@ COMMON = """\
 import os, signal, time
 import numpy as np
 import hpcray as ray
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 ray.init()
 here = ray.get_runtime_context().get_node_id()
@@ -135,7 +135,11 @@ ray.kill(maker)  # who made it dies first
 time.sleep(1)
 ray.kill(owner)
 until = time.monotonic() + 20
-while (left := sum(len(row["list"]) for row in need_process().survey.look(100, 5))) and time.monotonic() < until:
+def held():
+    return sum(len(row["list"]) for row in need_process().diagnostics.list_stores(100, 5))
+
+
+while (left := held()) and time.monotonic() < until:
     time.sleep(0.1)
 print("left", left)
 """

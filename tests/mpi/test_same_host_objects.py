@@ -15,10 +15,10 @@ from helpers.leaks import LeakCheck
 from helpers.pids import raylet_pid
 from helpers.scripts import write
 
-from hpcray.host.launcher import open_mpi_wheel
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 
 pytestmark = [
-    pytest.mark.skipif(not open_mpi_wheel(), reason="no Open MPI from PyPI"),
+    pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
 ]
 
@@ -26,7 +26,7 @@ COMMON = """\
 import gc, json, os, pathlib, signal, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
 ray.init()
@@ -44,7 +44,8 @@ def arenas():
     return len({line.split()[4] for line in lines if "memfd:hpcray-arena" in line})
 
 def stores(what):
-    return [store.get(what) for store in sorted(need_process().survey.look(1000, 60.0), key=lambda one: one["node"])]
+    stores = need_process().diagnostics.list_stores(1000, 60.0)
+    return [store.get(what) for store in sorted(stores, key=lambda one: one["node"])]
 
 def wait_until(check):
     deadline = time.monotonic() + 60
@@ -70,7 +71,7 @@ class Node:
     def hang_up(self, node):
         process = need_process()
         with process.engine.lock:
-            process.visiting._peers[node][1].shutdown(2)
+            process.neighbor_stores._peers[node][1].shutdown(2)
     def run_out(self):
         "There is a descriptor for what a worker needs all the time, and none for a visit."
         import resource
@@ -225,7 +226,7 @@ STORE = {"HPCRAY_OBJECT_STORE_MEMORY": str(512 << 20), "HPCRAY_PRESTART": "0"}
 
 
 def job(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> Job:
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), "--cpus-per-node", "2"]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(ranks), "--cpus-per-node", "2"]
     return Job([*command, str(write(tmp_path, COMMON + script)), *args], {**STORE, **environ})
 
 

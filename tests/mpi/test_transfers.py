@@ -15,7 +15,7 @@ COMMON = """
 import json, sys
 import numpy as np
 import hpcray as ray
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker.core_worker import need_process
 
 ray.init()
 where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(n["NodeID"], soft=False) for n in ray.nodes()]
@@ -24,7 +24,7 @@ def block(seed, size):
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 def stores():
-    return need_process().survey.look(0, 60.0)
+    return need_process().diagnostics.list_stores(0, 60.0)
 """
 
 BROADCAST = """
@@ -151,6 +151,25 @@ print(json.dumps({"task": task, "call": call}))
 """
 
 
+BROKEN_LINK = """
+from helpers.links import break_tcp
+from helpers.pids import raylet_pid
+
+@ray.remote(num_cpus=0)
+class Holder:
+    def put(self, seeds):
+        self.refs = [ray.put(block(seed, 3 << 20)) for seed in seeds]
+        return self.refs
+
+holder = Holder.options(scheduling_strategy=where[1]).remote()
+refs = ray.get(holder.put.remote([0, 1]))
+good = [bool(np.array_equal(ray.get(refs[0]), block(0, 3 << 20)))]
+broken = break_tcp(raylet_pid(0), raylet_pid(1))
+good.append(bool(np.array_equal(ray.get(refs[1], timeout=60), block(1, 3 << 20))))
+print(json.dumps({"broken": broken, "good": good, "alive": [node["Alive"] for node in ray.nodes()]}))
+"""
+
+
 REPLICAS = """
 import time
 size, count = 1 << 20, int(sys.argv[1])
@@ -176,7 +195,7 @@ print(json.dumps({"kept": kept, "good": [good, good_there], "pulled": pulled, "l
 def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, Any]:
     path = tmp_path / "script.py"
     path.write_text(COMMON + script)
-    command = [sys.executable, "-m", "hpcray.cluster.launch", "-n", str(ranks), str(path), *args]
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(ranks), str(path), *args]
     with Job(command, {"HPCRAY_PRESTART": "0", **environ}) as job:
         ended = job.wait(200)
     assert ended.code == 0, ended.out + ended.err
@@ -199,6 +218,17 @@ def test_an_owner_that_does_not_answer_holds_up_nobody_who_was_told_where_its_ob
     tmp_path: Path, leak_check: LeakCheck
 ) -> None:
     assert run(tmp_path, 2, STOPPED)["good"] is True
+
+
+@pytest.mark.timeout(210)
+def test_an_object_with_one_holder_is_fetched_after_the_link_to_that_node_broke(
+    tmp_path: Path, leak_check: LeakCheck
+) -> None:
+    environ = {"HPCRAY_SAME_HOST": "0", "HPCRAY_DATA_PLANE": "ucx", "UCX_TLS": "tcp,self"}
+    tests = Path(__file__).resolve().parents[1]
+    found = run(tmp_path, 2, BROKEN_LINK, **environ, PYTHONPATH=f"{tests}:{tests.parent}")
+    assert found["broken"] > 0, "there was a link, and it broke"
+    assert found["good"] == [True, True] and found["alive"] == [True, True]
 
 
 @pytest.mark.slow

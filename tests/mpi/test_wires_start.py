@@ -14,14 +14,15 @@ from helpers.leaks import LeakCheck
 pytestmark = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 
 PROGRAM = """\
+import os
 import sys
-from hpcray.base.config import Config
+from hpcray.common.config import Config
 from hpcray.transport.base import TransportError
-from hpcray.transport.select import describe, open_transports
+from hpcray.transport.selection import describe, open_transports
 try:
-    control, data = open_transports(Config.from_env())
+    control, data = open_transports(Config.from_env(os.environ))
 except TransportError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
+    sys.exit(f"{type(error).__name__}: {error}; reported by {getattr(error, 'reported_by', 'self')}")
 facts = describe()
 print(f"rank {control.rank} of {control.size}: {data.name}, because {facts['why']}", flush=True)
 data.close()
@@ -80,7 +81,7 @@ def test_ranks_alone_in_their_own_worlds_are_told_what_to_do_by_rank_0(
     code, _, err = run([sys.executable, "-c", PROGRAM], OMPI_MCA_ess_singleton_isolated="1", **environ)
     assert code == 1
     assert said in err and "hint: " in err
-    assert ("SaidByRank0: " in err) == (rank == 1), "which the raylets of the other ranks keep to themselves"
+    assert ("reported by rank0" in err) == (rank == 1), "the raylets of the other ranks keep it to themselves"
 
 
 def test_ucx_everywhere_is_chosen(leak_check: LeakCheck) -> None:
@@ -112,7 +113,7 @@ def test_an_unknown_data_plane_is_refused(leak_check: LeakCheck) -> None:
 
 def test_the_sites_environment_stays_as_it_is(leak_check: LeakCheck) -> None:
     program = (
-        "import os, hpcray.transport.ucx as u; before = dict(os.environ); u.load(); "
+        "import os, hpcray.transport.ucx_engine as u; before = dict(os.environ); u.load(); "
         "assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())"
     )
     code, _, err = run([sys.executable, "-c", program], UCX_RNDV_THRESH="123456")

@@ -6,9 +6,13 @@ import contextlib
 import os
 import random
 import signal
+import time
+from collections.abc import Callable
 from sys import argv
 
-from hpcray.testing.wires import Wires
+from helpers.links import break_tcp
+from helpers.wires import Wires
+
 from hpcray.transport.base import PeerLost
 
 SIZES = (0, 1, 100, 4096, 70_000, 1 << 20, (1 << 20) + 1, 5 << 20)
@@ -128,6 +132,93 @@ def cancel() -> None:
     wires.close()
 
 
+class Pair:
+    """Two ranks that send each other objects and break the links between them."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.wires = Wires(2 * size)
+        self.peer = 1 - self.wires.rank
+        self.tag = 0
+        self.wires.control.send(self.peer, b"%d" % os.getpid())
+        self.peer_pid = int(self.wires.receive()[1])
+
+    def meet(self, word: bytes) -> None:
+        """Wait until the other rank is here too."""
+        self.wires.control.send(self.peer, word)
+        self.wires.expect(self.peer, word)
+
+    def exchange(self, length: int, disturb: Callable[[], None] = lambda: None) -> bool:
+        """Send each other objects; True if all arrived. Every transfer ends, well or not."""
+        wires, peer = self.wires, self.peer
+        self.tag += 1
+        filling = bytes([100 * wires.rank + self.tag])
+        wires.arena[: self.size] = filling * self.size
+        wires.data.receive(peer, self.tag, self.size, length)
+        self.meet(b"send")
+        wires.data.send(peer, self.tag, 0, length)
+        disturb()
+        reports = {wires.report() for _ in range(2)}
+        assert {report[:3] for report in reports} == {("sent", peer, self.tag), ("received", peer, self.tag)}, reports
+        good = not any(report[3] for report in reports if report[0] == "received")
+        if good:
+            assert wires.arena[self.size : self.size + length] == bytes([100 * peer + self.tag]) * length
+        wires.control.send(peer, b"good" if good else b"bad")
+        wires.until(lambda: wires.inbox, "the other rank's result")
+        return wires.receive()[1] == b"good" and good
+
+    def exchange_again(self, length: int) -> None:
+        """What was sent before the other end noticed that the link broke may fail, but not for long."""
+        deadline = time.monotonic() + 5.0
+        while not self.exchange(length):
+            assert time.monotonic() < deadline, "the link is still broken"
+            time.sleep(0.1)
+
+    def break_link(self) -> None:
+        """The endpoint alone where UCX uses shared memory, else every TCP connection between the two."""
+        if self.wires.rank == 0:
+            return
+        if "tcp" in os.environ["UCX_TLS"]:
+            assert break_tcp(os.getpid(), self.peer_pid), "no TCP connection to break"
+        else:
+            self.wires.data._engine._endpoints[self.peer].close()
+
+
+def links() -> None:
+    """Links break again and again while both ranks live: objects and bells go over new ones, in both directions.
+
+    Between two breaks passes more time than so many failures of a link may have.
+    """
+    pair = Pair(3 << 20)
+    engine = pair.wires.data._engine
+    assert pair.exchange(pair.size)
+    for _ in range(4):
+        pair.meet(b"whole")
+        pair.break_link()
+        pair.meet(b"broken")
+        pair.exchange_again(pair.size)
+        pair.exchange_again(5000)
+        engine._failures.clear()
+    assert not pair.wires.lost, pair.wires.lost
+    assert len(engine._endpoints) == 1
+    pair.wires.close()
+
+
+def underway() -> None:
+    """A link breaks while objects travel both ways: every transfer ends, in time, and the next one succeeds."""
+    pair = Pair(64 << 20)
+
+    def disturb() -> None:
+        pair.wires.turn(0.0)
+        pair.break_link()
+
+    assert not pair.exchange(pair.size, disturb)
+    pair.exchange_again(pair.size)
+    pair.meet(b"done")
+    assert not pair.wires.lost, pair.wires.lost
+    pair.wires.close()
+
+
 def death() -> None:
     """Rank 1 is killed while rank 0 and it exchange objects; ranks 0 and 2 notice, go on, and their transfers end."""
     size = 256 << 20
@@ -175,7 +266,7 @@ def death() -> None:
 def main() -> None:
     """Run the scenario named on the command line."""
     name = argv[1]
-    {each.__name__: each for each in (control, asleep, burst, data, cancel, death)}[name]()
+    {each.__name__: each for each in (control, asleep, burst, data, cancel, links, underway, death)}[name]()
     print(name, "ok", flush=True)
 
 

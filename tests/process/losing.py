@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from engine import Marks, ray
 
-from hpcray.base.ids import raylet_of
-from hpcray.runtime.refs import current
-from hpcray.wire import messages as m
+from hpcray.common.ids import raylet_of
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.core_worker import current
 
 SIZE = 200_000
 

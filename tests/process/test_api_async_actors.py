@@ -165,9 +165,11 @@ class TestConcurrency:
         @ray.remote
         class Blocking:
             def __init__(self):
-                from hpcray.runtime import actor_lanes
+                from hpcray.runtime.worker import concurrency_groups
 
-                actor_lanes.HOLD = 1e9  # as if all came within the millisecond in which answers may wait for others
+                concurrency_groups.HOLD = (
+                    1e9  # as if all came within the millisecond in which answers may wait for others
+                )
 
             async def answer(self):
                 # So long after the calls came nothing is awake in the worker that would send the answers anyway.

@@ -32,7 +32,7 @@ def assert_cancelled(ref):
         ray.get(ref)
 
 
-def test_a_running_task(marks: Marks):
+def test_cancel_interrupts_a_running_task(marks: Marks):
     ref = spin.remote(marks)
     eventually(marks.lines)
     ray.cancel(ref)
@@ -41,7 +41,7 @@ def test_a_running_task(marks: Marks):
     assert ray.get(echo.remote(1)) == 1
 
 
-def test_by_force(marks: Marks):
+def test_cancel_by_force_ends_the_worker(marks: Marks):
     ref = spin.remote(marks)
     eventually(marks.lines)
     ray.cancel(ref, force=True)
@@ -51,7 +51,7 @@ def test_by_force(marks: Marks):
     assert ray.get(echo.remote(1)) == 1
 
 
-def test_a_waiting_task(marks: Marks):
+def test_a_cancelled_waiting_task_never_runs(marks: Marks):
     running, waiting = spin.remote(marks), spin.remote(marks)
     eventually(marks.lines)
     ray.cancel(waiting)
@@ -61,7 +61,7 @@ def test_a_waiting_task(marks: Marks):
     assert marks.lines() == ["x"]
 
 
-def test_a_task_that_waits_for_its_argument(marks: Marks):
+def test_cancel_of_a_task_that_waits_for_its_argument(marks: Marks):
     first = spin.remote(marks)
     dependent = echo.remote(first)
     eventually(marks.lines)
@@ -71,7 +71,7 @@ def test_a_task_that_waits_for_its_argument(marks: Marks):
     assert_cancelled(first)
 
 
-def test_what_depends_on_it_fails_too(marks: Marks):
+def test_tasks_that_depend_on_a_cancelled_one_fail_too(marks: Marks):
     ref = spin.remote(marks)
     dependent = echo.remote(ref)
     eventually(marks.lines)
@@ -80,20 +80,20 @@ def test_what_depends_on_it_fails_too(marks: Marks):
         ray.get(dependent)
 
 
-def test_a_finished_task_keeps_its_value():
+def test_cancel_of_a_finished_task_keeps_its_value():
     ref = echo.remote(5)
     assert ray.get(ref) == 5
     ray.cancel(ref)
     assert ray.get(ref) == 5
 
 
-def test_an_infeasible_task():
+def test_cancel_of_an_infeasible_task():
     ref = echo.options(resources={"nowhere": 1}).remote(1)
     ray.cancel(ref)
     assert_cancelled(ref)
 
 
-def test_it_is_not_retried(marks: Marks):
+def test_a_cancelled_task_is_not_retried(marks: Marks):
     ref = spin.options(max_retries=3, retry_exceptions=True).remote(marks)
     eventually(marks.lines)
     ray.cancel(ref)
@@ -102,7 +102,7 @@ def test_it_is_not_retried(marks: Marks):
     assert marks.lines() == ["x"]
 
 
-def test_a_coroutine_of_an_actor(marks: Marks):
+def test_cancel_interrupts_a_coroutine_of_an_actor(marks: Marks):
     @ray.remote
     class Sleeper:
         async def sleep(self):
@@ -120,7 +120,7 @@ def test_a_coroutine_of_an_actor(marks: Marks):
     assert ray.get(sleeper.fine.remote()) == "fine"
 
 
-def test_a_waiting_call_of_an_actor(marks: Marks):
+def test_a_cancelled_waiting_call_of_an_actor_never_runs(marks: Marks):
     @ray.remote
     class Slow:
         def sleep(self, seconds):
@@ -138,7 +138,7 @@ def test_a_waiting_call_of_an_actor(marks: Marks):
         assert marks.lines() == ["x"]
 
 
-def test_only_refs():
+def test_cancel_takes_only_refs():
     with pytest.raises(TypeError):
         ray.cancel(1)
 
@@ -156,7 +156,7 @@ def test_cancelled_children(marks: Marks):
     assert marks.lines() == ["x"]
 
 
-def test_by_a_borrower(marks: Marks):
+def test_a_borrower_can_cancel_a_task(marks: Marks):
     @ray.remote(num_cpus=0)
     def cancel(box):
         ray.cancel(box[0])
@@ -167,7 +167,7 @@ def test_by_a_borrower(marks: Marks):
     assert_cancelled(ref)
 
 
-def test_children_go_with_their_parent(marks: Marks):
+def test_cancel_ends_children_with_their_parent(marks: Marks):
     @ray.remote(num_cpus=0)
     def child(first):
         marks.add("child")
@@ -190,7 +190,7 @@ def test_children_go_with_their_parent(marks: Marks):
     eventually(lambda: sorted(marks.lines()) == ["child", "parent", "stopped"])
 
 
-def test_not_recursive(marks: Marks):
+def test_cancel_without_recursive_leaves_children(marks: Marks):
     @ray.remote(num_cpus=0)
     def child():
         marks.add("began")

@@ -17,7 +17,7 @@ INIT = {"num_cpus": 2, "object_store_memory": 128 << 20}
 
 def entries():
     """Objects that this process knows."""
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     gc.collect()
     with current.process.engine.lock:

@@ -78,7 +78,7 @@ def echo(value, delay=0.0):
 
 
 class TestGroups:
-    def test_each_has_its_limit(self):
+    def test_each_concurrency_group_has_its_limit(self):
         actor = Async.remote()
         assert max(ray.get([actor.io.remote() for _ in range(10)])) == 2
         assert max(ray.get([actor.compute.remote() for _ in range(12)])) == 4
@@ -89,7 +89,7 @@ class TestGroups:
         assert max(ray.get([actor.default.remote() for _ in range(9)])) == 3
         assert max(ray.get([actor.compute.remote() for _ in range(9)])) == 4
 
-    def test_at_the_call(self):
+    def test_a_concurrency_group_can_be_given_at_the_call(self):
         actor = Async.remote()
         assert max(ray.get([actor.io.options(concurrency_group="compute").remote() for _ in range(12)])) == 4
         assert max(ray.get([actor.io.remote() for _ in range(6)])) == 4  # `most` of the calls above
@@ -100,7 +100,7 @@ class TestGroups:
         blocked = actor.block.remote()
         assert ray.get(actor.healthy.remote()) < ray.get(blocked)
 
-    def test_threads(self):
+    def test_concurrency_groups_of_a_threaded_actor_have_their_limits(self):
         actor = Threaded.remote()
         waiting = actor.wait.remote()
         ray.get(actor.open.remote())
@@ -111,13 +111,13 @@ class TestGroups:
         actor = Threaded.remote()
         assert len(set(ray.get([actor.thread.remote() for _ in range(5)]))) == 1
 
-    def test_a_named_actor_and_a_handle_in_a_task(self):
+    def test_concurrency_groups_apply_to_named_actors_and_handles_in_tasks(self):
         actor = Threaded.options(name="grouped").remote()
         waiting = ray.get_actor("grouped").wait.remote()
         ray.get(ray.remote(lambda actor: ray.get(actor.open.remote())).remote(actor))
         assert ray.get(waiting) == "opened"
 
-    def test_it_ends_when_its_calls_are_done(self):
+    def test_an_actor_with_groups_ends_when_its_calls_are_done(self):
         actor = Threaded.remote()
         refs = [actor.meet.remote(), actor.meet.remote(), actor.thread.remote()]
         actor.__ray_terminate__.remote()
@@ -126,7 +126,7 @@ class TestGroups:
             ray.get(actor.thread.remote())
 
     @hpcray_only
-    def test_an_unknown_group(self):
+    def test_an_unknown_concurrency_group_is_refused(self):
         @ray.remote
         class Plain:
             def f(self):
@@ -147,13 +147,13 @@ class TestGroups:
             Undeclared.remote()
 
     @pytest.mark.parametrize("groups", [{"io": 0}, {"io": "2"}, {"": 1}, {1: 1}, ["io"]], ids=str)
-    def test_bad_groups(self, groups):
+    def test_invalid_concurrency_groups_of_an_actor_are_refused(self, groups):
         with pytest.raises((ValueError, TypeError, AssertionError)):
             ray.remote(concurrency_groups=groups)(type("A", (), {})).remote()
 
 
 class TestOptionsOfMethods:
-    def test_retry_exceptions(self):
+    def test_retry_exceptions_of_a_method_repeat_its_calls(self):
         @ray.remote
         class Flaky:
             def __init__(self):
@@ -185,7 +185,7 @@ class TestOptionsOfMethods:
         with pytest.raises(KeyError):
             ray.get(actor.third_time.options(max_task_retries=0).remote())
 
-    def test_a_name(self):
+    def test_a_call_of_a_method_can_have_a_name(self):
         @ray.remote
         class Named:
             def f(self):
@@ -199,7 +199,7 @@ class TestOptionsOfMethods:
         assert names == ["own", "mine", "Named.f"]
 
     @hpcray_only
-    def test_what_is_not_supported_is_refused(self):
+    def test_unsupported_options_of_methods_are_refused(self):
         actor = Threaded.remote()
         with pytest.raises(NotImplementedError, match="tensor_transport"):
             actor.thread.options(tensor_transport="nccl").remote()
@@ -224,16 +224,16 @@ class TestOrder:
         ray.get([log.note.remote(call) for call in calls])
         return ray.get(log.read.remote())
 
-    def test_in_order_by_default(self):
+    def test_calls_of_an_actor_run_in_order_by_default(self):
         assert self.order(echo.remote("late", 0.5), 1, 2) == ["late", 1, 2]
 
-    def test_out_of_order(self):
+    def test_calls_may_overtake_one_that_waits_for_its_arguments(self):
         assert self.order(echo.remote("late", 1.0), 1, 2, allow_out_of_order_execution=True) == [1, 2, "late"]
 
-    def test_threads_by_default(self):
+    def test_calls_of_threaded_actors_overtake_by_default(self):
         assert self.order(echo.remote("late", 1.0), 1, max_concurrency=2) == [1, "late"]
 
-    def test_coroutines_by_default(self):
+    def test_calls_of_async_actors_overtake_by_default(self):
         @ray.remote
         class Eager:
             async def note(self, value):
@@ -244,13 +244,13 @@ class TestOrder:
         assert ray.get(soon) < ray.get(late)
 
     @pytest.mark.parametrize("options", [{"max_concurrency": 2}], ids=str)
-    def test_overlapping_calls_have_no_order(self, options):
+    def test_in_order_execution_of_overlapping_calls_is_refused(self, options):
         with pytest.raises(ValueError, match="order"):
             Threaded.options(allow_out_of_order_execution=False, **options).remote()
         with pytest.raises(ValueError, match="order"):
             Async.options(allow_out_of_order_execution=False).remote()
 
-    def test_a_call_that_waits_keeps_the_actor(self):
+    def test_a_call_that_waits_for_arguments_keeps_its_actor(self):
         @ray.remote(allow_out_of_order_execution=True)
         class Kept:
             def note(self, value):
@@ -259,7 +259,7 @@ class TestOrder:
         ref = Kept.remote().note.remote(echo.remote("late", 0.3))
         assert ray.get(ref) == "late"
 
-    def test_a_failed_argument(self):
+    def test_a_call_whose_argument_failed_raises_its_error(self):
         @ray.remote(allow_out_of_order_execution=True)
         class Kept:
             def note(self, value):
@@ -272,7 +272,7 @@ class TestOrder:
             ray.get(bad)
         assert ray.get(good) == [0, 1, 2]
 
-    def test_its_death_ends_them(self):
+    def test_the_death_of_an_actor_ends_calls_that_wait_for_arguments(self):
         @ray.remote(allow_out_of_order_execution=True)
         class Kept:
             def note(self, value):
@@ -286,7 +286,7 @@ class TestOrder:
             ray.get(ref, timeout=PATIENCE)
 
     @hpcray_only
-    def test_they_count_as_pending(self):
+    def test_calls_that_wait_for_arguments_count_as_pending(self):
         @ray.remote(allow_out_of_order_execution=True, max_pending_calls=2)
         class Kept:
             def note(self, value):
@@ -313,7 +313,7 @@ class TestCancel:
         with pytest.raises(exceptions.TaskCancelledError):
             ray.get(doomed)
 
-    def test_a_plain_method_can_ask(self):
+    def test_a_plain_method_can_ask_if_its_call_is_cancelled(self):
         @ray.remote
         class Patient:
             def __init__(self):
@@ -340,7 +340,7 @@ class TestCancel:
             pass  # Ray turns the value into this
         assert ray.get(patient.is_started.remote())
 
-    def test_coroutines_that_have_not_begun(self):
+    def test_cancelled_coroutines_that_have_not_begun_never_start(self):
         @ray.remote(max_concurrency=1)
         class Slow:
             async def sleep(self, seconds):
@@ -357,7 +357,7 @@ class TestCancel:
         assert ray.get(first) == 0.5
 
     @hpcray_only
-    def test_force_is_not_for_calls(self):
+    def test_cancel_with_force_is_refused_for_actor_calls(self):
         actor = Threaded.remote()
         ref = actor.wait.remote()
         with pytest.raises(ValueError, match="force"):
@@ -366,7 +366,7 @@ class TestCancel:
         assert ray.get(ref) == "opened"
 
 
-def test_a_thousand_coroutines_at_once_and_no_more():
+def test_an_async_actor_runs_a_thousand_coroutines_at_once_and_no_more():
     @ray.remote(concurrency_groups={"control": 1})
     class Gate:
         def __init__(self):

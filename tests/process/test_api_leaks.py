@@ -21,7 +21,7 @@ LARGE = 200_000
 
 def entries() -> int:
     """Objects that this process knows, owned or borrowed."""
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     assert current.process is not None
     with current.process.engine.lock:

@@ -39,40 +39,40 @@ def echo(value, delay=0.0):
     return value
 
 
-def test_every_call_has_a_worker_of_its_own():
+def test_max_calls_1_gives_every_call_a_worker_of_its_own():
     found = ray.get([once.remote(i) for i in range(6)])
     assert [value for value, _ in found] == list(range(6))
     assert len({pid for _, pid in found}) == 6
     eventually(lambda: not any(alive(pid) for _, pid in found))
 
 
-def test_no_worker_makes_more_calls_than_that():
+def test_no_worker_makes_more_than_max_calls():
     calls = Counter(ray.get([thrice.remote() for _ in range(20)]))
     assert sum(calls.values()) == 20
     assert max(calls.values()) <= 3
 
 
-def test_one_after_the_other():
+def test_max_calls_holds_for_calls_one_after_the_other():
     calls = Counter(ray.get(thrice.remote()) for _ in range(9))
     assert max(calls.values()) <= 3
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in range(1, 5))])
-def test_each_runs_exactly_once_however_many_are_sent_ahead(turn, tmp_path: Path):
+def test_calls_sent_ahead_run_exactly_once_with_max_calls(turn, tmp_path: Path):
     path = tmp_path / "calls"
     ray.get([thrice.remote() for _ in range(10)])  # known to be short from now on
     ray.get([thrice.remote(str(path), i) for i in range(100)])
     assert sorted(int(line) for line in path.read_text().split()) == list(range(100))
 
 
-def test_other_functions_do_not_count():
+def test_calls_of_other_functions_do_not_count_for_max_calls():
     other = {ray.get(pid.remote()) for _ in range(10)}
     assert len(other) <= 2
     first = ray.get(thrice.remote())
     assert all(alive(pid) for pid in other | {first})
 
 
-def test_large_results_and_refs_outlive_the_worker():
+def test_large_results_and_refs_outlive_a_worker_with_max_calls():
     @ray.remote(max_calls=1)
     def make():
         return np.arange(300_000), [ray.put("inner"), ray.put(np.ones(300_000)), echo.remote("late", 0.5)], os.getpid()
@@ -88,7 +88,7 @@ def test_large_results_and_refs_outlive_the_worker():
     eventually(lambda: not alive(worker))
 
 
-def test_children_that_nobody_waits_for_are_finished(marks: Marks):
+def test_a_worker_with_max_calls_finishes_children_that_have_no_waiter(marks: Marks):
     @ray.remote
     def child():
         time.sleep(0.3)
@@ -104,7 +104,7 @@ def test_children_that_nobody_waits_for_are_finished(marks: Marks):
     assert marks.lines() == ["x"]
 
 
-def test_an_exception_is_a_call():
+def test_a_call_that_raises_counts_for_max_calls():
     @ray.remote(max_calls=1)
     def fail():
         raise KeyError(os.getpid())
@@ -115,7 +115,7 @@ def test_an_exception_is_a_call():
         eventually(lambda caught=caught: not alive(caught.value.args[0]))
 
 
-def test_retries_of_exceptions(marks: Marks):
+def test_retries_of_exceptions_count_for_max_calls(marks: Marks):
     @ray.remote(max_calls=1, max_retries=3, retry_exceptions=True)
     def third_time():
         if marks.add() < 3:
@@ -126,11 +126,11 @@ def test_retries_of_exceptions(marks: Marks):
     assert len(marks.lines()) == 3
 
 
-def test_with_options_and_a_name():
+def test_max_calls_holds_for_calls_with_options_and_a_name():
     assert len({ray.get(once.options(name=f"n{i}", num_cpus=0.5).remote())[1] for i in range(3)}) == 3
 
 
-def test_the_last_call_can_be_cancelled(marks: Marks):
+def test_the_last_call_of_a_worker_can_be_cancelled(marks: Marks):
     @ray.remote(max_calls=1)
     def sleep():
         marks.add()
@@ -145,6 +145,6 @@ def test_the_last_call_can_be_cancelled(marks: Marks):
     assert ray.get(echo.remote(1)) == 1
 
 
-def test_options_do_not_take_it():
+def test_options_refuse_max_calls():
     with pytest.raises(ValueError, match="max_calls"):
         echo.options(max_calls=1)

@@ -152,10 +152,10 @@ class TestContext:
     "use",
     ["kill(1)", "cancel(1)", "get_gpu_ids()", "get_runtime_context()", "wait([])", "get_actor('x')"],
 )
-def test_each_call_would_start_a_session(monkeypatch, use):
+def test_each_call_of_the_api_would_start_a_session(monkeypatch, use):
     """Without the cost of one: `init` is called first, whatever comes then."""
     from hpcray.api import session
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     class Started(Exception):
         pass

@@ -77,14 +77,14 @@ def group():
 
 
 class TestReserving:
-    def test_ready_and_wait_say_when_it_is_there(self, group):
+    def test_ready_and_wait_return_when_a_group_is_reserved(self, group):
         one = group({"CPU": 1}, {"CPU": 2})
         assert ray.get(one.ready(), timeout=PATIENCE) == one
         assert one.wait(timeout_seconds=0) is True
         eventually(lambda: free() == 1, "three CPUs reserved")
         assert ray.cluster_resources()["CPU"] == 4
 
-    def test_all_or_nothing(self, group):
+    def test_bundles_are_reserved_all_or_none(self, group):
         held = group({"CPU": 3})
         assert held.wait(PATIENCE)
         waits = group({"CPU": 1}, {"CPU": 1})
@@ -113,7 +113,7 @@ class TestReserving:
         finally:
             os.unlink(path)
 
-    def test_what_a_group_knows_of_itself(self, group):
+    def test_a_group_has_the_specs_of_its_bundles(self, group):
         one = group({"CPU": 1}, {"GPU": 0.5, "custom": 0.25})
         assert one.bundle_specs == [{"CPU": 1.0}, {"GPU": 0.5, "custom": 0.25}]
         assert one.bundle_count == 2 and not one.is_empty
@@ -122,7 +122,7 @@ class TestReserving:
         nothing = groups.PlacementGroup.empty()
         assert nothing.is_empty and nothing.bundle_count == 0 and nothing.id.is_nil()
 
-    def test_the_table(self, group):
+    def test_the_table_has_a_row_for_each_placement_group(self, group):
         one = group({"CPU": 1}, {"CPU": 0.5}, name="seen", strategy="SPREAD")
         assert one.wait(PATIENCE)
         row = groups.placement_group_table(one)
@@ -135,7 +135,7 @@ class TestReserving:
         remove_placement_group(one)
         eventually(lambda: groups.placement_group_table(one)["state"] == "REMOVED", "it is removed")
 
-    def test_names(self, group):
+    def test_placement_groups_are_found_by_name(self, group):
         one = group({"CPU": 1}, name="mine")
         assert one.wait(PATIENCE)
         found = groups.get_placement_group("mine")
@@ -153,13 +153,13 @@ class TestReserving:
             groups.get_placement_group("")
 
     @hpcray_only
-    def test_a_name_is_taken_once(self, group):
+    def test_a_second_group_of_the_same_name_is_refused(self, group):
         group({"CPU": 1}, name="once")
         with pytest.raises(ValueError, match="'once' exists"):
             group({"CPU": 1}, name="once")
 
     @hpcray_only
-    def test_others_may_hold_it_and_wait_for_it(self, group):
+    def test_tasks_may_hold_a_group_and_wait_for_it(self, group):
         held = group({"CPU": 3})
         one = group({"CPU": 2})
 
@@ -172,7 +172,7 @@ class TestReserving:
         remove_placement_group(held)
         assert ray.get(task, timeout=PATIENCE) == (True, True)
 
-    def test_many_at_once_and_all_comes_back(self):
+    def test_all_resources_of_many_groups_come_back(self):
         for _ in range(3):
             made = [placement_group([{"custom": 0.01}]) for _ in range(50)]
             assert all(one.wait(PATIENCE) for one in made)
@@ -190,14 +190,14 @@ class TestRunningInside:
         found = ray.get([look.options(scheduling_strategy=In(one)).remote() for _ in range(30)], timeout=PATIENCE)
         assert {row[0] for row in found} == {one.id.hex()}
 
-    def test_the_old_options_do_the_same(self, group):
+    def test_the_legacy_options_place_tasks_in_a_bundle(self, group):
         one = group({"CPU": 1})
         old = {"placement_group": one, "placement_group_bundle_index": 0}
         assert ray.get(look.options(**old).remote(), timeout=PATIENCE)[0] == one.id.hex()
         actor = Actor.options(**old).remote()
         assert ray.get(actor.look.remote(), timeout=PATIENCE)[0] == one.id.hex()
 
-    def test_tasks_wait_for_the_group(self, group):
+    def test_tasks_wait_until_their_group_is_reserved(self, group):
         held = group({"CPU": 4})
         assert held.wait(PATIENCE)
         one = group({"CPU": 2})
@@ -247,7 +247,7 @@ class TestRunningInside:
         found = [ray.get(pick.options(scheduling_strategy=In(one, i)).remote(), timeout=PATIENCE) for i in (0, 1)]
         assert [len(ids) for _, ids, _ in found] == [1, 1]
 
-    def test_children_are_captured_where_that_is_asked(self, group):
+    def test_child_tasks_are_captured_if_the_strategy_captures(self, group):
         one = group({"CPU": 3})
         inside = parent.options(scheduling_strategy=In(one, placement_group_capture_child_tasks=True))
         assert ray.get(inside.remote(), timeout=PATIENCE) == (True, [one.id.hex(), None])
@@ -256,14 +256,14 @@ class TestRunningInside:
         assert ray.get(parent.remote(), timeout=PATIENCE) == (False, [None, None])
         assert ray.get(inside.remote(), timeout=PATIENCE) == (True, [one.id.hex(), None])
 
-    def test_and_their_children(self, group):
+    def test_children_of_captured_tasks_are_captured(self, group):
         one = group({"CPU": 3})
         actor = Actor.options(scheduling_strategy=In(one, 0, True)).remote()
         assert ray.get(actor.children.remote(), timeout=PATIENCE) == (True, [one.id.hex(), None])
         assert ray.get(actor.current.remote(), timeout=PATIENCE).id == one.id
         assert groups.get_current_placement_group() is None
 
-    def test_who_waits_lends_the_cpu_of_its_bundle_only(self, group):
+    def test_a_waiting_task_lends_the_cpu_of_its_bundle_only(self, group):
         one = group({"CPU": 1})
 
         @ray.remote(num_cpus=1)
@@ -275,7 +275,7 @@ class TestRunningInside:
 
 
 class TestRemoving:
-    def test_kills_what_runs_and_fails_what_waits(self, group):
+    def test_removing_a_group_kills_running_and_fails_waiting_tasks(self, group):
         one = group({"CPU": 2})
         actor = Actor.options(scheduling_strategy=In(one), num_cpus=1).remote()
         pid = ray.get(actor.look.remote(), timeout=PATIENCE)[2]
@@ -307,7 +307,7 @@ class TestRemoving:
         with pytest.raises(exceptions.RayActorError):
             ray.get(actor.look.remote(), timeout=PATIENCE)
 
-    def test_before_it_is_ready(self, group):
+    def test_a_group_can_be_removed_before_it_is_ready(self, group):
         one = group({"CPU": 400})
         ready = one.ready()
         task = look.options(scheduling_strategy=In(one)).remote()
@@ -317,19 +317,19 @@ class TestRemoving:
                 ray.get(ref, timeout=PATIENCE)
 
     @hpcray_only
-    def test_waiting_for_a_removed_one_says_so(self, group):
+    def test_waiting_for_a_removed_group_raises(self, group):
         one = group({"CPU": 1})
         remove_placement_group(one)
         with pytest.raises(ValueError, match="does not exist"):
             one.wait(PATIENCE)
 
-    def test_twice_is_no_harm(self, group):
+    def test_a_group_can_be_removed_twice(self, group):
         one = group({"CPU": 1})
         remove_placement_group(one)
         remove_placement_group(one)
 
     @hpcray_only
-    def test_a_group_of_an_actor_ends_with_it(self):
+    def test_a_group_ends_with_the_actor_that_created_it(self):
         @ray.remote(num_cpus=0)
         class Maker:
             def make(self, lifetime):
@@ -357,25 +357,25 @@ class TestWrongUse:
             ([{"CPU": 0}], "cannot be an empty dictionary or resources with only 0 values"),
         ],
     )
-    def test_bundles(self, bundles, text):
+    def test_invalid_bundles_are_refused(self, bundles, text):
         with pytest.raises(ValueError, match=text):
             placement_group(bundles)
 
-    def test_other_arguments(self):
+    def test_invalid_arguments_of_placement_group_are_refused(self):
         with pytest.raises(ValueError, match="Invalid placement group strategy TIGHT"):
             placement_group([{"CPU": 1}], strategy="TIGHT")
         with pytest.raises(ValueError, match="lifetime"):
             placement_group([{"CPU": 1}], lifetime="long")
 
     @hpcray_only
-    def test_what_is_not_supported_is_refused(self):
+    def test_unsupported_arguments_of_placement_group_are_refused(self):
         for keyword in ("_soft_target_node_id", "topology_strategy"):
             with pytest.raises(NotImplementedError, match=keyword):
                 placement_group([{"CPU": 1}], **{keyword: "x"})
         with pytest.raises(ValueError, match="must be whole numbers"):
             placement_group([{"GPU": 1.5}])
 
-    def test_requests_that_fit_no_bundle(self, group):
+    def test_requests_that_fit_no_bundle_are_refused(self, group):
         one = group({"CPU": 1}, {"GPU": 1})
         for index in (2, -2):
             with pytest.raises(ValueError, match=f"placement group bundle index {index} is invalid"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine import Marks, alive, eventually, exceptions, hpcray_only, ray
 
-from hpcray.runtime.refs import current
+from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -40,13 +40,13 @@ def fail(marks: Marks, error: type[Exception], good_after: int = 1_000_000):
 
 
 class TestCrash:
-    def test_four_executions_by_default(self, marks: Marks):
+    def test_a_task_that_crashes_runs_four_times_by_default(self, marks: Marks):
         with pytest.raises(exceptions.WorkerCrashedError):
             ray.get(crash.remote(marks))
         assert len(marks.lines()) == 4
 
     @pytest.mark.parametrize("max_retries", [0, 1])
-    def test_max_retries(self, marks: Marks, max_retries):
+    def test_max_retries_bounds_the_runs_of_a_task_that_crashes(self, marks: Marks, max_retries):
         with pytest.raises(exceptions.WorkerCrashedError) as caught:
             ray.get(crash.options(max_retries=max_retries).remote(marks))
         assert isinstance(caught.value, exceptions.RayError)
@@ -56,11 +56,11 @@ class TestCrash:
     def test_a_retry_that_works(self, marks: Marks):
         assert ray.get(crash.remote(marks, good_after=2)) == 3
 
-    def test_without_end(self, marks: Marks):
+    def test_max_retries_minus_1_retries_without_end(self, marks: Marks):
         assert ray.get(crash.options(max_retries=-1).remote(marks, good_after=4)) == 5
 
     @hpcray_only
-    def test_with_pauses_that_grow(self, tmp_path):
+    def test_retries_after_crashes_pause_for_longer_and_longer(self, tmp_path):
         @ray.remote(max_retries=-1)
         def crash_loop(path):
             with open(path, "a") as file:
@@ -74,30 +74,30 @@ class TestCrash:
         assert len(pauses) == 4 and pauses[1] >= 0.1 and pauses[2] >= 0.2 and pauses[3] >= 0.4
 
     @hpcray_only
-    def test_cancelled_in_a_pause(self, marks: Marks):
+    def test_a_task_is_cancelled_in_the_pause_before_a_retry(self, marks: Marks):
         ref = crash.options(max_retries=-1).remote(marks)
         eventually(lambda: len(marks.lines()) >= 4)
         ray.cancel(ref)
         with pytest.raises(exceptions.TaskCancelledError):
             ray.get(ref)
-        assert not current.process.submitter.retrying.paused
+        assert not current.process.submitter.retries.paused
 
     @pytest.mark.parametrize("code", [0, 1])
     def test_sys_exit_ends_the_worker(self, code):
         with pytest.raises(exceptions.WorkerCrashedError):
             ray.get(ray.remote(max_retries=0)(lambda: sys.exit(code)).remote())
 
-    def test_killed_by_a_signal(self):
+    def test_a_task_whose_worker_is_killed_by_a_signal_is_retried(self):
         with pytest.raises(exceptions.WorkerCrashedError):
             ray.get(ray.remote(max_retries=0)(lambda: os.kill(os.getpid(), signal.SIGKILL)).remote())
 
-    def test_every_return_value_fails(self, marks: Marks):
+    def test_every_return_value_of_a_crashed_task_fails(self, marks: Marks):
         refs = crash.options(max_retries=0, num_returns=2).remote(marks)
         for ref in refs:
             with pytest.raises(exceptions.WorkerCrashedError):
                 ray.get(ref)
 
-    def test_others_go_on(self, marks: Marks):
+    def test_other_tasks_go_on_when_a_worker_crashes(self, marks: Marks):
         square = ray.remote(lambda x: x * x)
         before = [square.remote(i) for i in range(20)]
         crashed = crash.options(max_retries=0).remote(marks)
@@ -171,31 +171,31 @@ class TestCrash:
 
 
 class TestExceptions:
-    def test_are_not_retried_by_default(self, marks: Marks):
+    def test_exceptions_are_not_retried_by_default(self, marks: Marks):
         with pytest.raises(Flaky):
             ray.get(fail.remote(marks, Flaky))
         assert len(marks.lines()) == 1
 
-    def test_all_of_them(self, marks: Marks):
+    def test_retry_exceptions_true_retries_all_exceptions(self, marks: Marks):
         with pytest.raises(Flaky):
             ray.get(fail.options(retry_exceptions=True).remote(marks, Flaky))
         assert len(marks.lines()) == 4
 
-    def test_until_it_works(self, marks: Marks):
+    def test_an_exception_is_retried_until_the_task_works(self, marks: Marks):
         assert ray.get(fail.options(retry_exceptions=True, max_retries=5).remote(marks, Flaky, good_after=5)) == 6
 
     @pytest.mark.parametrize(("raised", "executions"), [(Flaky, 3), (Unlucky, 3), (ValueError, 1)])
-    def test_only_those_of_a_list(self, marks: Marks, raised, executions):
+    def test_only_exceptions_of_a_list_are_retried(self, marks: Marks, raised, executions):
         with pytest.raises(raised):
             ray.get(fail.options(retry_exceptions=[Flaky, OSError], max_retries=2).remote(marks, raised))
         assert len(marks.lines()) == executions
 
-    def test_none_with_max_retries_0(self, marks: Marks):
+    def test_max_retries_0_retries_no_exception(self, marks: Marks):
         with pytest.raises(Flaky):
             ray.get(fail.options(retry_exceptions=True, max_retries=0).remote(marks, Flaky))
         assert len(marks.lines()) == 1
 
     @pytest.mark.parametrize("value", [1, [3], [int]])
-    def test_bad_values_are_refused(self, value):
+    def test_bad_values_of_retry_exceptions_are_refused(self, value):
         with pytest.raises((TypeError, ValueError)):
             fail.options(retry_exceptions=value)

@@ -17,7 +17,7 @@ LARGE = 200_000
 
 def borrowers(ref):
     """Who else holds an object of ours, as our table says."""
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     gc.collect()
     with current.process.engine.lock:
@@ -27,7 +27,7 @@ def borrowers(ref):
 
 @ray.remote(max_retries=2)
 def dies_at_its_first_reply(flag):
-    from hpcray.runtime.replies import Replies
+    from hpcray.runtime.worker.replies import Replies
 
     if not os.path.exists(flag):
         with open(flag, "w"):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from engine import ray
 
-from hpcray.runtime import reading
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker import object_reader
+from hpcray.runtime.core_worker.core_worker import need_process
 
 pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.timeout(180)]
 STORE = 48 << 20
@@ -40,7 +40,7 @@ def check_all(seeds, refs):
 
 
 def store() -> dict:
-    (numbers,) = need_process().survey.look(0, 60.0)
+    (numbers,) = need_process().diagnostics.list_stores(0, 60.0)
     return numbers
 
 
@@ -106,7 +106,7 @@ def test_a_file_that_a_process_cannot_open_is_an_error_that_says_so_and_nothing_
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "read_privately", broken)
+        patch.setattr(object_reader, "read_private_copy", broken)
         with pytest.raises(ray.exceptions.ObjectStoreFullError, match=r"past the store failed.*Too many open.*hint:"):
             ray.get(refs[:5])
     arrays = ray.get(refs[:5])

@@ -73,9 +73,9 @@ def double(x):
 
 def hold_answers(_):
     """As if all that follows came within the millisecond in which answers may wait for others."""
-    from hpcray.runtime import actor_lanes
+    from hpcray.runtime.worker import concurrency_groups
 
-    actor_lanes.HOLD = 1e9
+    concurrency_groups.HOLD = 1e9
 
 
 @hpcray_only

@@ -42,7 +42,7 @@ def in_threads(count, work):
         return list(pool.map(run, range(count)))
 
 
-def test_puts_and_gets_of_small_values():
+def test_threads_put_and_get_small_values():
     def work(i):
         refs = [ray.put((i, j)) for j in range(300)]
         return ray.get(refs) == [(i, j) for j in range(300)]
@@ -50,7 +50,7 @@ def test_puts_and_gets_of_small_values():
     assert all(in_threads(8, work))
 
 
-def test_puts_and_gets_of_arrays():
+def test_threads_put_and_get_arrays():
     def work(i):
         for j in range(25):
             array = np.full(200_000, i * 100 + j)
@@ -64,21 +64,21 @@ def test_puts_and_gets_of_arrays():
     assert all(in_threads(8, work))
 
 
-def test_submitting_tasks():
+def test_threads_submit_tasks():
     def work(i):
         return ray.get([echo.remote((i, j)) for j in range(250)]) == [(i, j) for j in range(250)]
 
     assert all(in_threads(8, work))
 
 
-def test_one_by_one():
+def test_threads_submit_tasks_one_by_one():
     def work(i):
         return all(ray.get(echo.remote((i, j))) == (i, j) for j in range(50))
 
     assert all(in_threads(6, work))
 
 
-def test_calls_of_one_actor():
+def test_threads_call_one_actor():
     counter = Counter.remote()
 
     def work(_):
@@ -129,7 +129,7 @@ def test_refs_handed_between_threads():
     assert sum(found) == 2 * sum(range(200))
 
 
-def test_wait_in_threads():
+def test_threads_wait_for_refs():
     def work(i):
         pending, done = [echo.remote(j) for j in range(50)], 0
         while pending:
@@ -140,7 +140,7 @@ def test_wait_in_threads():
     assert in_threads(6, work) == [50] * 6
 
 
-def test_actors_made_in_threads():
+def test_threads_create_actors():
     def work(i):
         counter = Counter.options(num_cpus=0).remote()
         return ray.get([counter.add.remote(i), counter.add.remote(i)])
@@ -148,7 +148,7 @@ def test_actors_made_in_threads():
     assert in_threads(4, work) == [[i, 2 * i] for i in range(4)]
 
 
-def test_the_same_function_first_used_by_many():
+def test_many_threads_use_a_new_function_first():
     fresh = ray.remote(lambda x: x + 1)
     assert in_threads(8, lambda i: ray.get(fresh.remote(i))) == list(range(1, 9))
 
@@ -169,7 +169,7 @@ def test_a_get_in_one_thread_does_not_hold_up_another():
     assert box == []
 
 
-def test_threads_in_a_task():
+def test_threads_inside_a_task_use_the_api():
     @ray.remote
     def threaded():
         return in_threads(4, lambda i: sum(ray.get([echo.remote(i), ray.put(i)])))

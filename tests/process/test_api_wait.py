@@ -42,7 +42,7 @@ def gate():
 
 class TestGetTimeout:
     @pytest.mark.parametrize("timeout", [0, 0.01, 0.2])
-    def test_is_raised(self, gate, timeout):
+    def test_a_timeout_is_raised(self, gate, timeout):
         ref = gate.passed.remote(1)
         started = time.monotonic()
         with pytest.raises(exceptions.GetTimeoutError) as caught:
@@ -65,13 +65,13 @@ class TestGetTimeout:
         gate.open.remote()
         assert ray.get(refs, timeout=PATIENCE) == [1, 2, 3]
 
-    def test_in_time(self):
+    def test_a_value_in_time_is_returned(self):
         assert ray.get(echo.remote(1, 0.1), timeout=PATIENCE) == 1
 
     def test_minus_one_is_none(self):
         assert ray.get(echo.remote(1, 0.1), timeout=-1) == 1
 
-    def test_again_and_again(self, gate):
+    def test_a_get_can_time_out_again_and_again(self, gate):
         ref = gate.passed.remote("late")
         for _ in range(50):
             with pytest.raises(exceptions.GetTimeoutError):
@@ -79,7 +79,7 @@ class TestGetTimeout:
         gate.open.remote()
         assert ray.get(ref) == "late"
 
-    def test_in_a_task(self, gate):
+    def test_a_get_in_a_task_times_out(self, gate):
         @ray.remote
         def attempt(box):
             try:
@@ -100,7 +100,7 @@ class TestWait:
         assert ready == [two, one]
         assert rest == [late]
 
-    def test_returns_no_more_than_asked_for(self):
+    def test_returns_no_more_than_num_returns(self):
         refs = [ray.put(i) for i in range(5)]
         ready, rest = ray.wait(refs, num_returns=2)
         assert (len(ready), len(rest)) == (2, 3)
@@ -108,13 +108,13 @@ class TestWait:
         assert [ref for ref in refs if ref not in ready] == rest
         assert len(ray.wait(refs)[0]) == 1
 
-    def test_all(self):
+    def test_all_refs_are_ready_in_the_end(self):
         refs = [echo.remote(i, 0.05) for i in range(10)]
         ready, rest = ray.wait(refs, num_returns=10)
         assert set(ready) == set(refs)
         assert rest == []
 
-    def test_timeout(self, gate):
+    def test_a_timeout_returns_what_is_ready(self, gate):
         late, there = gate.passed.remote(1), ray.put(2)
         assert ray.wait([late], timeout=0) == ([], [late])
         started = time.monotonic()
@@ -142,10 +142,10 @@ class TestWait:
             found += ray.get(ready)
         assert sorted(found) == list(range(100))
 
-    def test_nothing(self):
+    def test_wait_for_no_refs_returns_two_empty_lists(self):
         assert ray.wait([]) == ([], [])
 
-    def test_inside_a_task(self):
+    def test_wait_inside_a_task(self):
         @ray.remote
         def first_of(box):
             ready, rest = ray.wait(box)
@@ -153,7 +153,7 @@ class TestWait:
 
         assert ray.get(first_of.remote([echo.remote(1), echo.remote(2, 0.5)])) == (1, 1)
 
-    def test_bad_arguments(self):
+    def test_bad_arguments_of_wait_are_refused(self):
         ref = ray.put(1)
         for bad in (ref, (ref,), [1], "x", None):
             with pytest.raises(TypeError):

@@ -20,7 +20,7 @@ RECORD = np.dtype([("a", "i4"), ("b", "f8"), ("c", "S3")])
 
 
 def process():
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     return current.process
 
@@ -40,7 +40,7 @@ def held() -> int:
     with process().engine.lock:
         process().drain()
         process().engine.flush()
-    return process().survey.look(0, 30.0)[0]["objects"]
+    return process().diagnostics.list_stores(0, 30.0)[0]["objects"]
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +335,7 @@ def test_tensors_are_copies_unless_views_are_asked_for():
 
 def test_tensors_as_views():
     torch = pytest.importorskip("torch")
-    from hpcray.wire.views import view_tensors
+    from hpcray.protocol.out_of_band import view_tensors
 
     view_tensors(True)
     try:

@@ -12,16 +12,17 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from engine import PATIENCE, ROOT, Marks, eventually, hpcray_only, ray
 
-from hpcray.runtime.diagnosis import Diagnosis, stacks
-from hpcray.runtime.refs import need_process
-from hpcray.runtime.why import Why, show_lines
-from hpcray.state.commands import stack as stack_command
-from hpcray.state.commands import why as why_command
+from hpcray.cli.observe import stack as stack_command
+from hpcray.cli.observe import why as why_command
+from hpcray.runtime.core_worker.core_worker import need_process
+from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "get_report_after": 0.4}
@@ -64,11 +65,11 @@ class Threaded:
 
 def look(patience: float = PATIENCE) -> dict[int, dict]:
     """Every process by its pid."""
-    return {one["pid"]: one for node in stacks(Diagnosis(need_process(), patience)) for one in node["processes"]}
+    return {one["pid"]: one for node in stacks(ClusterQuery(need_process(), patience)) for one in node["processes"]}
 
 
 def why(ref) -> str:
-    return "\n".join(show_lines(Why(need_process()).explain(ref.binary())))
+    return "\n".join(show_lines(WaitGraph(need_process()).explain(ref.binary())))
 
 
 def running(refs, marks, count=1) -> list[int]:
@@ -77,7 +78,7 @@ def running(refs, marks, count=1) -> list[int]:
     return [int(pid) for pid in marks.lines()]
 
 
-def test_all_threads_of_all_processes_with_what_they_run(marks: Marks):
+def test_stack_shows_all_threads_of_all_processes_with_their_tasks(marks: Marks):
     task = sleeper.remote(marks)
     actor = Threaded.options(max_concurrency=3).remote()
     calls = [actor.wait.remote(marks) for _ in range(2)]
@@ -86,7 +87,8 @@ def test_all_threads_of_all_processes_with_what_they_run(marks: Marks):
     assert not any(one["problem"] for one in found.values())
     assert {one["kind"] for one in found.values()} == {"raylet", "driver", "worker"}
     (own,) = [one for one in found.values() if one["kind"] == "driver"]
-    assert any(frame[2].endswith("test_all_threads_of_all_processes_with_what_they_run") for frame in frames(own))
+    own_test = test_stack_shows_all_threads_of_all_processes_with_their_tasks.__name__
+    assert any(frame[2].endswith(own_test) for frame in frames(own))
     names = sorted(call["name"] for pid in set(pids) for call in found[pid]["calls"])
     assert names == ["Threaded.wait", "Threaded.wait", "sleeper"]
     for pid in set(pids):
@@ -102,7 +104,7 @@ def frames(one):
     return [frame for thread in one["threads"] for frame in thread["frames"]]
 
 
-def test_coroutines_down_to_what_they_await():
+def test_stack_shows_coroutines_down_to_their_innermost_await():
     actor = Async.remote()
     calls = [actor.call.remote() for _ in range(3)]
 
@@ -125,14 +127,15 @@ def test_a_process_that_does_not_answer_is_described_by_the_kernel(marks: Marks)
     (pid,) = running([ref], marks)
     os.kill(pid, signal.SIGSTOP)
     try:
+        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
         one = look(0.5)[pid]
         assert one["problem"] == "no answer within 0.5 s" and one["threads"] == []
         assert one["kernel"]["state"] == "stopped by a signal"
-        text = "\n".join(show_lines(Why(need_process(), 0.5).explain(ref.binary())))
+        text = "\n".join(show_lines(WaitGraph(need_process(), 0.5).explain(ref.binary())))
         assert re.search(rf"pid {pid}\) does not answer within 0.5 s; the kernel says: stopped by a signal", text)
     finally:
         os.kill(pid, signal.SIGCONT)
-    ray.cancel(ref)
+        ray.cancel(ref)
 
 
 def test_why_leads_to_the_process_or_the_resource(marks: Marks):
@@ -161,7 +164,7 @@ def test_why_leads_to_the_process_or_the_resource(marks: Marks):
     gone = ray.put(2)
     ident = gone.binary()
     del gone
-    eventually(lambda: "it was freed" in Why(need_process()).explain(ident)[0].text)
+    eventually(lambda: "it was freed" in WaitGraph(need_process()).explain(ident)[0].text)
     for ref in (first, second, dependent, queued, never):
         ray.cancel(ref)
     ray.kill(slow)
@@ -199,7 +202,7 @@ def test_why_ends_where_actors_wait_for_each_other():
     ray.kill(two)
 
 
-def test_a_driver_that_waits_for_long_says_for_what_once_and_again_later(marks: Marks, capfd):
+def test_a_driver_that_waits_long_reports_the_reason_once_and_again_later(marks: Marks, capfd):
     ref = sleeper.remote(marks)
     running([ref], marks)
     with pytest.raises(ray.exceptions.GetTimeoutError):
@@ -235,7 +238,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_commands_from_a_second_terminal(marks: Marks):
+def test_stack_and_why_work_from_a_second_terminal(marks: Marks):
     ref = sleeper.remote(marks)
     (pid,) = running([ref], marks)
     shown = run("stack")
@@ -260,7 +263,7 @@ def test_a_task_whose_workers_die_waits_before_it_runs_again():
     ray.cancel(ref)
 
 
-def test_a_process_in_c_code_that_keeps_pythons_lock_is_seen_all_the_same(marks: Marks):
+def test_stack_shows_a_process_in_c_code_that_holds_the_gil(marks: Marks):
     @ray.remote
     def stuck(marks):
         marks.add(str(os.getpid()))

@@ -14,7 +14,7 @@ INIT = {"num_cpus": 2}
 
 
 class TestKeyValue:
-    def test_put_get_delete(self):
+    def test_keys_are_stored_read_and_deleted(self):
         assert internal_kv._internal_kv_initialized()
         assert internal_kv._internal_kv_put("key", "one") is False
         assert internal_kv._internal_kv_put(b"key", b"two", overwrite=False) is True
@@ -26,7 +26,7 @@ class TestKeyValue:
         assert internal_kv._internal_kv_del("key") == 0
         assert internal_kv._internal_kv_get("key") is None
 
-    def test_prefixes_and_namespaces(self):
+    def test_keys_are_listed_by_prefix_and_namespace(self):
         for name in ("a1", "a2", "b1"):
             internal_kv._internal_kv_put(name, name, namespace="space")
         assert internal_kv._internal_kv_list("a", namespace=b"space") == [b"a1", b"a2"]
@@ -35,17 +35,17 @@ class TestKeyValue:
         assert internal_kv._internal_kv_del("a", del_by_prefix=True, namespace="space") == 2
         assert internal_kv._internal_kv_list("", namespace="space") == [b"b1"]
 
-    def test_of_the_whole_job(self):
+    def test_the_key_value_store_is_shared_by_the_job(self):
         ray.get(ray.remote(lambda: internal_kv._internal_kv_put("from a task", b"\0\xff")).remote())
         assert internal_kv._internal_kv_get("from a task") == b"\0\xff"
 
-    def test_wrong_types(self):
+    def test_keys_and_values_of_other_types_are_refused(self):
         with pytest.raises(TypeError, match="bytes or str"):
             internal_kv._internal_kv_put("key", 3)
 
 
 class TestLocations:
-    def test_large_and_small(self):
+    def test_locations_of_large_and_small_objects(self):
         large, small = ray.put(np.zeros(100_000)), ray.put(1)
         made = ray.remote(lambda: np.zeros(100_000)).remote()
         found = get_object_locations([large, small, made])
@@ -55,7 +55,7 @@ class TestLocations:
         assert found[small]["node_ids"] == [] and found[small]["object_size"] < 100
         assert get_local_object_locations([large])[large]["node_ids"] == [node]
 
-    def test_pending(self):
+    def test_locations_of_pending_objects_time_out(self):
         @ray.remote
         class Never:
             async def come(self):
@@ -76,7 +76,7 @@ class Stubborn:
         raise TypeError("not me")
 
 
-def test_serializers():
+def test_registered_serializers_are_used_until_deregistered():
     with pytest.raises(TypeError, match="not me"):
         ray.put(Stubborn(1))
     register_serializer(Stubborn, serializer=lambda one: one.value, deserializer=lambda value: Stubborn(value + 1))
@@ -91,5 +91,5 @@ def test_serializers():
         ray.put(Stubborn(1))
 
 
-def test_a_progress_bar_gives_what_it_goes_over(capsys):
+def test_a_progress_bar_yields_the_items_of_its_iterable(capsys):
     assert list(tqdm_ray.tqdm(range(3), desc="going")) == [0, 1, 2]

@@ -69,7 +69,7 @@ def in_thread(work):
 
 
 def engine_of():
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     return current.process.engine
 
@@ -201,7 +201,7 @@ def test_shutdown_ends_every_wait():
         """
         import threading, time
         import hpcray as ray
-        from hpcray.runtime.refs import current
+        from hpcray.runtime.core_worker.core_worker import current
         ray.init(num_cpus=1)
 
         @ray.remote(num_cpus=99)

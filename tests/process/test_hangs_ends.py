@@ -107,8 +107,8 @@ def test_next_after_the_end_of_the_raylet(tmp_path):
     script.write_text(
         "import os, signal, time\n"
         "import engine_under_test as ray\n"
-        "from hpcray.host.session import read_session\n"
-        "from hpcray.runtime.refs import current\n"
+        "from hpcray.platform.session_directory import read_session\n"
+        "from hpcray.runtime.core_worker.core_worker import current\n"
         "ray.init(num_cpus=1)\n"
         "os.kill(read_session(current.process.session_dir).pid, signal.SIGKILL)\n"
         "while current.process.dead is None:\n"
@@ -160,7 +160,7 @@ class Broken:
 
 
 def test_a_value_that_cannot_be_read_costs_the_others_no_pin():
-    from hpcray.runtime.refs import current
+    from hpcray.runtime.core_worker.core_worker import current
 
     table = current.process.table
     broken = ray.put(Broken())
@@ -175,7 +175,7 @@ def test_a_value_that_cannot_be_read_costs_the_others_no_pin():
             gc.collect()
             with current.process.engine.lock:
                 current.process.drain()
-                return ident not in table.pins.lingering and ident not in table.entries
+                return ident not in table.pins.views_without_entry and ident not in table.entries
 
         eventually(gone)
 
@@ -221,13 +221,13 @@ def interrupt_in(name):
 def test_ctrl_c_ends_the_wait_for_the_callbacks_of_a_drain(tmp_path):
     script = tmp_path / "drains.py"
     script.write_text(
-        _INTERRUPT + "from hpcray.runtime.refs import current\n"
+        _INTERRUPT + "from hpcray.runtime.core_worker.core_worker import current\n"
         "ray.init(num_cpus=1)\n"
         "ray.on_drain(lambda left: time.sleep(1000))\n"
         "ray.drain(seconds=1000)\n"
         "while ray.draining() is None:\n"
         "    time.sleep(0.01)\n"
-        "threading.Thread(target=interrupt_in, args=('settle',), daemon=True).start()\n"
+        "threading.Thread(target=interrupt_in, args=('wait_for_checkpoints',), daemon=True).start()\n"
         "try:\n"
         "    ray.shutdown()\n"
         "except KeyboardInterrupt:\n"
@@ -272,16 +272,16 @@ class Failing:
 
 
 @pytest.mark.parametrize("kind", ["Stubborn", "Mute"])
-def test_an_exception_that_cannot_be_told_ends_its_call(kind):
+def test_an_exception_that_cannot_be_pickled_or_inspected_ends_its_call(kind):
     failing = Failing.options(max_concurrency=2).remote()
     with pytest.raises(exceptions.RayTaskError, match=kind):
         ray.get(failing.fail.remote(kind), timeout=PATIENCE)
 
 
 def test_what_another_thread_asks_for_again_is_not_missing(monkeypatch):
-    from hpcray.core.owner.table import Waiter
-    from hpcray.runtime.refs import current
-    from hpcray.wire.messages import StoreError
+    from hpcray.core.core_worker.object_table import Waiter
+    from hpcray.protocol.messages import StoreError
+    from hpcray.runtime.core_worker.core_worker import current
 
     process = current.process
     ref = ray.put(np.arange(1 << 20))
@@ -292,7 +292,7 @@ def test_what_another_thread_asks_for_again_is_not_missing(monkeypatch):
     def refused(waiter, deadline):
         monkeypatch.undo()
         process.table.on_store_error(StoreError(ref._id, "full", "no room"))
-        process.table.want_local(ref._id, Waiter())  # another thread, before this one has the lock again
+        process.table.wait_local(ref._id, Waiter())  # another thread, before this one has the lock again
         return True
 
     monkeypatch.setattr(process, "block", refused)

@@ -11,7 +11,7 @@ import pytest
 from helpers.jobs import Ended, Job
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.host.session import live_sessions
+from hpcray.platform.session_directory import live_sessions
 
 FIRST = """\
 import sys
@@ -140,6 +140,27 @@ def test_what_damage_takes_away_is_told_and_the_rest_is_gone_on_with(leak_check:
     with start(home, "program.py") as job:
         ended = job.wait()
     assert ended.out == "[b'value0', b'value1', b'value2']\n" and "damaged" not in ended.err, ended
+    leak_check.check()
+
+
+IDS = """\
+import sys
+import hpcray as ray
+
+ray.init(num_cpus=1)
+where = ray.remote(lambda: ray.get_runtime_context().get_worker_id())
+print(ray.put(1).hex(), ray.get(where.remote()), flush=True)
+sys.exit(1)
+"""
+
+
+def test_ids_that_a_run_makes_differ_from_those_of_the_run_before_it(leak_check: LeakCheck, home: Path) -> None:
+    (home / "program.py").write_text(IDS)
+    ids: list[str] = []
+    for _ in range(2):
+        with start(home, "program.py") as job:
+            ids += job.wait().out.split()
+    assert len(ids) == len(set(ids)) == 4, ids
     leak_check.check()
 
 

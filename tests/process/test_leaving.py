@@ -95,6 +95,8 @@ def test_signals_that_are_the_users_end_nothing(leak_check: LeakCheck, tmp_path:
     with start(mode, tmp_path, "wait") as job:
         driver, _ = wait_ready(job)
         (raylet,) = leak_check.processes("hpcray-raylet")
+        # A worker has this name too, until it has been forked for a moment.
+        wait_until(lambda: len(leak_check.processes("hpcray-template")) == 1, "one fork server")
         (template,) = leak_check.processes("hpcray-template")
         for pid in (raylet, template):
             os.kill(pid, signal.SIGUSR1)
@@ -212,6 +214,8 @@ def test_children_of_a_dead_worker_go_with_it(leak_check: LeakCheck, tmp_path: P
 def test_stale_session_is_swept(leak_check: LeakCheck, tmp_path: Path) -> None:
     with Job(embedded(write(tmp_path, IDLE))) as job:
         wait_ready(job)
+        # A worker has this name too, until it has been forked for a moment.
+        wait_until(lambda: len(leak_check.processes("hpcray-template")) == 1, "one fork server")
         (template,) = leak_check.processes("hpcray-template")
         (raylet,) = leak_check.processes("hpcray-raylet")
         os.kill(template, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The raylet's socket, spoken to by hand: joining, leases, broken peers, deaths."""
+"""The raylet's socket, used without a core worker: joining, leases, broken peers, deaths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TypeVar
 import pytest
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.base.ids import NIL_PROC, make_proc, number_of, raylet_of
-from hpcray.base.resources import UNIT
-from hpcray.runtime.bootstrap import NodeChild
-from hpcray.runtime.options import NodeOptions
-from hpcray.wire import messages as m
-from hpcray.wire.frames import FrameReader, pack
+from hpcray.common.ids import NIL_PROC, make_proc, number_of, raylet_of
+from hpcray.common.resources import UNIT
+from hpcray.protocol import messages as m
+from hpcray.protocol.frames import FrameReader, pack
+from hpcray.runtime.node.bootstrap import NodeChild
+from hpcray.runtime.node.options import NodeOptions
 
 RAYLET = raylet_of(0)
 ONE_CPU = m.Shape((("CPU", UNIT),))
@@ -35,7 +35,7 @@ class Peer:
         self._reader = FrameReader()
         self._seen: list[m.Message] = []
         self.me = NIL_PROC
-        self.say(m.Hello(os.getpid(), kind, b""))
+        self.say(m.Hello(os.getpid(), kind))
 
     def join(self) -> m.Welcome:
         """Wait for Welcome and take its name."""
@@ -95,7 +95,7 @@ def peer(node: NodeChild) -> Iterator[Peer]:
     found.close()
 
 
-def test_welcome(node: NodeChild) -> None:
+def test_a_process_gets_a_welcome_with_its_arena(node: NodeChild) -> None:
     peer = Peer(node.session_dir)
     welcome = peer.join()
     assert (welcome.session_dir, welcome.cluster_size, welcome.arena_size) == (node.session_dir, 1, 64 << 20)
@@ -107,17 +107,17 @@ def test_welcome(node: NodeChild) -> None:
     other.close()
 
 
-def test_lease_and_its_return(node: NodeChild, peer: Peer, leak_check: LeakCheck) -> None:
-    peer.say(m.Demand(0, ONE_CPU, 1))
+def test_a_returned_lease_frees_its_worker(node: NodeChild, peer: Peer, leak_check: LeakCheck) -> None:
+    peer.say(m.RequestLeases(0, ONE_CPU, 1))
     granted = peer.expect(m.LeaseGranted)
     assert os.path.exists(f"{node.session_dir}/{number_of(granted.worker)}.s"), "the worker listens for us"
-    peer.say(m.LeaseReturn(granted.lease))
-    peer.say(m.Demand(0, ONE_CPU, 2))
+    peer.say(m.ReturnLease(granted.lease))
+    peer.say(m.RequestLeases(0, ONE_CPU, 2))
     assert peer.expect(m.LeaseGranted).worker == granted.worker, "the same worker, warm"
 
 
-def test_killed_worker_is_told_with_its_signal(peer: Peer, leak_check: LeakCheck) -> None:
-    peer.say(m.Demand(0, ONE_CPU, 1))
+def test_the_death_of_a_killed_worker_names_its_signal(peer: Peer, leak_check: LeakCheck) -> None:
+    peer.say(m.RequestLeases(0, ONE_CPU, 1))
     granted = peer.expect(m.LeaseGranted)
     (pid,) = leak_check.processes("hpcray-worker")
     os.kill(pid, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_killed_worker_is_told_with_its_signal(peer: Peer, leak_check: LeakCheck
 
 
 def test_worker_that_closes_its_connection_is_ended(peer: Peer, leak_check: LeakCheck, node: NodeChild) -> None:
-    peer.say(m.Demand(0, ONE_CPU, 1))
+    peer.say(m.RequestLeases(0, ONE_CPU, 1))
     peer.expect(m.LeaseGranted)
     (pid,) = leak_check.processes("hpcray-worker")
     os.kill(pid, signal.SIGSTOP)  # it cannot be asked to leave any more
@@ -137,7 +137,7 @@ def test_worker_that_closes_its_connection_is_ended(peer: Peer, leak_check: Leak
     wait_until(lambda: pid not in leak_check.processes(), "the end of the worker of a holder that is gone")
 
 
-def test_frames_between_processes_pass_through(node: NodeChild, peer: Peer) -> None:
+def test_frames_between_processes_are_forwarded(node: NodeChild, peer: Peer) -> None:
     other = Peer(node.session_dir)
     other.join()
     peer.say(m.CancelTask(b"task", True, False), dest=other.me)
@@ -147,7 +147,7 @@ def test_frames_between_processes_pass_through(node: NodeChild, peer: Peer) -> N
     assert died.proc == other.me, "who wrote to it is told of its end"
 
 
-def test_no_such_process(peer: Peer) -> None:
+def test_a_message_to_an_unknown_process_is_undeliverable(peer: Peer) -> None:
     for nowhere in (make_proc(0, 4711), make_proc(7, 1)):
         peer.say(m.Exit(0), dest=nowhere)
         assert peer.expect(m.Undeliverable).proc == nowhere
@@ -159,10 +159,10 @@ def test_no_such_process(peer: Peer) -> None:
         b"\xff\xff\xff\xff" + bytes(16),
         pack(RAYLET, NIL_PROC, b"\xc1"),
         pack(RAYLET, NIL_PROC, m.encode([m.Exit(0)])),
-        pack(RAYLET, NIL_PROC, m.encode([m.Hello(1, "king", b"")])),
+        pack(RAYLET, NIL_PROC, m.encode([m.Hello(1, "king")])),
     ],
 )
-def test_nonsense_closes_that_connection_only(node: NodeChild, peer: Peer, nonsense: bytes) -> None:
+def test_an_invalid_frame_closes_only_its_own_connection(node: NodeChild, peer: Peer, nonsense: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(60)
         sock.connect(f"{node.session_dir}/r.s")
@@ -172,7 +172,7 @@ def test_nonsense_closes_that_connection_only(node: NodeChild, peer: Peer, nonse
     peer.expect(m.Undeliverable)
 
 
-def test_nonsense_after_hello_is_a_death(node: NodeChild, peer: Peer) -> None:
+def test_an_invalid_frame_after_hello_counts_as_a_death(node: NodeChild, peer: Peer) -> None:
     other = Peer(node.session_dir)
     other.join()
     peer.say(m.Blocked(), dest=other.me)
@@ -183,7 +183,7 @@ def test_nonsense_after_hello_is_a_death(node: NodeChild, peer: Peer) -> None:
     other.close()
 
 
-def test_reader_that_never_reads_holds_nobody_up(node: NodeChild, peer: Peer) -> None:
+def test_a_process_that_never_reads_delays_no_other(node: NodeChild, peer: Peer) -> None:
     deaf = Peer(node.session_dir)
     deaf.join()
     big = m.Undeliverable(b"x", "y" * 100_000)

@@ -12,8 +12,8 @@ import pytest
 from engine import Marks, alive, eventually, exceptions, hpcray_only, ray
 from losing import SIZE, add, lose, make
 
-from hpcray.core.owner.table import FREED
-from hpcray.runtime.refs import current
+from hpcray.core.core_worker.object_table import FREED
+from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 
@@ -100,10 +100,10 @@ class TestTasks:
         lose(*refs)
         process = current.process
         with process.engine.lock:  # as when their node dies
-            process.submitter.retrying.hold()
+            process.submitter.retries.hold()
             for ref in refs:
-                process.table.lose(ref._id, process.table.entries[ref._id], "a test says so")
-            process.submitter.retrying.go_on()
+                process.table.recovery.lose(ref._id, process.table.entries[ref._id], "a test says so")
+            process.submitter.retries.submit_held()
         assert [array[0] for array in ray.get(refs)] == [1, 2, 3]
         assert len(marks.lines()) == 2
 

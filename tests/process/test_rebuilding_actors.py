@@ -12,9 +12,9 @@ import pytest
 from engine import Marks, alive, eventually, exceptions, hpcray_only, ray
 from losing import SIZE, lose, make
 
-from hpcray.base.ids import raylet_of
-from hpcray.runtime.refs import current
-from hpcray.wire import messages as m
+from hpcray.common.ids import raylet_of
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from engine import Marks, eventually, exceptions, hpcray_only, ray
 
-from hpcray.host.session import live_sessions
-from hpcray.runtime.refs import current
+from hpcray.platform.session_directory import live_sessions
+from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.timeout(180), hpcray_only]
 INIT = {"num_cpus": 2, "object_store_memory": 48 << 20}
@@ -42,7 +42,7 @@ def make(marks: Marks, number: int) -> Any:
 def in_store() -> dict[str, str]:
     """The objects of our node's store, by id, and where each is."""
     assert current.process is not None
-    (row,) = current.process.survey.look(100, 30.0)
+    (row,) = current.process.diagnostics.list_stores(100, 30.0)
     return {obj["id"]: obj["state"] for obj in row["list"]}
 
 
@@ -73,7 +73,7 @@ def fill_with_views() -> list[Any]:
 def lent() -> int:
     """How often our node's store had an object read past it."""
     assert current.process is not None
-    (row,) = current.process.survey.look(0, 30.0)
+    (row,) = current.process.diagnostics.list_stores(0, 30.0)
     return int(row["lent"])
 
 

@@ -1,4 +1,4 @@
-"""`hpcray dump` and `hpcray replay`: a job's cores decide the same when they are told the same again."""
+"""`hpcray dump` and `hpcray replay`: the cores of a job decide the same when they get the same inputs again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from click.testing import CliRunner
 from engine import PATIENCE, hpcray_only, ray
 
-from hpcray.core import recording
-from hpcray.core.recording import Input, Recorder, replay
-from hpcray.runtime.diagnosis import Diagnosis
-from hpcray.runtime.refs import need_process
-from hpcray.state import commands, records
+from hpcray.cli import observe
+from hpcray.core import record_replay
+from hpcray.core.record_replay import Input, Recorder, replay
+from hpcray.runtime.core_worker.core_worker import need_process
+from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
+from hpcray.state import recordings
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "object_store_memory": 16 << 20, "record": True}
@@ -55,20 +56,20 @@ def work(session):
     return actors  # without a handle they would end while they are read
 
 
-def test_the_same_decisions_again(work, tmp_path: Path):
-    found, missing = records.fetch(Diagnosis(need_process(), PATIENCE))
+def test_a_replay_of_every_core_makes_the_same_decisions(work, tmp_path: Path):
+    found, missing = recordings.fetch(ClusterQuery(need_process(), PATIENCE))
     assert not missing and {record.core for record in found} == {"raylet", "head", "store", "owner"}
     owners = [record for record in found if record.core == "owner"]
     assert len(owners) >= 3, "the driver, and the workers that live"
-    records.write(tmp_path / "record", found)
-    read = records.read(tmp_path / "record")
-    for done, record in zip(records.replay_all(read), read, strict=True):
+    recordings.write(tmp_path / "record", found)
+    read = recordings.read(tmp_path / "record")
+    for done, record in zip(map(replay, read), read, strict=True):
         assert done.steps == len(record.inputs) > (0 if record.core == "owner" else 20)
-        assert not done.differences, "\n".join(records.show([done]))
+        assert not done.differences, "\n".join(recordings.show([done]))
 
 
-def test_another_decision_is_found(work):
-    found, _ = records.fetch(Diagnosis(need_process(), PATIENCE))
+def test_a_replay_finds_another_decision(work):
+    found, _ = recordings.fetch(ClusterQuery(need_process(), PATIENCE))
     (record,) = [one for one in found if one.core == "raylet"]
     place = next(place for place, given in enumerate(record.inputs) if given.method == "process_died")
     del record.inputs[place]
@@ -76,23 +77,23 @@ def test_another_decision_is_found(work):
     assert first.step >= place and first.then != first.now
 
 
-def test_the_commands(work, tmp_path: Path):
+def test_dump_writes_a_file_that_replay_reads(work, tmp_path: Path):
     run, file = CliRunner().invoke, str(tmp_path / "r")
-    cores = int(re.findall(r"(\d+) cores", run(commands.dump, [file]).output)[0])
-    shown = run(commands.replay, [file])
+    cores = int(re.findall(r"(\d+) cores", run(observe.dump, [file]).output)[0])
+    shown = run(observe.replay, [file])
     assert shown.exit_code == 0 and shown.output.count("the same decisions") == cores > 3, shown.output
     assert "node 0 owner process 0." in shown.output
     (tmp_path / "other").write_bytes(b"nothing of ours")
-    shown = run(commands.replay, [str(tmp_path / "other")])
+    shown = run(observe.replay, [str(tmp_path / "other")])
     assert shown.exit_code == 1 and "is no record of hpcray" in shown.output
 
 
-def test_a_full_record_says_so(monkeypatch: pytest.MonkeyPatch):
+def test_a_full_record_names_the_missing_inputs(monkeypatch: pytest.MonkeyPatch):
     class Core:
         def tick(self, now: float) -> list[object]:
             return []
 
-    monkeypatch.setattr(recording, "MOST_INPUTS", 2)
+    monkeypatch.setattr(record_replay, "MOST_INPUTS", 2)
     recorder = Recorder("head", 0, {"config": {}})
     core = Core()
     recorder.wrap(core, "tick")

@@ -13,8 +13,8 @@ import pytest
 from helpers.jobs import ROOT
 from helpers.leaks import LeakCheck
 
-from hpcray.runtime import repeated_lines
-from hpcray.runtime.repeated_lines import RepeatedLines
+from hpcray.runtime.worker import log_output
+from hpcray.runtime.worker.log_output import LogDeduplicator
 
 PROGRAM = """\
 import os, time
@@ -60,12 +60,12 @@ def test_by_default_every_line_is_shown(tmp_path: Path, leak_check: LeakCheck) -
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch):
     """Two workers that share a table, and what they have emitted."""
-    table = mmap.mmap(-1, repeated_lines._ROWS * repeated_lines._ROW.size)
+    table = mmap.mmap(-1, log_output._ROWS * log_output._ROW.size)
     told: list[str] = []
-    made = [RepeatedLines(table, told.append, 0.2) for _ in range(2)]
+    made = [LogDeduplicator(table, told.append, 0.2) for _ in range(2)]
 
     def show(number: int, line: str) -> bool:
-        monkeypatch.setattr(repeated_lines.os, "getpid", lambda: number + 1)
+        monkeypatch.setattr(log_output.os, "getpid", lambda: number + 1)
         return made[number].shows(line)
 
     return show, told, made
@@ -79,7 +79,7 @@ def test_one_worker_may_repeat_itself(workers) -> None:
     while not told:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert told == [f"again [repeated 2x across this node; {repeated_lines._HINT}]"]
+    assert told == [f"again [repeated 2x across this node; {log_output._HINT}]"]
 
 
 def test_who_leaves_tells_at_once(workers) -> None:

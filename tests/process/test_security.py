@@ -18,13 +18,14 @@ from helpers.leaks import LeakCheck, wait_until
 from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 import hpcray as ray
-from hpcray.base.errors import RaySystemError
-from hpcray.base.ids import NIL_PROC, make_proc, raylet_of
-from hpcray.host.session import Session, live_sessions
-from hpcray.runtime.links import Links
-from hpcray.runtime.process import connect
-from hpcray.wire import messages as m
-from hpcray.wire.frames import pack
+from hpcray.common.exceptions import RaySystemError
+from hpcray.common.ids import NIL_PROC, make_proc, raylet_of
+from hpcray.platform.session_directory import SessionDirectory, live_sessions
+from hpcray.protocol import messages as m
+from hpcray.protocol.frames import pack
+from hpcray.runtime.core_worker.core_worker import connect
+from hpcray.runtime.core_worker.io_engine import IoEngine
+from hpcray.runtime.diagnostics.introspection import ObjectInventory
 
 # Opens everything it is given, as files, directories and sockets; prints what it could.
 BURGLAR = """\
@@ -151,22 +152,22 @@ def test_every_socket_turns_a_stranger_away_even_where_the_directory_is_open(
     said = stranger_says(
         """\
 import socket, sys
-from hpcray.base.ids import NIL_PROC, raylet_of
-from hpcray.wire.frames import pack
-from hpcray.wire.messages import Exit, Hello, encode
+from hpcray.common.ids import NIL_PROC, raylet_of
+from hpcray.protocol.frames import pack
+from hpcray.protocol.messages import Exit, Hello, encode
 for path in sys.argv[1:]:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(60)
     sock.connect(path)
     try:
-        sock.sendall(pack(raylet_of(0), NIL_PROC, encode([Hello(1, "driver", b"")])))
+        sock.sendall(pack(raylet_of(0), NIL_PROC, encode([Hello(1, "driver")])))
         sock.sendall(pack(raylet_of(0), raylet_of(0), encode([Exit(3)])))
         print(len(sock.recv(1000)))
     except ConnectionError:
         print(0)
 """,
         *sockets,
-        load=("hpcray.wire.messages",),
+        load=("hpcray.protocol.messages",),
     )
     assert said.split() == ["0"] * len(sockets)
     still_works()
@@ -213,7 +214,7 @@ def test_planted_session_is_not_joined_and_not_used(stranger: None, leak_check: 
     with pytest.raises(Exception, match=f"belongs to uid {UID}.*hint: set HPCRAY_TMPDIR"):
         ray.init(num_cpus=1)
     with pytest.raises(RaySystemError, match="another user"):
-        connect(fake, "attached")
+        connect(fake, "attached", ObjectInventory)
     assert child.communicate("\n", timeout=60)[0] == "somebody came\n", "only the last one, which looked who is there"
     subprocess.run(["rm", "-r", os.path.dirname(fake)], check=True)
 
@@ -224,7 +225,7 @@ def test_planted_link_is_not_followed(stranger: None, leak_check: LeakCheck, pub
     stranger_says("import os, sys; os.symlink(sys.argv[1], sys.argv[2])", tmp_path, public / name)
     assert live_sessions() == []
     with pytest.raises(Exception, match="cannot use"):
-        Session.create()
+        SessionDirectory.create()
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     (public / name).unlink()
 
@@ -234,7 +235,7 @@ def test_driver_says_nothing_to_an_impostor(stranger: None, public: Path) -> Non
     child = as_stranger(IMPOSTOR, path)
     assert child.stdout is not None and child.stdout.readline() == "listening\n"
     with pytest.raises(RaySystemError, match="who listens there is another user"):
-        connect(str(public), "worker")
+        connect(str(public), "worker", ObjectInventory)
     assert child.communicate(timeout=60)[0] == "got 0\n"
     path.unlink()
 
@@ -244,13 +245,14 @@ def test_process_goes_through_its_raylet_rather_than_to_an_impostor(stranger: No
     ours, raylet = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     child = as_stranger(IMPOSTOR, public / "7.s")
     assert child.stdout is not None and child.stdout.readline() == "listening\n"
-    links = Links(me, str(public))
+    links = IoEngine(me, str(public))
     links._open(ours, None)
     links.send(other, m.Exit(0))
     links.flush()
     assert raylet.recv(1000)[4:12] == other
     assert child.communicate(timeout=60)[0] == "got 0\n"
     links._close_links()
+    os.close(links._kick)
     raylet.close()
     (public / "7.s").unlink()
 
@@ -352,7 +354,7 @@ def test_ranks_of_one_host_have_no_port_and_no_open_shared_memory(leak_check: Le
 
 UCX_PEER = """\
 import sys, time
-from hpcray.transport.ucx import UcxEngine
+from hpcray.transport.ucx_engine import UcxEngine
 from hpcray.transport.ucx_data import UcxData
 secret, address = bytes.fromhex(sys.argv[1]), bytes.fromhex(sys.argv[2])
 engine = UcxEngine(1, secret)
@@ -376,8 +378,8 @@ sys.stdin.read()
 def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     try:
-        from hpcray.transport.ucx import UcxEngine
         from hpcray.transport.ucx_data import UcxData
+        from hpcray.transport.ucx_engine import UcxEngine
 
         engine = UcxEngine(0, bytes(32))
     except Exception as error:

@@ -39,7 +39,7 @@ BEGIN = """\
 import gc, os, re, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.runtime.refs import need_process
+from hpcray.runtime.core_worker.core_worker import need_process
 
 gates, spill = sys.argv[1], os.environ["HPCRAY_SPILL_DIR"]
 
@@ -58,7 +58,7 @@ def is_there(seed, ref):
 
 
 def store():
-    (numbers,) = need_process().survey.look(0, 60.0)
+    (numbers,) = need_process().diagnostics.list_stores(0, 60.0)
     return numbers
 
 

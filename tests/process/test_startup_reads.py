@@ -137,7 +137,7 @@ def test_broadcast_of_nothing_useful_is_refused(leak_check: LeakCheck, tmp_path:
 
 def test_launcher_passes_it_on() -> None:
     options = ["-n", "2", "--dry-run", "--broadcast-env", "d", "x.py"]
-    with Job([sys.executable, "-m", "hpcray.cluster.launch", *options]) as job:
+    with Job([sys.executable, "-m", "hpcray.cli.launch", *options]) as job:
         ended = job.wait(100)
     assert "-m hpcray --broadcast-env d x.py" in ended.out
 

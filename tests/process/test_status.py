@@ -28,7 +28,7 @@ class Holder:
         return True
 
 
-def test_demand_and_groups_are_shown():
+def test_hpcray_status_shows_demand_and_placement_groups():
     holder = Holder.options(num_cpus=0).remote()
     assert ray.get(holder.ready.remote(), timeout=PATIENCE)
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 0.5}], name="mine")

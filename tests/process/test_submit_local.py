@@ -17,7 +17,7 @@ from helpers.leaks import LeakCheck, wait_until
 
 from hpcray.cluster import Job, submit
 from hpcray.exceptions import JobError, RayTaskError
-from hpcray.host.processes import descendants
+from hpcray.platform.process_tree import descendants
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(
@@ -82,7 +82,7 @@ def test_a_function_drives_a_job_of_two_nodes(start: Start, capfd: pytest.Captur
     assert capfd.readouterr() == ("", ""), "the job writes to its logs, not to our terminal"
 
 
-def test_an_exception_comes_back_as_what_it_is(start: Start) -> None:
+def test_an_exception_of_the_function_is_raised_by_result(start: Start) -> None:
     job = start(refuse)
     with pytest.raises(Refused, match="7: as the test wants it") as caught:
         job.result(timeout=60)
@@ -94,7 +94,7 @@ def test_an_exception_comes_back_as_what_it_is(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed(start: Start) -> None:
+def test_a_killed_driver_makes_the_job_fail(start: Start) -> None:
     job = start(os._exit, 9)
     with pytest.raises(JobError, match="its driver was killed; exit code 9"):
         job.result(timeout=60)
@@ -108,7 +108,9 @@ def command(*argv: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_life_of_a_script_on_the_command_line(tmp_path: Path, leak_check: LeakCheck) -> None:
+def test_a_script_is_submitted_listed_logged_and_cancelled_on_the_command_line(
+    tmp_path: Path, leak_check: LeakCheck
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(
         "import os, sys, time\nimport hpcray as ray\nray.init()\n"
@@ -165,7 +167,7 @@ def announce_the_end(job: Job[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpointable_starts_again_where_it_was(start: Start, tmp_path: Path) -> None:
+def test_a_checkpointable_function_continues_from_its_checkpoint(start: Start, tmp_path: Path) -> None:
     job = start(Counter(tmp_path), "once", requeue=1, time=10)
     wait_until((tmp_path / "1").exists, "the first start")
     announce_the_end(job)

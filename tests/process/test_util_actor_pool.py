@@ -61,7 +61,7 @@ class TestActorPool:
         assert list(slow) == [0, 1, 2, 3]
         assert list(pool.map(double, range(20))) == list(range(0, 40, 2))
 
-    def test_map_unordered_gives_what_is_ready(self, pool, tmp_path):
+    def test_map_unordered_yields_ready_results_first(self, pool, tmp_path):
         gate = tmp_path / "gate"
 
         def work(actor, value):
@@ -76,7 +76,7 @@ class TestActorPool:
         pool.submit(double, 100)
         assert list(pool.map(double, [1])) == [2]
 
-    def test_submit_and_get_next(self, pool):
+    def test_get_next_returns_results_in_the_order_of_submission(self, pool):
         assert not pool.has_next()
         for value in range(5):
             pool.submit(double, value)
@@ -88,12 +88,12 @@ class TestActorPool:
         with pytest.raises(StopIteration):
             pool.get_next_unordered()
 
-    def test_get_next_unordered(self, pool):
+    def test_get_next_unordered_returns_every_result_once(self, pool):
         for value in range(5):
             pool.submit(double, value)
         assert sorted(pool.get_next_unordered() for _ in range(5)) == [0, 2, 4, 6, 8]
 
-    def test_get_next_may_not_go_back(self, workers, tmp_path):
+    def test_get_next_after_get_next_unordered_is_refused(self, workers, tmp_path):
         pool, gate = ActorPool(workers), tmp_path / "gate"
         pool.submit(lambda actor, value: actor.until.remote(str(gate), value), 0)
         pool.submit(double, 1)
@@ -103,7 +103,7 @@ class TestActorPool:
         gate.touch()
         assert pool.get_next_unordered(timeout=PATIENCE) == 0
 
-    def test_timeouts_leave_the_result(self, pool, tmp_path):
+    def test_a_late_result_can_be_taken_later(self, pool, tmp_path):
         gate = tmp_path / "gate"
         pool.submit(lambda actor, value: actor.until.remote(str(gate), value), "late")
         with pytest.raises(TimeoutError):
@@ -115,7 +115,7 @@ class TestActorPool:
 
     # Ray 2.60's get_next_unordered fails here with an UnboundLocalError.
     @pytest.mark.parametrize("take", ["get_next", pytest.param("get_next_unordered", marks=hpcray_only)])
-    def test_timeouts_may_give_it_up(self, pool, tmp_path, take):
+    def test_a_late_result_can_be_dropped(self, pool, tmp_path, take):
         gate = tmp_path / "gate"
         pool.submit(lambda actor, value: actor.until.remote(str(gate), value), "late")
         with pytest.raises(TimeoutError):
@@ -124,7 +124,7 @@ class TestActorPool:
         gate.touch()
         assert list(pool.map(double, [1, 2])) == [2, 4]
 
-    def test_an_error_costs_one_result(self, pool):
+    def test_a_failed_call_of_a_pool_costs_one_result(self, pool):
         for value in range(3):
             pool.submit(lambda actor, value: actor.fail.remote(value), value)
         assert pool.get_next() == 0
@@ -133,16 +133,16 @@ class TestActorPool:
         assert pool.get_next() == 2
         assert list(pool.map(double, [4])) == [8]
 
-    def test_several_returns(self, pool):
+    def test_a_call_of_a_pool_may_have_several_returns(self, pool):
         assert list(pool.map(lambda actor, value: actor.two.remote(value), [1, 2, 3])) == [[1, -1], [2, -2], [3, -3]]
 
     @hpcray_only
-    def test_what_is_no_ref_is_refused(self, pool):
+    def test_a_function_that_returns_no_ref_is_refused(self, pool):
         with pytest.raises(TypeError, match="ObjectRef"):
             pool.submit(lambda actor, value: value, 1)
         assert pool.has_free()
 
-    def test_actors_come_and_go(self, workers):
+    def test_actors_can_be_pushed_and_popped(self, workers):
         pool = ActorPool(workers[:1])
         with pytest.raises(ValueError, match="already belongs"):
             pool.push(workers[0])
@@ -167,7 +167,7 @@ def wait_for(path, value):
 
 
 class TestCompletion:
-    def test_as_completed(self, tmp_path):
+    def test_as_completed_yields_values_as_they_become_ready(self, tmp_path):
         gate = tmp_path / "gate"
         refs = [wait_for.remote(str(gate), "late"), wait_for.remote("", 1), wait_for.remote("", 2)]
         results = util.as_completed(refs, chunk_size=1)
@@ -175,21 +175,21 @@ class TestCompletion:
         gate.touch()
         assert list(results) == ["late"]
 
-    def test_as_refs(self):
+    def test_as_completed_can_yield_refs(self):
         refs = [wait_for.remote("", value) for value in range(5)]
         assert set(util.as_completed(refs, yield_obj_refs=True)) == set(refs)
 
-    def test_an_error_is_raised_at_its_turn(self):
+    def test_as_completed_raises_an_error_at_its_turn(self):
         with pytest.raises(KeyError):
             list(util.as_completed([wait_for.remote("", None)]))
 
-    def test_map_unordered(self):
+    def test_map_unordered_of_a_function_yields_all_results(self):
         cube = ray.remote(lambda x, power: x**power)
         assert sorted(util.map_unordered(cube, range(30), power=3)) == [x**3 for x in range(30)]
         few = util.map_unordered(cube, range(30), backpressure_size=2, chunk_size=2, power=2)
         assert sorted(few) == [x**2 for x in range(30)]
 
-    def test_map_unordered_holds_back(self):
+    def test_map_unordered_limits_the_tasks_in_flight(self):
         taken = []
 
         def items():
@@ -203,7 +203,7 @@ class TestCompletion:
         assert sorted([*results, taken[0]])[-1] == 19
 
     @hpcray_only
-    def test_limits_are_checked(self):
+    def test_invalid_sizes_are_refused(self):
         with pytest.raises(ValueError, match="chunk_size"):
             util.as_completed([], chunk_size=0)
         with pytest.raises(ValueError, match="backpressure_size"):
@@ -224,7 +224,7 @@ class Member:
 
 @hpcray_only
 class TestActorGroup:
-    def test_calls_go_to_all(self):
+    def test_a_call_of_an_actor_group_goes_to_all_actors(self):
         group = ActorGroup(Member, 2, num_cpus_per_actor=0, init_args=[10], init_kwargs={"step": 5})
         assert len(group) == 2
         assert ray.get(group.advance.remote()) == [15, 15]
@@ -235,14 +235,14 @@ class TestActorGroup:
             group.advance()
         group.shutdown()
 
-    def test_where_they_are(self):
+    def test_actor_groups_have_the_metadata_of_their_actors(self):
         group = ActorGroup(Member, 2, num_cpus_per_actor=0, init_args=[0])
         node_ids = {node["NodeID"] for node in ray.nodes()}
         assert {member.node_id for member in group.actor_metadata} <= node_ids
         assert all(member.hostname and member.node_ip and not member.gpu_ids for member in group.actor_metadata)
         group.shutdown(patience_s=0)
 
-    def test_growing_shrinking_ending(self):
+    def test_actor_groups_grow_shrink_and_shut_down(self):
         group = ActorGroup(Member, num_cpus_per_actor=0, init_args=[1])
         group.add_actors(2)
         second = group[1]
@@ -259,7 +259,7 @@ class TestActorGroup:
         group.start()
         assert ray.get(group.advance.remote()) == [2]
 
-    def test_wrong_numbers(self):
+    def test_actor_groups_refuse_invalid_numbers(self):
         with pytest.raises(ValueError, match="num_actors"):
             ActorGroup(Member, 0)
         with pytest.raises(ValueError, match="negative"):

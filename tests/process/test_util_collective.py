@@ -45,7 +45,7 @@ class TestValues:
     @pytest.mark.parametrize(
         ("op", "value"), [("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("AVERAGE", 2)], ids=str
     )
-    def test_allreduce(self, ranks, size, op, value):
+    def test_allreduce_reduces_on_every_rank(self, ranks, size, op, value):
         def work(size):
             mine = np.full((size, 2), col.get_rank() + 1.0)
             col.allreduce(mine, op=ReduceOp[op])
@@ -54,7 +54,7 @@ class TestValues:
         for found in each(ranks, work, size):
             assert found.shape == (size, 2) and (found == value).all()
 
-    def test_reduce(self, ranks, size):
+    def test_reduce_changes_the_tensor_of_one_rank(self, ranks, size):
         def work(size):
             mine = np.full(size, col.get_rank() + 1, dtype=np.int32)
             col.reduce(mine, dst_rank=1)
@@ -62,7 +62,7 @@ class TestValues:
 
         assert [found[-1] for found in each(ranks, work, size)] == [1, 6, 3]
 
-    def test_broadcast(self, ranks, size):
+    def test_broadcast_copies_the_tensor_of_one_rank(self, ranks, size):
         def work(size):
             mine = np.full(size, col.get_rank())
             col.broadcast(mine, src_rank=2)
@@ -70,7 +70,7 @@ class TestValues:
 
         assert [found[-1] for found in each(ranks, work, size)] == [2, 2, 2]
 
-    def test_allgather(self, ranks, size):
+    def test_allgather_collects_the_tensors_of_all_ranks(self, ranks, size):
         def work(size):
             found = [np.zeros(size) for _ in range(3)]
             col.allgather(found, np.full(size, float(col.get_rank())))
@@ -78,7 +78,7 @@ class TestValues:
 
         assert each(ranks, work, size) == [[0, 1, 2]] * 3
 
-    def test_reducescatter(self, ranks, size):
+    def test_reducescatter_leaves_each_rank_its_part(self, ranks, size):
         def work(size):
             mine = np.zeros(size)
             col.reducescatter(mine, [np.full(size, float(part + col.get_rank())) for part in range(3)])
@@ -86,7 +86,7 @@ class TestValues:
 
         assert each(ranks, work, size) == [3, 6, 9]
 
-    def test_send_and_recv_in_order(self, ranks, size):
+    def test_tensors_are_received_in_the_order_of_send(self, ranks, size):
         def work(size):
             rank, found = col.get_rank(), np.zeros(size)
             if rank == 0:
@@ -103,7 +103,7 @@ class TestValues:
         assert each(ranks, work, size) == [[], [], [1, 2, 3]]
 
 
-def test_barrier(ranks, tmp_path):
+def test_a_barrier_waits_for_all_ranks(ranks, tmp_path):
     def work(path):
         if col.get_rank() == 1:
             with open(path, "a") as file:
@@ -115,7 +115,7 @@ def test_barrier(ranks, tmp_path):
     assert each(ranks, work, str(tmp_path / "mark")) == ["x"] * 3
 
 
-def test_declared_by_the_driver():
+def test_a_group_that_the_driver_declared_is_joined_at_its_first_operation():
     actors = [Rank.remote() for _ in range(2)]
     col.create_collective_group(actors, 2, [1, 0], "gloo", "declared")
     with pytest.raises(RuntimeError, match="initialize a group twice"):
@@ -130,7 +130,7 @@ def test_declared_by_the_driver():
     ray.get([actor.leave.remote("declared") for actor in actors])
 
 
-def test_a_name_can_be_used_again():
+def test_the_name_of_a_destroyed_group_can_be_reused():
     for _ in range(2):
         actors = [Rank.remote() for _ in range(2)]
         ray.get([actor.join.remote(2, i, "again") for i, actor in enumerate(actors)])
@@ -138,7 +138,7 @@ def test_a_name_can_be_used_again():
 
 
 class TestMistakes:
-    def test_in_the_driver(self):
+    def test_collectives_in_the_driver_are_refused(self):
         with pytest.raises(RuntimeError, match="only used inside a Ray actor or task"):
             col.init_collective_group(1, 0, "gloo")
 
@@ -157,11 +157,11 @@ class TestMistakes:
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
-    def test_are_refused(self, ranks, function, error, text):
+    def test_invalid_arguments_of_collectives_are_refused(self, ranks, function, error, text):
         with pytest.raises(error, match=text):
             ray.get(ranks[0].run.remote(function))
 
-    def test_read_only_arrays(self, ranks):
+    def test_results_for_read_only_arrays_are_refused(self, ranks):
         read_only = ray.put(np.zeros(100_000))
 
         def work(ref):
@@ -170,9 +170,9 @@ class TestMistakes:
         with pytest.raises(RuntimeError, match=r"read-only.*np\.array"):
             each(ranks[1:] + ranks[:1], work, [read_only])
 
-    def test_a_rank_that_does_not_come(self):
+    def test_the_error_for_a_missing_rank_names_the_rank(self):
         actor = Rank.remote()
-        with pytest.raises(RuntimeError, match=r"ranks \[1\] of 2 did not come within 0\.3 s"):
+        with pytest.raises(RuntimeError, match=r"ranks \[1\] of 2 did not arrive within 0\.3 s"):
             ray.get(actor.join.remote(2, 0, "alone", 300))
-        with pytest.raises(RuntimeError, match="rank 0 of the collective group 'headless' did not come"):
+        with pytest.raises(RuntimeError, match="rank 0 of the collective group 'headless' did not join"):
             ray.get(actor.join.remote(2, 1, "headless", 300))

@@ -54,33 +54,33 @@ def executor(request):
 
 
 class TestBoth:
-    def test_submit(self, executor):
+    def test_submit_returns_a_future_of_the_result(self, executor):
         assert executor.submit(square, 3).result() == 9
         assert executor.submit(add, 1, y=2).result(PATIENCE) == 3
         assert executor.submit(functools.partial(add, y=5), 1).result() == 6
         assert executor.submit(np.sum, np.ones(200_000)).result() == 200_000
 
-    def test_it_is_one_of_concurrent_futures(self, executor):
+    def test_an_executor_works_with_concurrent_futures(self, executor):
         assert isinstance(executor, concurrent.futures.Executor)
         pending = [executor.submit(square, x) for x in range(6)]
         done, rest = concurrent.futures.wait(pending, PATIENCE)
         assert (len(done), len(rest)) == (6, 0)
         assert sorted(future.result() for future in concurrent.futures.as_completed(pending)) == [0, 1, 4, 9, 16, 25]
 
-    def test_map(self, executor):
+    def test_map_yields_results_in_order(self, executor):
         assert list(executor.map(square, range(20))) == [x * x for x in range(20)]
         assert list(executor.map(add, range(5), range(5), chunksize=3)) == [0, 2, 4, 6, 8]
         assert list(executor.map(square, [])) == []
         with pytest.raises(ValueError, match="chunksize"):
             executor.map(square, [1], chunksize=0)
 
-    def test_map_in_time(self, executor, tmp_path):
+    def test_map_raises_timeout_error_for_late_results(self, executor, tmp_path):
         results = executor.map(when, [str(tmp_path / "gate")], timeout=0.1)
         with pytest.raises(concurrent.futures.TimeoutError):
             next(results)
         (tmp_path / "gate").touch()
 
-    def test_errors(self, executor):
+    def test_futures_raise_the_errors_of_their_calls(self, executor):
         future = executor.submit(boom, "text")
         with pytest.raises(KeyError, match="text"):
             future.result()
@@ -91,7 +91,7 @@ class TestBoth:
             executor.submit(square, threading.Lock()).result()
         assert executor.submit(square, 2).result() == 4
 
-    def test_width_and_cancelling(self, executor, tmp_path):
+    def test_max_workers_limits_tasks_and_queued_calls_can_be_cancelled(self, executor, tmp_path):
         gate = str(tmp_path / "gate")
         first, second, third = [executor.submit(when, gate, value) for value in range(3)]
         eventually(lambda: first.running() and second.running(), "the first two")
@@ -103,7 +103,7 @@ class TestBoth:
         with pytest.raises(concurrent.futures.CancelledError):
             third.result()
 
-    def test_shutdown_may_cancel(self, executor, tmp_path):
+    def test_shutdown_can_cancel_queued_calls(self, executor, tmp_path):
         gate = str(tmp_path / "gate")
         pending = [executor.submit(when, gate, value) for value in range(5)]
         executor.shutdown(wait=False, cancel_futures=True)
@@ -114,7 +114,7 @@ class TestBoth:
         executor.shutdown()
         assert [future.result() for future in pending[:2]] == [0, 1]
 
-    def test_callbacks(self, executor):
+    def test_callbacks_of_futures_are_called(self, executor):
         got = []
         event = threading.Event()
         future = executor.submit(square, 7)
@@ -123,7 +123,7 @@ class TestBoth:
         assert got == [49]
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_inside_of_a_task_that_holds_all_cpus(self, kind):
+    def test_an_executor_in_a_task_that_holds_all_cpus_runs_its_calls(self, kind):
         @ray.remote(num_cpus=4)
         def outer():
             with KINDS[kind](max_workers=2) as executor:
@@ -134,7 +134,7 @@ class TestBoth:
         assert ray.get(outer.remote(), timeout=PATIENCE) == [0, 1, 4, 25]
 
     @pytest.mark.parametrize("kind", KINDS.values())
-    def test_wrong_arguments(self, kind):
+    def test_executors_refuse_wrong_arguments(self, kind):
         with pytest.raises(ValueError, match="max_workers"):
             kind(max_workers=0)
         with pytest.raises((TypeError, ValueError)):
@@ -142,19 +142,19 @@ class TestBoth:
 
 
 class TestTasks:
-    def test_many_without_a_limit(self):
+    def test_an_executor_without_a_limit_runs_many_calls(self):
         with hpcray.Executor() as executor:
             assert sum(executor.map(square, range(500))) == sum(x * x for x in range(500))
             assert list(executor.map(add, range(500), range(500), chunksize=50)) == [2 * x for x in range(500)]
 
-    def test_options_and_refs(self):
+    def test_an_executor_applies_options_and_resolves_refs(self):
         with hpcray.Executor(runtime_env={"env_vars": {"OF_THE_TASK": "yes"}}, num_cpus=0.5) as executor:
             assert executor.submit(os.getenv, "OF_THE_TASK").result() == "yes"
             assert executor.submit(add, ray.put(1), y=ray.put(2)).result() == 3
         with pytest.raises(ValueError, match="num_returns"):
             hpcray.Executor(num_returns=2)
 
-    def test_terminate_interrupts(self, tmp_path):
+    def test_terminate_interrupts_running_calls(self, tmp_path):
         executor = hpcray.Executor(max_workers=1)
         inside = executor.submit(lambda: (tmp_path / "in").touch() or when(str(tmp_path / "never")))
         behind = executor.submit(square, 1)
@@ -166,19 +166,19 @@ class TestTasks:
 
 
 class TestActors:
-    def test_state_stays(self):
+    def test_actor_workers_keep_their_state(self):
         with futures.MPIPoolExecutor(2, set_state, ("made",)) as executor:
             assert executor.num_workers == 2
             assert {executor.submit(read_state).result() for _ in range(4)} == {"made"}
 
-    def test_bootup(self):
+    def test_bootup_starts_all_workers(self):
         executor = futures.MPIPoolExecutor(2).bootup()
         pids = set(executor.map(lambda _: time.sleep(0.1) or os.getpid(), range(4)))
         assert len(pids) == 2
         executor.shutdown()
         eventually(lambda: not any(map(alive, pids)), "the workers' end")
 
-    def test_starmap_and_unordered(self, tmp_path):
+    def test_starmap_and_unordered_maps_yield_all_results(self, tmp_path):
         with futures.MPIPoolExecutor(2) as executor:
             assert list(executor.starmap(add, [(1, 2), (3,)], chunksize=2)) == [3, 3]
             gate = str(tmp_path / "gate")
@@ -187,7 +187,7 @@ class TestActors:
             (tmp_path / "gate").touch()
             assert list(results) == [0]
 
-    def test_the_workers_surroundings(self, tmp_path):
+    def test_workers_get_variables_directory_and_path(self, tmp_path):
         (tmp_path / "only_here.py").write_text("value = 42\n")
         with futures.MPIPoolExecutor(
             1, set_state, ("too",), env={"FROM_ENV": "e"}, wdir=str(tmp_path), path=[str(tmp_path)], main=False
@@ -197,16 +197,16 @@ class TestActors:
             )
             assert found.result() == (str(tmp_path), "e", 42, "too")
 
-    def test_globals(self):
+    def test_workers_get_globals_of_main(self):
         with futures.MPIPoolExecutor(1, globals={"planted": 3}) as executor:
             assert executor.submit(lambda: __import__("__main__").planted).result() == 3
 
-    def test_the_communicators_root(self):
+    def test_the_driver_is_the_root_of_an_mpi_comm_executor(self):
         with futures.MPICommExecutor(None, root=0, max_workers=1) as executor:
             assert executor is not None
             assert executor.submit(square, 4).result() == 16
 
-    def test_a_dead_worker_costs_its_call(self):
+    def test_a_worker_that_dies_fails_its_call_only(self):
         with futures.MPIPoolExecutor(1) as executor:
             with pytest.raises(exceptions.RayActorError):
                 executor.submit(os._exit, 1).result(PATIENCE)

@@ -27,8 +27,8 @@ def boom(x):
     return x
 
 
-class Crowd:
-    """How many calls are inside at a time."""
+class Concurrency:
+    """A function that returns the number of its concurrent calls, and its process."""
 
     def __init__(self, directory):
         self.directory = str(directory)
@@ -49,18 +49,18 @@ def run(calls, **options):
 
 
 class TestParallel:
-    def test_results_in_order(self):
+    def test_joblib_returns_results_in_order(self):
         assert run((joblib.delayed(square)(x) for x in range(40)), n_jobs=4) == [x * x for x in range(40)]
         with joblib.parallel_backend("ray", n_jobs=2):
             assert joblib.Parallel()(joblib.delayed(square)(x) for x in range(5)) == [0, 1, 4, 9, 16]
 
     def test_calls_run_elsewhere_and_not_more_than_n_jobs(self, tmp_path):
-        crowd = Crowd(tmp_path)
-        seen = run((joblib.delayed(crowd)(x) for x in range(12)), n_jobs=2, batch_size=1)
+        concurrency = Concurrency(tmp_path)
+        seen = run((joblib.delayed(concurrency)(x) for x in range(12)), n_jobs=2, batch_size=1)
         assert max(inside for inside, _ in seen) == 2
         assert os.getpid() not in {pid for _, pid in seen}
 
-    def test_all_cpus_by_default(self):
+    def test_joblib_uses_all_cpus_by_default(self):
         with joblib.parallel_config("ray"):
             assert joblib.effective_n_jobs(-1) == 4
             assert joblib.effective_n_jobs(-2) == 3
@@ -68,11 +68,11 @@ class TestParallel:
             with pytest.raises(ValueError, match="n_jobs"):
                 joblib.Parallel(n_jobs=0)(joblib.delayed(square)(x) for x in range(3))
 
-    def test_the_error_is_the_users(self):
+    def test_errors_are_instances_of_the_users_class(self):
         with pytest.raises(KeyError, match="three"):
             run((joblib.delayed(boom)(x) for x in range(20)), n_jobs=2)
 
-    def test_as_a_generator(self):
+    def test_parallel_can_return_a_generator(self):
         results = run((joblib.delayed(square)(x) for x in range(10)), n_jobs=2, return_as="generator")
         assert next(results) == 0
         assert list(results) == [x * x for x in range(1, 10)]
@@ -98,7 +98,7 @@ class TestParallel:
         assert stored == [array.nbytes]
 
     @hpcray_only
-    def test_inside_of_a_task_that_holds_all_cpus(self):
+    def test_joblib_in_a_task_that_holds_all_cpus_runs_its_calls(self):
         @ray.remote(num_cpus=4)
         def outer():
             importlib.import_module("hpcray.util.joblib").register_ray()
@@ -106,18 +106,18 @@ class TestParallel:
 
         assert ray.get(outer.remote(), timeout=PATIENCE) == [0, 1, 4, 9, 16, 25]
 
-    def test_options_of_the_tasks(self):
+    def test_options_of_the_tasks_of_joblib_apply(self):
         options = {"runtime_env": {"env_vars": {"OF_JOBLIB": "yes"}}}
         with joblib.parallel_config("ray", ray_remote_args=options):
             found = joblib.Parallel(n_jobs=2)(joblib.delayed(os.getenv)("OF_JOBLIB") for _ in range(3))
         assert found == ["yes"] * 3
 
-    def test_what_does_not_pickle_is_told(self):
+    def test_a_function_that_does_not_pickle_raises(self):
         with pytest.raises((TypeError, joblib.externals.loky.process_executor.PicklingError)):
             run((joblib.delayed(square)(threading.Lock()) for _ in range(3)), n_jobs=2)
 
 
-def test_grid_search_of_scikit_learn():
+def test_a_grid_search_of_scikit_learn_runs_as_tasks():
     svm = pytest.importorskip("sklearn.svm")
     selection = importlib.import_module("sklearn.model_selection")
     digits = importlib.import_module("sklearn.datasets").load_digits()

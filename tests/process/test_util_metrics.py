@@ -9,14 +9,14 @@ import sys
 import pytest
 from engine import eventually, hpcray_only, ray
 
-from hpcray.host.metrics import ask
+from hpcray.platform.metrics_endpoint import read_metrics
 from hpcray.util.metrics import Counter, Gauge
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2}
 
 
-def test_counted_by_many():
+def test_counts_of_driver_tasks_and_actors_are_added():
     counter = Counter("test_hits", "how often", ("who",)).set_default_tags({"who": "driver"})
 
     @ray.remote
@@ -36,7 +36,7 @@ def test_counted_by_many():
     directory = context.address_info["session_dir"]
 
     def told():
-        text = ask(directory)
+        text = read_metrics(directory)
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         values = {line.split("{")[0] + (line.split('who="')[1].split('"')[0] if "who" in line else ""): line.split()[-1]
                   for line in lines}  # fmt: skip

@@ -58,17 +58,17 @@ def pool(session):
 
 
 class TestCalls:
-    def test_apply(self, pool):
+    def test_apply_returns_the_result_of_a_call(self, pool):
         assert pool.apply(square, (5,)) == 25
         assert pool.apply(add, (1,), {"y": 2}) == 3
         assert pool.apply(math.hypot, [3, 4]) == 5
 
     @hpcray_only
-    def test_keywords_by_the_standard_librarys_name(self, pool):
+    def test_apply_takes_kwds_as_the_standard_library_does(self, pool):
         assert pool.apply(add, (1,), kwds={"y": 2}) == 3
         assert pool.apply_async(add, (1,), kwds={"y": 3}).get(PATIENCE) == 4
 
-    def test_apply_async(self, pool, tmp_path):
+    def test_apply_async_returns_a_result_that_can_be_awaited(self, pool, tmp_path):
         gate = tmp_path / "gate"
         result = pool.apply_async(when, (str(gate), "late"))
         assert not result.ready()
@@ -81,11 +81,11 @@ class TestCalls:
         assert result.get(PATIENCE) == "late"
         assert (result.ready(), result.successful()) == (True, True)
 
-    def test_closures_and_lambdas(self, pool):
+    def test_a_pool_calls_closures_and_lambdas(self, pool):
         offset = 10
         assert pool.apply(lambda x: x + offset, (1,)) == 11
 
-    def test_the_error_is_the_users(self, pool):
+    def test_errors_are_instances_of_the_users_class(self, pool):
         result = pool.apply_async(fail_at_three, (3,))
         with pytest.raises(ValueError, match="three") as caught:
             result.get()
@@ -94,13 +94,13 @@ class TestCalls:
         assert not result.successful()
 
     @hpcray_only
-    def test_the_error_says_where(self, pool):
+    def test_errors_contain_the_remote_traceback(self, pool):
         with pytest.raises(ValueError) as caught:
             pool.apply(fail_at_three, (3,))
         assert "fail_at_three" in str(caught.value.__cause__)
 
     @hpcray_only
-    def test_what_does_not_pickle_is_an_error_of_its_call(self, pool):
+    def test_a_value_that_does_not_pickle_fails_its_own_call(self, pool):
         with pytest.raises(TypeError, match="serialize"):
             pool.apply(square, (threading.Lock(),))
         with pytest.raises(TypeError):
@@ -110,28 +110,28 @@ class TestCalls:
 
 class TestMaps:
     @pytest.mark.parametrize("chunksize", [None, 1, 7, 1000])
-    def test_map(self, pool, chunksize):
+    def test_map_returns_results_in_order(self, pool, chunksize):
         assert pool.map(square, range(50), chunksize=chunksize) == [x * x for x in range(50)]
         assert pool.map(square, iter(range(5)), chunksize=chunksize) == [0, 1, 4, 9, 16]
 
-    def test_nothing_to_map(self, pool):
+    def test_map_of_an_empty_iterable_is_empty(self, pool):
         assert pool.map(square, []) == []
         assert list(pool.imap(square, [])) == []
 
-    def test_starmap(self, pool):
+    def test_starmap_spreads_arguments(self, pool):
         assert pool.starmap(add, [(1, 2), (3, 4), (5,)]) == [3, 7, 5]
         assert pool.starmap_async(add, zip(range(5), range(5), strict=True)).get(PATIENCE) == [0, 2, 4, 6, 8]
 
-    def test_an_error(self, pool):
+    def test_map_raises_the_first_error(self, pool):
         result = pool.map_async(fail_at_three, range(6), chunksize=2)
         with pytest.raises(ValueError, match="three"):
             result.get(PATIENCE)
 
-    def test_arrays(self, pool):
+    def test_map_takes_arrays(self, pool):
         rows = pool.map(np.sum, [np.full(200_000, value) for value in range(4)])
         assert rows == [0, 200_000, 400_000, 600_000]
 
-    def test_work_is_spread(self, pool):
+    def test_map_uses_all_processes(self, pool):
         barrier_free = pool.map(lambda _: time.sleep(0.1) or os.getpid(), range(4), chunksize=1)
         assert len(set(barrier_free)) == 2
 
@@ -141,7 +141,7 @@ class TestIterators:
         assert list(pool.imap(square, range(30))) == [x * x for x in range(30)]
         assert list(pool.imap(square, iter(range(30)), chunksize=4)) == [x * x for x in range(30)]
 
-    def test_imap_unordered_gives_what_is_ready(self, pool, tmp_path):
+    def test_imap_unordered_yields_ready_results_first(self, pool, tmp_path):
         gate = tmp_path / "gate"
         results = pool.imap_unordered(lambda x: when(str(gate), x) if x == 0 else x, range(5))
         assert sorted(next(results) for _ in range(4)) == [1, 2, 3, 4]
@@ -151,7 +151,7 @@ class TestIterators:
             next(results)
 
     @pytest.mark.parametrize("method", ["imap", "imap_unordered"])
-    def test_a_timeout_loses_nothing(self, pool, tmp_path, method):
+    def test_a_timeout_of_next_loses_no_result(self, pool, tmp_path, method):
         gate = tmp_path / "gate"
         results = getattr(pool, method)(lambda x: when(str(gate), x), range(2))
         with pytest.raises(TimeoutError_):
@@ -159,29 +159,29 @@ class TestIterators:
         gate.touch()
         assert sorted(results) == [0, 1]
 
-    def test_an_error_costs_one_item(self, pool):
+    def test_an_error_in_imap_fails_one_item(self, pool):
         results = pool.imap(fail_at_three, range(6), chunksize=2)
         got = [next(results) for _ in range(3)]
         with pytest.raises(ValueError, match="three"):
             next(results)
         assert got + list(results) == [0, 1, 2, 4, 5]
 
-    def test_an_endless_iterable(self, pool):
+    def test_imap_reads_an_endless_iterable_lazily(self, pool):
         assert list(itertools.islice(pool.imap(square, itertools.count()), 20)) == [x * x for x in range(20)]
 
-    def test_wrong_chunks(self, pool):
+    def test_invalid_chunk_sizes_are_refused(self, pool):
         with pytest.raises(ValueError, match="Chunksize"):
             pool.imap(square, [1], chunksize=0)
 
 
 class TestCallbacks:
-    def test_of_results(self, pool):
+    def test_callbacks_get_results(self, pool):
         got = []
         pool.apply_async(square, (3,), callback=got.append).wait(PATIENCE)
         pool.map_async(square, range(4), callback=got.append).wait(PATIENCE)
         assert got == [9, [0, 1, 4, 9]]
 
-    def test_of_errors(self, pool):
+    def test_error_callbacks_get_exceptions(self, pool):
         got, wrong = [], []
         pool.apply_async(fail_at_three, (3,), callback=wrong.append, error_callback=got.append).wait(PATIENCE)
         pool.map_async(fail_at_three, range(9), callback=wrong.append, error_callback=got.append).wait(PATIENCE)
@@ -190,7 +190,7 @@ class TestCallbacks:
 
 
 class TestProcesses:
-    def test_initializer(self, tmp_path):
+    def test_an_initializer_runs_in_every_process(self, tmp_path):
         def initialize(text):
             os.environ["OF_THE_POOL"] = text
 
@@ -198,7 +198,7 @@ class TestProcesses:
             assert set(pool.map(lambda _: os.environ.get("OF_THE_POOL"), range(8), chunksize=1)) == {"set"}
 
     @hpcray_only
-    def test_globals_that_the_initializer_sets(self, tmp_path):
+    def test_functions_see_globals_that_the_initializer_sets(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(
             "import engine_under_test as ray\n"
@@ -215,14 +215,14 @@ class TestProcesses:
         done = run_script(script)
         assert done.stdout.strip().endswith("[7, 9, 11] [5, 6]"), done.stderr
 
-    def test_maxtasksperchild(self):
+    def test_maxtasksperchild_replaces_processes(self):
         with Pool(1, maxtasksperchild=2) as pool:
             pids = [pool.apply(pid) for _ in range(6)]
         assert pids[0] == pids[1]
         assert len(set(pids)) == 3
 
     @hpcray_only
-    def test_one_that_dies_is_replaced(self):
+    def test_a_process_that_dies_is_replaced(self):
         with Pool(1) as pool:
             before = pool.apply(pid)
             with pytest.raises(exceptions.RayActorError):
@@ -234,23 +234,23 @@ class TestProcesses:
         with Pool(1, lambda: 1 / 0) as pool, pytest.raises(exceptions.RayActorError, match="division"):
             pool.apply(pid)
 
-    def test_wrong_numbers(self):
+    def test_invalid_numbers_of_processes_are_refused(self):
         for processes in (0, -1, 1000):
             with pytest.raises(ValueError, match=r"[Pp]rocesses"):
                 Pool(processes)
         with pytest.raises(TypeError):
             Pool(1, initializer=3)
 
-    def test_as_many_as_cpus_by_default(self):
+    def test_a_pool_has_a_process_per_cpu_by_default(self):
         with Pool() as pool:
             assert len(set(pool.map(lambda _: time.sleep(0.3) or os.getpid(), range(4), chunksize=1))) == 4
 
-    def test_options_of_the_actors(self):
+    def test_options_of_the_actors_of_a_pool_apply(self):
         with Pool(1, ray_remote_args={"runtime_env": {"env_vars": {"OF_THE_ACTOR": "yes"}}}) as pool:
             assert pool.apply(os.getenv, ("OF_THE_ACTOR",)) == "yes"
 
     @hpcray_only
-    def test_inside_of_tasks_that_hold_all_cpus(self):
+    def test_pools_in_tasks_that_hold_all_cpus_run_their_calls(self):
         @ray.remote(num_cpus=4)
         def outer():
             with Pool(2) as pool:
@@ -261,7 +261,7 @@ class TestProcesses:
 
 
 class TestEnd:
-    def test_close_and_join(self):
+    def test_join_after_close_waits_for_all_work(self):
         pool = Pool(2)
         results = pool.map_async(lambda x: time.sleep(0.05) or os.getpid(), range(6), chunksize=1)
         with pytest.raises(ValueError, match="still running"):
@@ -275,7 +275,7 @@ class TestEnd:
         eventually(lambda: not any(map(alive, results.get())), "the processes' end")
 
     @hpcray_only
-    def test_terminate_ends_what_waits(self, tmp_path):
+    def test_terminate_fails_pending_results(self, tmp_path):
         pool = Pool(1)
         inside = pool.apply_async(lambda: (tmp_path / "in").touch() or time.sleep(10 * PATIENCE))
         behind = pool.apply_async(pid)
@@ -295,22 +295,22 @@ class TestEnd:
             pool.apply(pid)
 
     @hpcray_only
-    def test_a_forgotten_pool_ends(self):
+    def test_a_pool_without_references_ends(self):
         pool = Pool(1)
         there = pool.apply(pid)
         del pool
         eventually(lambda: not alive(there), "the process's end")
 
-    def test_it_does_not_pickle(self, pool):
+    def test_a_pool_does_not_pickle(self, pool):
         with pytest.raises((NotImplementedError, TypeError)):
             pickle.dumps(pool)
 
-    def test_its_timeout_is_that_of_multiprocessing(self):
+    def test_a_timeout_raises_the_timeout_error_of_multiprocessing(self):
         assert TimeoutError_ is multiprocessing.TimeoutError
 
 
 @hpcray_only
-def test_it_starts_a_session_if_there_is_none(tmp_path):
+def test_a_pool_starts_a_session_where_there_is_none(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import os\nfrom hpcray.util.multiprocessing import Pool\n"

@@ -29,7 +29,7 @@ def take(out_of, count):
 
 
 class TestOrderAndSize:
-    def test_first_in_first_out(self):
+    def test_a_queue_is_first_in_first_out(self):
         q = Queue()
         for item in range(10):
             q.put(item)
@@ -37,7 +37,7 @@ class TestOrderAndSize:
         assert [q.get() for _ in range(10)] == list(range(10))
         assert q.empty()
 
-    def test_values_arrive_as_they_were(self):
+    def test_values_leave_a_queue_unchanged(self):
         q = Queue()
         array = np.arange(300_000)
         q.put({"array": array, "none": None})
@@ -45,14 +45,14 @@ class TestOrderAndSize:
         assert np.array_equal(got["array"], array)
         assert got["none"] is None
 
-    def test_refs_stay_refs(self):
+    def test_refs_in_a_queue_stay_refs(self):
         q = Queue()
         q.put([ray.put("inside")])
         assert ray.get(q.get()) == ["inside"]
 
 
 class TestLimits:
-    def test_nothing_to_take(self):
+    def test_get_from_an_empty_queue_raises_empty(self):
         q = Queue()
         with pytest.raises(Empty):
             q.get(block=False)
@@ -61,7 +61,7 @@ class TestLimits:
         with pytest.raises(Empty):
             q.get(timeout=0.05)
 
-    def test_no_room(self):
+    def test_put_into_a_full_queue_raises_full(self):
         q = Queue(maxsize=1)
         q.put(0)
         assert q.full()
@@ -111,7 +111,7 @@ class TestLimits:
 
 
 class TestSharing:
-    def test_producers_and_consumers_anywhere(self):
+    def test_a_queue_connects_producers_and_consumers_anywhere(self):
         q = Queue(maxsize=3)
         makers = [put_all.remote(q, [(maker, item) for item in range(15)]) for maker in range(2)]
         takers = [take.remote(q, 10) for _ in range(2)]
@@ -138,7 +138,7 @@ class TestSharing:
         assert [q.get(timeout=PATIENCE), q.get(timeout=PATIENCE)] == ["a", "b"]
         ray.get(waiting)
 
-    def test_threads(self):
+    def test_threads_share_a_queue(self):
         q = Queue(maxsize=4)
         got = []
 
@@ -155,7 +155,7 @@ class TestSharing:
             thread.join(PATIENCE)
         assert sorted(got) == list(range(30))
 
-    def test_inside_of_an_actor_and_of_what_it_returns(self):
+    def test_a_queue_travels_in_actors_and_in_their_results(self):
         @ray.remote
         class Holder:
             def __init__(self):
@@ -173,7 +173,7 @@ class TestSharing:
 
 
 class TestAsync:
-    def test_put_and_get(self):
+    def test_coroutines_put_and_get(self):
         async def main():
             q = Queue(maxsize=1)
             getter = asyncio.ensure_future(q.get_async())
@@ -211,14 +211,14 @@ class TestAsync:
 
 
 class TestItsActor:
-    def test_options(self):
+    def test_options_of_the_actor_of_a_queue_apply(self):
         q = Queue(actor_options={"name": "the-queue", "num_cpus": 0})
         q.put("x")
         assert ray.get(ray.get_actor("the-queue").qsize.remote()) == 1
         q.shutdown()
 
     @pytest.mark.parametrize("force", [False, True])
-    def test_shutdown(self, force):
+    def test_shutdown_ends_the_actor_of_a_queue(self, force):
         q = Queue()
         actor = q.actor
         q.put(1)
@@ -227,7 +227,7 @@ class TestItsActor:
             eventually(lambda: ray.get(actor.empty.remote()) is None, "the actor's end")  # a kill takes a moment
 
     @hpcray_only
-    def test_whoever_waits_when_it_ends_is_told(self):
+    def test_waiting_callers_get_an_error_when_the_queue_ends(self):
         q = Queue()
         waiting = take.remote(q, 1)
         assert not ray.wait([waiting], timeout=0.2)[0]
@@ -237,7 +237,7 @@ class TestItsActor:
         with pytest.raises(exceptions.RayActorError):
             q.get()
 
-    def test_the_class_may_be_used_by_itself(self):
+    def test_the_queue_actor_class_works_by_itself(self):
         actor = ray.remote(num_cpus=0)(module._QueueActor).remote(2)
         ray.get([actor.put.remote(1), actor.put.remote(2)])
         assert ray.get(actor.full.remote())

@@ -17,12 +17,12 @@ def blamed(value, **options):
     return good, {failure.name: failure for failure in failures}, report.getvalue()
 
 
-def test_what_pickles():
+def test_a_value_that_pickles_has_no_failures():
     assert blamed({"a": [1, 2]})[:2] == (True, {})
     assert blamed(lambda x: x + 1)[:2] == (True, {})
 
 
-def test_an_attribute_is_found():
+def test_an_attribute_that_does_not_pickle_is_found():
     class Holder:
         def __init__(self):
             self.fine = 1
@@ -37,7 +37,7 @@ def test_an_attribute_is_found():
     assert "guard" in report
 
 
-def test_a_variable_of_a_closure_is_found():
+def test_a_closure_variable_that_does_not_pickle_is_found():
     guard = threading.Lock()
 
     def uses():
@@ -49,7 +49,7 @@ def test_a_variable_of_a_closure_is_found():
 
 
 @hpcray_only
-def test_an_item_deep_inside_is_found():
+def test_a_nested_item_that_does_not_pickle_is_found():
     guard = threading.Lock()
     value = {"outer": [1, (2, guard)]}
     good, found, _ = blamed(value)
@@ -60,7 +60,7 @@ def test_an_item_deep_inside_is_found():
 
 
 @hpcray_only
-def test_what_refers_to_itself_ends():
+def test_the_search_in_a_value_that_refers_to_itself_ends():
     value = [threading.Lock()]
     value.append(value)
     assert not blamed(value, depth=50)[0]

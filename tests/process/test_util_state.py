@@ -13,7 +13,7 @@ from engine import IS_HPCRAY, PATIENCE, Marks, eventually, hpcray_only, ray
 if IS_HPCRAY:
     from click.testing import CliRunner
 
-    from hpcray.cli import main
+    from hpcray.cli.__main__ import main
     from hpcray.util import state
 else:
     from ray.util import state
@@ -52,7 +52,7 @@ def states_of(refs, name):
     return [rows.get(ref.task_id().hex()) for ref in refs]
 
 
-def test_actors():
+def test_actors_are_listed_by_state():
     counter = Counter.options(name="one", num_cpus=0).remote()
     pid = ray.get(counter.pid.remote())
     ident = counter._actor_id.hex()
@@ -73,7 +73,7 @@ def test_actors():
     assert state.get_actor("00" * 13) is None
 
 
-def test_limits_and_wrong_filters():
+def test_limits_and_wrong_filters_of_the_state_api():
     counters = [Counter.options(num_cpus=0).remote() for _ in range(3)]
     ray.get([counter.pid.remote() for counter in counters])
     assert len(state.list_actors(limit=2)) == 2
@@ -83,7 +83,7 @@ def test_limits_and_wrong_filters():
     del counters
 
 
-def test_nodes_workers_jobs_groups():
+def test_nodes_workers_jobs_and_placement_groups_are_listed():
     (node,) = state.list_nodes()
     assert node.state == "ALIVE" and node.is_head_node and node.resources_total["CPU"] == 2
     assert state.get_node(node.node_id).node_ip == node.node_ip
@@ -102,7 +102,7 @@ def test_nodes_workers_jobs_groups():
 
 
 @hpcray_only
-def test_tasks_from_their_submission_to_their_end(marks: Marks):
+def test_tasks_have_states_from_submission_to_end(marks: Marks):
     running = [work.remote(600, marks), work.remote(600, marks)]
     eventually(lambda: len(marks.lines()) == 2)
     queued, waiting = work.remote(0), after.remote(running[0])
@@ -128,7 +128,7 @@ def test_tasks_from_their_submission_to_their_end(marks: Marks):
     ray.kill(counter)
 
 
-def test_objects():
+def test_objects_are_listed_with_size_and_type():
     small, large = ray.put(b"x"), ray.put(np.ones(1 << 20))
     rows = {row.object_id: row for row in state.list_objects(limit=10_000)}
     assert rows[large.hex()].object_size >= 8 << 20 and rows[large.hex()].pid == os.getpid()
@@ -138,7 +138,7 @@ def test_objects():
     assert state.summarize_objects()["cluster"]["total_objects"] >= 2
 
 
-def test_summary_of_actors():
+def test_actors_are_counted_by_class_and_state():
     counters = [Counter.options(num_cpus=0).remote() for _ in range(2)]
     ray.get([counter.pid.remote() for counter in counters])
     known = state.summarize_actors()["cluster"]["summary"]["Counter"]
@@ -146,7 +146,7 @@ def test_summary_of_actors():
     del counters
 
 
-def test_the_timeline(tmp_path):
+def test_the_timeline_has_a_span_per_task(tmp_path):
     start = time.time()
     ray.get([work.options(name="named").remote(0.05) for _ in range(6)])
 
@@ -172,7 +172,7 @@ def test_the_timeline(tmp_path):
 
 
 @hpcray_only
-def test_the_timeline_shows_what_still_runs(marks: Marks):
+def test_the_timeline_shows_running_tasks(marks: Marks):
     ref = work.options(name="endless").remote(600, marks)
     eventually(marks.lines)
     (event,) = eventually(lambda: [e for e in ray.timeline() if e["name"] == "endless"])
@@ -181,7 +181,7 @@ def test_the_timeline_shows_what_still_runs(marks: Marks):
 
 
 @hpcray_only
-def test_the_commands(tmp_path):
+def test_list_summary_and_timeline_print_the_state_api(tmp_path):
     counter = Counter.options(name="shown", num_cpus=0).remote()
     ray.get(counter.pid.remote())
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from engine import hpcray_only, ray
 
-from hpcray.base.ids import raylet_of
-from hpcray.runtime.refs import current
-from hpcray.wire import messages as m
+from hpcray.common.ids import raylet_of
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.slow, pytest.mark.timeout(400), hpcray_only]
 INIT = {"num_cpus": 3, "object_store_memory": 300 << 20}

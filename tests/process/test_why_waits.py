@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from engine import PATIENCE, eventually, hpcray_only, ray
 
-from hpcray.runtime.refs import need_process
-from hpcray.runtime.why import Why, show_lines
+from hpcray.runtime.core_worker.core_worker import need_process
+from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2}
 
 
 def why(ref) -> str:
-    return "\n".join(show_lines(Why(need_process(), PATIENCE).explain(ref.binary())))
+    return "\n".join(show_lines(WaitGraph(need_process(), PATIENCE).explain(ref.binary())))
 
 
-def test_a_group_that_has_no_place():
+def test_why_shows_a_placement_group_that_has_no_place():
     group = ray.util.placement_group([{"CPU": 1}, {"CPU": 3}], name="large")
     ready = group.ready()
     eventually(lambda: "'large' is PENDING" in why(ready))
@@ -31,7 +31,7 @@ def test_a_group_that_has_no_place():
         ray.get(ready)
 
 
-def test_an_environment_that_is_being_set_up(tmp_path: Path):
+def test_why_shows_a_runtime_env_that_is_being_set_up(tmp_path: Path):
     began, go = tmp_path / "began", tmp_path / "go"
 
     def hook():

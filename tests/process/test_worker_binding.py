@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="c
 RANK = """\
 import sys
 from pathlib import Path
-from hpcray.host import topology
-topology.ROOT = Path(sys.argv.pop(1))
+from hpcray.platform import numa_binding
+numa_binding.ROOT = Path(sys.argv.pop(1))
 from hpcray.__main__ import main
 main()
 """

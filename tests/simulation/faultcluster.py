@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 
 from simcluster import SEAT, SimCluster
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, node_of, number_of, raylet_of
-from hpcray.base.resources import Resources
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, node_of, number_of, raylet_of
+from hpcray.common.resources import Resources
 from hpcray.core.effects import Send
-from hpcray.core.gcs.membership import UP, HeadWatch, Membership, NodeLost, Outcome
-from hpcray.core.gcs.silence import Unanswered
-from hpcray.wire import messages as m
+from hpcray.core.gcs.node_manager import UP, HeadFailureDetector, NodeLost, NodeManager, Outcome, PeerProbe
+from hpcray.protocol import messages as m
 
 TWICE = (
     m.NodeDied, m.Heartbeat, m.PeerFailed, m.ActorReady, m.ActorGone, m.WatchActor,
@@ -58,16 +57,16 @@ class FaultCluster(SimCluster):
         self._stopped: dict[int, list[Thunk]] = {}
         self._went_on: dict[int, float] = {}
         self._lost: list[set[int]] = [set() for _ in range(size)]
-        self.member = Membership(size, "session", config, 0.0)
-        self.watches = {node: HeadWatch(node, config) for node in range(1, size)}
+        self.member = NodeManager(size, "session", config, 0.0)
+        self.watches = {node: HeadFailureDetector(node, config) for node in range(1, size)}
         period, timeout = config.heartbeat_interval, config.node_timeout
-        self._unanswered = {node: Unanswered(period, timeout) for node in range(1, size)}
+        self._unanswered = {node: PeerProbe(period, timeout) for node in range(1, size)}
         self._spoken: list[set[int]] = [set() for _ in range(size)]
         self._heard: list[dict[int, float]] = [{} for _ in range(size)]
         super().__init__(totals, delays, config, real=real)
         for node in range(size):
             info = m.NodeInfo(node, f"id{node}", f"host{node}", "a", 1, {}, b"", "mpi", 0)
-            self.member.handle(0.0, raylet_of(node), m.NodeHello(info))
+            self.member.handle(0.0, raylet_of(node), m.RegisterNode(info))
         for node in range(size):
             self.member.handle(0.0, raylet_of(node), m.NodeReady(node))
         assert self.member.state == UP
@@ -151,6 +150,7 @@ class FaultCluster(SimCluster):
                 died = m.NodeDied(outcome.node, outcome.reason, outcome.epoch)
                 self.post(SEAT, raylet_of(outcome.node), died)
                 self.carry_out(SEAT, self.head.node_died(self.net.now, outcome.node, outcome.reason))
+                self.unchecked += 1
                 self.told(0, died)
         for node in failed:
             self.outcomes(self.member.node_failed(self.net.now, node, "MPI send failed"))
@@ -275,6 +275,8 @@ class FaultCluster(SimCluster):
 
     def check(self) -> None:
         super().check()
+        if self.checks % 20 == 0:
+            self.member.check_invariants()
         seen: set[bytes] = set()
         for worker in self.workers.values():
             if worker.actor and node_of(worker.proc) not in self.declared and not worker.exiting:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.ids import PUT_INDEX, node_of, number_of, raylet_of
-from hpcray.core.owner.lineage import (
+from hpcray.common.ids import PUT_INDEX, node_of, number_of, raylet_of
+from hpcray.core.core_worker.lineage import (
     DEPENDENCY,
     LINEAGE_EVICTED,
     LOST,

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from hpcray.base.ids import FIRST_RETURN, PROC_BYTES, owner_of
-from hpcray.core.owner.table import FREED, INLINE, PENDING, STORED, Entry
+import pytest
+
+from hpcray.common.ids import FIRST_RETURN, PROC_BYTES, owner_of
+from hpcray.core.core_worker.object_entry import TRANSITIONS
+from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED, ObjectEntry
+
+NAMES = {PENDING: "PENDING", INLINE: "INLINE", STORED: "STORED", FREED: "FREED"}
 
 if TYPE_CHECKING:
     from ownership_process import Process
     from ownership_world import World
 
 
-class Watched(dict[bytes, Entry]):
+class CheckedState:
+    """In place of `ObjectEntry.state`: each change of a state is one of `TRANSITIONS`."""
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    def __get__(self, entry: Any, kind: Any = None) -> Any:
+        return self.slot.__get__(entry, kind)
+
+    def __set__(self, entry: Any, state: int) -> None:
+        before = getattr(entry, "state", state)
+        assert state == before or state in TRANSITIONS[before], f"a {NAMES[before]} object becomes {NAMES[state]}"
+        self.slot.__set__(entry, state)
+
+
+@contextmanager
+def checked_states() -> Iterator[None]:
+    """Every object table of this process has its state changes checked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectEntry, "state", CheckedState(ObjectEntry.__dict__["state"]))
+        yield
+
+
+class Watched(dict[bytes, ObjectEntry]):
     """The entries of a table; tells the oracle what is freed."""
 
     def __init__(self, oracle: Oracle, process: Process) -> None:
@@ -88,7 +117,7 @@ class Oracle:
             lost = oid in self.excused and oid in self.gone
             if owner.alive and not lost:
                 stack.extend(self.world.values.get(oid, ()))
-                if oid in owner.table._made:  # of earlier lives, too
+                if oid in owner.table.recovery.made:  # of earlier lives, too
                     stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
         return reached
 
@@ -124,11 +153,10 @@ class Oracle:
 
     def check_table(self, process: Process, reachable: set[bytes]) -> None:
         table = process.table
-        for name in ("_acks", "_held", "_asked_of"):
-            assert not getattr(table, name), f"{name} at rest: {getattr(table, name)}"
-        assert table.unacked == 0
+        for name in ("unacked", "_held", "_end_reports"):
+            assert not getattr(table.refs, name), f"{name} at rest: {getattr(table.refs, name)}"
         # What a store has on disk it keeps anyway, and will say so when it is asked for the object again.
-        assert not table.pins.opening and not table._unsure - table.pins.files.keys()
+        assert not table.pins.opening and not table.recovery._unsure - table.pins.files.keys()
         lent = set()
         for oid, entry in table.entries.items():
             assert entry.local == process.live[oid], (oid.hex(), entry.local, process.live[oid])
@@ -141,10 +169,10 @@ class Oracle:
                     self.check_owned(process, oid, entry, reachable)
             else:
                 self.check_borrowed(process, oid, entry)
-        assert table._lent == lent
-        assert table._unregistered <= set(table.entries)
+        assert set(table.refs._lent) == lent
+        assert table.refs._unregistered <= set(table.entries)
         protected = {oid for frame in process.frames for oid in frame.protected or ()}
-        assert table._unregistered <= protected, "relies on a task that is done"
+        assert table.refs._unregistered <= protected, "relies on a task that is done"
         self.check_lineage(process)
         missing = {oid for oid, count in process.live.items() if count and oid not in table.entries}
         assert not missing, f"{process.id.hex()} holds refs that its table does not know: {missing}"
@@ -170,20 +198,23 @@ class Oracle:
         assert not lineage._dropping
         assert set(mentioned) <= set(entries)
         known = (
-            set(process.table._made) | set(process.table.why_lost) | set(process.table.replicas.held) | set(mentioned)
+            set(process.table.recovery.made)
+            | set(process.table.recovery.why_lost)
+            | set(process.table.replicas.held)
+            | set(mentioned)
         )
         assert known <= process.table.special <= set(entries)
 
-    def was_freed(self, oid: bytes, entry: Entry) -> bool:
+    def was_freed(self, oid: bytes, entry: ObjectEntry) -> bool:
         """Whether it is rightly held by nobody, though somebody can reach it: the last who held it died, and since then
         a ref to it was read out of a value that is still here, while the owner of that value is dead."""
         if not (oid in self.excused and oid in self.forgotten and entry.state in (FREED, INLINE)):
             return False
         others = [process.table for process in self.world.living if process.id != owner_of(oid)]
-        known = oid not in self.gone and any(oid in t.entries and oid not in t._unregistered for t in others)
+        known = oid not in self.gone and any(oid in t.entries and oid not in t.refs._unregistered for t in others)
         return not (entry.local or entry.borrowers or known)
 
-    def check_remembered(self, oid: bytes, entry: Entry) -> None:
+    def check_remembered(self, oid: bytes, entry: ObjectEntry) -> None:
         """Kept for lineage alone."""
         mapping = entry.mapping
         if entry.state == PENDING and mapping is not None and mapping.views:
@@ -193,7 +224,7 @@ class Oracle:
         assert entry.state in (FREED, INLINE, PENDING), entry.state
         assert not entry.contained or entry.state == PENDING
 
-    def check_owned(self, process: Process, oid: bytes, entry: Entry, reachable: set[bytes]) -> None:
+    def check_owned(self, process: Process, oid: bytes, entry: ObjectEntry, reachable: set[bytes]) -> None:
         if entry.state == PENDING:
             assert oid[:-3] in process.tasks, f"{oid.hex()} waits for a task that is over"
             assert entry.task is process.tasks[oid[:-3]]
@@ -207,23 +238,23 @@ class Oracle:
             other = self.world.processes[borrower]
             assert other.alive, f"{oid.hex()} is kept for a dead process"
             assert count == 1 and oid in other.table.entries, f"{oid.hex()} is counted {count} for {borrower.hex()}"
-            assert oid not in other.table._unregistered
+            assert oid not in other.table.refs._unregistered
 
-    def check_borrowed(self, process: Process, oid: bytes, entry: Entry) -> None:
+    def check_borrowed(self, process: Process, oid: bytes, entry: ObjectEntry) -> None:
         assert entry.local > 0, f"{oid.hex()} is borrowed for nobody"
         owner = self.world.processes[owner_of(oid)]
-        if owner.alive and oid not in self.excused and oid not in process.table._unregistered:
+        if owner.alive and oid not in self.excused and oid not in process.table.refs._unregistered:
             kept = owner.table.entries.get(oid)
             assert kept is not None and process.id in (kept.borrowers or {}), f"{oid.hex()}: its owner does not know us"
 
     def check_left(self, process: Process) -> None:
         """Memory of dead nodes stays mapped as long as it is read, and no longer."""
         pins = process.table.pins
-        read = {mapping.node for mapping in pins.lingering.values()}
+        read = {mapping.node for mapping in pins.views_without_entry.values()}
         read |= {entry.mapping.node for entry in pins.mapped.values() if entry.mapping is not None}
         assert pins.mapped == {oid: entry for oid, entry in process.table.entries.items() if entry.mapping is not None}
         assert process.visiting.left == process.table.dead_nodes - read
-        assert not pins._parked and not pins._patient
+        assert not pins._parked and not pins._not_urgent
 
     def check_stores(self) -> None:
         for process in self.world.living:
@@ -236,7 +267,7 @@ class Oracle:
                     process = self.world.processes[proc]
                     entry = process.table.entries.get(oid)
                     mapping = entry.mapping if entry is not None else None
-                    mapping = mapping or process.table.pins.lingering.get(oid)
+                    mapping = mapping or process.table.pins.views_without_entry.get(oid)
                     mapped = mapping is not None and mapping.node == store.node
                     assert process.alive and mapped, f"{oid.hex()} is pinned by a process that does not read it"
                 for proc in store.keepers.get(oid, ()):
@@ -257,9 +288,9 @@ class Oracle:
         """No ref is left anywhere."""
         for process in self.world.living:
             assert not process.table.entries, [oid.hex() for oid in process.table.entries]
-            assert not process.table.pins.lingering
-            assert not process.table._lent
-            assert not process.table._unregistered
+            assert not process.table.pins.views_without_entry
+            assert not process.table.refs._lent
+            assert not process.table.refs._unregistered
             assert not process.table.lineage.kept and not process.table.lineage.remembered
             assert not process.table.replicas.held and not process.table.replicas._waiters
         for store in self.world.stores:

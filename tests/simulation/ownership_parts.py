@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcray.base.ids import OBJECT_BYTES
+from hpcray.common.ids import OBJECT_BYTES
 
 if TYPE_CHECKING:
     from ownership_process import Process

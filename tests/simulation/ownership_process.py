@@ -7,15 +7,17 @@ it, a task is a frame with variables, and a ref that dies is noticed at the proc
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_of, refs_in
 from ownership_visits import Visiting
 
-from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
-from hpcray.core.owner.lineage import DEPENDENCY
-from hpcray.core.owner.table import FREED, INLINE, PENDING, Waiter
-from hpcray.wire import messages as m
+from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
+from hpcray.core.core_worker.lineage import DEPENDENCY
+from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, ObjectTable, Waiter
+from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
     from ownership_world import World
@@ -36,12 +38,13 @@ class Process:
         self.pinned: list[Ref] = []
         self.tasks: dict[bytes, Submitted] = {}
         self.gets: list[tuple[Frame, Ref, Waiter]] = []
-        self.table = world.table(proc, self.send, self.notify, self.lost, world.lineage_limit)
-        self.table.entries = world.watched(self)
-        self.table.remake = self.remake
+        self.table = world.make_table(
+            proc, self.send, self.notify, self.lost, world.lineage_limit, entries=world.watched(self)
+        )
+        self.table.recovery.remake_with(self.remake)
         self.visiting = Visiting(self)
-        self.table.visit(world.neighbours(self.node), self.visiting)
-        self.table.hibernate = self.hibernate  # type: ignore[method-assign]
+        self.table.pins.use_neighbors(world.neighbours(self.node), self.visiting)
+        self.table.recovery.hibernate = self.hibernate  # type: ignore[method-assign]
         self.to_remake: deque[Submitted] = deque()
         self.remaking = False
         self.held: list[Submitted] | None = None
@@ -69,7 +72,7 @@ class Process:
         self.drain()
         for get in [g for g in self.gets if g[2].count <= 0]:
             self.gets.remove(get)
-            self.table.pins.gathering.remove([get[1].id])
+            self.table.pins.end_read([get[1].id])
             self.read(get[0], get[1])
         self.drain()
 
@@ -81,15 +84,14 @@ class Process:
 
     def put(self, frame: Frame, contained: list[Ref], large: bool) -> None:
         oid = self.new_id() + PUT_INDEX
-        entry = self.table.create(oid)
-        entry.local = 1
         frame.vars.append(Ref(self, oid))
         self.world.values[oid] = tuple(ref.id for ref in contained)
         if large:
             self.world.stores[self.node].created(oid, self.id, self.world.values[oid])
-            self.table.created_here(oid, 64, LARGE, self.node, contained or None)
+            self.table.create(oid)
+            self.table.put_stored(oid, 64, LARGE, contained or None)
         else:
-            entry.state, entry.value, entry.contained = INLINE, blob_of(contained), contained or None
+            self.table.put_inline(oid, blob_of(contained), contained or None)
 
     def submit(self, frame: Frame, worker: bytes, args: list[Ref], slots: list[Ref]) -> None:
         task = Submitted(self.new_id(), worker, args, slots, self.world.draw_retries())
@@ -97,14 +99,14 @@ class Process:
         self.world.submitted[task.id] = task
         oid = task.id + FIRST_RETURN
         self.tasks[task.id] = task
-        self.table.create(oid, task).local = 1
+        self.table.create(oid, task)
         frame.vars.append(Ref(self, oid))
         self.resolve(task)
 
     def resolve(self, task: Submitted) -> None:
         waiter = Waiter(len(task.slots), callback=lambda: self.push(task))
         for slot in task.slots:
-            if self.table.want_ready(slot.id, waiter):
+            if self.table.wait_ready(slot.id, waiter):
                 waiter.count -= 1
         if waiter.count == 0:
             self.push(task)
@@ -139,7 +141,7 @@ class Process:
     # ------------------------------------------------------------ what is lost is made again
 
     def hibernate(self, oid: bytes, entry: Any) -> None:
-        type(self.table).hibernate(self.table, oid, entry)
+        ObjectRecovery.hibernate(self.table.recovery, oid, entry)
         self.world.oracle.freed.append(oid)
         self.world.oracle.forgotten.add(oid)
         if entry.state == FREED or entry.value.endswith(ERROR):
@@ -158,11 +160,11 @@ class Process:
         kept = self.table.lineage.kept.get(task.id)
         if kept is None or kept.running:
             return
-        kept.running = True
+        self.table.lineage.run_begun(task.id)
         task.count()
         self.world.remade += 1
         self.world.oracle.named_again(kept.args, self.id)
-        self.table.take_again(kept.args)
+        self.table.recovery.recount_args(kept.args)
         task.args, task.slots = ([Ref(self, oid) for oid in ids] for ids in (task.arg_ids, task.slot_ids))
         others = [other for other in self.world.living if other is not self]
         task.worker, task.sent = self.world.one(others).id if others else b"", False
@@ -178,30 +180,27 @@ class Process:
             self.resolve(task)
 
     def ended(self, task: Submitted) -> None:
-        lineage = self.table.lineage
-        kept = lineage.kept.get(task.id)
-        if kept is not None:
-            lineage.ended(kept)
-        lineage.trim()
+        self.table.lineage.run_ended(task.id)
+        self.table.lineage.trim()
 
     def argument_lost(self, task: Submitted, argument: bytes) -> None:
         oid = task.id + FIRST_RETURN
-        why, entry = self.table.why_lost.get(argument), self.table.entries.get(oid)
+        why, entry = self.table.recovery.why_lost.get(argument), self.table.entries.get(oid)
         if task.attempt and why is not None and entry is not None and entry.state == PENDING:
-            self.table.settle_lost(oid, entry, f"its argument {argument.hex()} cannot be had: {why}", DEPENDENCY)
+            self.table.recovery.settle_lost(oid, f"its argument {argument.hex()} cannot be had: {why}", DEPENDENCY)
 
     def node_died(self, node: int) -> None:
-        """What `runtime.losses` does."""
+        """What `runtime.core_worker.task_retries` does."""
         table = self.table
-        table.dead_nodes.add(node)
+        table.recovery.mark_node_dead(node)
         self.held = []
         workers = {task.worker for task in self.tasks.values() if node_of(task.worker) == node}
         met = {proc for proc in self.world.met.get(self.id, ()) if node_of(proc) == node}
-        for proc in sorted(workers | met | table.processes_of(node)):
+        for proc in sorted(workers | met | table.recovery.processes_of(node)):
             self.peer_died(proc)
         self.visiting.lost(node)
         self.world.forget_answers(self, node)
-        table.node_died(node, "power")
+        table.recovery.node_died(node, "power")
         held, self.held = self.held, None
         for task in held:
             if self.tasks.get(task.id) is task:
@@ -216,17 +215,17 @@ class Process:
 
     def get(self, frame: Frame, ref: Ref) -> None:
         waiter = Waiter(eager=True)
-        if self.table.want_local(ref.id, waiter):
+        if self.table.wait_local(ref.id, waiter):
             self.read(frame, ref)
         else:
             self.gets.append((frame, ref, waiter))
-            self.table.pins.gathering.append([ref.id])
+            self.table.pins.begin_read([ref.id])
 
     def give_up(self, get: tuple[Frame, Ref, Waiter]) -> None:
         """The timeout of a get."""
         self.gets.remove(get)
-        self.table.pins.gathering.remove([get[1].id])
-        self.table.forget([get[1].id], get[2])
+        self.table.pins.end_read([get[1].id])
+        self.table.remove_waiter([get[1].id], get[2])
 
     def read(self, frame: Frame, ref: Ref) -> None:
         entry = self.table.entries[ref.id]
@@ -241,7 +240,7 @@ class Process:
         if entry.state != INLINE:
             self.world.check_readable(self, ref.id)
             assert entry.mapping is not None
-            entry.mapping.views += 1
+            self.table.pins.begin_view(ref.id)
             node = entry.mapping.node
             self.world.near["read"] += node != self.node
             self.world.near["read of the dead"] += node in self.table.dead_nodes
@@ -259,7 +258,7 @@ class Process:
 
     def unpack(self, frame: Frame, contained: tuple[bytes, ...]) -> None:
         for oid in contained:
-            self.table.arrived(oid, None if frame.done else frame.protected)
+            self.table.refs.ref_deserialized(oid, None if frame.done else frame.protected)
             self.world.tell(self.table, oid)
             (self.state if frame.done else frame).vars.append(Ref(self, oid))
 
@@ -274,10 +273,10 @@ class Process:
         for blob in msg.inline or ():
             self.unpack(frame, refs_in(blob)) if blob else None
         for arg in msg.refs or ():
-            self.table.arrived(arg.id, frame.protected)
+            self.table.refs.ref_deserialized(arg.id, frame.protected)
             ref = Ref(self, arg.id)
             frame.vars.append(ref)
-            self.table.located(arg.id, arg.size, arg.nodes)
+            self.table.set_locations(arg.id, arg.size, arg.nodes)
             self.get(frame, ref)
 
     def finish(self, frame: Frame, returned: list[Ref], large: bool, late: bool, failed: bool = False) -> None:
@@ -288,7 +287,7 @@ class Process:
             self.give_up(get)
         contained = tuple(ref.id for ref in returned)
         for inner in contained:
-            self.table.give(inner, frame.submitter)
+            self.table.refs.pledge_to(inner, frame.submitter)
         store = self.world.stores[self.node]
         if failed:
             item = m.Returned(b"cancelled" + ERROR)
@@ -306,9 +305,11 @@ class Process:
             held.clear()
             returned.clear()
         self.drain()
-        borrowed = self.table.keep(frame.protected, frame.submitter) or None
+        borrowed = self.table.refs.end_protection(frame.protected, frame.submitter) or None
         frame.done = True
-        self.table.hold(frame.submitter, m.TaskReply(frame.task, 2 if failed else 0, [item], 0, borrowed))
+        self.table.refs.send_after_acks(
+            frame.submitter, m.TaskReply(frame.task, 2 if failed else 0, [item], 0, borrowed)
+        )
 
     def on_cancel(self, msg: m.CancelTask) -> None:
         for frame in self.frames:
@@ -319,20 +320,20 @@ class Process:
     def on_reply(self, src: bytes, msg: m.TaskReply) -> None:
         table = self.table
         if msg.borrowed:
-            table.borrowed_by(src, msg.borrowed)
+            table.refs.add_borrows_in_reply(src, msg.borrowed)
         task = self.tasks.pop(msg.task, None)
         (item,) = msg.returns
         if task is not None and task.worker != src:
             self.tasks[msg.task] = task  # the answer of an attempt that was given up
             task = None
         for oid in item.contained or ():
-            table.adopt(oid, src)
+            table.refs.adopt_returned_ref(oid, src)
         contained = [Ref(self, oid) for oid in item.contained or ()]
         if task is None:
             return
         oid = msg.task + FIRST_RETURN
         if (item.size or contained) and oid in table.entries:
-            table.keep_task(task, [oid], [ref.id for ref in task.args + task.slots], 0)
+            table.recovery.keep_task(task, [oid], [ref.id for ref in task.args + task.slots], 0)
         if item.size:
             table.set_stored(oid, item.size, node_of(src), contained or None)
         else:
@@ -353,14 +354,14 @@ class Process:
             self.on_cancel(msg)
         elif type(msg) is m.ObjectGet:
             table.on_object_get(src, msg.id)
-        elif type(msg) in (m.ObjectLost, m.BorrowAdd, m.BorrowTake, m.BorrowAsk, m.BorrowEnd):
-            getattr(table, HANDLERS[type(msg)])(src, msg)
-        elif type(msg) is m.Kept:
-            table.on_replica(msg.id, node_of(src), msg.reason)
+        elif type(msg) in FROM:
+            FROM[type(msg)](table)(src, msg)
+        elif type(msg) is m.ReplicaPinned:
+            table.recovery.on_replica(msg.id, node_of(src), msg.reason)
         elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
             self.visiting.on_answer(node_of(src), msg)
         else:
-            getattr(table, HANDLERS[type(msg)])(msg)
+            HANDLERS[type(msg)](table)(msg)
 
     def peer_died(self, proc: bytes) -> None:
         """A process is gone. Its tasks run again elsewhere, or fail."""
@@ -368,7 +369,7 @@ class Process:
             if task.id not in self.tasks:
                 continue  # an argument of it failed a moment ago
             self.world.values.pop(task.id + FIRST_RETURN, None)  # if there was a reply, it will not come any more
-            self.table.left_behind(task.id + FIRST_RETURN, node_of(proc))
+            self.table.may_be_left_at(task.id + FIRST_RETURN, node_of(proc))
             others = [other for other in self.world.living if other is not self]
             if not others or task.cancelled or (task.sent and task.retries == 0):
                 self.fail(task)
@@ -384,17 +385,19 @@ class Process:
         return raylet_of(self.node)
 
 
-HANDLERS = {
-    m.ObjectReady: "on_object_ready",
-    m.ObjectLost: "on_object_lost",
-    m.BorrowAdd: "on_borrow_add",
-    m.BorrowAck: "on_borrow_ack",
-    m.BorrowDrop: "on_borrow_drop",
-    m.BorrowTake: "on_borrow_take",
-    m.BorrowAsk: "on_borrow_ask",
-    m.BorrowEnd: "on_borrow_end",
-    m.AddLocation: "on_add_location",
-    m.Opened: "on_opened",
-    m.StoreError: "on_store_error",
-    m.OnDisk: "on_disk",
+FROM: dict[type, Callable[[ObjectTable], Callable[[bytes, Any], None]]] = {
+    m.ObjectLost: lambda table: table.recovery.on_object_lost,
+    m.BorrowAdd: lambda table: table.refs.on_borrow_add,
+    m.BorrowTake: lambda table: table.refs.on_borrow_take,
+    m.SettleBorrows: lambda table: table.refs.on_borrow_ask,
+    m.BorrowsSettled: lambda table: table.refs.on_borrow_end,
+}
+HANDLERS: dict[type, Callable[[ObjectTable], Callable[[Any], None]]] = {
+    m.ObjectReady: lambda table: table.on_object_ready,
+    m.BorrowAck: lambda table: table.refs.on_borrow_ack,
+    m.BorrowDrop: lambda table: table.refs.on_borrow_drop,
+    m.AddLocation: lambda table: table.recovery.on_add_location,
+    m.Opened: lambda table: table.on_opened,
+    m.StoreError: lambda table: table.on_store_error,
+    m.OnDisk: lambda table: table.on_disk,
 }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ownership_parts import LARGE
 
-from hpcray.base.ids import node_of, number_of, owner_of, raylet_of
-from hpcray.wire import messages as m
+from hpcray.common.ids import node_of, number_of, owner_of, raylet_of
+from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
     from ownership_world import World
@@ -61,7 +61,7 @@ class Store:
                 self.open(src, msg, visit)
         elif type(msg) is m.Release:
             for oid in msg.ids:
-                if msg.keep:
+                if msg.unpin_replica:
                     self.keep_no_more(oid, src)
                 else:
                     here = src in self.pins.get(oid, ())
@@ -85,28 +85,30 @@ class Store:
 
     def open(self, src: bytes, msg: m.Open, visit: bool) -> None:
         oid = msg.id
-        if msg.keep and node_of(src) == self.node:
+        if msg.pin_replica and node_of(src) == self.node:
             assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
             self.kept.add(oid)
         elif visit and self.world.is_full():
             self.say(src, m.StoreError(oid, "full", "no room"))
-        elif self.world.host > 1 and not (visit or msg.keep) and self.stays(oid) and self.world.is_full():
+        elif self.world.host > 1 and not (visit or msg.pin_replica) and self.stays(oid) and self.world.is_full():
             self.lent[src, oid] += 1
             self.say(src, m.OnDisk(oid, "a file", 0, LARGE))
         elif oid in self.pins:
-            if msg.keep:
+            if msg.pin_replica:
                 self.keepers.setdefault(oid, set()).add(src)
-            self.pin(oid, src, not msg.keep)
+            self.pin(oid, src, not msg.pin_replica)
         else:
             sources = [node for node in msg.nodes if node != self.node]
             pull = self.pulls.get(oid)
             if pull is None:
                 if not sources:
-                    self.turn_away(oid, () if msg.keep else (src,), (src,) if msg.keep else (), "it is not here")
+                    self.turn_away(
+                        oid, () if msg.pin_replica else (src,), (src,) if msg.pin_replica else (), "it is not here"
+                    )
                     return
                 pull = self.pulls[oid] = Pull()
             pull.sources += [node for node in sources if node not in pull.sources]
-            (pull.keepers if msg.keep else pull.openers)[src] = None
+            (pull.keepers if msg.pin_replica else pull.openers)[src] = None
 
     def say(self, proc: bytes, msg: Any) -> None:
         """Answer, on the connection of a visitor where there is one."""
@@ -118,7 +120,7 @@ class Store:
         if pulled:
             self.announcers[oid] = proc
         if not reads:
-            self.world.send(raylet_of(self.node), proc, m.Kept(oid))
+            self.world.send(raylet_of(self.node), proc, m.ReplicaPinned(oid))
             return
         assert proc not in self.pins[oid], f"{proc.hex()} pins {oid.hex()} twice"
         self.pins[oid].add(proc)
@@ -147,7 +149,7 @@ class Store:
         for proc in openers:
             self.say(proc, m.StoreError(oid, "lost", why))
         for proc in keepers:
-            self.world.send(raylet_of(self.node), proc, m.Kept(oid, why))
+            self.world.send(raylet_of(self.node), proc, m.ReplicaPinned(oid, why))
 
     def evictable(self, oid: bytes) -> bool:
         """Whether it is a copy of which its owner never heard, and nobody reads it: it goes when room is short."""

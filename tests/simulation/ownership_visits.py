@@ -10,8 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hpcray.base.ids import raylet_of
-from hpcray.wire import messages as m
+from hpcray.common.ids import raylet_of
+from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
     from ownership_parts import Frame, Ref
@@ -39,7 +39,7 @@ class Way:
 
 
 class Visiting:
-    """What a process has for `core.owner.pins.Visits`."""
+    """What a process has for `core.core_worker.object_pins.NeighborStores`."""
 
     def __init__(self, process: Process) -> None:
         self.process, self.world = process, process.world
@@ -66,15 +66,15 @@ class Visiting:
         self.ways.pop(node, None)
 
     def on_answer(self, node: int, msg: Any) -> None:
-        """Another store than ours answers: what `runtime.store_client` does."""
+        """Another store than ours answers: what `runtime.core_worker.object_writer` does."""
         table = self.process.table
-        if table.pins.asks(msg.id, node):
+        if table.pins.awaits(msg.id, node):
             self.world.unanswered.discard((self.process.id, node, msg.id))
             getattr(table, ANSWERS[type(msg)])(msg)
 
     def begin_file(self, frame: Frame, ref: Ref) -> None:
         """A thread begins to read a file that is lent."""
-        self.process.table.begin_file(ref.id)
+        self.process.table.pins.begin_file(ref.id)
         self.reading.append((frame, ref))
 
     def end_file(self, index: int, fails: bool) -> None:
@@ -85,13 +85,13 @@ class Visiting:
         assert not store.alive or store.lent[process.id, ref.id] > 0, "what is read there is not lent any more"
         if fails:
             self.world.near["file failed"] += 1
-            process.table.file_failed(ref.id, "broken")
+            process.table.pins.file_failed(ref.id, "broken")
             process.get(frame, ref)
         else:
             self.world.near["file read"] += 1
             contained = store.content[ref.id]
             self.world.oracle.about_to_read(ref.id, contained)
-            process.table.end_file(ref.id)
+            process.table.pins.end_file(ref.id)
             process.unpack(frame, contained)
 
     def lost(self, node: int) -> None:
@@ -143,10 +143,10 @@ class Neighbours:
     def visit_sent(self, proc: bytes, node: int, msg: m.Message) -> None:
         self.near[type(msg).__name__] += 1
         if type(msg) is m.Open:
-            assert not msg.keep
+            assert not msg.pin_replica
             self.note_open(proc, node, msg.id)
         elif type(msg) is m.Release:
-            assert not msg.keep and not any((proc, node, oid) in self.unanswered for oid in msg.ids)
+            assert not msg.unpin_replica and not any((proc, node, oid) in self.unanswered for oid in msg.ids)
 
     def note_open(self, proc: bytes, node: int, oid: bytes) -> None:
         waiting = [key for key in self.unanswered if key[0] == proc and key[2] == oid]
@@ -197,14 +197,14 @@ class Neighbours:
         if way.state == MEETING and self.stores[node].alive and self.pick(6):
             way.state = OPEN
             self.near["met"] += 1
-            process.table.met(node)
+            process.table.pins.met(node)
         else:
             self.near["unmet" if way.state == MEETING else "cut"] += 1
             while way.there:
                 self.deliver_there(process, node)
             way.end(OVER)
             self.forget_answers(process, node)
-            process.table.unmet(node)
+            process.table.recovery.neighbor_lost(node)
         process.turn()
 
     def forget_answers(self, process: Process, node: int) -> None:
@@ -246,7 +246,7 @@ class Neighbours:
     def check_readable(self, process: Process, oid: bytes) -> None:
         """What a process reads stays where it is: it has a pin, or the node is dead and its memory still mapped."""
         entry = process.table.entries.get(oid)
-        mapping = (entry.mapping if entry is not None else None) or process.table.pins.lingering[oid]
+        mapping = (entry.mapping if entry is not None else None) or process.table.pins.views_without_entry[oid]
         store = self.stores[mapping.node]
         pinned = process.id in store.pins.get(oid, ()) if store.alive else store.node not in process.visiting.left
         assert pinned, f"{process.id.hex()} reads {oid.hex()} at node {mapping.node} without a pin"

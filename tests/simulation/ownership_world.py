@@ -17,22 +17,24 @@ from ownership_process import Process
 from ownership_store import Store
 from ownership_visits import Neighbours
 
-from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, node_of, number_of, owner_of, raylet_of
-from hpcray.core.owner.table import ObjectTable
-from hpcray.wire import messages as m
+from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, make_proc, node_of, number_of, owner_of, raylet_of
+from hpcray.core.core_worker.object_table import ObjectTable
+from hpcray.protocol import messages as m
 
 Pick = Callable[[int], int]
 DIED = object()
+ALL_TABLES = 25
+"""Events after which the tables of all processes are checked."""
 
 
 class World(Losing, Neighbours):
     """All processes, all stores, the network. `pick(n)` draws a number below n.
 
     Attributes:
-        table: what makes the object table of a process.
+        make_table: makes the object table of a process.
     """
 
-    table: type[ObjectTable] = ObjectTable
+    make_table: Callable[..., ObjectTable] = ObjectTable
 
     def __init__(
         self,
@@ -61,10 +63,11 @@ class World(Losing, Neighbours):
         self.outside: list[bytes] = []
         self.places: dict[bytes, tuple[int, tuple[int, ...]]] = {}
         self._tellings = 0
+        self.steps = self.events = 0
+        self.touched: set[bytes] = set()
         self.oracle = Oracle(self)
         self.stores = [Store(self, node) for node in range(nodes)]
         self.processes: dict[bytes, Process] = {}
-        self.steps = 0
         for number in range(processes):
             self.born(number % nodes)
 
@@ -76,7 +79,7 @@ class World(Losing, Neighbours):
 
     def noted(self, table: ObjectTable, oid: bytes) -> None:
         """A ref is pickled; what its process knew of the object's places may be read much later."""
-        places = table.places(oid)
+        places = table.known_locations(oid)
         if places is not None:
             self.places[oid] = places
 
@@ -86,7 +89,7 @@ class World(Losing, Neighbours):
         if places is not None:
             self._tellings += 1
             if self._tellings % 3:
-                table.told(oid, *places)
+                table.hint_locations(oid, *places)
 
     def watched(self, process: Process) -> Watched:
         return Watched(self.oracle, process)
@@ -94,22 +97,23 @@ class World(Losing, Neighbours):
     def send(self, src: bytes, dest: bytes, msg: Any) -> None:
         if src in self.dead:
             return
+        self.touched.add(src)
         if number_of(src) and number_of(dest):
             self.met.setdefault(src, set()).add(dest)
             self.met.setdefault(dest, set()).add(src)
         self.sent[type(msg).__name__] += 1
         if type(msg) is m.Open:
-            if msg.keep and node_of(src) == node_of(dest):
+            if msg.pin_replica and node_of(src) == node_of(dest):
                 self.kept_here += 1
             elif node_of(src) != node_of(dest):
-                assert msg.keep and msg.id in self.processes[src].table.replicas.held
+                assert msg.pin_replica and msg.id in self.processes[src].table.replicas.held
             else:
                 self.note_open(src, node_of(dest), msg.id)
         elif type(msg) is m.DiskRead and msg.error:
             self.note_open(src, node_of(dest), msg.id)
-        elif type(msg) is m.Release and not msg.keep:
+        elif type(msg) is m.Release and not msg.unpin_replica:
             node = node_of(dest)
-            assert node == node_of(src) or node not in self.processes[src].table.pins.near
+            assert node == node_of(src) or node not in self.processes[src].table.pins._neighbors
             assert not any((src, node, oid) in self.unanswered for oid in msg.ids), "a Release ahead of the Opened"
         self.channels.setdefault((src, dest), deque()).append(m.encode([msg]))
 
@@ -135,7 +139,20 @@ class World(Losing, Neighbours):
         self.lose_something()
         if self.cuts and self.pick(100) == 0:
             self.cut()
+        self.after_event()
+
+    def after_event(self) -> None:
+        """Nothing that can be reached was freed, and no table contradicts itself.
+
+        Checked are the tables that sent or received something, and every few events all.
+        """
         self.oracle.after_step()
+        self.events += 1
+        every = self.events % ALL_TABLES == 0
+        for process in self.living:
+            if every or process.id in self.touched:
+                process.table.check_invariants()
+        self.touched.clear()
 
     def deliver(self) -> bool:
         """One message of one channel arrives, or one pull ends; False when nothing is under way."""
@@ -163,6 +180,7 @@ class World(Losing, Neighbours):
             self.undeliverable(src, dest)
         else:
             process = self.processes[dest]
+            self.touched.add(dest)
             if type(msg) in (m.Opened, m.StoreError, m.OnDisk) and node_of(src) == node_of(dest):
                 self.unanswered.discard((dest, node_of(src), msg.id))
             process.drain() if self.pick(2) else None
@@ -195,7 +213,7 @@ class World(Losing, Neighbours):
 
     def victim(self) -> Process:
         """Often one that has just promised something to somebody."""
-        promising = [p for p in self.living if p.table._held]
+        promising = [p for p in self.living if p.table.refs._held]
         return self.one(promising if promising and self.pick(2) else self.living)
 
     def kill(self, process: Process) -> None:
@@ -208,7 +226,7 @@ class World(Losing, Neighbours):
 
     def end_of(self, process: Process) -> None:
         process.alive = False
-        for _, _, msg in process.table._held:
+        for _, _, msg in process.table.refs._held:
             if isinstance(msg, m.TaskReply):
                 self.values.pop(msg.task + FIRST_RETURN, None)  # its reply never left
         self.dead.add(process.id)
@@ -323,8 +341,7 @@ class World(Losing, Neighbours):
         other = self.pick(len(self.stores))
         if found and other != process.node and other not in process.table.dead_nodes:
             oid = self.one(found)
-            process.table.special.add(oid)
-            process.table.replicas.hold(oid, process.table.entries[oid], other)
+            process.table.recovery.replicate(oid, other)
         return True
 
     def cancel(self) -> bool:
@@ -362,7 +379,7 @@ class World(Losing, Neighbours):
                 pulls = any(store.pulls for store in self.stores)
                 if not any(self.channels.values()) and not pulls and not self.visits_under_way():
                     return
-            self.oracle.after_step()
+            self.after_event()
         raise AssertionError("it does not come to rest")
 
     def end(self) -> None:

@@ -10,22 +10,25 @@ from typing import Any
 
 from simnet import SimNet
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of, raylet_of
-from hpcray.base.resources import to_units
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.membership import HeadWatch, Membership
-from hpcray.core.raylet import RayletCore
-from hpcray.core.store.node_store import NodeStore
-from hpcray.runtime.cluster import Cluster
-from hpcray.runtime.raylet import Raylet, Seat
-from hpcray.runtime.raylet_loop import RayletLoop
-from hpcray.runtime.router import Router
-from hpcray.runtime.standby import follow
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.common.resources import to_units
+from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.protocol import messages as m
+from hpcray.protocol.frames import FrameReader, pack
+from hpcray.protocol.messages import Message, decode, encode
+from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.local_processes import NodeContext
+from hpcray.runtime.raylet.raylet import Raylet
+from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import PeerLost
-from hpcray.wire import messages as m
-from hpcray.wire.frames import FrameReader, pack
-from hpcray.wire.messages import Message, decode, encode
+
+CHECK_GCS_EVERY = 10
+"""Events between two checks of the leaders' GCS."""
 
 
 class SimLink:
@@ -65,12 +68,12 @@ class SimControl:
         self.forgotten[rank] = why
 
 
-class SimLoop(RayletLoop):
+class SimLoop(EventLoop):
     """A loop whose turns are taken when something has come, or a timer is due."""
 
     def __init__(self, node: SimNode, router: Router, control: SimControl) -> None:
         self.now = 0.0
-        self.heard: dict[int, float] = {}
+        self.last_heard: dict[int, float] = {}
         self.each_turn = []
         self._node = node
         self._router = router
@@ -83,11 +86,11 @@ class SimLoop(RayletLoop):
 
     def turn(self, now: float) -> None:
         self.now = now
-        self._poll_wires(self._control)
+        self._poll_transports(self._control)
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
-        if self._router.overdue:
-            self._read_overdue()
+        if self._router.deferred_to_head:
+            self._read_deferred_to_head()
         while self._router.inbox:
             inbox, self._router.inbox = self._router.inbox, []
             self._events.messages(self._router.me, inbox)
@@ -96,7 +99,7 @@ class SimLoop(RayletLoop):
         self._flush()
 
     def next_at(self) -> float | None:
-        if self._router.inbox or self._router.overdue:
+        if self._router.inbox or self._router.deferred_to_head:
             return self.now
         return self._timers[0][0] if self._timers else None
 
@@ -115,7 +118,7 @@ class SimProcesses:
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
-        self.leaving = False
+        self.stopping = False
 
     @property
     def workers(self) -> int:
@@ -128,7 +131,7 @@ class SimProcesses:
         self._node.later(0.002, lambda: self._node.die(worker, reason or "killed by signal 9"))
 
     def ask_to_leave(self, code: int) -> None:
-        self.leaving = True
+        self.stopping = True
 
 
 class SimLeaving:
@@ -138,9 +141,9 @@ class SimLeaving:
         self._node = node
         self.begun = False
         self.code = 0
-        self.at = self.extra = 0.0
+        self.at = self.extra_time = 0.0
 
-    def begin(self, code: int, patience: float | None = None) -> None:
+    def begin(self, code: int, stop_timeout: float | None = None) -> None:
         if not self.begun:
             self.begun, self.code, self.at = True, code, self._node.world.net.now
             self._node.raylet.processes.ask_to_leave(code)
@@ -148,7 +151,7 @@ class SimLeaving:
 
     def _gone(self) -> None:
         self._node.workers.clear()
-        self._node.cluster.node_gone()
+        self._node.cluster.processes_ended()
 
     def check(self) -> None:
         pass
@@ -184,26 +187,25 @@ class SimNode:
         info = m.NodeInfo(
             rank, f"id{rank}", f"host{rank}", f"10.0.0.{rank}", 1, to_units({"CPU": 4}), b"", "mpi", 1 << 20
         )
-        seat = Seat(info, world.size, "", config, world.driver_rank)
+        context = NodeContext(info, world.size, "", config, world.driver_rank)
         self.router = Router(rank, world.size, self.control)
         self.loop = SimLoop(self, self.router, self.control)
-        core = RayletCore(rank, info.total, world.size, config)
-        head = HeadCore(config) if rank == 0 else None
-        store = NodeStore(rank, 1 << 20, spill_threshold=0.8, chunk=1 << 16, slots=4)
-        self.raylet = Raylet(seat, self.loop, self.router, core, store, head, Nothing(), None)  # type: ignore[arg-type]
-        self.raylet.say = lambda text: world.said.append((world.net.now, rank, text))  # type: ignore[method-assign]
-        self.raylet.processes = SimProcesses(self)  # type: ignore[assignment]
+        lease_manager = LocalLeaseManager(rank, info.total, world.size, config)
+        head = Gcs(config) if rank == 0 else None
+        store = ObjectStore(rank, 1 << 20, spill_threshold=0.8, chunk=1 << 16, slots=4)
+        self.raylet = Raylet(context, self.loop, self.router, lease_manager, store, head, Nothing(), None)  # type: ignore[arg-type]
+        self.raylet.log = lambda text: world.said.append((world.net.now, rank, text))  # type: ignore[method-assign]
+        self.raylet.attach(SimProcesses(self), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.loop._events = self.raylet
         self.leaving = SimLeaving(self)
-        membership = Membership(world.size, "session", config, 0.0) if rank == 0 else None
-        watch = HeadWatch(rank, config) if rank else None
-        self.cluster = Cluster(
-            self.raylet, self.leaving, Nothing(), 0, (), membership, watch, self.control, None, lambda: None, rank == 0
-        )  # type: ignore[arg-type]
-        if membership is not None and head is not None:
-            self.cluster.drain.lead(m.RunInfo(), head)
-        follow(self.raylet, self.cluster, membership, lambda: None)
-        for kind in (m.StartActor, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.GrantFor):
+        node_manager = NodeManager(world.size, "session", config, 0.0) if rank == 0 else None
+        detector = HeadFailureDetector(rank, config) if rank else None
+        self.cluster = ClusterMember(
+            self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, self.control, None, lambda: None,
+            lambda: None, rank == 0,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.raylet.start(self.cluster, self.cluster.handlers(), self.cluster.effect_handlers())
+        for kind in (m.StartActor, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.GrantLeases):
             self._watch(kind)
         self.cluster.join()
         self.wake(0.0)
@@ -234,6 +236,7 @@ class SimNode:
             self.wake(self.paused_until)
             return
         self.loop.turn(now)
+        self.raylet.lease_manager.check_invariants()
         following = self.loop.next_at()
         if following is not None and not self.ended:
             self.wake(max(now, following))
@@ -322,6 +325,7 @@ class World:
         self.cut: set[frozenset[int]] = set()
         self.lossy = [self.random.random() < 0.5 for _ in range(size)]
         self.said: list[tuple[float, int, str]] = []
+        self.checks = 0
         self._held_back: list[tuple[int, int, bytes]] = []
         self.nodes: list[SimNode] = []
         config = config or Config(prestart=0)
@@ -352,16 +356,21 @@ class World:
         leaders = [
             node for node in self.nodes if not node.ended and not node.leaving.begun and HEAD in node.router.mine
         ]
-        terms = [node.raylet.headship.epoch for node in leaders]
+        terms = [node.raylet.head_location.epoch for node in leaders]
         assert len(terms) == len(set(terms)), (self.net.now, [node.rank for node in leaders])
+        self.checks += 1
+        for node in leaders if self.checks % CHECK_GCS_EVERY == 0 else ():
+            assert node.raylet.head is not None
+            node.raylet.head.check_invariants()
 
     def alive(self) -> list[SimNode]:
         return [node for node in self.nodes if not node.ended]
 
-    def head(self) -> HeadCore:
+    def head(self) -> Gcs:
         (found,) = (node for node in self.alive() if HEAD in node.router.mine)
-        assert found.raylet.head is not None
-        return found.raylet.head
+        head = found.raylet.head
+        assert head is not None
+        return head.gcs if isinstance(head, RecoveringGcs) else head
 
 
 def obeyed_in_order(node: SimNode) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcray.base.ids import node_of
-from hpcray.core.owner.leases import LeaseClient
-from hpcray.core.owner.tasks import Function, Task
-from hpcray.wire import messages as m
+from hpcray.common.ids import node_of
+from hpcray.core.core_worker.lease_manager import LeaseManager
+from hpcray.core.core_worker.task import FunctionDescriptor, PendingTask
+from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
     from simcluster import SimCluster
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RealSubmitter:
-    """Same face as `simcluster.Submitter`, with `core.owner.leases` inside.
+    """Same face as `simcluster.Submitter`, with `core.core_worker.lease_manager` inside.
 
     Attributes:
         period: seconds between two looks at idle leases while it has any; None: with every tick of its node.
@@ -26,10 +26,10 @@ class RealSubmitter:
     def __init__(self, cluster: SimCluster, proc: bytes) -> None:
         self.cluster = cluster
         self.proc = proc
-        self.client = LeaseClient(
+        self.client = LeaseManager(
             proc, lambda dest, msg: cluster.post(proc, dest, msg), self._push, cluster.config.idle_lease_timeout
         )
-        self.functions: dict[str, Function] = {}
+        self.functions: dict[str, FunctionDescriptor] = {}
         self.tasks: dict[bytes, SimTask] = {}
         self.warnings: list[str] = []
         self.waiting_for = 0
@@ -41,7 +41,7 @@ class RealSubmitter:
         return dict(self.client.workers)
 
     @property
-    def queues(self) -> list[list[Task]]:
+    def queues(self) -> list[list[PendingTask]]:
         return [list(klass.queue) for klass in self.client.by_index]
 
     def submit(self, sim: SimTask) -> None:
@@ -49,9 +49,11 @@ class RealSubmitter:
         ident = self.proc + self.count.to_bytes(5, "big")
         self.tasks[ident] = sim
         self.waiting_for += 1
-        function = self.functions.setdefault(sim.function, Function(b"f" * 16, sim.function, b""))
+        function = self.functions.setdefault(sim.function, FunctionDescriptor(b"f" * 16, sim.function, b""))
         retries = 0 if sim.once else 3
-        self.client.submit(Task(ident, function, "", b"", 1, None, None, retries), self.client.klass(sim.shape))
+        self.client.submit(
+            PendingTask(ident, function, "", b"", 1, None, None, retries), self.client.scheduling_class(sim.shape)
+        )
 
     def receive(self, msg: m.Message) -> None:
         if isinstance(msg, m.LeaseGranted):
@@ -70,7 +72,7 @@ class RealSubmitter:
     def reclaim(self, node: int, busy: bool) -> None:
         self.client.reclaim(node, busy)
 
-    def taken_back(self, worker: bytes, msg: m.TakenBack) -> None:
+    def taken_back(self, worker: bytes, msg: m.TasksReturned) -> None:
         self.client.taken_back(worker, msg.tasks)
 
     def finished(self, worker: bytes, sim: SimTask) -> None:
@@ -91,16 +93,16 @@ class RealSubmitter:
         if self.ticking and self.period is not None:
             self.cluster.net.after(self.period, self._look)
 
-    def _push(self, task: Task, worker: bytes) -> None:
+    def _push(self, task: PendingTask, worker: bytes) -> None:
         self.cluster.push(self.proc, worker, self.tasks[task.id], task.id)
 
     def _lost(self, proc: bytes) -> None:
-        """As `runtime.submission` does: the first of them was running, the others go elsewhere."""
+        """As `runtime.core_worker.task_submitter` does: the first of them was running, the others go elsewhere."""
         for position, task in enumerate(self.client.lost(proc)):
-            assert task.klass is not None
+            assert task.scheduling_class is not None
             sim = self.tasks[task.id]
             if sim.once and position == 0:
                 sim.failed += 1
                 self.waiting_for -= 1
             else:
-                self.client.submit(task, task.klass)
+                self.client.submit(task, task.scheduling_class)

@@ -10,26 +10,27 @@ from realclient import RealSubmitter
 from simnet import SimNet
 from submitters import SimTask, Submitter
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of, number_of, raylet_of
-from hpcray.base.resources import Resources
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, make_proc, node_of, number_of, raylet_of
+from hpcray.common.resources import Resources
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
-from hpcray.core.gcs import head as head_module
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.raylet import HANDLES as RAYLET_HANDLES
-from hpcray.core.raylet import RayletCore
-from hpcray.core.scheduler.ledger import Claim
-from hpcray.wire import messages as m
+from hpcray.core.gcs import gcs as gcs_module
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.raylet.lease_scheduler import HANDLES as RAYLET_HANDLES
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_resources import ResourceAllocation
+from hpcray.protocol import messages as m
 
 SEAT = raylet_of(0)
 """The raylet that is the head."""
 
 
-def claims_of(raylet: RayletCore) -> list[Claim]:
-    """All claims of a node, from the decision to the end of their worker, each once."""
-    claims = [*raylet._claims.leases.values(), *raylet._claims.actors.values(), *raylet.pool.waiting()]
-    claims += [worker.claim for worker in raylet.pool.workers.values() if worker.claim is not None]
-    return list({id(claim): claim for claim in claims}.values())
+def allocations_of(raylet: LocalLeaseManager) -> list[ResourceAllocation]:
+    """All allocations of a node, from the decision to the end of their worker, each once."""
+    leases, pool = raylet._leases, raylet.pool
+    found = [*leases.leases.values(), *leases.actors.values(), *pool.waiting()]
+    found += [worker.allocation for worker in pool.workers.values() if worker.allocation is not None]
+    return list({id(one): one for one in found}.values())
 
 
 @dataclass(eq=False)
@@ -63,8 +64,8 @@ class SimCluster:
         self.lazy = lazy
         self.real = real
         self.totals = [dict(total) for total in totals]
-        self.raylets = [RayletCore(n, dict(t), len(totals), self.config) for n, t in enumerate(totals)]
-        self.head = HeadCore(self.config)
+        self.raylets = [LocalLeaseManager(n, dict(t), len(totals), self.config) for n, t in enumerate(totals)]
+        self.head = Gcs(self.config)
         self.workers: dict[bytes, SimWorker] = {}
         self.submitters: dict[bytes, Submitter | RealSubmitter] = {}
         self.on_node: list[dict[bytes, Submitter | RealSubmitter]] = [{} for _ in totals]
@@ -74,6 +75,8 @@ class SimCluster:
         self.failing_forks = set(failing_forks)
         self.forks = 0
         self.checks = 0
+        self.unchecked = 0
+        self.touched: set[int] = set()
         self.constructor_errors: dict[bytes, bytes] = {}
         infos = [
             m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0)
@@ -108,11 +111,13 @@ class SimCluster:
 
     def deliver_to_raylet(self, src: bytes, node: int, msg: m.Message) -> None:
         now = self.net.now
-        to_head = type(msg) in head_module.HANDLES
+        to_head = type(msg) in gcs_module.HANDLES
         if type(msg) in RAYLET_HANDLES and to_head:
             to_head = node == 0 and src != SEAT
         if to_head:
             self.carry_out(SEAT, self.head.handle(now, src, msg))
+            self.head.check_touched([msg])
+            self.unchecked += 1
         else:
             self.carry_out(raylet_of(node), self.raylets[node].handle(now, src, msg))
 
@@ -132,7 +137,7 @@ class SimCluster:
                     self.net.delay(), lambda: self.if_alive(dest, HEAD, m.ActorReady(msg.spec.actor, error, []))
                 )
                 return
-            if isinstance(msg, m.TakeBack):
+            if isinstance(msg, m.ReturnTasks):
                 self.give_back(worker, src)
                 return
             if isinstance(msg, m.TerminateActor):
@@ -142,7 +147,7 @@ class SimCluster:
         submitter = self.submitters.get(dest)
         if isinstance(submitter, RealSubmitter) and isinstance(msg, m.ReclaimIdle):
             submitter.reclaim(node_of(src), msg.busy)
-        elif isinstance(submitter, RealSubmitter) and isinstance(msg, m.TakenBack):
+        elif isinstance(submitter, RealSubmitter) and isinstance(msg, m.TasksReturned):
             submitter.taken_back(src, msg)
         elif submitter is not None:
             submitter.receive(msg)
@@ -153,6 +158,7 @@ class SimCluster:
 
     def carry_out(self, src: bytes, effects: list[Effect]) -> None:
         node = node_of(src)
+        self.touched.add(node)
         for effect in effects:
             if isinstance(effect, Send):
                 self.post(src, effect.dest, effect.msg)
@@ -222,6 +228,7 @@ class SimCluster:
     def head_noticed(self, proc: bytes, reason: str) -> None:
         if node_of(proc) not in self.dead_nodes:
             self.carry_out(SEAT, self.head.process_died(self.net.now, proc, reason))
+            self.unchecked += 1
 
     def kill_node(self, node: int) -> None:
         """The node vanishes; the head notices, then everybody."""
@@ -239,6 +246,7 @@ class SimCluster:
 
     def node_noticed(self, node: int) -> None:
         self.carry_out(SEAT, self.head.node_died(self.net.now, node, "heartbeat lost"))
+        self.unchecked += 1
         for other in range(len(self.raylets)):
             if other not in self.dead_nodes:
                 self.net.send(SEAT, raylet_of(other), lambda other=other: self.node_told(other, node))
@@ -271,7 +279,7 @@ class SimCluster:
                 kept.append(item)
         worker.queue = kept
         for holder, tasks in back.items():
-            self.post(worker.proc, holder, m.TakenBack(tasks, asked_by is not None))
+            self.post(worker.proc, holder, m.TasksReturned(tasks, asked_by is not None))
 
     def run_next(self, worker: SimWorker) -> None:
         if worker.running is not None or not worker.queue:
@@ -326,6 +334,7 @@ class SimCluster:
         now = self.net.now
         if node == 0:
             self.carry_out(SEAT, self.head.tick(now))
+            self.unchecked += 1
         self.carry_out(raylet_of(node), self.raylets[node].tick(now))
         for submitter in list(self.on_node[node].values()):
             submitter.tick(self.config.idle_lease_timeout)
@@ -338,7 +347,7 @@ class SimCluster:
     def run_for(self, seconds: float) -> None:
         self.net.run(self.net.now + seconds, lambda: False, self.check)
 
-    def living(self) -> list[RayletCore]:
+    def living(self) -> list[LocalLeaseManager]:
         return [raylet for node, raylet in enumerate(self.raylets) if node not in self.dead_nodes]
 
     def quiet(self) -> bool:
@@ -346,25 +355,38 @@ class SimCluster:
             return False
         if any(raylet.available() != self.totals[raylet.node] for raylet in self.living()):
             return False
-        return not self.head._scheduler.pending() and all(r._room.waiting == 0 for r in self.living())
+        return not self.head.scheduler.unmet_by_shape() and all(r._queue.waiting == 0 for r in self.living())
+
+    def check_head(self) -> None:
+        """The head's invariants, after each event it has had; in large clusters after some of them."""
+        if self.unchecked > 0 and (len(self.raylets) <= 20 or self.unchecked >= 200):
+            self.unchecked = 0
+            self.head.check_invariants()
+
+    def check_touched(self) -> None:
+        """The invariants of the raylets that made decisions since the last call."""
+        for node in self.touched - self.dead_nodes:
+            self.raylets[node].check_invariants()
+        self.touched.clear()
 
     def check(self) -> None:
         """What must hold at every moment; looked at now and then in large clusters."""
         self.checks += 1
+        self.check_head()
+        self.check_touched()
         if len(self.raylets) > 20 and self.checks % 100:
             return
         for raylet in self.living():
             total = self.totals[raylet.node]
-            unique = [claim for claim in claims_of(raylet) if claim.bundle is None]
-            assert raylet._ledger.bundles is not None
+            unique = [one for one in allocations_of(raylet) if one.bundle is None]
             for name, units in total.items():
-                held = sum(c.request.get(name, 0) for c in unique if not (c.lent and name == "CPU"))
-                held += sum(bundle.amounts.get(name, 0) for bundle in raylet._ledger.bundles)
+                held = sum(c.resources.get(name, 0) for c in unique if not (c.cpu_released and name == "CPU"))
+                held += sum(bundle.resources.get(name, 0) for bundle in raylet.resources.bundles)
                 assert raylet.available().get(name, 0) == units - held, (raylet.node, name)
                 if held > units:
                     assert name == "CPU", f"node {raylet.node} over-committed {name}"
                     resumed = sum(
-                        c.request.get(name, 0)
+                        c.resources.get(name, 0)
                         for c in unique
                         if (w := self.workers.get(c.worker)) is None or w.was_blocked
                     )
@@ -378,7 +400,7 @@ class SimCluster:
         """Why it is not quiet, for a failing test."""
         lines = [f"t={self.net.now:.3f}"]
         lines += [str(raylet.snapshot()) for raylet in self.living()]
-        lines.append(str(self.head._scheduler.pending()))
+        lines.append(str(self.head.scheduler.unmet_by_shape()))
         for proc, s in self.submitters.items():
             if s.waiting_for or s.leased:
                 lines.append(f"{proc.hex()} waits for {s.waiting_for}, queues {[len(q) for q in s.queues]}, {s.leased}")

@@ -6,10 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpcray.base.ids import node_of, raylet_of
-from hpcray.base.resources import to_units
-from hpcray.core.scheduler.ledger import granter_of
-from hpcray.wire import messages as m
+from hpcray.common.ids import node_of, raylet_of
+from hpcray.common.resources import to_units
+from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
     from simcluster import SimCluster
@@ -44,7 +43,7 @@ class SimTask:
 class Leased:
     proc: bytes
     lease: bytes
-    klass: int
+    scheduling_class: int
     task: SimTask | None = None
     idle_since: float = 0.0
     last: bool = False
@@ -71,38 +70,40 @@ class Submitter:
             self.queues.append(deque())
             self.own.append(0)
             self.sent.append(0)
-        klass = self.shapes.index(task.shape)
-        self.queues[klass].append(task)
+        scheduling_class = self.shapes.index(task.shape)
+        self.queues[scheduling_class].append(task)
         self.waiting_for += 1
-        self.pump(klass)
+        self.pump(scheduling_class)
 
-    def pump(self, klass: int) -> None:
-        queue = self.queues[klass]
+    def pump(self, scheduling_class: int) -> None:
+        queue = self.queues[scheduling_class]
         for worker in list(self.leased.values()):
-            if worker.klass == klass and worker.task is None and queue:
+            if worker.scheduling_class == scheduling_class and worker.task is None and queue:
                 worker.task = queue.popleft()
                 self.cluster.push(self.proc, worker.proc, worker.task)
-        self.ask(klass)
+        self.ask(scheduling_class)
 
-    def ask(self, klass: int) -> None:
-        want, have = len(self.queues[klass]), self.sent[klass] - self.own[klass]
+    def ask(self, scheduling_class: int) -> None:
+        want, have = len(self.queues[scheduling_class]), self.sent[scheduling_class] - self.own[scheduling_class]
         if want == have:
             return
         if self.lazy and not (have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
             return
-        self.sent[klass] = self.own[klass] + want
+        self.sent[scheduling_class] = self.own[scheduling_class] + want
         self.cluster.post(
-            self.proc, raylet_of(node_of(self.proc)), m.Demand(klass, self.shapes[klass], self.sent[klass])
+            self.proc,
+            raylet_of(node_of(self.proc)),
+            m.RequestLeases(scheduling_class, self.shapes[scheduling_class], self.sent[scheduling_class]),
         )
 
     def receive(self, msg: m.Message) -> None:
         now = self.cluster.net.now
         if isinstance(msg, m.LeaseGranted):
-            if granter_of(msg.lease) == node_of(self.proc):
-                self.own[msg.klass] += 1
+            if node_of(msg.lease) == node_of(self.proc):
+                self.own[msg.scheduling_class] += 1
             assert msg.lease not in self.leased
-            self.leased[msg.lease] = worker = Leased(msg.worker, msg.lease, msg.klass, idle_since=now)
-            self.pump(msg.klass)
+            self.leased[msg.lease] = worker = Leased(msg.worker, msg.lease, msg.scheduling_class, idle_since=now)
+            self.pump(msg.scheduling_class)
             if worker.task is None:
                 self.give_back(worker)
         elif isinstance(msg, m.LeaseRevoked):
@@ -125,8 +126,8 @@ class Submitter:
                 worker.task.failed += 1
                 self.waiting_for -= 1
             elif worker.task is not None:
-                self.queues[worker.klass].appendleft(worker.task)
-            self.pump(worker.klass)
+                self.queues[worker.scheduling_class].appendleft(worker.task)
+            self.pump(worker.scheduling_class)
 
     def finished(self, worker_proc: bytes, task: SimTask) -> None:
         for worker in list(self.leased.values()):
@@ -137,15 +138,15 @@ class Submitter:
                 self.waiting_for -= 1
                 if worker.last:
                     self.give_back(worker)
-                    self.pump(worker.klass)
+                    self.pump(worker.scheduling_class)
                 else:
-                    self.pump(worker.klass)
+                    self.pump(worker.scheduling_class)
         self.cluster.progressed(self.proc)
 
     def give_back(self, worker: Leased) -> None:
         del self.leased[worker.lease]
-        self.ask(worker.klass)
-        self.cluster.post(self.proc, raylet_of(granter_of(worker.lease)), m.LeaseReturn(worker.lease))
+        self.ask(worker.scheduling_class)
+        self.cluster.post(self.proc, raylet_of(node_of(worker.lease)), m.ReturnLease(worker.lease))
 
     def tick(self, idle_timeout: float) -> None:
         for worker in list(self.leased.values()):

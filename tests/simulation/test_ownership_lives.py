@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+import pytest
+from ownership_oracle import checked_states
 from ownership_process import Process
 from ownership_world import World
 
-from hpcray.core.owner.table import FREED, INLINE
+from hpcray.core.core_worker.object_table import FREED, INLINE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def states() -> Iterator[None]:
+    with checked_states():
+        yield
 
 
 def lose(world: World, oid: bytes) -> None:
@@ -118,7 +127,7 @@ def test_what_is_read_out_of_a_value_of_the_dead_may_be_remembered_only() -> Non
     assert owner.table.entries[freed].state == FREED and freed in owner.table.lineage.remembered
     reader.get(frame, frame.vars[0])
     world.settle()
-    assert frame.vars[1].id == freed and freed in reader.table._unregistered
+    assert frame.vars[1].id == freed and freed in reader.table.refs._unregistered
     world.oracle.at_rest()
     owner.state.vars.clear()
     finish(world, reader, slice(0))
@@ -173,7 +182,7 @@ def test_what_is_read_out_of_a_copy_that_was_freed_may_be_lost() -> None:
     del refs[2], refs[0]
     owner.turn()
     world.settle()
-    assert owner.table.entries[outer].state == FREED and outer in owner.table.pins.lingering
+    assert owner.table.entries[outer].state == FREED and outer in owner.table.pins.views_without_entry
     lose(world, again)
     owner.get(owner.state, refs[0])
     world.settle()

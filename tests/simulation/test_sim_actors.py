@@ -11,9 +11,9 @@ from simcluster import SimCluster
 from submitters import CPU1, SimTask, Submitter, shape
 from test_sim_leases import DELAYS, SIM, nodes
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, node_of
-from hpcray.wire import messages as m
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, node_of
+from hpcray.protocol import messages as m
 
 
 def actor_spec(owner: bytes, number: int, place: m.Shape, hold: m.Shape, **more: object) -> m.ActorSpec:
@@ -37,8 +37,8 @@ def actor_spec(owner: bytes, number: int, place: m.Shape, hold: m.Shape, **more:
     return m.ActorSpec(**values)  # type: ignore[arg-type]
 
 
-def last_states(cluster: SimCluster, watcher: Submitter | RealSubmitter) -> dict[bytes, m.ActorState]:
-    states = (msg for msg in cluster.inbox.get(watcher.proc, []) if isinstance(msg, m.ActorState))
+def last_states(cluster: SimCluster, watcher: Submitter | RealSubmitter) -> dict[bytes, m.ActorStateUpdate]:
+    states = (msg for msg in cluster.inbox.get(watcher.proc, []) if isinstance(msg, m.ActorStateUpdate))
     return {state.actor: state for state in states}
 
 
@@ -53,7 +53,7 @@ def settle(
     cluster.run_for(40.0)
     known = last_states(cluster, watcher)
     for spec in specs:
-        record = cluster.head._actors.actors[spec.actor]
+        record = cluster.head.actors.actors[spec.actor]
         assert record.state in ("ALIVE", "DEAD"), (record.state, record.reason, record.node)
         assert known[spec.actor].state == record.state
         homes = homes_of(cluster, spec.actor)
@@ -102,13 +102,13 @@ def test_actors_live_and_die_by_the_rules(delays: list[float], seed: int) -> Non
         cluster.post(owner.proc, HEAD, m.KillActor(spec.actor, True, "the end"))
     cluster.run_for(10)
     assert cluster.quiet(), cluster.explain()
-    assert not cluster.head._actors.names
-    assert all(not record.spec.cls for record in cluster.head._actors.actors.values()), "dead actors keep their class"
+    assert not cluster.head.actors.names
+    assert all(not record.spec.cls for record in cluster.head.actors.actors.values()), "dead actors keep their class"
 
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32))
-def test_actors_on_a_node_that_dies(delays: list[float], seed: int) -> None:
+def test_actors_on_a_node_that_dies_restart_or_end(delays: list[float], seed: int) -> None:
     rng = random.Random(seed)
     cluster = SimCluster(nodes(2, 4, 4), delays)
     owner = cluster.driver(0)
@@ -120,7 +120,7 @@ def test_actors_on_a_node_that_dies(delays: list[float], seed: int) -> None:
     cluster.net.after(rng.random() * 2, lambda: cluster.kill_node(1))
     settle(cluster, specs, owner)
     for spec in specs:
-        record = cluster.head._actors.actors[spec.actor]
+        record = cluster.head.actors.actors[spec.actor]
         if record.state == "DEAD":
             assert spec.max_restarts == 0 and "node 1 died" in record.reason
         else:
@@ -140,12 +140,12 @@ def test_an_owners_death_ends_its_actors_but_detached_ones(delays: list[float], 
     cluster.net.after(1.0 + rng.random(), lambda: cluster.die(owner.proc, "exit code 1"))
     settle(cluster, specs, watcher)
     for spec in specs:
-        assert (cluster.head._actors.actors[spec.actor].state == "ALIVE") == spec.detached
+        assert (cluster.head.actors.actors[spec.actor].state == "ALIVE") == spec.detached
 
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32))
-def test_a_large_actor_among_a_flood_of_tasks(delays: list[float], seed: int) -> None:
+def test_a_large_actor_gets_a_node_among_a_flood_of_tasks(delays: list[float], seed: int) -> None:
     """Local tasks take every CPU the moment it is free; the actor must get its four all the same."""
     cluster = SimCluster(nodes(1, 4), delays)
     busy, owner = cluster.driver(1), cluster.driver(0)
@@ -154,17 +154,17 @@ def test_a_large_actor_among_a_flood_of_tasks(delays: list[float], seed: int) ->
     spec = actor_spec(owner.proc, 1, shape(CPU=4), shape(CPU=4))
     cluster.net.after(1.0, lambda: cluster.post(owner.proc, HEAD, m.CreateActor(1, spec)))
     cluster.run_for(25.0)
-    assert cluster.head._actors.actors[spec.actor].state == "ALIVE", cluster.explain()
+    assert cluster.head.actors.actors[spec.actor].state == "ALIVE", cluster.explain()
 
 
 @SIM
 @given(DELAYS)
-def test_more_actors_than_cpus(delays: list[float]) -> None:
+def test_more_actors_than_cpus_come_one_after_the_other(delays: list[float]) -> None:
     cluster = SimCluster(nodes(2, 2, 2, 2), delays, config=Config())
     owner = cluster.driver()
     specs = [actor_spec(owner.proc, n, CPU1, shape()) for n in range(60)]
     for number, spec in enumerate(specs):
         cluster.post(owner.proc, HEAD, m.CreateActor(number, spec))
     settle(cluster, specs, owner)
-    where = [node_of(record.worker) for record in cluster.head._actors.actors.values()]
+    where = [node_of(record.worker) for record in cluster.head.actors.actors.values()]
     assert {where.count(node) for node in range(4)} == {15}

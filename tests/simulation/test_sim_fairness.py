@@ -9,10 +9,10 @@ from simcluster import SimCluster
 from submitters import SimTask, Submitter, shape
 from test_sim_actors import actor_spec
 
-from hpcray.base.ids import HEAD
-from hpcray.base.resources import Resources, to_units
-from hpcray.core.gcs.placement_groups import CREATED, REMOVED, Group
-from hpcray.wire import messages as m
+from hpcray.common.ids import HEAD
+from hpcray.common.resources import Resources, to_units
+from hpcray.core.gcs.placement_group_manager import CREATED, REMOVED, GcsPlacementGroup
+from hpcray.protocol import messages as m
 
 
 class Flood(SimCluster):
@@ -63,20 +63,20 @@ def test_a_large_task_does_not_starve_on_a_cluster_full_of_small_ones(seconds: f
 
 @pytest.mark.parametrize("seconds", [0.3, 3.0, 6.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_nor_does_a_large_actor(seconds: float, seed: int) -> None:
+def test_a_large_actor_does_not_starve_on_a_cluster_full_of_small_tasks(seconds: float, seed: int) -> None:
     """It comes back to the node where it queued, until that has been kept free for long enough."""
     cluster = flooded([0, 2, 2, 2, 2, 2], [seconds], int(250 / seconds) + 30, seed)
     driver = cluster.driver(0)
     spec = actor_spec(driver.proc, 1, shape(CPU=2), shape(CPU=2))
     cluster.post(driver.proc, HEAD, m.CreateActor(1, spec))
     cluster.run_for(0.1)
-    actor = cluster.head._actors.actors[spec.actor]
+    actor = cluster.head.actors.actors[spec.actor]
     cluster.net.run(cluster.net.now + 60, lambda: actor.state == "ALIVE", cluster.check)
     assert actor.state == "ALIVE", cluster.explain()
     assert still_flooded(cluster)
 
 
-def test_a_large_actor_waits_where_no_other_actor_stays() -> None:
+def test_a_large_actor_queues_on_a_node_without_other_actors() -> None:
     """Nodes 1 to 4 have an actor each that stays for ever: only node 5 will ever be free as a whole."""
     cluster = flooded([0, 2, 2, 2, 2, 2], [0.5], 600, 1)
     driver = cluster.driver(0)
@@ -85,13 +85,13 @@ def test_a_large_actor_waits_where_no_other_actor_stays() -> None:
     for spec in specs:
         cluster.post(driver.proc, HEAD, m.CreateActor(1, spec))
         cluster.run_for(5.0)
-    large = cluster.head._actors.actors[specs[-1].actor]
+    large = cluster.head.actors.actors[specs[-1].actor]
     cluster.net.run(cluster.net.now + 20, lambda: large.state == "ALIVE", cluster.check)
     assert (large.state, large.node) == ("ALIVE", 5), cluster.explain()
     assert still_flooded(cluster)
 
 
-def test_nor_on_a_node_with_tasks_of_every_length() -> None:
+def test_a_large_task_does_not_starve_on_a_node_with_tasks_of_every_length() -> None:
     cluster = flooded([4], [0.1], 2000, 1)
     other, slow = cluster.driver(0), cluster.driver(0)
     for _ in range(200):
@@ -102,12 +102,12 @@ def test_nor_on_a_node_with_tasks_of_every_length() -> None:
     assert large.done, cluster.explain()
 
 
-def create(cluster: SimCluster, driver: Submitter, number: int, strategy: str, *cpus: float) -> Group:
+def create(cluster: SimCluster, driver: Submitter, number: int, strategy: str, *cpus: float) -> GcsPlacementGroup:
     ident = driver.proc + number.to_bytes(5, "big")
     spec = m.GroupSpec(ident, [to_units({"CPU": count}) for count in cpus], strategy, owner=driver.proc)
     cluster.post(driver.proc, HEAD, m.CreateGroup(0, spec))
     cluster.run_for(0.1)
-    return cluster.head._groups.find(ident)
+    return cluster.head.groups.find(ident)
 
 
 @pytest.mark.parametrize("strategy", ["STRICT_SPREAD", "PACK", "STRICT_PACK", "SPREAD"])
@@ -134,7 +134,7 @@ def test_groups_that_need_everything_come_one_after_the_other() -> None:
     assert all(group.state == REMOVED for group in groups)
 
 
-def test_what_nobody_can_free_keeps_no_node_empty() -> None:
+def test_a_request_that_can_never_be_served_keeps_no_node_empty() -> None:
     """Another group holds what the group needs: tasks go on as if the group were not there."""
     cluster = flooded([2, 2], [0.2], 400, 7)
     driver = cluster.driver(0)

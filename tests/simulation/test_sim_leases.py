@@ -1,4 +1,4 @@
-"""Many raylets, a head and submitters under any delays: every demand is served, and nothing is left over."""
+"""Many raylets, a head and submitters under any delays: every lease request is served, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from simcluster import SimCluster
 from submitters import CPU1, SimTask, shape
 
-from hpcray.base.config import Config
-from hpcray.base.resources import to_units
-from hpcray.wire import messages as m
+from hpcray.common.config import Config
+from hpcray.common.resources import to_units
+from hpcray.protocol import messages as m
 
 DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
 SIM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -30,7 +30,7 @@ def finish(cluster: SimCluster, tasks: list[SimTask], seconds: float = 600.0) ->
 
 @SIM
 @given(DELAYS, st.integers(1, 5), st.integers(1, 60), st.booleans())
-def test_flood_from_one_driver(delays: list[float], n: int, count: int, lazy: bool) -> None:
+def test_every_task_of_a_flood_from_one_driver_is_run(delays: list[float], n: int, count: int, lazy: bool) -> None:
     cluster = SimCluster(nodes(*[2] * n), delays, lazy=lazy)
     driver = cluster.driver()
     tasks = [SimTask() for _ in range(count)]
@@ -41,7 +41,7 @@ def test_flood_from_one_driver(delays: list[float], n: int, count: int, lazy: bo
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32), st.sampled_from(["eager", "lazy", "real"]))
-def test_mixed_work_everywhere(delays: list[float], seed: int, client: str) -> None:
+def test_mixed_work_on_every_node_is_done(delays: list[float], seed: int, client: str) -> None:
     rng = random.Random(seed)
     totals = nodes(*[rng.choice([1, 2, 4]) for _ in range(rng.randint(1, 5))])
     for total in totals:
@@ -85,7 +85,7 @@ def test_mixed_work_everywhere(delays: list[float], seed: int, client: str) -> N
 
 @SIM
 @given(DELAYS, st.integers(1, 3), st.integers(1, 12))
-def test_recursion_deeper_than_the_cpus(delays: list[float], cpus: int, depth: int) -> None:
+def test_tasks_nested_deeper_than_there_are_cpus_are_done(delays: list[float], cpus: int, depth: int) -> None:
     cluster = SimCluster(nodes(cpus), delays)
     task = SimTask()
     for _ in range(depth):
@@ -96,7 +96,7 @@ def test_recursion_deeper_than_the_cpus(delays: list[float], cpus: int, depth: i
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32), st.booleans())
-def test_workers_and_forks_that_die(delays: list[float], seed: int, real: bool) -> None:
+def test_tasks_are_done_though_workers_and_forks_die(delays: list[float], seed: int, real: bool) -> None:
     rng = random.Random(seed)
     cluster = SimCluster(nodes(2, 2, 1), delays, real=real, failing_forks=rng.sample(range(1, 12), 3))
     tasks = [SimTask(seconds=rng.choice([0.01, 0.2, 1.0])) for _ in range(25)]
@@ -115,7 +115,7 @@ def test_workers_and_forks_that_die(delays: list[float], seed: int, real: bool) 
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32), st.booleans())
-def test_a_node_that_dies(delays: list[float], seed: int, real: bool) -> None:
+def test_tasks_are_done_though_a_node_dies(delays: list[float], seed: int, real: bool) -> None:
     rng = random.Random(seed)
     cluster = SimCluster(nodes(1, 2, 2), delays, real=real)
     driver, other = cluster.driver(0), cluster.driver(1)
@@ -130,7 +130,7 @@ def test_a_node_that_dies(delays: list[float], seed: int, real: bool) -> None:
 
 @SIM
 @given(DELAYS, st.integers(0, 2**32))
-def test_holders_that_die_leave_nothing(delays: list[float], seed: int) -> None:
+def test_dead_holders_leave_no_lease_and_no_request(delays: list[float], seed: int) -> None:
     rng = random.Random(seed)
     cluster = SimCluster(nodes(2, 1), delays)
     doomed = [cluster.driver(n) for n in (0, 1, 0)]
@@ -147,7 +147,7 @@ def test_holders_that_die_leave_nothing(delays: list[float], seed: int) -> None:
 
 @SIM
 @given(DELAYS, st.integers(3, 8))
-def test_few_workers_allowed(delays: list[float], limit: int) -> None:
+def test_tasks_are_done_under_a_low_worker_limit(delays: list[float], limit: int) -> None:
     cluster = SimCluster(nodes(4, 4), delays, config=Config(prestart=0, max_workers=limit))
     driver = cluster.driver()
     tasks = [SimTask(shape(env=(("E", str(i % 3)),), CPU=0.5)) for i in range(30)]
@@ -158,7 +158,7 @@ def test_few_workers_allowed(delays: list[float], limit: int) -> None:
 
 @SIM
 @given(DELAYS, st.booleans())
-def test_a_wide_class_does_not_starve_a_narrow_one(delays: list[float], real: bool) -> None:
+def test_a_scheduling_class_with_many_tasks_does_not_starve_one_with_few(delays: list[float], real: bool) -> None:
     """One CPU's worth of another class, asked for later, does not wait for the whole flood."""
     cluster = SimCluster(nodes(2, 2), delays, real=real)
     driver, other = cluster.driver(), cluster.driver(1)
@@ -173,7 +173,7 @@ def test_a_wide_class_does_not_starve_a_narrow_one(delays: list[float], real: bo
     assert all(task.done for task in (*narrow, elsewhere)), cluster.explain()
 
 
-def test_nothing_stalls_when_grants_and_new_demand_cross() -> None:
+def test_nothing_stalls_when_grants_and_new_requests_cross() -> None:
     """Virtual time, so this is no measurement: a task never waits for a timer while a node is idle."""
     for client in ("eager", "lazy", "real"):
         for seed in range(5):
@@ -197,7 +197,7 @@ def test_nothing_stalls_when_grants_and_new_demand_cross() -> None:
             assert len(in_time) == 100 and all(in_time), f"{client}: a task took 0.2 s more than it runs"
 
 
-def test_a_hundred_nodes() -> None:
+def test_a_hundred_nodes_share_the_work() -> None:
     rng = random.Random(1)
     delays = [rng.choice([0.0001, 0.0005, 0.002]) for _ in range(200)]
     cluster = SimCluster(nodes(*[4] * 100), delays, lazy=True)
@@ -213,7 +213,7 @@ def test_a_hundred_nodes() -> None:
 
 
 @pytest.mark.parametrize("other", [0, 1])
-def test_leases_that_become_idle_go_to_who_waits_at_once(other: int) -> None:
+def test_leases_that_become_idle_go_to_a_waiting_request_at_once(other: int) -> None:
     """Who waits is on the same node (1), or on one without CPUs (0), so that only the head knows of it."""
     cluster = SimCluster(nodes(0, 1, 1), [0.0005], Config(prestart=0), real=True)
     first, second = cluster.driver(1), cluster.driver(other)
@@ -227,7 +227,7 @@ def test_leases_that_become_idle_go_to_who_waits_at_once(other: int) -> None:
     assert all(task.done for task in others), cluster.explain()
 
 
-def test_a_lease_idles_while_nobody_waits_for_it() -> None:
+def test_a_lease_may_idle_while_no_request_waits_for_it() -> None:
     """Or each call of a loop would ask for one."""
     cluster = SimCluster(nodes(1, 1), [0.0005], Config(prestart=0), real=True)
     driver = cluster.driver(0)
@@ -238,7 +238,7 @@ def test_a_lease_idles_while_nobody_waits_for_it() -> None:
     assert sum(isinstance(msg, m.LeaseGranted) for msg in cluster.inbox[driver.proc]) == 1
 
 
-def test_what_was_sent_ahead_does_not_wait_behind_a_task_that_blocks() -> None:
+def test_tasks_sent_ahead_do_not_wait_behind_a_task_that_blocks() -> None:
     """Parents of some milliseconds, one CPU: what is behind a parent that waits must be given back for its child."""
     cluster = SimCluster(nodes(1), [0.0005], Config(prestart=0), real=True)
     driver = cluster.driver(0)
@@ -248,4 +248,4 @@ def test_what_was_sent_ahead_does_not_wait_behind_a_task_that_blocks() -> None:
     for task in tasks:
         driver.submit(task)
     finish(cluster, tasks, 20.0)
-    assert any(isinstance(msg, m.TakenBack) for msg in cluster.inbox[driver.proc]), "nothing was sent ahead"
+    assert any(isinstance(msg, m.TasksReturned) for msg in cluster.inbox[driver.proc]), "nothing was sent ahead"

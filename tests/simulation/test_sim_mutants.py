@@ -14,18 +14,17 @@ from faultcluster import FaultCluster
 from test_ownership import run
 from test_sim_nodes import anything, some_delays
 
-from hpcray.base.ids import PROC_BYTES
-from hpcray.core.gcs.actor import Actor
-from hpcray.core.gcs.actors import ActorTable
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.membership import HeadWatch
-from hpcray.core.owner.borrowing import Borrowing
-from hpcray.core.owner.entries import Entry
-from hpcray.core.owner.lineage import Lineage
-from hpcray.core.owner.losing import Losing
-from hpcray.core.owner.table import ObjectTable
-from hpcray.core.raylet import RayletCore
-from hpcray.wire import messages as m
+from hpcray.common.ids import PROC_BYTES
+from hpcray.core.core_worker.lineage import Lineage
+from hpcray.core.core_worker.object_entry import ObjectEntry
+from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_table import ObjectTable
+from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.core.gcs.actor_manager import Actor, ActorManager
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.node_manager import HeadFailureDetector
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.protocol import messages as m
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SEEDS = 40
@@ -42,52 +41,51 @@ def replace(patch: Patch, owner: type, name: str, make: Callable[[Any], Any]) ->
 
 def a_decrement_is_skipped(patch: Patch) -> None:
     def make(count: Any) -> Any:
-        def skips(self: Borrowing, oid: bytes, entry: Entry, borrower: bytes, by: int) -> None:
+        def skips(self: ReferenceCounter, oid: bytes, entry: ObjectEntry, borrower: bytes, by: int) -> None:
             if by > 0 or len(borrower) > PROC_BYTES:
                 count(self, oid, entry, borrower, by)
 
         return skips
 
-    replace(patch, Borrowing, "_count", make)
+    replace(patch, ReferenceCounter, "_count", make)
 
 
 def an_increment_is_skipped(patch: Patch) -> None:
-    patch.setattr(Borrowing, "lend", lambda self, oid, borrower: None)
+    patch.setattr(ReferenceCounter, "add_borrower", lambda self, oid, borrower: None)
 
 
 def a_reply_does_not_wait_for_what_was_registered(patch: Patch) -> None:
-    patch.setattr(Borrowing, "hold", lambda self, dest, msg: self._send(dest, msg))
+    patch.setattr(ReferenceCounter, "send_after_acks", lambda self, dest, msg: self._send(dest, msg))
 
 
 def a_pledge_of_a_dead_giver_is_kept(patch: Patch) -> None:
-    patch.setattr(Borrowing, "on_borrow_end", lambda self, src, msg: None)
+    patch.setattr(ReferenceCounter, "on_borrow_end", lambda self, src, msg: None)
 
 
 def a_dead_owner_still_has_to_acknowledge(patch: Patch) -> None:
     def make(died: Any) -> Any:
-        def forgets(self: Borrowing, proc: bytes) -> None:
-            acks = dict(self._acks)
+        def forgets(self: ReferenceCounter, proc: bytes) -> None:
+            acks = dict(self.unacked)
             died(self, proc)
-            self.unacked += len(acks) - len(self._acks)
-            self._acks.update(acks)
+            self.unacked.update(acks)
 
         return forgets
 
-    replace(patch, Borrowing, "_borrower_died", make)
+    replace(patch, ReferenceCounter, "process_died", make)
 
 
 def what_is_lost_is_not_made_again(patch: Patch) -> None:
     """It waits for ever."""
 
     def make(make_again: Any) -> Any:
-        def forgets(self: Losing, oid: bytes, entry: Entry, reason: str) -> None:
+        def forgets(self: ObjectRecovery, oid: bytes, entry: ObjectEntry, reason: str) -> None:
             remake, self.remake = self.remake, lambda task: None
             make_again(self, oid, entry, reason)
             self.remake = remake
 
         return forgets
 
-    replace(patch, Losing, "_make_again", make)
+    replace(patch, ObjectRecovery, "_make_again", make)
 
 
 def a_task_that_must_not_run_twice_does(patch: Patch) -> None:
@@ -95,42 +93,42 @@ def a_task_that_must_not_run_twice_does(patch: Patch) -> None:
 
 
 def the_copy_of_an_attempt_that_died_is_forgotten(patch: Patch) -> None:
-    patch.setattr(ObjectTable, "left_behind", lambda self, oid, node: None)
+    patch.setattr(ObjectTable, "may_be_left_at", lambda self, oid, node: None)
 
 
 # ------------------------------------------------------------ nodes
 
 
 def a_dead_node_keeps_its_leases(patch: Patch) -> None:
-    patch.setattr(RayletCore, "node_died", lambda self, now, node: [])
+    patch.setattr(LocalLeaseManager, "node_died", lambda self, now, node: [])
 
 
 def who_watches_an_actor_is_not_told_of_its_end(patch: Patch) -> None:
     def make(tell: Any) -> Any:
-        def forgets(self: ActorTable, actor: Actor, out: list[Any]) -> None:
+        def forgets(self: ActorManager, actor: Actor, out: list[Any]) -> None:
             if actor.state != "DEAD":
                 tell(self, actor, out)
 
         return forgets
 
-    replace(patch, ActorTable, "_tell", make)
+    replace(patch, ActorManager, "_publish", make)
 
 
 def nobody_tells_the_scheduler_of_a_death(patch: Patch) -> None:
     def make(died: Any) -> Any:
-        def forgets(self: HeadCore, now: float, node: int, reason: str) -> Any:
-            scheduler, self._scheduler.node_died = self._scheduler.node_died, lambda now, node: []  # type: ignore[method-assign]
+        def forgets(self: Gcs, now: float, node: int, reason: str) -> Any:
+            scheduler, self.scheduler.node_died = self.scheduler.node_died, lambda now, node: []  # type: ignore[method-assign]
             out = died(self, now, node, reason)
-            self._scheduler.node_died = scheduler  # type: ignore[method-assign]
+            self.scheduler.node_died = scheduler  # type: ignore[method-assign]
             return out
 
         return forgets
 
-    replace(patch, HeadCore, "node_died", make)
+    replace(patch, Gcs, "node_died", make)
 
 
 def a_node_that_is_cut_off_never_ends(patch: Patch) -> None:
-    patch.setattr(HeadWatch, "tick", lambda self, now: ([], ""))
+    patch.setattr(HeadFailureDetector, "tick", lambda self, now: ([], ""))
 
 
 def a_dead_node_that_speaks_again_is_believed(patch: Patch) -> None:

@@ -13,9 +13,9 @@ from submitters import CPU1, SimTask, shape
 from test_sim_actors import actor_spec, homes_of, last_states
 from test_sim_leases import DELAYS, SIM, nodes
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, node_of
-from hpcray.wire import messages as m
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, make_proc, node_of
+from hpcray.protocol import messages as m
 
 CONFIG = Config(prestart=0)
 REST = 60.0
@@ -28,7 +28,7 @@ FOUND = [
 def agree(cluster: SimCluster, specs: list[m.ActorSpec]) -> None:
     """All is quiet: the head and the nodes agree about every actor."""
     for spec in specs:
-        record = cluster.head._actors.actors[spec.actor]
+        record = cluster.head.actors.actors[spec.actor]
         assert record.state in ("ALIVE", "DEAD"), (record.state, record.reason, record.node)
         homes = [proc for proc in homes_of(cluster, spec.actor) if node_of(proc) not in cluster.dead_nodes]
         assert homes == ([record.worker] if record.state == "ALIVE" else [])
@@ -43,7 +43,7 @@ def test_whatever_happens_to_nodes_every_wait_ends(delays: list[float], seed: in
 
 
 @pytest.mark.parametrize(("delays", "seed"), FOUND)
-def test_what_this_has_found(delays: list[float], seed: int) -> None:
+def test_courses_of_node_failures_that_once_failed_end_well(delays: list[float], seed: int) -> None:
     anything(delays, seed)
 
 
@@ -55,7 +55,7 @@ def some_delays(seed: int) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_more_than_a_million_events() -> None:
+def test_more_than_a_million_events_of_node_failures_end_well() -> None:
     """Crashes, stops, cuts, late and repeated messages: no task is lost, none that must not run twice does, and every
     wait ends, in hundreds of courses of events."""
     events = sum(anything(some_delays(seed), seed).net.events for seed in range(500))
@@ -107,11 +107,11 @@ def anything(delays: list[float], seed: int) -> FaultCluster:
             soon = max(0.0, when - 0.02 * rng.random())
             cluster.net.after(soon, lambda task=tasks[-1]: owner.submit(task))
     cluster.run_for(2 * REST)
-    agree(cluster, [spec for spec in specs if spec.actor in cluster.head._actors.actors])
+    agree(cluster, [spec for spec in specs if spec.actor in cluster.head.actors.actors])
     states = last_states(cluster, owner)
     for spec in specs:  # also those whose creator died before the head heard of them
         assert states[spec.actor].state in ("ALIVE", "DEAD"), (spec.actor.hex(), states[spec.actor])
-        known = cluster.head._actors.actors.get(spec.actor)
+        known = cluster.head.actors.actors.get(spec.actor)
         assert known is None or known.state == states[spec.actor].state
     assert all(task.done + task.failed == 1 for task in tasks), cluster.explain()
     assert not any(task.failed for task in tasks if not task.once)
@@ -125,7 +125,7 @@ def anything(delays: list[float], seed: int) -> FaultCluster:
 
 @FEW
 @given(DELAYS, st.integers(0, 2**32))
-def test_nobody_dies_of_a_short_trouble(delays: list[float], seed: int) -> None:
+def test_no_node_dies_of_a_short_disturbance(delays: list[float], seed: int) -> None:
     """A stopped raylet, also the head's, and a cut link: as long as it is shorter than the time-out, all come back."""
     rng = random.Random(seed)
     cluster = FaultCluster(nodes(2, 2, 2), delays, rng, CONFIG)
@@ -147,7 +147,7 @@ def test_nobody_dies_of_a_short_trouble(delays: list[float], seed: int) -> None:
             cluster.net.after(at, lambda v=victim: cluster.isolate(v, 2.8))
     cluster.run_for(REST)
     assert cluster.declared == {} and cluster.dead_nodes == set()
-    assert {cluster.head._actors.actors[spec.actor].state for spec in specs} == {"ALIVE"}
+    assert {cluster.head.actors.actors[spec.actor].state for spec in specs} == {"ALIVE"}
 
 
 @SIM
@@ -191,7 +191,7 @@ def test_a_cut_between_two_nodes_that_reach_the_head_is_noticed_in_time(delays: 
 
 @FEW
 @given(DELAYS, st.integers(0, 2**32))
-def test_nodes_that_say_nothing_to_each_other_do_not_mind_a_cut(delays: list[float], seed: int) -> None:
+def test_a_cut_between_nodes_that_send_each_other_nothing_kills_no_node(delays: list[float], seed: int) -> None:
     cluster = FaultCluster(nodes(2, 2, 2), delays, random.Random(seed), CONFIG)
     cluster.run_for(3.0)
     cluster.cut(1, 2, 20.0)
@@ -226,7 +226,7 @@ def test_a_node_that_comes_back_is_fenced(delays: list[float], seed: int) -> Non
         cluster.isolate(1, 8.0)
     cluster.run_for(REST)
     assert list(cluster.declared) == [1] and cluster.dead_nodes == {1}
-    records = [cluster.head._actors.actors[spec.actor] for spec in specs]
+    records = [cluster.head.actors.actors[spec.actor] for spec in specs]
     assert {record.state for record in records} == {"ALIVE"}
     assert all(node_of(record.worker) != 1 for record in records)
     assert all(len(homes_of(cluster, spec.actor)) == 1 for spec in specs)

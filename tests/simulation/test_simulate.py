@@ -39,14 +39,14 @@ def test_the_head_hears_little_of_nodes_that_work_for_themselves() -> None:
 
 def test_a_choice_reads_a_handful_of_nodes_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
-    fits = simulate.NodeState.fits
+    fits = simulate.NodeResources.fits
 
-    def counted(self: simulate.NodeState, wanted: simulate.m.Shape) -> bool:
+    def counted(self: simulate.NodeResources, wanted: simulate.m.Shape) -> bool:
         nonlocal looked
         looked += 1
         return fits(self, wanted)
 
-    monkeypatch.setattr(simulate.NodeState, "fits", counted)
+    monkeypatch.setattr(simulate.NodeResources, "fits", counted)
     counts = []
     for nodes in (64, 1024):
         looked = 0

@@ -35,7 +35,7 @@ def test_every_rank_enters_the_container(slurm: Slurm) -> None:
     assert " an argument\n" in shown
 
 
-def test_its_absence_is_told(slurm: Slurm) -> None:
+def test_a_missing_apptainer_is_reported_with_a_hint(slurm: Slurm) -> None:
     if shutil.which("apptainer"):
         pytest.skip("apptainer is here")
     job = slurm.sbatch("-N1", slurm.source / "slurm" / "apptainer.sbatch", "image.sif", "program.py")
@@ -44,7 +44,7 @@ def test_its_absence_is_told(slurm: Slurm) -> None:
 
 
 @pytest.mark.skipif(shutil.which("apptainer") is None, reason="no apptainer")
-def test_a_real_container(slurm: Slurm) -> None:
+def test_a_program_runs_in_a_container_on_every_node(slurm: Slurm) -> None:
     """The image is a directory with nothing in it: the machine's own programs are bound into it."""
     image = slurm.place / "image"
     for name in ("bin", "lib", "lib64", "usr", "etc", "run", "tmp", "dev", "proc", "sys", "root"):

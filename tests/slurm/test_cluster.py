@@ -109,7 +109,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=90)
 
 
-def test_command_line(other: str) -> None:
+def test_the_test_cluster_is_controlled_from_its_command_line(other: str) -> None:
     assert call("--name", other, "up", "1").returncode == 0
     assert other in call("list").stdout.split()
     again = call("--name", other, "up", "1")
@@ -125,7 +125,7 @@ def test_command_line(other: str) -> None:
     assert "hint: up" in gone.stderr
 
 
-def test_it_ends_with_its_owner(other: str) -> None:
+def test_a_test_cluster_ends_with_its_owner(other: str) -> None:
     with subprocess.Popen(["sleep", "600"]) as owner:
         Cluster.up(other, 1, owner=owner.pid)
         assert processes_of(other)

@@ -46,7 +46,7 @@ def test_the_program_runs_on_the_host_of_its_rank(slurm: Slurm) -> None:
     slurm.check()
 
 
-def test_rank_0_dies_and_the_program_s_exit_code_is_the_job_s(slurm: Slurm) -> None:
+def test_the_programs_exit_code_is_the_jobs_after_rank_0_has_died(slurm: Slurm) -> None:
     """srun itself ends with 137, for rank 0."""
     job = submit(slurm, "0", "wait")
     slurm.wait_output(job, "ready n3")
@@ -60,7 +60,7 @@ def test_rank_0_dies_and_the_program_s_exit_code_is_the_job_s(slurm: Slurm) -> N
     slurm.check()
 
 
-def test_rank_0_s_node_crashes(slurm: Slurm) -> None:
+def test_the_program_on_another_node_outlives_a_crash_of_rank_0s_node(slurm: Slurm) -> None:
     """From the login host, as the batch script, which is on the first node, goes with it."""
     program = slurm.write(PROGRAM)
     line = ["salloc", "--no-kill", "-N3", "--exclusive", "hpcray-launch", "--driver-rank", "2", program, "5", "wait"]

@@ -12,8 +12,8 @@ import pytest
 from helpers.leaks import wait_until
 from helpers.slurm import Slurm
 
-from hpcray.cluster.launch import Site, compose
-from hpcray.cluster.options import parse_options
+from hpcray.cli.launch import parse_options
+from hpcray.launch.launch_line import LaunchSite, compose
 
 pytestmark = pytest.mark.slurm
 
@@ -84,7 +84,7 @@ def check_end(slurm: Slurm, job: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("silent", [False, True], ids=["crash", "power loss"])
-def test_a_node_that_crashes(slurm: Slurm, silent: bool) -> None:
+def test_a_job_survives_the_crash_of_a_node(slurm: Slurm, silent: bool) -> None:
     try:
         job, seconds = lose(slurm, lambda host: slurm.cluster.crash(host, silent=silent))
         assert seconds < 10.0, "half of it by default; the machine may be slow"
@@ -120,7 +120,7 @@ def kill_raylet(slurm: Slurm) -> Callable[[str], None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_raylet_is_killed(slurm: Slurm) -> None:
+def test_a_job_survives_the_death_of_a_raylet(slurm: Slurm) -> None:
     job, _ = lose(slurm, kill_raylet(slurm))
     check_end(slurm, job)
     slurm.check()
@@ -128,9 +128,9 @@ def test_a_raylet_is_killed(slurm: Slurm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_raylet_is_killed_under_mpirun_on_several_hosts(slurm: Slurm) -> None:
+def test_a_job_survives_the_death_of_a_raylet_under_mpirun_on_several_hosts(slurm: Slurm) -> None:
     """With the line that hpcray-launch composes for hosts that are named."""
-    site = Site(slurm.python, "mpirun", True, {}, recovers=True)
+    site = LaunchSite(slurm.python, "mpirun", True, {}, recovers=True)
     line = compose(parse_options(["--hosts", "n1,n2,n3,n4", str(slurm.write(LOSS))]), site)
     script = slurm.write(f"#!/bin/bash\n{shlex.join(line)}\necho code $?\n", "job.sh")
     job, _ = lose(slurm, kill_raylet(slurm), "-o", "%x-%j.out", "--exclusive", script)
@@ -142,7 +142,7 @@ def test_a_raylet_is_killed_under_mpirun_on_several_hosts(slurm: Slurm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_rank_0_dies(slurm: Slurm) -> None:
+def test_all_ranks_end_with_a_reason_when_rank_0_dies(slurm: Slurm) -> None:
     """Every other rank says why it ends, within seconds, and nothing is left."""
     job = slurm.sbatch("-N3", slurm.source / "slurm" / "cpu.sbatch", slurm.write(LOSS.replace('"n3"', '"n2"')))
     slurm.wait_output(job, "ready")

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slurm
 ALL = "hosts n1 n2 n3 n4"
 
 
-def test_the_module_under_srun(slurm: Slurm) -> None:
+def test_srun_starts_python_m_hpcray_on_all_nodes(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     line = [*SRUN, "-Q", "-N4", "python", "-m", "hpcray", script, "one", "two words"]
     ended = slurm.run("env", "-u", "HOME", *line)
@@ -19,7 +19,7 @@ def test_the_module_under_srun(slurm: Slurm) -> None:
     assert ended.out.splitlines()[-1] == ALL
 
 
-def test_a_script_that_calls_init_under_srun(slurm: Slurm) -> None:
+def test_srun_starts_a_script_that_calls_init(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     ended = slurm.run(*SRUN, "-N2", "python", script)
     assert ended.code == 0, ended.err
@@ -28,7 +28,7 @@ def test_a_script_that_calls_init_under_srun(slurm: Slurm) -> None:
 
 
 @pytest.mark.slow
-def test_exit_code_of_the_program(slurm: Slurm) -> None:
+def test_srun_exits_with_the_programs_code(slurm: Slurm) -> None:
     script = slurm.write(programs.ENDING)
     ended = slurm.run(*SRUN, "-N2", "python", "-m", "hpcray", script, "raise")
     assert ended.code == 1, ended.err
@@ -36,7 +36,7 @@ def test_exit_code_of_the_program(slurm: Slurm) -> None:
 
 
 @pytest.mark.parametrize("mpi", ["pmi2", "none"])
-def test_the_wrong_mpi_flag_is_told(slurm: Slurm, mpi: str) -> None:
+def test_a_wrong_mpi_option_of_srun_is_reported(slurm: Slurm, mpi: str) -> None:
     script = slurm.write(programs.HOSTS)
     ended = slurm.run("srun", f"--mpi={mpi}", "--ntasks-per-node=1", "-N2", "python", "-m", "hpcray", script)
     assert ended.code != 0
@@ -45,7 +45,7 @@ def test_the_wrong_mpi_flag_is_told(slurm: Slurm, mpi: str) -> None:
     assert "--mpi=pmix" in ended.err
 
 
-def test_scancel_leaves_nothing(slurm: Slurm) -> None:
+def test_scancel_of_a_step_leaves_nothing(slurm: Slurm) -> None:
     script = slurm.write(programs.BUSY)
     with slurm.start(*SRUN, "-N4", "-J", "busy", "python", "-m", "hpcray", script) as started:
         assert started.line() == "ready 4", started.wait()

@@ -15,9 +15,10 @@ DOCTOR = ("python", "-m", "hpcray.cli", "doctor")
 ALLOCATION = """\
 import json
 from dataclasses import asdict
-from hpcray.host.allocation import accelerators, read_allocation
+from hpcray.platform.allocation import read_allocation
+from hpcray.platform.gpu_visibility import visible_gpus
 found = read_allocation()
-print(json.dumps({**asdict(found), "in_step": found.in_step, "gpus": accelerators()}), flush=True)
+print(json.dumps({**asdict(found), "in_step": found.in_step, "gpus": visible_gpus()}), flush=True)
 """
 
 
@@ -61,14 +62,16 @@ def test_the_launcher_gives_the_node_what_its_tasks_would_have(slurm: Slurm) -> 
     ],
     ids=["ulfm", "rdma"],
 )
-def test_what_cannot_work_is_told_once(slurm: Slurm, environ: dict[str, str], options: list[str], said: str) -> None:
+def test_a_start_that_cannot_work_is_reported_once(
+    slurm: Slurm, environ: dict[str, str], options: list[str], said: str
+) -> None:
     script = slurm.write(programs.HOSTS)
     ended = slurm.run(*SRUN, "-N2", "python", "-m", "hpcray", *options, script, environ=environ)
     assert ended.code != 0
     assert ended.err.count("hpcray:") == 1 and said in ended.err
 
 
-def test_a_rank_that_cannot_start_is_told_and_not_waited_for(slurm: Slurm) -> None:
+def test_a_rank_that_cannot_start_is_reported_and_not_awaited(slurm: Slurm) -> None:
     script = slurm.write(programs.HOSTS)
     slurm.said("mount", "-o", "remount,size=1m", "/dev/shm", host="n2")
     try:
@@ -98,7 +101,7 @@ def test_without_pmix_the_launcher_says_so_and_takes_mpirun(slurm: Slurm) -> Non
     assert "can not load PMIx library (is libpmix.so there?" in ended.err and "Starting with mpirun" in ended.err
 
 
-def test_the_doctor_asks_every_node(slurm: Slurm) -> None:
+def test_the_doctor_examines_every_node_of_an_allocation(slurm: Slurm) -> None:
     ended = slurm.run("salloc", "-N4", "--time=30", "--gres=gpu:2", *DOCTOR, "--json", "--require-rdma")
     assert ended.code == 1, "RDMA is required and not there: " + ended.err
     rows = {(row["topic"], row["name"]): row for row in json.loads(ended.out)}
@@ -112,16 +115,16 @@ def test_the_doctor_asks_every_node(slurm: Slurm) -> None:
 
 
 TASK = """\
-from hpcray.state import node_report
-from hpcray.state.findings import Finding
-found = [Finding("host", f"row {i}", "x" * 100, "ok") for i in range(20)]
-node_report.examine = lambda *rest: found
-node_report.main()
+from hpcray.state import doctor_step
+from hpcray.state.doctor import DoctorFinding
+found = [DoctorFinding("host", f"row {i}", "x" * 100, "ok") for i in range(20)]
+doctor_step.examine = lambda *rest: found
+doctor_step.main()
 """
 ASK = """\
 import json, sys
-from hpcray.state.doctor_nodes import ask_nodes
-said = ask_nodes(["srun", "--overlap", sys.executable, sys.argv[1]], ["n1", "n2", "n3", "n4"])
+from hpcray.state.doctor_step import examine_nodes
+said = examine_nodes(["srun", "--overlap", sys.executable, sys.argv[1]], ["n1", "n2", "n3", "n4"])
 print(json.dumps([said.missing, {node: len(found) for node, found in said.reports.items()}]))
 """
 
@@ -134,9 +137,9 @@ def test_long_reports_that_come_at_the_same_moment_are_all_read(slurm: Slurm) ->
 
 
 IMPATIENT = """\
-from hpcray.state import doctor_nodes
-doctor_nodes._PATIENCE = 8.0
-from hpcray.cli import main
+from hpcray.state import doctor_step
+doctor_step._SILENCE_TIMEOUT = 8.0
+from hpcray.cli.__main__ import main
 main(["doctor", "--json"])
 """
 

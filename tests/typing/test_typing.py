@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 
 @pytest.mark.slow  # mypy reads all of hpcray: half a minute, without its cache
 @pytest.mark.timeout(300)
-def test_mypy(tmp_path: Path) -> None:
+def test_mypy_accepts_right_programs_and_rejects_wrong_ones(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"]
     command += ["--cache-dir", str(tmp_path), str(HERE / "right.py"), str(HERE / "wrong.py")]
     env = {**os.environ, "MYPYPATH": str(ROOT)}

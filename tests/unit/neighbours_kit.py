@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from table_kit import PEER, SIZE, Owner, Table, put_id, return_id
 
-from hpcray.core.owner.table import Entry, Waiter
-from hpcray.wire import messages as m
+from hpcray.core.core_worker.object_table import ObjectEntry, Waiter
+from hpcray.protocol import messages as m
 
 NEAR, NEXT, FAR = 2, 3, 7
 OID = put_id(1, PEER)
@@ -33,37 +33,37 @@ class Visits:
         return out
 
 
-def borrow(table: Table, oid: bytes = OID, nodes: tuple[int, ...] = (NEAR,)) -> Entry:
+def borrow(table: Table, oid: bytes = OID, nodes: tuple[int, ...] = (NEAR,)) -> ObjectEntry:
     entry = table.borrow(oid)
-    table.located(oid, SIZE, list(nodes))
+    table.set_locations(oid, SIZE, list(nodes))
     return entry
 
 
 def want(table: Table, oid: bytes = OID, priority: int = 0) -> Waiter:
     waiter = Waiter()
-    assert not table.want_local(oid, waiter, priority)
+    assert not table.wait_local(oid, waiter, priority)
     return waiter
 
 
-def read(table: Table, visits: Visits, oid: bytes = OID, node: int = NEAR) -> Entry:
+def read(table: Table, visits: Visits, oid: bytes = OID, node: int = NEAR) -> ObjectEntry:
     """It is opened there, and a view lives; what was said is forgotten."""
     want(table, oid)
-    if not table.pins.near[node]:
-        table.met(node)
+    if not table.pins._neighbors[node]:
+        table.pins.met(node)
     table.on_opened(m.Opened(oid, 4096, SIZE, False))
     entry = table.entries[oid]
     assert entry.mapping is not None and entry.mapping.node == node
-    entry.mapping.views += 1
+    table.pins.begin_view(oid)
     table.said(), visits.said()
     return entry
 
 
-def ours(table: Table, nodes: tuple[int, ...] = (NEAR,)) -> Entry:
+def ours(table: Table, nodes: tuple[int, ...] = (NEAR,)) -> ObjectEntry:
     """A large return of a task of ours, on these nodes."""
     assert isinstance(table, Owner)
     table.made(node=nodes[0])
     for node in nodes[1:]:
-        table.on_add_location(m.AddLocation(return_id(), node))
+        table.recovery.on_add_location(m.AddLocation(return_id(), node))
     table.said()
     return table.entries[return_id()]
 
@@ -71,5 +71,5 @@ def ours(table: Table, nodes: tuple[int, ...] = (NEAR,)) -> Entry:
 def process(visits: Visits) -> Owner:
     """It has met no neighbour."""
     table = Owner()
-    table.visit([NEAR, NEXT], visits)
+    table.pins.use_neighbors([NEAR, NEXT], visits)
     return table

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from hpcray.base.config import Config
-from hpcray.base.ids import make_proc
-from hpcray.base.resources import to_units
+from hpcray.common.config import Config
+from hpcray.common.ids import make_proc
+from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
-from hpcray.core.raylet import RayletCore
-from hpcray.wire import messages as m
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.protocol import messages as m
 
 UNIT = 10_000
 CPU1 = m.Shape((("CPU", UNIT),))
@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self, cpus: float = 2, size: int = 2, forks: bool = True, gpus: int = 0, **config: Any) -> None:
         total = to_units({"CPU": cpus, "GPU": gpus})
-        self.core = RayletCore(0, total, size, Config(**{"prestart": 0, **config}))
+        self.core = LocalLeaseManager(0, total, size, Config(**{"prestart": 0, **config}))
         self.forks = forks
         self.forked: list[ForkWorker] = []
         self.killed: list[bytes] = []
@@ -33,6 +33,7 @@ class Node:
         self.do(self.core.start(0.0))
 
     def do(self, effects: list[Effect]) -> None:
+        self.core.check_invariants()
         for effect in effects:
             if isinstance(effect, ForkWorker):
                 self.forked.append(effect)

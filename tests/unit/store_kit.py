@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpcray.base.ids import PUT_INDEX, make_proc, raylet_of
+from hpcray.common.ids import PUT_INDEX, make_proc, raylet_of
 from hpcray.core.effects import Effect, Send, StartReceive
-from hpcray.core.store.node_store import NodeStore
-from hpcray.wire import messages as m
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.protocol import messages as m
 
 CAPACITY = 1000 * 64
 BIG = 600 * 64
@@ -33,7 +33,7 @@ def only(effects: list[Effect], dest: bytes) -> m.Message:
     return msg
 
 
-def put(store: NodeStore, ident: bytes, size: int = 640, proc: bytes = A, release: bool = True) -> int:
+def put(store: ObjectStore, ident: bytes, size: int = 640, proc: bytes = A, release: bool = True) -> int:
     created = only(store.handle(0.0, proc, m.Create(ident, size)), proc)
     assert isinstance(created, m.Created)
     assert store.handle(0.0, proc, m.Seal(ident)) == []
@@ -43,7 +43,7 @@ def put(store: NodeStore, ident: bytes, size: int = 640, proc: bytes = A, releas
 
 
 def start_pull(
-    store: NodeStore, ident: bytes, nodes: list[int], proc: bytes = A, size: int = 640, now: float = 0.0
+    store: ObjectStore, ident: bytes, nodes: list[int], proc: bytes = A, size: int = 640, now: float = 0.0
 ) -> StartReceive:
     receive, ask = store.handle(now, proc, m.Open(ident, size, nodes))
     assert isinstance(receive, StartReceive)
@@ -51,9 +51,9 @@ def start_pull(
     return receive
 
 
-def pull(store: NodeStore, ident: bytes, size: int = 640, proc: bytes = A, release: bool = True) -> int:
+def pull(store: ObjectStore, ident: bytes, size: int = 640, proc: bytes = A, release: bool = True) -> int:
     receive = start_pull(store, ident, [7], proc, size)
-    opened = only(store.received(0.0, receive.tag, None), proc)
+    opened = only(store.receive_ended(0.0, receive.tag, None), proc)
     assert opened == m.Opened(ident, receive.offset, size, True)
     if release:
         store.handle(0.0, proc, m.Release([ident]))

@@ -12,22 +12,18 @@ end: every request was answered, and when all references are dropped nothing but
 from __future__ import annotations
 
 from store_steps import Processes
-from store_world import (
-    TIMEOUT,
-    UNIT,
-)
+from store_world import TIMEOUT, UNIT
 
-from hpcray.base.ids import make_proc, node_of, raylet_of
-from hpcray.core.effects import (
-    Effect,
-)
+from hpcray.common.ids import make_proc, node_of, raylet_of
+from hpcray.core.effects import Effect
+from hpcray.core.object_store.pull_manager import MAX_LINK_RETRIES
 
 
 class Cluster(Processes):
     """Everything is a step that takes a number to choose with; a step that cannot be taken does nothing.
 
     Args:
-        spill_threshold: as for `NodeStore`.
+        spill_threshold: as for `ObjectStore`.
         nodes: how many there are.
         chunk: bytes of a chunk, at most CHUNK.
     """
@@ -71,6 +67,25 @@ class Cluster(Processes):
                 self.end_send(tag, "broken")
             elif tag in self.receives:
                 self.end_receive(tag, "broken")
+
+    def break_link(self, pick: int) -> None:
+        """The data link between two living nodes breaks under a transfer, noticed by either side. Nothing may be lost
+        by it: a node asks as often as it breaks here for one object, and once more."""
+        open_ = [
+            tag
+            for tag, receive in self.receives.items()
+            if tag not in self.moved | self.cancelled
+            and receive.peer in self.stores
+            and self.link_breaks[receive.node, receive.id] < MAX_LINK_RETRIES
+        ]
+        if open_:
+            tag = open_[pick % len(open_)]
+            receive = self.receives[tag]
+            self.link_breaks[receive.node, receive.id] += 1
+            if tag in self.sends and pick & 1:
+                self.end_send(tag, "the link broke")
+            else:
+                self.end_receive(tag, "the link broke")
 
     def unpin(self, pick: int) -> None:
         """A process that was asked to gives up what it has pinned."""
@@ -116,14 +131,14 @@ class Cluster(Processes):
             self.stalled.add(node)
         else:
             self.stalled.discard(node)
-        self.apply(node, self.stores[node].stalled(self.now, stuck, "the disk has not answered" if stuck else ""))
+        self.apply(node, self.stores[node].disk_stalled(self.now, stuck, "the disk has not answered" if stuck else ""))
 
     def end_write(self, node: int, error: str | None) -> None:
         write = self.writes.pop(node)
         for piece in write.pieces:
             for at in range(0, piece.size, UNIT) if error is None else ():
                 self.disks[node][write.segment, piece.position + at] = self.memory[node][(piece.offset + at) // UNIT]
-        self.apply(node, self.stores[node].spilled(self.now, error))
+        self.apply(node, self.stores[node].spill_write_ended(self.now, error))
 
     def end_read(self, job: tuple[int, bytes], error: str | None) -> None:
         node, name = job
@@ -133,16 +148,16 @@ class Cluster(Processes):
             # What is read for another node may have been given up meanwhile; then it must not be sent.
             assert found == ident or (found is None and name != ident), "the disk does not hold what is read from it"
             self.memory[node][(read.piece.offset + at) // UNIT] = found or b"nothing"
-        self.apply(node, self.stores[node].restored(self.now, name, error))
+        self.apply(node, self.stores[node].spill_read_ended(self.now, name, error))
 
     def end_receive(self, tag: int, error: str | None) -> None:
         node = self.receives.pop(tag).node
         self.cancelled.discard(tag)
-        self.apply(node, self.stores[node].received(self.now, tag, error))
+        self.apply(node, self.stores[node].receive_ended(self.now, tag, error))
 
     def end_send(self, tag: int, error: str | None) -> None:
         node = self.sends.pop(tag).node
-        self.apply(node, self.stores[node].sent(self.now, tag, error))
+        self.apply(node, self.stores[node].send_ended(self.now, tag, error))
 
     def kill(self, pick: int) -> None:
         """A process dies, and another one takes its place."""
@@ -163,7 +178,7 @@ class Cluster(Processes):
         for _, ident in [*self.creating, *self.unsealed]:
             if _ == proc:
                 self.objects[ident].excused = True
-        for parts in (self.keeping, self.kept):
+        for parts in (self.pinning_replicas, self.pinned_replicas):
             parts -= {part for part in parts if part[0] == proc}
         self.lent = {part: count for part, count in self.lent.items() if part[0] != proc}
         for book in (self.creating, self.unsealed):
@@ -186,7 +201,12 @@ class Cluster(Processes):
                 if node in obj.locations:
                     obj.locations.remove(node)
                     obj.excused = True
-            for parts in (self.keeping, self.kept, self.unkept, self.promised):
+            for parts in (
+                self.pinning_replicas,
+                self.pinned_replicas,
+                self.unanswered_replica_pins,
+                self.confirmed_replica_pins,
+            ):
                 parts -= {part for part in parts if part[1] == node}
             self.lent = {part: count for part, count in self.lent.items() if part[1] != node}
             self.ghosts = {link for link in self.ghosts if link[1] != node}
@@ -251,7 +271,7 @@ class Cluster(Processes):
             self.settle()
         assert not self.creating, "a Create was never answered"
         assert not self.opening, "an Open was never answered"
-        assert not self.unanswered and not self.unkept
+        assert not self.unanswered and not self.unanswered_replica_pins
         assert not self.receives and not self.sends
         for proc, ident in list(self.unsealed):
             self.seal(list(self.unsealed).index((proc, ident)))
@@ -260,15 +280,17 @@ class Cluster(Processes):
         while self.lent:
             self.read_file(0)
         self.settle()
-        assert not self.keeping, "a node that is to keep a copy never answered"
-        for _, node, ident in self.kept:
-            held = self.stores[node]._objects.get(ident)
-            assert held is not None and (held.offset >= 0 or held.disk is not None), "a kept copy is gone"
+        assert not self.pinning_replicas, "a node that is to keep a copy never answered"
+        for _, node, ident in self.pinned_replicas:
+            held = self.stores[node].lifecycle.objects.get(ident)
+            assert held is not None and (held.offset >= 0 or held.spill_slot is not None), "a kept copy is gone"
         for store in self.stores.values():
-            assert all(held.disk is None or held.stays for held in store._objects.values()), "on disk for nobody"
-            parts = set(store._holdings.procs()) | set(store._lent._lent)
-            for held in store._objects.values():
-                parts |= {*held.pins, *held.openers, *held.keepers, *held.keeping}
+            assert all(held.spill_slot is None or held.preserved for held in store.lifecycle.objects.values()), (
+                "on disk for nobody"
+            )
+            parts = set(store.lifecycle.clients.clients()) | set(store.lifecycle.spills.loans.borrowers())
+            for held in store.lifecycle.objects.values():
+                parts |= {*held.pins, *held.openers, *held.replica_pinners, *held.replica_pin_waiters}
             assert not parts & self.dead, "the dead hold something"
         for obj in self.objects.values():
             if obj.owner not in self.dead and obj.locations and not obj.freed:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from store_world import (
-    SIZES,
-    UNIT,
-    Object,
-    Part,
-    Stores,
-)
+from store_world import SIZES, UNIT, Object, Part, Stores
 
-from hpcray.base.ids import PUT_INDEX, node_of, number_of, raylet_of
-from hpcray.core.effects import (
-    Effect,
-)
-from hpcray.core.store.node_store import NodeStore
-from hpcray.wire import messages as m
+from hpcray.common.ids import PUT_INDEX, node_of, number_of, raylet_of
+from hpcray.core.effects import Effect
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.protocol import messages as m
 
 
 class Processes(Stores):
@@ -68,8 +60,8 @@ class Processes(Stores):
             return
         proc, node = guests[pick % len(guests)]
         known = self.readable(proc, node)
-        own = [obj for obj in known if {(proc, node, obj.id)} & (self.kept | self.keeping)]
-        there = [obj for obj in known if node in obj.locations or obj.id in self.stores[node]._objects]
+        own = [obj for obj in known if {(proc, node, obj.id)} & (self.pinned_replicas | self.pinning_replicas)]
+        there = [obj for obj in known if node in obj.locations or obj.id in self.stores[node].lifecycle.objects]
         known = (own or there or known) if pick // 3 % 3 == 0 else (there or known) if pick // 3 % 3 == 1 else known
         if known:
             obj = known[pick // 9 % len(known)]
@@ -77,18 +69,22 @@ class Processes(Stores):
             self.opening[proc, node, obj.id] = self.now
             self.tell((proc, node, obj.id), m.Open(obj.id, obj.size, [], pick // 2 % 3))
 
-    def keep_what_is_read(self, pick: int) -> None:
+    def pin_read_replica(self, pick: int) -> None:
         """An owner that reads its object in another store, or is about to, has it kept there."""
         parts = [
             part
             for part in [*self.opening, *self.pinned]
             if part[1] != node_of(part[0]) and part[0] not in self.dead and self.objects[part[2]].owner == part[0]
         ]
-        parts = [part for part in parts if part not in self.kept | self.keeping and not self.objects[part[2]].freed]
+        parts = [
+            part
+            for part in parts
+            if part not in self.pinned_replicas | self.pinning_replicas and not self.objects[part[2]].freed
+        ]
         if parts:
-            self.have_kept(parts[pick % len(parts)])
+            self.request_replica_pin(parts[pick % len(parts)])
 
-    def leave(self, pick: int) -> None:
+    def end_ghost(self, pick: int) -> None:
         """The guest of a dead node ends."""
         if self.ghosts and pick % 4 == 0:
             proc, node = sorted(self.ghosts)[pick // 4 % len(self.ghosts)]
@@ -99,7 +95,7 @@ class Processes(Stores):
         self.forget_parts(lambda part: part[:2] == (proc, node))
         self.channels.pop((raylet_of(node), proc, 0), None)
 
-        def closed(store: NodeStore) -> list[Effect]:
+        def closed(store: ObjectStore) -> list[Effect]:
             self.links.discard((proc, node))
             if (node, node_of(proc)) in self.buried:
                 return store.process_died(self.now, proc)
@@ -115,7 +111,7 @@ class Processes(Stores):
             proc = self.alive()[pick // 3 % len(self.alive())]
             self.say(proc, raylet_of(node), m.Prefetch([m.ArgRef(obj.id, obj.size, list(obj.locations))]))
 
-    def keep(self, pick: int) -> None:
+    def toggle_replica_pin(self, pick: int) -> None:
         """An owner has another node keep a copy; or gives up one that is kept."""
         node = self.living_nodes()[pick % len(self.stores)]
         known = [
@@ -126,23 +122,23 @@ class Processes(Stores):
         if known:
             obj = known[pick // 5 % len(known)]
             key = (obj.owner, node, obj.id)
-            if key in self.kept:
-                self.kept.discard(key)
-                self.say(obj.owner, raylet_of(node), m.Release([obj.id], keep=True), 1)
-            elif key not in self.keeping:
-                self.have_kept(key)
+            if key in self.pinned_replicas:
+                self.pinned_replicas.discard(key)
+                self.say(obj.owner, raylet_of(node), m.Release([obj.id], unpin_replica=True), 1)
+            elif key not in self.pinning_replicas:
+                self.request_replica_pin(key)
 
-    def have_kept(self, part: Part) -> None:
+    def request_replica_pin(self, part: Part) -> None:
         proc, node, ident = part
         obj = self.objects[ident]
-        self.keeping.add(part)
-        self.say(proc, raylet_of(node), m.Open(ident, obj.size, list(obj.locations), keep=True), 1)
+        self.pinning_replicas.add(part)
+        self.say(proc, raylet_of(node), m.Open(ident, obj.size, list(obj.locations), pin_replica=True), 1)
 
-    def hurry(self, pick: int) -> None:
+    def raise_priority(self, pick: int) -> None:
         """Somebody needs more urgently what it has asked for."""
         if self.opening:
             part = list(self.opening)[pick % len(self.opening)]
-            self.tell(part, m.Hurry(part[2], 0))
+            self.tell(part, m.RaisePriority(part[2], 0))
 
     def read_file(self, pick: int) -> None:
         """A process reads what was lent to it on disk."""
@@ -182,7 +178,7 @@ class Processes(Stores):
         assert self.holds(node, offset, self.objects[ident].size, ident), "a pinned object was overwritten"
         del self.granted[part]
         self.visits["read"] += node != node_of(proc)
-        self.visits["read and kept"] += part in self.kept
+        self.visits["read and kept"] += part in self.pinned_replicas
         self.visits["read by a ghost"] += proc in self.dead
         self.tell(part, m.Release([ident]))
 
@@ -200,10 +196,12 @@ class Processes(Stores):
 
     def drop(self, obj: Object) -> None:
         obj.freed = True
-        for key in [key for key in self.kept | self.keeping if key[0] == obj.owner and key[2] == obj.id]:
-            self.kept.discard(key)
-            self.keeping.discard(key)
-            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id], keep=True), 1)
+        for key in [
+            key for key in self.pinned_replicas | self.pinning_replicas if key[0] == obj.owner and key[2] == obj.id
+        ]:
+            self.pinned_replicas.discard(key)
+            self.pinning_replicas.discard(key)
+            self.say(obj.owner, raylet_of(key[1]), m.Release([obj.id], unpin_replica=True), 1)
         self.to_raylet(obj.owner, m.Free([obj.id], list(obj.locations)))
 
     def deliver(self, pick: int) -> None:
@@ -217,8 +215,8 @@ class Processes(Stores):
     def arrive(self, src: bytes, dest: bytes, msg: object) -> None:
         node = node_of(dest)
         if number_of(dest):
-            if isinstance(msg, m.Kept):
-                self.answered_keep(dest, node_of(src), msg)
+            if isinstance(msg, m.ReplicaPinned):
+                self.replica_pin_answered(dest, node_of(src), msg)
             else:
                 self.answered(dest, node_of(src), msg)
         elif node in self.stores:
@@ -233,22 +231,22 @@ class Processes(Stores):
         """A store is about to react to this; what it owes from now on, and no more."""
         if isinstance(msg, m.Open):
             if self.reads_at(src, node):
-                (self.unkept if msg.keep else self.unanswered).add((src, node, msg.id))
+                (self.unanswered_replica_pins if msg.pin_replica else self.unanswered).add((src, node, msg.id))
         elif isinstance(msg, m.DiskRead) and msg.error and (src, node, msg.id) in self.opening:
             self.unanswered.add((src, node, msg.id))
-        elif isinstance(msg, m.Release) and msg.keep:
+        elif isinstance(msg, m.Release) and msg.unpin_replica:
             parts = {(src, node, ident) for ident in msg.ids}
-            self.unkept -= parts
-            self.promised -= parts
+            self.unanswered_replica_pins -= parts
+            self.confirmed_replica_pins -= parts
 
-    def answered_keep(self, proc: bytes, node: int, msg: m.Kept) -> None:
+    def replica_pin_answered(self, proc: bytes, node: int, msg: m.ReplicaPinned) -> None:
         """A node keeps a copy for its owner, or cannot, or cannot any more."""
         key = (proc, node, msg.id)
-        asked = key in self.keeping
-        self.keeping.discard(key)
+        asked = key in self.pinning_replicas
+        self.pinning_replicas.discard(key)
         obj = self.objects[msg.id]
         if msg.reason:
-            self.kept.discard(key)
+            self.pinned_replicas.discard(key)
             known = obj.excused or obj.freed or proc in self.dead
             assert known or "object store of node" in msg.reason, f"not kept, without a reason: {msg.reason}"
         elif proc not in self.dead and node in self.stores:  # else it was said before the node died
@@ -258,7 +256,7 @@ class Processes(Stores):
             if obj.freed:
                 self.to_raylet(proc, m.Free([obj.id], [node]))
             else:
-                self.kept.add(key)
+                self.pinned_replicas.add(key)
 
     def answered(self, proc: bytes, node: int, msg: object) -> None:
         """A process hears from the store of a node."""
@@ -281,8 +279,8 @@ class Processes(Stores):
             del self.opening[proc, node, msg.id]
             self.pinned[proc, node, msg.id] = msg.offset
             obj = self.objects[msg.id]
-            self.visits["had it pulled"] += (proc, node, msg.id) in self.sent_home
-            self.sent_home.discard((proc, node, msg.id))
+            self.visits["had it pulled"] += (proc, node, msg.id) in self.sent_to_own_node
+            self.sent_to_own_node.discard((proc, node, msg.id))
             if msg.pulled and proc not in self.dead:
                 if node not in obj.locations:
                     obj.locations.append(node)
@@ -295,7 +293,7 @@ class Processes(Stores):
                 asked = self.creating.pop((proc, msg.id))
             obj = self.objects[msg.id]
             if msg.kind == "full" and node != node_of(proc):
-                self.goes_home(proc, obj)
+                self.pull_on_own_node(proc, obj)
             elif msg.kind == "full":
                 assert self.now - asked >= 0 and self.waited(msg.id), "full, but did not wait"
             else:
@@ -305,11 +303,11 @@ class Processes(Stores):
                     f"lost without a reason: {msg.reason}"
                 )
 
-    def goes_home(self, proc: bytes, obj: Object) -> None:
+    def pull_on_own_node(self, proc: bytes, obj: Object) -> None:
         """A guest has heard that there is no room for what lies on disk there: it has its own node pull that."""
         part = (proc, node_of(proc), obj.id)
         if proc not in self.dead and obj in self.readable(proc, node_of(proc)):
             self.visits["no room there"] += 1
-            self.sent_home.add(part)
+            self.sent_to_own_node.add(part)
             self.opening[part] = self.now
             self.tell(part, m.Open(obj.id, obj.size, list(obj.locations)))

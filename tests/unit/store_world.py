@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hpcray.base.ids import make_proc, node_of, number_of, raylet_of
+from hpcray.common.ids import make_proc, node_of, number_of, raylet_of
 from hpcray.core.effects import (
     CancelReceive,
     DiscardSpilled,
@@ -18,8 +18,8 @@ from hpcray.core.effects import (
     StartSend,
     WriteSpill,
 )
-from hpcray.core.store.node_store import NodeStore
-from hpcray.wire import messages as m
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.protocol import messages as m
 
 NODES = 4
 PROCS = 2  # per node
@@ -67,7 +67,9 @@ class Stores:
     def __init__(self, spill_threshold: float = 0.0, nodes: int = NODES, chunk: int = CHUNK) -> None:
         self.now = 0.0
         self.nodes = nodes
-        self.stores = {node: NodeStore(node, CAPACITY, TIMEOUT, spill_threshold, chunk, SLOTS) for node in range(nodes)}
+        self.stores = {
+            node: ObjectStore(node, CAPACITY, TIMEOUT, spill_threshold, chunk, SLOTS) for node in range(nodes)
+        }
         self.writes: dict[int, WriteSpill] = {}  # by node: a store has one under way
         self.reads: dict[tuple[int, bytes], ReadSpill] = {}
         self.read_ids: dict[tuple[int, bytes], bytes] = {}  # which object it is: not every read is named after it
@@ -86,19 +88,22 @@ class Stores:
         self.granted: dict[Part, int] = {}  # as `pinned`, from when the store said so
         self.links: set[Link] = set()  # guests, and where
         self.ghosts: set[Link] = set()  # guests of dead nodes that may still read
-        self.sent_home: set[Part] = set()  # asked for, since there was no room where it lies on disk
+        self.sent_to_own_node: set[Part] = set()  # asked for, since there was no room where it lies on disk
         self.buried: set[tuple[int, int]] = set()  # (node, dead node that it has heard of)
         self.stalled: set[int] = set()  # nodes whose disk does not answer
         self.stalls = 0
-        self.keeping: set[Part] = set()  # asked to keep a copy there
-        self.kept: set[Part] = set()
-        self.unkept: set[Part] = set()  # of `keeping`, what the store has heard and not answered
-        self.promised: set[Part] = set()  # as `kept`, from when the store said so until it hears the contrary
+        self.pinning_replicas: set[Part] = set()  # asked to keep a copy there
+        self.pinned_replicas: set[Part] = set()
+        self.unanswered_replica_pins: set[Part] = set()  # of `keeping`, what the store has heard and not answered
+        self.confirmed_replica_pins: set[Part] = (
+            set()
+        )  # as `kept`, from when the store said so until it hears the contrary
         self.lent: dict[Part, int] = {}  # files that may be read
         self.receives: dict[int, Transfer] = {}
         self.sends: dict[int, Transfer] = {}
         self.cancelled: set[int] = set()
         self.moved: set[int] = set()
+        self.link_breaks: Counter[tuple[int, bytes]] = Counter()  # by receiving node and object, between living nodes
         self.counter = 0
         self.deaths = 0
         self.relayed = 0  # sends of what is itself still being received
@@ -167,7 +172,7 @@ class Stores:
         for book in (self.opening, self.pinned, self.granted):
             for part in [part for part in book if gone(part)]:
                 del book[part]
-        for parts in (self.unanswered, self.unkept, self.promised):
+        for parts in (self.unanswered, self.unanswered_replica_pins, self.confirmed_replica_pins):
             parts -= {part for part in parts if gone(part)}
         self.unpins = {link for link in self.unpins if self.reads_at(*link)}
 
@@ -194,15 +199,19 @@ class Stores:
             else:
                 self.unanswered.discard(part)  # a Create may have failed
                 if msg.kind == "full" and node_of(dest) != node:
-                    held = self.stores[node]._objects.get(msg.id)  # it may have been freed, and go with this
-                    assert self.waited(msg.id) or held is None or held.disk is not None, "full, and it is not on disk"
-        elif isinstance(msg, m.Kept):
+                    held = self.stores[node].lifecycle.objects.get(msg.id)  # it may have been freed, and go with this
+                    assert self.waited(msg.id) or held is None or held.spill_slot is not None, (
+                        "full, and it is not on disk"
+                    )
+        elif isinstance(msg, m.ReplicaPinned):
             part = (dest, node, msg.id)
-            assert part in self.unkept or (msg.reason and part in self.promised), "said twice"
-            self.unkept.discard(part)
-            self.promised.discard(part)
+            assert part in self.unanswered_replica_pins or (msg.reason and part in self.confirmed_replica_pins), (
+                "said twice"
+            )
+            self.unanswered_replica_pins.discard(part)
+            self.confirmed_replica_pins.discard(part)
             if not msg.reason:
-                self.promised.add(part)
+                self.confirmed_replica_pins.add(part)
             way = 0
         self.say(raylet_of(node), dest, msg, way)
 
@@ -255,10 +264,13 @@ class Stores:
         """What the store has promised it holds, though the same process may have given up something else there."""
         if node not in self.stores:
             return
-        objects = self.stores[node]._objects
+        self.stores[node].check_invariants()
+        objects = self.stores[node].lifecycle.objects
         for (proc, where, ident), offset in self.granted.items():
             if where == node:
                 assert proc in objects[ident].pins and objects[ident].offset == offset, "a pin is gone"
-        for proc, where, ident in self.promised:
+        for proc, where, ident in self.confirmed_replica_pins:
             if where == node and not self.objects[ident].freed and proc not in self.dead:
-                assert ident in objects and proc in objects[ident].keepers, "a kept copy is gone, or not kept any more"
+                assert ident in objects and proc in objects[ident].replica_pinners, (
+                    "a kept copy is gone, or not kept any more"
+                )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcray.base.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
-from hpcray.core.owner.lineage import OWNER_DIED
-from hpcray.core.owner.table import INLINE, Entry, ObjectTable, Waiter
-from hpcray.wire import messages as m
-from hpcray.wire.serialization import ERROR
+from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
+from hpcray.core.core_worker.lineage import OWNER_DIED
+from hpcray.core.core_worker.object_table import INLINE, ObjectEntry, ObjectTable, Waiter
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import ERROR
 
 ME, PEER, THIRD = make_proc(1, 5), make_proc(1, 6), make_proc(2, 7)
 RAYLET = raylet_of(1)
@@ -23,7 +23,7 @@ def return_id(counter: int = 1, owner: bytes = ME) -> bytes:
     return owner + counter.to_bytes(5, "big") + FIRST_RETURN
 
 
-def error(entry: Entry) -> str:
+def error(entry: ObjectEntry) -> str:
     """The text of an object that is an error."""
     assert entry.state == INLINE
     return entry.value.decode()
@@ -47,24 +47,28 @@ class Table(ObjectTable):
         out, self.out = self.out, []
         return out
 
-    def owned(self, oid: bytes, value: bytes = b"v\0", local: int = 1, contained: list[Any] | None = None) -> Entry:
-        entry = self.create(oid)
+    def owned(
+        self, oid: bytes, value: bytes = b"v\0", local: int = 1, contained: list[Any] | None = None
+    ) -> ObjectEntry:
+        self.create(oid)
+        entry = self.entries[oid]
         entry.local = local
         assert self.set_inline(oid, value, contained)
         return entry
 
-    def stored(self, oid: bytes, node: int = 1, local: int = 1) -> Entry:
-        entry = self.create(oid)
+    def stored(self, oid: bytes, node: int = 1, local: int = 1) -> ObjectEntry:
+        self.create(oid)
+        entry = self.entries[oid]
         entry.local = local
         assert self.set_stored(oid, SIZE, node)
         return entry
 
-    def borrow(self, oid: bytes, size: int = 0) -> Entry:
+    def borrow(self, oid: bytes, size: int = 0) -> ObjectEntry:
         """Hold a ref of somebody else's, registered and acknowledged; with a size, known to be stored on node 2."""
-        self.arrived(oid, None)
-        self.on_borrow_ack(m.BorrowAck(self._seq))
+        self.refs.ref_deserialized(oid, None)
+        self.refs.on_borrow_ack(m.BorrowAck(self.refs._seq))
         if size:
-            self.located(oid, size, [2])
+            self.set_locations(oid, size, [2])
         self.said()
         return self.entries[oid]
 
@@ -85,14 +89,14 @@ class Owner(Table):
     def __init__(self) -> None:
         super().__init__()
         self.again: list[Any] = []
-        self.remake = self.again.append
+        self.recovery.remake_with(self.again.append)
 
     def made(
         self, number: int = 1, args: tuple[bytes, ...] = (), node: int = 2, retries: int = 3, size: int = 0
     ) -> Any:
         """The large return of a task is there, and one ref to it."""
         oid, task = return_id(number), Task(number, retries)
-        self.create(oid, task).local = 1
-        self.keep_task(task, [oid], args, size)
+        self.create(oid, task)
+        self.recovery.keep_task(task, [oid], args, size)
         self.set_stored(oid, SIZE, node)
         return task

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.host import allocation
-from hpcray.host.allocation import Allocation, HetGroup, ask_end_time, end_time, job_to_ask, read_allocation
-from hpcray.host.allocation_nodes import compress_nodes, expand_counts, expand_nodes, parse_hostfile
-from hpcray.host.allocation_tmp import Directory, directories, file_system
+from hpcray.platform import allocation
+from hpcray.platform.allocation import (
+    Allocation,
+    HetGroup,
+    ask_end_time,
+    compress_nodes,
+    end_time,
+    expand_counts,
+    expand_nodes,
+    job_to_ask,
+    parse_hostfile,
+    read_allocation,
+)
+from hpcray.platform.spill_files import TmpDirectory, file_system_type, tmp_directories
 
 # sbatch -N2 --ntasks-per-node=1 --cpus-per-task=2 --mem=500, in the script
 BATCH = {
@@ -66,37 +76,37 @@ HET = {
         ("", ""),
     ],
 )
-def test_node_lists(text: str, nodes: str) -> None:
+def test_a_node_list_in_short_form_is_expanded_in_order(text: str, nodes: str) -> None:
     assert expand_nodes(text) == tuple(nodes.split())
 
 
 @pytest.mark.parametrize("text", ["n[1-3", "n]1[", "n[a-b]", "n[1-99999999999]", "n[1-[2]]"])
-def test_what_is_no_node_list_is_shown(text: str) -> None:
+def test_an_invalid_node_list_is_refused_and_shown(text: str) -> None:
     with pytest.raises(ValueError, match="is not a list of nodes"):
         expand_nodes(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-3,7],x", "gpu[01-04]", "a,b", "c[098-101]", "n1", ""])
-def test_node_lists_and_back(text: str) -> None:
+def test_compressing_an_expanded_node_list_gives_the_short_form_back(text: str) -> None:
     assert expand_nodes(compress_nodes(expand_nodes(text))) == expand_nodes(text)
     if text.partition("[")[0] != "c":
         assert compress_nodes(expand_nodes(text)) == text
 
 
-def test_counts() -> None:
+def test_repeated_counts_per_node_are_expanded() -> None:
     assert expand_counts("16(x2),8") == (16, 16, 8)
     assert expand_counts("4") == (4,)
     with pytest.raises(ValueError, match="not a list of numbers"):
         expand_counts("16x2")
 
 
-def test_hostfiles_of_open_mpi_mpich_and_pbs() -> None:
+def test_hostfiles_of_open_mpi_mpich_and_pbs_are_parsed() -> None:
     assert parse_hostfile("# mine\na slots=4\nb\n") == (("a", 4), ("b", 1))
     assert parse_hostfile("a:4\nb:2  # two\n") == (("a", 4), ("b", 2))
     assert parse_hostfile("a\na\nb\n") == (("a", 2), ("b", 1))
 
 
-def test_batch_script() -> None:
+def test_the_allocation_of_a_batch_script_is_read_from_the_environment() -> None:
     found = read_allocation(BATCH, "n1")
     assert (found.kind, found.job, found.nodes, found.node) == ("slurm", "2", ("n1", "n2"), 0)
     assert (found.in_step, found.rank, found.ranks) == (False, 0, 1), "a batch script is no rank"
@@ -104,31 +114,29 @@ def test_batch_script() -> None:
     assert found.memory_here == 500 << 20
 
 
-def test_step() -> None:
+def test_the_allocation_of_a_task_of_srun_is_read_from_the_environment() -> None:
     found = read_allocation(STEP, "n2")
     assert (found.in_step, found.rank, found.ranks, found.ranks_here, found.node) == (True, 1, 2, 1, 1)
-    assert found.shares_node(2) is False
-    assert found.shares_node(64) is True
     assert found.cpus_meant == 2
 
 
-def test_a_step_on_some_nodes_of_the_job() -> None:
+def test_a_step_on_some_nodes_of_the_job_has_these_nodes_only() -> None:
     environ = {**STEP, "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_NODELIST": "n[2,4]", "SLURMD_NODENAME": "n4"}
     found = read_allocation(environ, "n4")
     assert (found.nodes, found.node) == (("n2", "n4"), 1)
 
 
-def test_the_shell_of_salloc_is_no_step() -> None:
+def test_the_shell_of_salloc_is_not_in_a_step() -> None:
     assert not read_allocation({**STEP, "SLURM_STEP_ID": "4294967290"}, "n2").in_step
 
 
-def test_tasks_per_node_that_differ() -> None:
+def test_tasks_per_node_may_differ_between_nodes() -> None:
     environ = {**STEP, "SLURM_STEP_TASKS_PER_NODE": "3,1", "SLURM_STEP_NUM_TASKS": "4"}
     assert read_allocation(environ, "n2").ranks_here == 1
     assert read_allocation({**environ, "SLURM_NODEID": "0"}, "n1").ranks_here == 3
 
 
-def test_heterogeneous_job() -> None:
+def test_a_heterogeneous_job_has_its_parts_and_all_their_nodes() -> None:
     found = read_allocation(HET, "ctl")
     assert found.het == (HetGroup("3", ("n1",)), HetGroup("4", ("n2", "n3")))
     assert found.nodes == ("n1", "n2", "n3")
@@ -136,7 +144,7 @@ def test_heterogeneous_job() -> None:
     assert (found.node, found.cpus_here) == (None, None), "salloc's shell may be on a host that is not of the job"
 
 
-def test_mpirun_carries_the_values_of_its_own_node_everywhere() -> None:
+def test_values_that_mpirun_copies_from_its_own_node_are_ignored_elsewhere() -> None:
     ranks = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
     found = read_allocation({**BATCH, **ranks, "SLURM_JOB_CPUS_PER_NODE": "2,16"}, "n2.site.org")
     assert (found.rank, found.ranks, found.ranks_here) == (1, 2, 1)
@@ -152,22 +160,22 @@ def test_mpirun_carries_the_values_of_its_own_node_everywhere() -> None:
         ({"SLURM_MEM_PER_NODE": "lots"}, None),
     ],
 )
-def test_memory(given: dict[str, str], memory: int | None) -> None:
+def test_the_memory_of_a_job_is_read_per_node_per_cpu_and_per_gpu(given: dict[str, str], memory: int | None) -> None:
     assert read_allocation({**STEP, **given}, "n2").memory_here == memory
 
 
-def test_restarts_and_arrays() -> None:
+def test_requeues_and_the_array_index_are_read() -> None:
     found = read_allocation({**BATCH, "SLURM_RESTART_COUNT": "2", "SLURM_ARRAY_TASK_ID": "7"}, "n1")
     assert (found.restarts, found.array_task) == (2, 7)
 
 
-def test_outside_slurm() -> None:
+def test_outside_slurm_ranks_are_read_from_the_variables_of_mpirun() -> None:
     assert read_allocation({}, "laptop") == Allocation()
     mpich = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}
     assert read_allocation(mpich, "laptop") == Allocation(kind="mpirun", rank=3, ranks=4, ranks_here=2)
 
 
-def test_pbs_tells_its_nodes_in_a_file(tmp_path: Path) -> None:
+def test_the_nodes_of_a_pbs_job_are_read_from_its_node_file(tmp_path: Path) -> None:
     nodefile = tmp_path / "nodes"
     nodefile.write_text("a.site\na.site\nb.site\n")
     found = read_allocation({"PBS_NODEFILE": str(nodefile), "PBS_JOBID": "9.head"}, "b")
@@ -182,7 +190,7 @@ def test_pbs_tells_its_nodes_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "end"), [("1795000000", 1795000000.0), ("4294967295", None), ("0", None), ("", None), ("soon", None)]
 )
-def test_end_time(text: str, end: float | None) -> None:
+def test_the_end_of_the_time_limit_is_read_from_the_environment(text: str, end: float | None) -> None:
     assert end_time({"SLURM_JOB_END_TIME": text}) == end
     assert read_allocation({**BATCH, "SLURM_JOB_END_TIME": text}, "n1").end == end
 
@@ -194,7 +202,7 @@ def squeue(tmp_path: Path, says: str) -> dict[str, str]:
     return {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
 
 
-def test_the_controller_is_asked_where_the_environment_is_silent(
+def test_the_controller_is_queried_for_the_end_time_if_the_environment_has_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = squeue(tmp_path, "echo 1-00:00:30")
@@ -205,7 +213,7 @@ def test_the_controller_is_asked_where_the_environment_is_silent(
     assert ask_end_time({}) is None
 
 
-def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_a_job_array_queries_its_own_end_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its SLURM_JOB_ID may be that of the whole array, of which squeue shows every task, and scontrol requeues all."""
     environ = squeue(tmp_path, 'case "$*" in *--jobs\\ 7_2*) echo 30;; *) echo 10; echo 20; echo 30;; esac')
     monkeypatch.setenv("PATH", environ["PATH"])
@@ -217,7 +225,9 @@ def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("says", ["echo UNLIMITED", "echo INVALID", "exit 1", "sleep 30"])
-def test_a_controller_that_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+def test_a_controller_without_an_answer_gives_no_end_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
     environ = squeue(tmp_path, f"exec {says}" if says.startswith("sleep") else says)
     monkeypatch.setenv("PATH", environ["PATH"])
     assert ask_end_time(environ, timeout=1.0) is None
@@ -226,7 +236,7 @@ def test_a_controller_that_does_not_know(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("text", "seconds"), [("1-02:03:04", 93784), ("02:03:04", 7384), ("04:59", 299), ("7", 7), ("N/A", None)]
 )
-def test_time_left(text: str, seconds: float | None) -> None:
+def test_the_remaining_time_that_squeue_prints_is_parsed(text: str, seconds: float | None) -> None:
     assert allocation.parse_time_left(text + "\n") == seconds
 
 
@@ -251,18 +261,19 @@ MOUNTS = """\
         ("/scratch/local disk/x", "xfs"),
     ],
 )
-def test_file_systems(path: str, kind: str) -> None:
-    assert file_system(path, MOUNTS) == kind
+def test_the_type_of_the_file_system_of_a_path_is_read_from_the_mounts(path: str, kind: str) -> None:
+    assert file_system_type(path, MOUNTS) == kind
 
 
-def test_which_directories_are_of_this_node() -> None:
-    kinds = {kind: Directory("/x", "", kind, 0, True) for kind in ("lustre", "nfs4", "fuse.sshfs", "xfs", "tmpfs", "")}
+def test_directories_on_network_file_systems_are_not_node_local() -> None:
+    names = ("lustre", "nfs4", "fuse.sshfs", "xfs", "tmpfs", "")
+    kinds = {kind: TmpDirectory("/x", "", kind, 0, True) for kind in names}
     assert [kind for kind, found in kinds.items() if found.node_local] == ["xfs", "tmpfs", ""]
     assert [kind for kind, found in kinds.items() if found.in_memory] == ["tmpfs"]
 
 
-def test_directories_are_those_that_are_there(tmp_path: Path) -> None:
+def test_only_temporary_directories_that_exist_are_listed_each_once(tmp_path: Path) -> None:
     environ = {"SLURM_TMPDIR": str(tmp_path), "TMPDIR": str(tmp_path), "LOCAL_SCRATCH": str(tmp_path / "none")}
-    found = directories(environ)
+    found = tmp_directories(environ)
     assert [(entry.path, entry.variable) for entry in found] == [(str(tmp_path), "SLURM_TMPDIR"), ("/tmp", "")]
     assert found[0].writable and found[0].free > 0

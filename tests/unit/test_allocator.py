@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcray.core.store.allocator import ALIGN, LARGE, PAGE, Allocator
+from hpcray.core.object_store.allocator import ALIGN, LARGE, PAGE, Allocator
 
 SIZES = st.one_of(
     st.integers(0, 5000), st.integers(LARGE - 100, LARGE + 10_000), st.sampled_from([0, 1, 63, 64, 65, PAGE, LARGE])
@@ -109,7 +109,7 @@ def test_a_large_block_is_page_aligned_and_the_gap_before_it_stays_usable() -> N
 
 
 @pytest.mark.parametrize("offset", [1, 64, 1 << 40])
-def test_freeing_what_was_not_allocated_is_an_error_and_changes_nothing(offset: int) -> None:
+def test_freeing_an_offset_that_was_not_allocated_is_an_error_and_changes_nothing(offset: int) -> None:
     allocator = Allocator(1 << 20)
     allocator.allocate(64)
     with pytest.raises(ValueError, match=str(offset)):

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcray.base.config import Config
-from hpcray.host import arena as arena_module
-from hpcray.host.arena import Arena, ArenaError, available_memory, default_arena_size
-from hpcray.host.copying import copy_together
+from hpcray.common.config import Config
+from hpcray.platform import arena as arena_module
+from hpcray.platform.arena import Arena, ArenaError, available_memory, default_arena_size, parallel_copy
 
 SIZE = 64 << 20
 
@@ -58,7 +57,7 @@ def test_what_one_process_writes_another_reads(arena: Arena) -> None:
     assert bytes(arena.view(200, 3)) == b"yes"
 
 
-def test_who_attaches_sees_the_same_bytes_at_an_address_of_its_own(arena: Arena) -> None:
+def test_a_process_that_attaches_sees_the_same_bytes_at_an_address_of_its_own(arena: Arena) -> None:
     other = Arena.attach(os.dup(arena.fd), SIZE)
     try:
         arena.write(SIZE - 4, b"tail")
@@ -86,7 +85,7 @@ def test_an_arena_too_small_is_refused() -> None:
         Arena.create(4096)
 
 
-def test_what_the_system_refuses_is_a_clear_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_by_the_system_is_a_clear_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = open_descriptors()
 
     def refuse(*_: object) -> None:
@@ -131,9 +130,7 @@ def test_any_contiguous_buffer_can_be_written_whatever_its_items(arena: Arena) -
         arena.write(0, np.arange(12.0).reshape(3, 4).T)
 
 
-def test_where_the_kernel_cannot_populate_writes_work_all_the_same(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_work_on_a_kernel_that_cannot_populate(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
     assert not arena.populate(0, 4096)
     arena.write(0, b"x" * (2 << 20))
@@ -220,7 +217,7 @@ def cycle(value: object) -> object:
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_whatever_holds_the_buffer_holds_the_pin(arena: Arena, pin: Pin, name: str) -> None:
+def test_every_object_that_holds_the_buffer_holds_the_pin(arena: Arena, pin: Pin, name: str) -> None:
     view = arena.pinned_view(4096, 4096, pin)
     holder = HOLDERS[name](view)
     del view
@@ -283,7 +280,7 @@ def test_views_outlive_the_arena_that_made_them(pin: Pin) -> None:
     assert open_descriptors() == set()
 
 
-def test_a_closed_arena_says_so_and_may_be_closed_again() -> None:
+def test_a_closed_arena_refuses_use_and_may_be_closed_again() -> None:
     arena = Arena.create(SIZE)
     arena.close()
     arena.close()
@@ -294,11 +291,11 @@ def test_a_closed_arena_says_so_and_may_be_closed_again() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "arena.close()", "sys.exit(0)", "os.kill(os.getpid(), 15)"])
-def test_a_process_ends_without_noise_whatever_is_still_pinned(end: str) -> None:
+def test_a_process_with_pinned_views_ends_without_messages(end: str) -> None:
     script = f"""
         import os, sys
         import numpy as np
-        from hpcray.host.arena import Arena
+        from hpcray.platform.arena import Arena
         arena = Arena.create(16 << 20)
         def died(): raise SystemError("called while the interpreter shuts down")
         held = np.frombuffer(arena.pinned_view(0, 4096, died)[8:], np.uint8)
@@ -316,7 +313,9 @@ def test_a_process_ends_without_noise_whatever_is_still_pinned(end: str) -> None
 # ---------------------------------------------------------------- sizes
 
 
-def test_the_default_size_is_a_share_of_what_can_be_had_divided_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_arena_size_is_a_share_of_available_memory_divided_by_the_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(arena_module, "usable_memory", lambda: 10 << 30)
     monkeypatch.setattr(arena_module, "_available_now", lambda: 20 << 30)
     assert default_arena_size(Config()) == 3 << 30
@@ -328,7 +327,7 @@ def test_the_default_size_is_a_share_of_what_can_be_had_divided_by_the_ranks(mon
     assert default_arena_size(Config()) == 1 << 20
 
 
-def test_there_is_memory_here() -> None:
+def test_available_memory_of_this_machine_is_positive_and_plausible() -> None:
     assert 1 << 26 < available_memory() < 1 << 50
 
 
@@ -341,7 +340,7 @@ def free_huge_pages() -> int:
 
 
 @pytest.mark.parametrize("huge", ["off", "reserved"])
-def test_an_arena_works_whatever_pages_there_are(huge: str) -> None:
+def test_an_arena_works_with_every_mode_of_huge_pages(huge: str) -> None:
     arena = Arena.create(8 << 20, 1 << 20, huge)
     other = Arena.attach(os.dup(arena.fd), arena.size, huge)
     try:
@@ -355,7 +354,7 @@ def test_an_arena_works_whatever_pages_there_are(huge: str) -> None:
         arena.close()
 
 
-def test_other_words_for_huge_pages_are_refused() -> None:
+def test_an_unknown_mode_of_huge_pages_is_refused() -> None:
     with pytest.raises(ArenaError, match=r"huge_pages='yes' is not one of auto, off, reserved; hint:"):
         Arena.create(8 << 20, 0, "yes")
 
@@ -365,7 +364,7 @@ def test_other_words_for_huge_pages_are_refused() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 100_000])
-def test_each_byte_is_copied_once_however_many_copy(threads: int, size: int) -> None:
+def test_each_byte_is_copied_once_by_any_number_of_threads(threads: int, size: int) -> None:
     source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     target, parts = np.zeros(size, dtype=np.uint8), []
 
@@ -373,12 +372,12 @@ def test_each_byte_is_copied_once_however_many_copy(threads: int, size: int) -> 
         parts.append(len(part))
         part[:] = of
 
-    copy_together(copy, target, source, threads)
+    parallel_copy(copy, target, source, threads)
     assert np.array_equal(target, source)
     assert sum(parts) == size and len(parts) <= threads
 
 
-def test_a_copy_that_is_interrupted_ends_when_all_threads_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_parallel_copy_returns_when_all_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, done = threading.Event(), []
     join = threading.Thread.join
 
@@ -394,13 +393,13 @@ def test_a_copy_that_is_interrupted_ends_when_all_threads_have(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "join", interrupt_once)
     with pytest.raises(KeyboardInterrupt):
-        copy_together(copy, bytearray(3 * 4096), bytes(3 * 4096), 3)
+        parallel_copy(copy, bytearray(3 * 4096), bytes(3 * 4096), 3)
     assert done == [4096] * 3, "nobody writes any more"
 
 
 def test_a_large_buffer_is_written_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     arena = Arena.create(8 << 20)
-    monkeypatch.setattr(arena_module, "LARGE", 1 << 20)
+    monkeypatch.setattr(arena_module, "PARALLEL_COPY_SIZE", 1 << 20)
     arena.copiers = 3
     data = os.urandom((5 << 20) + 77)
     arena.write(64, data)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpcray.host import arena as arena_module
-from hpcray.host.arena import Arena
-from hpcray.host.prefault import STEP, Prefaulter
+from hpcray.platform import arena as arena_module
+from hpcray.platform.arena import PREFAULT_STEP, Arena, Prefaulter
 
 SIZE = 64 << 20
 
@@ -34,14 +33,14 @@ def populated(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 
 
-def test_nothing_is_populated_before_the_first_allocation(arena: Arena) -> None:
+def test_no_page_is_populated_before_the_first_allocation(arena: Arena) -> None:
     prefaulter = Prefaulter(arena)
     prefaulter.allocated_to(0)
     prefaulter.stop()
     assert populated(arena) == 0
 
 
-def test_it_runs_ahead_by_what_was_allocated_and_never_more_than_the_window(arena: Arena) -> None:
+def test_the_prefaulter_runs_ahead_by_what_was_allocated_at_most_by_the_window(arena: Arena) -> None:
     prefaulter = Prefaulter(arena, window=16 << 20)
     try:
         prefaulter.allocated_to(8 << 20)
@@ -55,7 +54,7 @@ def test_it_runs_ahead_by_what_was_allocated_and_never_more_than_the_window(aren
         prefaulter.stop()
 
 
-def test_it_stops_at_the_end_of_the_arena(arena: Arena) -> None:
+def test_the_prefaulter_stops_at_the_end_of_the_arena(arena: Arena) -> None:
     prefaulter = Prefaulter(arena)
     try:
         prefaulter.allocated_to(SIZE - 10)
@@ -67,14 +66,14 @@ def test_it_stops_at_the_end_of_the_arena(arena: Arena) -> None:
         prefaulter.stop()
 
 
-def test_small_moves_start_nothing(arena: Arena) -> None:
+def test_small_moves_of_the_high_water_mark_start_no_thread(arena: Arena) -> None:
     prefaulter = Prefaulter(arena)
-    prefaulter.allocated_to(STEP // 4)
+    prefaulter.allocated_to(PREFAULT_STEP // 4)
     assert prefaulter.idle
     prefaulter.stop()
 
 
-def test_after_stop_no_thread_is_left_and_nothing_is_populated(arena: Arena) -> None:
+def test_a_stopped_prefaulter_has_no_thread_and_populates_no_page(arena: Arena) -> None:
     prefaulter = Prefaulter(arena)
     prefaulter.allocated_to(30 << 20)
     prefaulter.stop()
@@ -84,7 +83,9 @@ def test_after_stop_no_thread_is_left_and_nothing_is_populated(arena: Arena) -> 
     assert not any(thread.name == "hpcray-prefault" for thread in threading.enumerate())
 
 
-def test_where_the_kernel_cannot_populate_it_gives_up(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefaulter_gives_up_on_a_kernel_that_cannot_populate(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
     prefaulter = Prefaulter(arena)
     prefaulter.allocated_to(30 << 20)
@@ -94,7 +95,7 @@ def test_where_the_kernel_cannot_populate_it_gives_up(arena: Arena, monkeypatch:
     prefaulter.stop()
 
 
-def test_a_window_of_zero_switches_it_off(arena: Arena) -> None:
+def test_a_window_of_zero_disables_the_prefaulter(arena: Arena) -> None:
     prefaulter = Prefaulter(arena, window=0)
     prefaulter.allocated_to(30 << 20)
     assert prefaulter.idle

@@ -98,7 +98,7 @@ def test_everybody_gets_everything_and_leaves_together(size: int, chunks: int) -
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 6, 15])
-def test_one_failure_ends_it_for_all(culprit: int) -> None:
+def test_one_failure_ends_a_broadcast_on_all_nodes(culprit: int) -> None:
     net = Net(16, 5, seed=culprit)
     for index in range(3):
         net.have[0].append(index)
@@ -111,7 +111,7 @@ def test_one_failure_ends_it_for_all(culprit: int) -> None:
     assert {relay.failure for relay in net.relays} == {"disk full"}
 
 
-def test_it_says_for_whom_it_waits() -> None:
+def test_a_relay_names_the_nodes_for_which_it_waits() -> None:
     root, leaf = tree.Relay(0, 4), tree.Relay(3, 4)
     assert root.waits_for() == "the archive"
     assert leaf.waits_for() == "node 2 to send chunk 0"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hpcray.base.config import Config
+from hpcray.common.config import Config
 
 
-def test_given_beats_variable_beats_default() -> None:
+def test_a_given_value_precedes_a_variable_which_precedes_the_default() -> None:
     environ = {"HPCRAY_TICK": "2", "HPCRAY_PRESTART": "-1", "HPCRAY_LOG_TO_DRIVER": "0"}
     config = Config.from_env(environ, start_timeout=3, tick=None)
     assert (config.tick, config.start_timeout, config.stop_timeout) == (2.0, 3, Config.stop_timeout)
@@ -26,7 +26,7 @@ def test_given_beats_variable_beats_default() -> None:
         ("HPCRAY_LOG_TO_DRIVER", "maybe"),
     ],
 )
-def test_a_variable_that_is_wrong_is_named(name: str, text: str) -> None:
+def test_an_invalid_variable_is_named_in_the_error(name: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}=.* is not a valid .*hint:"):
         Config.from_env({name: text})
 
@@ -42,12 +42,12 @@ def test_a_variable_that_is_wrong_is_named(name: str, text: str) -> None:
         ("data_plane", 7),
     ],
 )
-def test_a_given_value_that_is_wrong_is_named(name: str, value: Any) -> None:
+def test_an_invalid_given_value_is_named_in_the_error(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}={value!r} is not a valid"):
         Config.from_env({}, **{name: value})
 
 
-def test_mistyped_variables_are_told_with_what_may_be_meant() -> None:
+def test_a_mistyped_variable_is_reported_with_the_likely_name() -> None:
     environ = {
         "HPCRAY_START_TIMEOT": "3",
         "HPCRAY_TMPDIR": "/tmp",
@@ -60,7 +60,7 @@ def test_mistyped_variables_are_told_with_what_may_be_meant() -> None:
     ]
 
 
-def test_heartbeats_that_would_kill_every_node_are_refused() -> None:
+def test_heartbeat_intervals_that_would_kill_every_node_are_refused() -> None:
     with pytest.raises(ValueError, match=r"heartbeat_interval=2 s .* node_timeout=4 s .*hint: HPCRAY_HEARTBEAT"):
         Config.from_env({"HPCRAY_HEARTBEAT_INTERVAL": "2"})
     with pytest.raises(ValueError, match="heartbeat_interval=0 s"):

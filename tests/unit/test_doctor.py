@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 from helpers.machines import machine
 
-from hpcray import cli
-from hpcray.host.allocation import read_allocation
-from hpcray.host.allocation_tmp import Directory
-from hpcray.state import doctor, doctor_host, doctor_wires
-from hpcray.state.findings import FAIL, NOTE, OK, WARN, Finding, Row, merge
+from hpcray.cli import __main__ as cli
+from hpcray.platform.allocation import read_allocation
+from hpcray.platform.spill_files import TmpDirectory
+from hpcray.state import doctor, doctor_step
+from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, merge
 
 WIRES: dict[str, Any] = {
     "mpi": "Open MPI v5.0.11",
@@ -42,12 +42,12 @@ def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def named(findings: list[Finding], name: str) -> Finding:
+def named(findings: list[DoctorFinding], name: str) -> DoctorFinding:
     (found,) = [finding for finding in findings if finding.name == name]
     return found
 
 
-def level_of(findings: list[Finding], name: str) -> str:
+def level_of(findings: list[DoctorFinding], name: str) -> str:
     return named(findings, name).level
 
 
@@ -61,55 +61,55 @@ def program(tmp_path: Path, name: str, text: str) -> str:
 # ---------------------------------------------------------------- MPI, UCX, RDMA
 
 
-def test_mpirun_of_the_same_mpi(tmp_path: Path) -> None:
+def test_an_mpirun_of_mpi4pys_library_is_green(tmp_path: Path) -> None:
     mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
-    found = doctor_wires.look_at_mpi(WIRES, {"mpirun": mpirun})
+    found = doctor.examine_mpi(WIRES, {"mpirun": mpirun})
     assert level_of(found, "library") == level_of(found, "mpirun") == OK
 
 
 def test_mpirun_of_another_mpi_is_a_failure(tmp_path: Path) -> None:
-    found = doctor_wires.look_at_mpi(WIRES, {"mpirun": program(tmp_path, "mpirun", "echo 'HYDRA build details:'")})
+    found = doctor.examine_mpi(WIRES, {"mpirun": program(tmp_path, "mpirun", "echo 'HYDRA build details:'")})
     assert level_of(found, "mpirun") == FAIL
     assert "alone" in found[-1].hint
 
 
 def test_no_launcher_and_no_mpi_are_failures() -> None:
-    assert level_of(doctor_wires.look_at_mpi(WIRES, {}), "launcher") == FAIL
-    assert level_of(doctor_wires.look_at_mpi({**WIRES, "mpi": "no MPI: ...", "mpi4py": ""}, {}), "library") == FAIL
-    assert level_of(doctor_wires.look_at_mpi({"error": "code -11"}, {}), "library") == FAIL
+    assert level_of(doctor.examine_mpi(WIRES, {}), "launcher") == FAIL
+    assert level_of(doctor.examine_mpi({**WIRES, "mpi": "no MPI: ...", "mpi4py": ""}, {}), "library") == FAIL
+    assert level_of(doctor.examine_mpi({"error": "code -11"}, {}), "library") == FAIL
 
 
-def test_a_program_that_fails_is_said_not_to_work(tmp_path: Path) -> None:
+def test_a_launcher_that_fails_is_reported_with_its_message(tmp_path: Path) -> None:
     path = program(tmp_path, "srun", "echo 'srun: error: no controller' >&2\nexit 1")
-    found = doctor_wires.look_at_mpi(WIRES, {"srun": path})
+    found = doctor.examine_mpi(WIRES, {"srun": path})
     assert named(found, "srun").value == f"{path}: does not work: srun: error: no controller"
 
 
-def test_a_task_of_srun_sees_whether_it_could_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_srun_examines_the_start_up_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     task = {
         "SLURM_STEP_ID": "0",
         "SLURM_PROCID": "0",
         "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
     }
-    monkeypatch.setattr(doctor_wires, "open_mpi_wheel", lambda: "/env")
-    assert doctor_wires.look_at_start(WIRES, {}) == []
-    (found,) = doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0"})
+    monkeypatch.setattr(doctor, "open_mpi_wheel_prefix", lambda: "/env")
+    assert doctor.examine_start(WIRES, {}) == []
+    (found,) = doctor.examine_start(WIRES, {**task, "PMIX_RANK": "0"})
     assert (found.level, found.value) == (OK, "srun gives PMIx")
-    (found,) = doctor_wires.look_at_start(WIRES, {**task, "PMI_FD": "3"})
+    (found,) = doctor.examine_start(WIRES, {**task, "PMI_FD": "3"})
     assert found.level == FAIL and found.hint.startswith("srun --mpi=pmix")
     ulfm = {**task, "PMIX_RANK": "0", "OMPI_MCA_mpi_ft_enable": "1", "SLURM_STEP_TASKS_PER_NODE": "4"}
-    assert [finding.level for finding in doctor_wires.look_at_start(WIRES, ulfm)] == [OK, FAIL, WARN]
-    monkeypatch.setattr(doctor_wires, "open_mpi_wheel", lambda: "")
-    of_the_site = doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0"})
+    assert [finding.level for finding in doctor.examine_start(WIRES, ulfm)] == [OK, FAIL, WARN]
+    monkeypatch.setattr(doctor, "open_mpi_wheel_prefix", lambda: "")
+    of_the_site = doctor.examine_start(WIRES, {**task, "PMIX_RANK": "0"})
     assert "OMPI_MCA_pml=ucx" in named(of_the_site, "loss of a rank").hint
-    assert len(doctor_wires.look_at_start(WIRES, {**task, "PMIX_RANK": "0", "OMPI_MCA_pml": "cm"})) == 1
+    assert len(doctor.examine_start(WIRES, {**task, "PMIX_RANK": "0", "OMPI_MCA_pml": "cm"})) == 1
 
 
-def test_ucx_without_adapters_talks_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
-    assert level_of(doctor_wires.look_at_ucx(WIRES, False), "RDMA") == NOTE
-    required = named(doctor_wires.look_at_ucx(WIRES, True), "RDMA")
+def test_ucx_without_adapters_uses_tcp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path)
+    assert level_of(doctor.examine_ucx(WIRES, False), "RDMA") == NOTE
+    required = named(doctor.examine_ucx(WIRES, True), "RDMA")
     assert required.level == FAIL and required.hint
 
 
@@ -118,36 +118,36 @@ def test_an_idle_rdma_adapter_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
     (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
-    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
-    found = doctor_wires.look_at_ucx(WIRES, False)
+    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path)
+    found = doctor.examine_ucx(WIRES, False)
     assert "mlx5_0 (active, 200 Gb/sec (4X HDR))" in [finding.value for finding in found]
     assert level_of(found, "RDMA") == WARN
-    assert level_of(doctor_wires.look_at_ucx({**WIRES, "rdma": True}, True), "RDMA") == OK
+    assert level_of(doctor.examine_ucx({**WIRES, "rdma": True}, True), "RDMA") == OK
 
 
 def test_without_ucx_bytes_go_over_mpi() -> None:
-    found = doctor_wires.look_at_ucx({**WIRES, "libucx": "", "ucx": "no UCX: ImportError"}, False)
+    found = doctor.examine_ucx({**WIRES, "libucx": "", "ucx": "no UCX: ImportError"}, False)
     assert level_of(found, "library") == WARN
     assert "over MPI" in found[0].value
 
 
-def test_the_build_of_ucx_is_told_by_its_modules(tmp_path: Path) -> None:
+def test_the_build_of_ucx_is_known_from_its_modules(tmp_path: Path) -> None:
     (tmp_path / "ucx").mkdir()
     for name in ("libuct_ib.so.0", "libuct_cuda.so", "libuct_ib_mlx5.so.0", "libucm_cuda.so"):
         (tmp_path / "ucx" / name).touch()
-    found = doctor_wires.look_at_ucx({**WIRES, "libucx": str(tmp_path / "libucp.so")}, False)
+    found = doctor.examine_ucx({**WIRES, "libucx": str(tmp_path / "libucp.so")}, False)
     assert named(found, "build").value == "cuda, ib, ib_mlx5"
 
 
 def test_the_adapter_on_the_own_numa_node_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor_wires, "_NETWORK", tmp_path / "none")
-    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path)
+    monkeypatch.setattr(doctor, "_NETWORK", tmp_path / "none")
+    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path)
     for index in range(2):
         device = tmp_path / f"mlx5_{index}" / "device"
         device.mkdir(parents=True)
         (device / "numa_node").write_text(f"{index}\n")
-    assert doctor_wires.nearest_adapters({1}) == ["mlx5_1"]
-    assert doctor_wires.nearest_adapters({0, 1}) == ["mlx5_0", "mlx5_1"]
+    assert doctor.nearest_adapters({1}) == ["mlx5_1"]
+    assert doctor.nearest_adapters({0, 1}) == ["mlx5_0", "mlx5_1"]
 
 
 # ---------------------------------------------------------------- the host
@@ -156,38 +156,38 @@ def test_the_adapter_on_the_own_numa_node_is_named(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("soft", "level"), [(1024, WARN), (1 << 31, OK), (resource.RLIM_INFINITY, OK)], ids=["few", "many", "unlimited"]
 )
-def test_limits(soft: int, level: str) -> None:
-    found = doctor_host.look_at_limits(lambda number: (soft, soft), rdma=True)
+def test_low_resource_limits_are_warnings(soft: int, level: str) -> None:
+    found = doctor.examine_limits(lambda number: (soft, soft), rdma=True)
     assert {finding.level for finding in found} == {level}
-    assert level_of(doctor_host.look_at_limits(lambda number: (soft, soft), rdma=False), "locked memory") == OK
+    assert level_of(doctor.examine_limits(lambda number: (soft, soft), rdma=False), "locked memory") == OK
 
 
-def test_a_temporary_directory_that_cannot_hold_sockets_is_said(tmp_path: Path) -> None:
-    fine = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
+def test_a_temporary_directory_too_deep_for_sockets_is_a_warning(tmp_path: Path) -> None:
+    fine = named(doctor.examine_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
     assert fine.level == OK
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
-    bad = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": str(deep)}), "session directory")
+    bad = named(doctor.examine_directories({"HPCRAY_TMPDIR": str(deep)}), "session directory")
     assert bad.level == WARN and "too long" in bad.hint
 
 
-def test_a_session_directory_that_all_nodes_share_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_host, "look_at", lambda path: Directory(path, "", "lustre", 1 << 40, True))
-    found = named(doctor_host.look_at_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
+def test_a_session_directory_on_a_shared_file_system_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "inspect_tmp_directory", lambda path: TmpDirectory(path, "", "lustre", 1 << 40, True))
+    found = named(doctor.examine_directories({"HPCRAY_TMPDIR": "/tmp"}), "session directory")
     assert found.level == WARN and "on lustre, which all nodes share" in found.hint
 
 
 @pytest.mark.parametrize(
     ("entry", "text", "level"),
     [
-        (Directory("/s", "TMPDIR", "nfs4", 789 << 30, True), "/s: nfs4 (shared), 780 GB free", NOTE),
-        (Directory("/s", "", "tmpfs", 5 << 30, True), "/s: tmpfs (memory), 5 GB free", NOTE),
-        (Directory("/s", "TMPDIR", "xfs", 1 << 20, True), "/s: xfs (node-local), 1 MB free", WARN),
-        (Directory("/s", "TMPDIR", "xfs", 1 << 40, False), "/s: xfs (node-local), 1000 GB free", WARN),
+        (TmpDirectory("/s", "TMPDIR", "nfs4", 789 << 30, True), "/s: nfs4 (shared), 780 GB free", NOTE),
+        (TmpDirectory("/s", "", "tmpfs", 5 << 30, True), "/s: tmpfs (memory), 5 GB free", NOTE),
+        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 20, True), "/s: xfs (node-local), 1 MB free", WARN),
+        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 40, False), "/s: xfs (node-local), 1000 GB free", WARN),
     ],
 )
-def test_temporary_directories(entry: Directory, text: str, level: str) -> None:
-    found = doctor_host._temporary(entry)
+def test_temporary_directories_are_shown_with_type_and_free_space(entry: TmpDirectory, text: str, level: str) -> None:
+    found = doctor._temporary(entry)
     assert (found.value, found.level) == (text, level)
     assert bool(found.hint) is (level == WARN)
 
@@ -204,24 +204,24 @@ def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    cpus = named(doctor_host.look_at_cpus(step), "CPUs")
+    cpus = named(doctor.examine_cpus(step), "CPUs")
     assert cpus.value.startswith("1 of 16 usable (affinity 16,") and "Slurm 1)" in cpus.value
     assert cpus.level == WARN and "--cpus-per-task" in cpus.hint
-    assert named(doctor_host.look_at_memory(step), "memory").value.startswith("50 MB usable")
+    assert named(doctor.examine_memory(step), "memory").value.startswith("50 MB usable")
 
 
-def test_nodes_of_one_host_that_are_kept_apart_are_a_note() -> None:
-    assert named(doctor_host.look_at_memory({"HPCRAY_SAME_HOST": "0"}), "neighbours").level == NOTE
-    assert len(doctor_host.look_at_memory({"HPCRAY_SAME_HOST": "1"})) == len(doctor_host.look_at_memory({})) == 2
+def test_the_doctor_notes_that_nodes_of_a_host_share_no_stores() -> None:
+    assert named(doctor.examine_memory({"HPCRAY_SAME_HOST": "0"}), "neighbours").level == NOTE
+    assert len(doctor.examine_memory({"HPCRAY_SAME_HOST": "1"})) == len(doctor.examine_memory({})) == 2
 
 
-def test_where_the_cores_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_binding_shows_cores_numa_nodes_and_adapters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(tmp_path, monkeypatch)
-    monkeypatch.setattr(doctor_wires, "_INFINIBAND", tmp_path / "sys/class/infiniband")
+    monkeypatch.setattr(doctor, "_INFINIBAND", tmp_path / "sys/class/infiniband")
 
     def rows(cores: set[int], **environ: str) -> dict[str, str]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
-        return {finding.name: finding.value for finding in doctor_host.look_at_binding(environ)}
+        return {finding.name: finding.value for finding in doctor.examine_binding(environ)}
 
     both = rows(set(range(16)), CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert both["binding"] == "cores 0-15, NUMA nodes 0-1, network mlx5_0, mlx5_1"
@@ -234,26 +234,26 @@ def test_where_the_cores_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     site = rows({9, 10}, UCX_NET_DEVICES="mlx5_0:1", HPCRAY_BIND="0")
     assert site["RDMA ports"] == "mlx5_0:1 (UCX_NET_DEVICES of the site or the user)"
     assert site["workers"] == "the cores of their rank (HPCRAY_BIND=0)"
-    assert doctor_host.runs([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert doctor.runs([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
-def test_gpus_are_those_of_the_job() -> None:
-    (found,) = doctor_host.look_at_gpus({**JOB, "CUDA_VISIBLE_DEVICES": "0,GPU-7"})
+def test_gpus_shown_are_those_of_the_job() -> None:
+    (found,) = doctor.examine_gpus({**JOB, "CUDA_VISIBLE_DEVICES": "0,GPU-7"})
     assert (found.level, found.value) == (OK, "2: 0, GPU-7 (CUDA_VISIBLE_DEVICES)")
-    (found,) = doctor_host.look_at_gpus(JOB)
+    (found,) = doctor.examine_gpus(JOB)
     assert found.value == "none"
 
 
-def test_shared_memory() -> None:
-    assert doctor_host.look_at_shared_memory("/no/such/directory").level == FAIL
+def test_a_missing_dev_shm_is_a_failure() -> None:
+    assert doctor.examine_shared_memory("/no/such/directory").level == FAIL
 
 
 # ---------------------------------------------------------------- the job
 
 
-def test_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: time.time() + 7300)
-    found = doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)
+def test_the_job_is_shown_with_nodes_start_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_step, "ask_end_time", lambda environ: time.time() + 7300)
+    found = doctor_step.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)
     assert named(found, "allocation").value == "job 7, 4 nodes: n[1-4]"
     assert named(found, "srun --mpi=pmix").level == OK
     assert (named(found, "time left").value, level_of(found, "time left")) == ("2 h 1 min", OK)
@@ -261,9 +261,9 @@ def test_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("end", "level"), [(None, NOTE), (300.0, WARN), (-5.0, WARN)])
-def test_time_left(monkeypatch: pytest.MonkeyPatch, end: float | None, level: str) -> None:
-    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: None if end is None else time.time() + end)
-    found = doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "can not load PMIx library", JOB)
+def test_little_time_left_is_a_warning(monkeypatch: pytest.MonkeyPatch, end: float | None, level: str) -> None:
+    monkeypatch.setattr(doctor_step, "ask_end_time", lambda environ: None if end is None else time.time() + end)
+    found = doctor_step.examine_job(read_allocation(JOB, "n1"), "pmix", "can not load PMIx library", JOB)
     assert level_of(found, "time left") == level
     assert level_of(found, "srun --mpi=pmix") == FAIL and "mpirun" in named(found, "srun --mpi=pmix").hint
 
@@ -278,49 +278,51 @@ def test_time_left(monkeypatch: pytest.MonkeyPatch, end: float | None, level: st
         ({"a": (0.0, 0.01)}, NOTE),
     ],
 )
-def test_clocks(offsets: dict[str, tuple[float, float]], level: str) -> None:
-    found = doctor.judge_clocks(offsets)
+def test_clock_skew_is_judged_beyond_its_uncertainty(offsets: dict[str, tuple[float, float]], level: str) -> None:
+    found = doctor_step.judge_clocks(offsets)
     assert found.level == level
     if level in (WARN, FAIL):
         assert "b is ahead of a" in found.value and "NTP" in found.hint
 
 
-# ---------------------------------------------------------------- all nodes; how they are asked: test_doctor_nodes.py
+# ---------------------------------------------------------------- all nodes; their queries: test_doctor_step.py
 
-SAME = Finding("host", "CPUs", "16", OK)
+SAME = DoctorFinding("host", "CPUs", "16", OK)
 
 
 def test_equal_findings_of_several_nodes_are_one_row_in_the_order_of_the_report() -> None:
-    odd = Finding("host", "/dev/shm", "full", FAIL, "clean up")
-    fine = Finding("host", "/dev/shm", "free", OK)
+    odd = DoctorFinding("host", "/dev/shm", "full", FAIL, "clean up")
+    fine = DoctorFinding("host", "/dev/shm", "free", OK)
     rows = merge({"n1": [SAME, fine], "n2": [SAME, odd], "n3": [SAME, fine]})
-    assert rows == [Row(SAME, ("n1", "n2", "n3")), Row(fine, ("n1", "n3")), Row(odd, ("n2",))]
+    assert rows == [DoctorRow(SAME, ("n1", "n2", "n3")), DoctorRow(fine, ("n1", "n3")), DoctorRow(odd, ("n2",))]
 
 
 # ---------------------------------------------------------------- the command
 
 
-def test_the_command_prints_rows_with_their_hints_and_fails_on_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    red = Finding("MPI", "library", "none", FAIL, "install one")
+def test_hpcray_doctor_prints_hints_and_exits_with_1_on_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    red = DoctorFinding("MPI", "library", "none", FAIL, "install one")
     monkeypatch.setattr(cli, "examine", lambda require_rdma: [SAME, red])
     done = CliRunner().invoke(cli.main, ["doctor"])
     assert done.exit_code == 1
     assert "ok   CPUs" in done.output and "FAIL library" in done.output and "hint: install one" in done.output
     as_json = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).output)
     assert [(row["level"], row["nodes"]) for row in as_json] == [("ok", []), ("fail", [])]
-    monkeypatch.setattr(cli, "examine", lambda require_rdma: [Finding("limits", "open files", "1024", WARN, "more")])
+    monkeypatch.setattr(
+        cli, "examine", lambda require_rdma: [DoctorFinding("limits", "open files", "1024", WARN, "more")]
+    )
     assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 0, "yellow is no failure"
 
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_the_reports_in_the_readme_have_the_rows_that_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "ask_end_time", lambda environ: time.time() + 1800)
+def test_the_doctor_reports_in_the_readme_have_the_rows_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_step, "ask_end_time", lambda environ: time.time() + 1800)
     monkeypatch.setattr(doctor, "probe_wires", lambda: WIRES)
     monkeypatch.setattr(doctor, "find_launchers", lambda: {"mpirun": "/bin/true"})
     here = {finding.name for finding in doctor.examine()}
-    job = {finding.name for finding in doctor.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)}
+    job = {finding.name for finding in doctor_step.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)}
     blocks = README.read_text().split("hpcray doctor\n")[1:3]
     shown = [
         {line[7:25].strip() for line in block.partition("```")[0].splitlines() if line[:2] == "  "} for block in blocks

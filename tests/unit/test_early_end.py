@@ -1,4 +1,4 @@
-"""A rank that cannot start, or is told to end while it starts: the others hear of it, and nothing is left."""
+"""A rank that cannot start, or gets SIGTERM while it starts: it ends the others, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime import run_info
-from hpcray.runtime.early_end import ended_by_sigterm
+from hpcray.runtime.node import run_info
+from hpcray.runtime.node.shutdown import ended_by_sigterm
 from hpcray.transport.startup import Launch
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}
 
 
-def test_a_rank_under_srun_tells_why_and_has_the_step_ended(
+def test_a_rank_of_srun_that_cannot_start_prints_why_and_ends_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = tmp_path / "asked"
@@ -32,17 +32,19 @@ def test_a_rank_under_srun_tells_why_and_has_the_step_ended(
 
 
 @pytest.mark.parametrize("launch", [Launch(), Launch("mpirun", 1, 4), Launch("srun", 0, 1)], ids=str)
-def test_elsewhere_nobody_waits_for_it(launch: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_rank_ends_no_step_where_no_rank_waits_for_it(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert not run_info.end_step(launch, ValueError("no room"), STEP)
     assert capsys.readouterr().err == "", "who started it tells the error"
 
 
-def test_without_scancel_it_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rank_prints_why_without_scancel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert run_info.end_step(Launch("srun", 1, 2), ValueError("no room"), STEP)
 
 
-def test_sigterm_inside_of_mpi_ends_the_process_tidily(tmp_path: Path) -> None:
+def test_sigterm_inside_mpi_removes_the_session_directory(tmp_path: Path) -> None:
     mark = tmp_path / "session"
     mark.mkdir()
     ready, told = os.pipe()
@@ -61,7 +63,7 @@ def test_sigterm_inside_of_mpi_ends_the_process_tidily(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_afterwards_signals_are_as_before() -> None:
+def test_ended_by_sigterm_restores_the_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with ended_by_sigterm(lambda: None):
         pass

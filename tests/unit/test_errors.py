@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 from hpcray import exceptions
-from hpcray.base.errors import (
+from hpcray.common.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
@@ -163,7 +163,7 @@ def trip(error: Any) -> Any:
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
 @pytest.mark.parametrize("trips", [0, 1, 2])
-def test_is_both_task_error_and_the_users_class(cause: BaseException, trips: int) -> None:
+def test_a_dual_error_is_an_instance_of_task_error_and_of_the_users_class(cause: BaseException, trips: int) -> None:
     raised = task_error(cause)
     for _ in range(trips):
         raised = trip(raised)
@@ -210,7 +210,7 @@ def test_derived_classes_are_cached_and_unknown_to_the_users_hooks() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with 3.11")
-def test_exception_group() -> None:
+def test_an_exception_group_can_be_the_cause() -> None:
     group_class = builtins.ExceptionGroup  # type: ignore[attr-defined]
     group = group_class("several", [ValueError(1), KeyError(2)])
     dual: Any = trip(task_error(group).as_instanceof_cause())
@@ -236,14 +236,14 @@ def test_class_that_cannot_be_combined_falls_back_to_task_error() -> None:
 
 
 @pytest.mark.parametrize("exc", [SystemExit(3), GeneratorExit()])
-def test_what_would_end_the_caller_stays_a_task_error(exc: BaseException) -> None:
+def test_a_cause_that_would_end_the_caller_stays_a_task_error(exc: BaseException) -> None:
     error = trip(task_error(exc)).as_instanceof_cause()
     assert type(error) is RayTaskError
     assert type(error.cause) is type(exc)
 
 
 @pytest.mark.parametrize("exc", [KeyboardInterrupt(), asyncio.CancelledError()])
-def test_interrupts_become_cancellation(exc: BaseException) -> None:
+def test_interrupts_become_task_cancelled_errors(exc: BaseException) -> None:
     error = trip(task_error(exc)).as_instanceof_cause()
     assert isinstance(error, TaskCancelledError)
     assert not isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
@@ -267,7 +267,7 @@ class FailsToLoad(Exception):
 
 
 @pytest.mark.parametrize("exc", [Unpicklable(), FailsToLoad("holds a lock")])
-def test_a_cause_that_does_not_travel_leaves_its_text(exc: Exception) -> None:
+def test_a_cause_that_does_not_pickle_leaves_its_text(exc: Exception) -> None:
     error: Any = trip(task_error(exc)).as_instanceof_cause()
     assert isinstance(error, UnserializableException)
     assert isinstance(error, RayTaskError)
@@ -285,7 +285,7 @@ def test_a_cause_unknown_to_the_receiver_leaves_its_text(monkeypatch: pytest.Mon
     assert "far away" in str(error)
 
 
-def test_classes_of_the_script_travel_by_value() -> None:
+def test_exception_classes_of_the_script_are_pickled_by_value() -> None:
     class Local(Exception):
         pass
 
@@ -303,13 +303,13 @@ def test_nested_errors_keep_the_first_cause_and_both_tracebacks() -> None:
     assert text.index("hpcray::outer() (pid=43") < text.index("hpcray::work() (pid=42") < text.index("code 3 in here")
 
 
-def test_built_by_hand_around_a_task_error() -> None:
+def test_a_task_error_around_a_task_error_keeps_the_first_cause() -> None:
     outer = RayTaskError("outer", "no traceback", task_error(Plain("p")), pid=5, ip="ip")
     assert isinstance(outer.as_instanceof_cause(), Plain)
     assert str(outer) == "hpcray::outer() (pid=5, ip=ip)\nno traceback"
 
 
-def test_chained_causes_are_in_the_text() -> None:
+def test_the_text_contains_chained_causes() -> None:
     def work() -> None:
         try:
             raise KeyError("missing")
@@ -326,7 +326,7 @@ def test_chained_causes_are_in_the_text() -> None:
 
 
 def test_frames_of_this_package_are_hidden() -> None:
-    from hpcray.base.resources import to_units
+    from hpcray.common.resources import to_units
 
     with pytest.raises(ValueError) as info:
         to_units({"CPU": -1})
@@ -336,7 +336,7 @@ def test_frames_of_this_package_are_hidden() -> None:
     assert "is negative" in text
 
 
-def test_actor_in_the_header() -> None:
+def test_the_header_names_the_actor() -> None:
     error = trip(task_error(Plain("p"), actor=("<Counter>", "0a0b")))
     assert (error.actor_repr, error.actor_id) == ("<Counter>", "0a0b")
     assert str(error).startswith("hpcray::work() (pid=42, ip=10.0.0.7, actor_id=0a0b, repr=<Counter>)\n")
@@ -346,7 +346,7 @@ def test_actor_in_the_header() -> None:
     assert "Plain: p" in str(died)
 
 
-def test_exceptions_module_is_the_whole_tree() -> None:
+def test_the_exceptions_module_exports_the_whole_error_tree() -> None:
     for name in exceptions.__all__:
         cls = getattr(exceptions, name)
         assert issubclass(cls, RayError), name
@@ -373,7 +373,7 @@ def test_every_error_pickles_with_its_attributes(name: str) -> None:
         assert "some words" in str(error)
 
 
-def test_rays_keyword_names() -> None:
+def test_errors_take_the_keyword_names_of_ray() -> None:
     assert str(exceptions.NodeDiedError(message="node 3")) == "node 3"
     assert exceptions.TaskCancelledError(task_id="ab", error_message="why").task_id == "ab"
     assert RayActorError(actor_id="ab", error_msg="m", actor_init_failed=True).actor_init_failed

@@ -6,14 +6,15 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import pytest
+from invariants_kit import GCS_EVENTS, check_after
 
-from hpcray.base.config import Config
-from hpcray.base.ids import make_proc, node_of, raylet_of
-from hpcray.base.resources import to_units
+from hpcray.common.config import Config
+from hpcray.common.ids import make_proc, node_of, raylet_of
+from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs import head as head_module
-from hpcray.core.gcs.head import HeadCore
-from hpcray.wire import messages as m
+from hpcray.core.gcs import gcs as gcs_module
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.protocol import messages as m
 
 UNIT = 10_000
 CPU1 = m.Shape((("CPU", UNIT),))
@@ -21,6 +22,11 @@ NOTHING = m.Shape(())
 OWNER = make_proc(0, 5)
 OTHER = make_proc(1, 6)
 M = TypeVar("M", bound=m.Message)
+
+
+@pytest.fixture(autouse=True)
+def _invariants_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_after(monkeypatch, Gcs, GCS_EVENTS)
 
 
 def info(index: int, cpus: float) -> m.NodeInfo:
@@ -31,7 +37,7 @@ class Head:
     """The head core, and what it sent."""
 
     def __init__(self, *cpus: float) -> None:
-        self.core = HeadCore(Config())
+        self.core = Gcs(Config())
         self.sent: list[Send] = []
         self.now = 0.0
         if cpus:
@@ -56,7 +62,7 @@ class Head:
         return nodes
 
     def states(self, dest: bytes = OWNER) -> list[str]:
-        return [state.state for state in self.take(m.ActorState, dest)]
+        return [state.state for state in self.take(m.ActorStateUpdate, dest)]
 
     def create(self, spec: m.ActorSpec, src: bytes = OWNER) -> m.GcsReply:
         self.handle(src, m.CreateActor(7, spec))
@@ -111,7 +117,7 @@ def test_an_actor_is_registered_placed_and_reported_alive() -> None:
     assert head.states(OTHER) == ["PENDING"]
     head.handle(WORKER, m.ActorReady(ACTOR, b"", []))
     for watcher in (OWNER, OTHER):
-        (state,) = head.take(m.ActorState, watcher)
+        (state,) = head.take(m.ActorStateUpdate, watcher)
         assert (state.state, state.worker, state.restarts) == ("ALIVE", WORKER, 0)
 
 
@@ -124,12 +130,20 @@ def test_a_handle_may_be_elsewhere_before_its_actor_is_registered() -> None:
     assert head.states(OTHER)[-1] == "ALIVE"
 
 
-def test_who_watches_what_never_comes_is_told_so() -> None:
+def test_a_watcher_on_a_dead_node_gets_no_states_of_an_actor_registered_later() -> None:
+    head = Head(4, 4)
+    head.handle(OTHER, m.WatchActor(ACTOR))
+    head.do(head.core.node_died(0.0, node_of(OTHER), "power cut"))
+    assert head.create(spec()).ok
+    assert OTHER not in head.core.actors.actors[ACTOR].watchers
+
+
+def test_watchers_of_an_actor_that_can_never_come_get_its_death() -> None:
     head = Head(1)
     head.handle(OTHER, m.WatchActor(ACTOR))
     head.do(head.core.process_died(0.0, OWNER, "exit code 1"))
     head.handle(OTHER, m.WatchActor(ACTOR[:-1] + b"x"))
-    states = head.take(m.ActorState, OTHER)
+    states = head.take(m.ActorStateUpdate, OTHER)
     assert [state.state for state in states] == ["DEAD", "DEAD"]
     assert all("no such actor" in state.reason for state in states)
 
@@ -139,7 +153,7 @@ def test_a_kill_may_come_before_the_actor_is_registered() -> None:
     head.handle(OTHER, m.KillActor(ACTOR, True, "it was killed by kill()"))
     assert head.create(spec()).ok
     assert head.started_on() == []
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "DEAD" and "kill()" in state.reason
 
 
@@ -157,21 +171,21 @@ def test_a_constructor_that_raises_ends_the_actor_and_its_worker() -> None:
     head = Head(4)
     head.create(spec(max_restarts=5))
     head.handle(WORKER, m.ActorReady(ACTOR, b"traceback", []))
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "DEAD" and state.error == b"traceback" and "constructor" in state.reason
     assert head.take(m.Exit, WORKER) == [m.Exit(0)]
     head.handle(OTHER, m.WatchActor(ACTOR))
-    assert head.take(m.ActorState, OTHER)[0].error == b"traceback"
+    assert head.take(m.ActorStateUpdate, OTHER)[0].error == b"traceback"
 
 
-def test_a_crash_without_restarts_is_the_end_and_says_what_died_where() -> None:
+def test_the_state_of_an_actor_that_crashed_without_restarts_names_what_died_where() -> None:
     head = alive()
     how = "its worker process 40 (pid 1) on node 0 died: signal 9"
     head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, how, False))
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "DEAD" and "signal 9 (host host0)" in state.reason
     head.handle(OTHER, m.WatchActor(ACTOR))
-    assert head.take(m.ActorState, OTHER)[0].reason == state.reason
+    assert head.take(m.ActorStateUpdate, OTHER)[0].reason == state.reason
 
 
 @pytest.mark.parametrize(("limit", "lives"), [(2, 3), (-1, 6)])
@@ -196,11 +210,11 @@ def test_a_crash_restarts_while_restarts_are_left(limit: int, lives: int) -> Non
 def test_an_intended_end_is_not_restarted() -> None:
     head = alive(max_restarts=-1)
     head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "exit_actor() was called", True))
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert (state.state, state.reason) == ("DEAD", "exit_actor() was called")
 
 
-def test_kill_for_good_is_told_at_once_and_done_by_the_raylet() -> None:
+def test_an_actor_killed_for_good_is_reported_dead_at_once_and_ended_by_its_raylet() -> None:
     head = alive(max_restarts=-1, name="n")
     head.handle(OTHER, m.KillActor(ACTOR, True, "killed with kill()"))
     assert head.states() == ["DEAD"]
@@ -210,7 +224,7 @@ def test_kill_for_good_is_told_at_once_and_done_by_the_raylet() -> None:
     assert head.sent == []
 
 
-def test_kill_to_restart_uses_a_restart() -> None:
+def test_killing_an_actor_to_restart_it_uses_a_restart() -> None:
     head = alive(max_restarts=1)
     head.handle(OTHER, m.KillActor(ACTOR, False, "shake it"))
     assert len(head.take(m.KillActor, raylet_of(0))) == 1 and head.states() == []
@@ -218,7 +232,7 @@ def test_kill_to_restart_uses_a_restart() -> None:
     assert head.states() == ["RESTARTING"]
 
 
-def test_a_late_ready_does_not_raise_the_dead_nor_an_earlier_life() -> None:
+def test_a_late_actor_ready_revives_neither_a_dead_actor_nor_a_former_worker() -> None:
     head = Head(4)
     head.create(spec(max_restarts=1))
     head.handle(raylet_of(0), m.ActorGone(ACTOR, WORKER, "crash in the constructor", False))
@@ -252,7 +266,7 @@ def test_out_of_scope_while_it_starts_waits_for_the_constructor() -> None:
     assert head.states() == ["ALIVE"] and len(head.take(m.TerminateActor, WORKER)) == 1
 
 
-def test_a_refused_actor_goes_to_another_node_then_waits_for_news() -> None:
+def test_a_refused_actor_goes_to_another_node_then_waits_until_a_node_has_more() -> None:
     head = Head(4, 4)
     head.create(spec(hold=CPU1))
     assert head.started_on() == [0]
@@ -287,7 +301,7 @@ def test_an_actor_that_finds_no_room_queues_at_a_busy_node() -> None:
     assert head.started_on() == [1], "after a while another"
 
 
-def test_when_no_worker_starts_the_owner_hears_why_and_retries_slow_down() -> None:
+def test_when_no_worker_starts_the_owner_gets_the_reason_and_retries_slow_down() -> None:
     head = Head(4)
     head.create(spec())
     tries = []
@@ -297,7 +311,7 @@ def test_when_no_worker_starts_the_owner_hears_why_and_retries_slow_down() -> No
             head.handle(raylet_of(0), m.StartActorRefused(ACTOR, "node 0 cannot start workers: no memory"))
         head.tick(step * 0.5)
     (warning,) = head.take(m.Infeasible, OWNER)
-    assert warning.klass == -1 and "no memory" in warning.reason and "Counter" in warning.reason
+    assert warning.scheduling_class == -1 and "no memory" in warning.reason and "Counter" in warning.reason
     gaps = [later - earlier for earlier, later in pairwise(tries)]
     assert gaps == sorted(gaps) and len(tries) >= 4
 
@@ -306,7 +320,7 @@ def test_an_infeasible_actor_is_named_and_waits_for_a_node() -> None:
     head = Head(1, 2)
     head.create(spec(place=m.Shape((("CPU", 4 * UNIT),)), name="big"))
     (warning,) = head.take(m.Infeasible, OWNER)
-    assert warning.klass == -1 and "actor Counter 'big' asks for {CPU: 4}" in warning.reason
+    assert warning.scheduling_class == -1 and "actor Counter 'big' asks for {CPU: 4}" in warning.reason
     head.tick(1.0)
     assert head.sent == []
     head.do(head.core.cluster_up(2.0, "s", [info(2, 8)]))
@@ -321,14 +335,14 @@ def test_actors_created_before_the_cluster_is_up_are_placed_then() -> None:
     assert head.started_on() == [0]
 
 
-def test_one_death_is_one_restart_even_if_it_is_told_twice() -> None:
+def test_a_death_reported_twice_costs_one_restart() -> None:
     head = alive(max_restarts=5)
-    worker = head.core._actors.actors[ACTOR].worker
+    worker = head.core.actors.actors[ACTOR].worker
     gone = m.ActorGone(ACTOR, worker, "killed by signal 9", False)
     head.handle(raylet_of(node_of(worker)), gone)
     assert head.started_on() == [node_of(worker)], "the same node again: its new worker is not known yet"
     head.handle(raylet_of(node_of(worker)), gone)
-    assert head.started_on() == [] and head.core._actors.actors[ACTOR].restarts == 1
+    assert head.started_on() == [] and head.core.actors.actors[ACTOR].restarts == 1
 
 
 def test_a_node_loss_restarts_the_living_and_moves_those_on_their_way() -> None:
@@ -339,40 +353,40 @@ def test_a_node_loss_restarts_the_living_and_moves_those_on_their_way() -> None:
     assert head.started_on() == [1, 1, 2]
     worker = make_proc(1, 9)
     head.handle(worker, m.ActorReady(spec(1).actor, b"", []))
-    head.take(m.ActorState)
+    head.take(m.ActorStateUpdate)
     head.do(head.core.node_died(0.0, 1, "heartbeat lost"))
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "RESTARTING" and state.reason == "node 1 died: heartbeat lost"
     assert head.started_on() == [2, 2]
-    assert head.core._actors.actors[spec(2).actor].restarts == 0, "it never lived there"
+    assert head.core.actors.actors[spec(2).actor].restarts == 0, "it never lived there"
 
 
-def test_owners_take_their_actors_with_them_but_not_detached_ones() -> None:
+def test_actors_end_with_their_owner_except_detached_ones() -> None:
     head = Head(4, 4)
     head.create(spec(1, OTHER), OTHER)
     head.create(spec(2, OTHER, detached=True, name="stays"), OTHER)
     head.handle(OWNER, m.WatchActor(spec(1, OTHER).actor))
-    head.take(m.ActorState)
+    head.take(m.ActorStateUpdate)
     head.do(head.core.process_died(0.0, OTHER, "killed by signal 9"))
-    (state,) = head.take(m.ActorState, OWNER)
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "DEAD" and "its owner is gone" in state.reason and "1.6" in state.reason
     assert len(head.take(m.KillActor)) == 1
-    assert head.core._actors.named("stays", "ns") is not None
+    assert head.core.actors.find_by_name("stays", "ns") is not None
 
 
 def test_owners_on_a_dead_node_count_as_dead() -> None:
     head = Head(4, 4)
     head.create(spec(1, OTHER), OTHER)
     head.handle(OWNER, m.WatchActor(spec(1, OTHER).actor))
-    head.take(m.ActorState)
+    head.take(m.ActorStateUpdate)
     head.do(head.core.node_died(0.0, 1, "power"))
     assert head.states() == ["DEAD"]
 
 
-def test_a_dead_watcher_is_told_nothing() -> None:
+def test_a_dead_watcher_gets_no_states() -> None:
     head = alive()
     head.handle(OTHER, m.WatchActor(ACTOR))
-    head.take(m.ActorState)
+    head.take(m.ActorStateUpdate)
     head.do(head.core.process_died(0.0, OTHER, "exit code 0"))
     head.handle(OWNER, m.KillActor(ACTOR, True, ""))
     assert head.states(OTHER) == [] and head.states() == ["DEAD"]
@@ -387,16 +401,16 @@ def test_an_actor_bound_to_its_node_is_sent_there_even_when_it_is_busy() -> None
     assert head.started_on() == [1]
 
 
-def test_the_job_goes_to_every_raylet() -> None:
+def test_set_job_is_sent_to_every_raylet() -> None:
     head = Head(1, 1)
     job = m.SetJob(m.JobInfo("01", "ns", (), "/"))
     head.handle(OWNER, job)
     assert [s.dest for s in head.sent] == [raylet_of(0), raylet_of(1)] and head.core.job == job.job
 
 
-def test_every_message_it_names_is_handled_and_others_are_not() -> None:
+def test_the_gcs_handles_exactly_the_messages_in_HANDLES() -> None:
     head = Head(1)
-    assert set(head.core._handlers) == set(head_module.HANDLES)
+    assert set(head.core._handlers) == set(gcs_module.HANDLES)
     with pytest.raises(KeyError):
         head.handle(OWNER, m.Stop(0))
 
@@ -412,7 +426,7 @@ class TestArgumentsThatComeLater:
         assert reply.ok
         return head
 
-    def test_it_has_its_name_and_no_place(self) -> None:
+    def test_an_incomplete_actor_has_its_name_and_no_node(self) -> None:
         head = self.reserved()
         head.tick(5.0)
         assert head.started_on() == []
@@ -420,7 +434,7 @@ class TestArgumentsThatComeLater:
         head.handle(OTHER, m.WatchActor(spec().actor))
         assert head.states(OTHER) == ["PENDING"]
 
-    def test_it_is_placed_with_what_came(self) -> None:
+    def test_an_incomplete_actor_is_placed_with_the_arguments_that_came(self) -> None:
         head = self.reserved()
         head.handle(OWNER, m.CreateActor(0, spec(name="n")))
         (start,) = head.take(m.StartActor)
@@ -429,7 +443,7 @@ class TestArgumentsThatComeLater:
         assert head.take(m.StartActor) == []
 
     @pytest.mark.parametrize("detached", [False, True])
-    def test_its_creator_dies_first(self, detached: bool) -> None:
+    def test_an_incomplete_actor_ends_with_its_creator(self, detached: bool) -> None:
         head = self.reserved(detached=detached)
         head.handle(OTHER, m.WatchActor(spec().actor))
         head.states(OTHER)
@@ -437,7 +451,7 @@ class TestArgumentsThatComeLater:
         assert head.states(OTHER) == ["DEAD"]
         assert head.create(spec(2, owner=OTHER, name="n"), OTHER).ok
 
-    def test_it_is_killed_first(self) -> None:
+    def test_an_incomplete_actor_can_be_killed(self) -> None:
         head = self.reserved()
         head.handle(OTHER, m.KillActor(spec().actor, True, "enough"))
         head.states()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from hpcray.base.config import Config
-from hpcray.base.ids import HEAD, make_proc, raylet_of
-from hpcray.base.resources import to_units
+import pytest
+from invariants_kit import GCS_EVENTS, check_after
+
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, make_proc, raylet_of
+from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.placement_groups import ANSWER_WITHIN
-from hpcray.wire import messages as m
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.placement_group_manager import ANSWER_TIMEOUT
+from hpcray.protocol import messages as m
 
 DRIVER = make_proc(0, 5)
 GROUP = DRIVER + (7).to_bytes(5, "big")
 
 
-def head_of(*cpus: float) -> HeadCore:
-    head = HeadCore(Config())
+@pytest.fixture(autouse=True)
+def _invariants_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_after(monkeypatch, Gcs, GCS_EVENTS)
+
+
+def head_of(*cpus: float) -> Gcs:
+    head = Gcs(Config())
     infos = [
         m.NodeInfo(n, f"id{n}", "h", f"10.0.0.{n}", 1, to_units({"CPU": c}), b"", "mpi", 0) for n, c in enumerate(cpus)
     ]
@@ -23,7 +31,7 @@ def head_of(*cpus: float) -> HeadCore:
     return head
 
 
-def create(head: HeadCore, *cpus: float, group: bytes = GROUP, strategy: str = "STRICT_SPREAD") -> list[Effect]:
+def create(head: Gcs, *cpus: float, group: bytes = GROUP, strategy: str = "STRICT_SPREAD") -> list[Effect]:
     spec = m.GroupSpec(group, [to_units({"CPU": c}) for c in cpus], strategy, owner=DRIVER)
     return head.handle(0.0, DRIVER, m.CreateGroup(0, spec))
 
@@ -33,14 +41,14 @@ def sent(effects: list[Effect], kind: type) -> list[tuple[bytes, m.Message]]:
 
 
 def states(effects: list[Effect]) -> list[str]:
-    return [msg.state for _, msg in sent(effects, m.GroupState)]
+    return [msg.state for _, msg in sent(effects, m.PlacementGroupStateUpdate)]
 
 
-def answer(head: HeadCore, node: int, attempt: int, ok: bool, now: float = 0.1) -> list[Effect]:
+def answer(head: Gcs, node: int, attempt: int, ok: bool, now: float = 0.1) -> list[Effect]:
     return head.handle(now, raylet_of(node), m.BundlesPrepared(GROUP, attempt, ok))
 
 
-def test_committed_when_all_have_said_yes() -> None:
+def test_a_group_is_committed_when_all_nodes_have_prepared() -> None:
     head = head_of(1, 1)
     asked = sent(create(head, 1, 1), m.PrepareBundles)
     assert [dest for dest, _ in asked] == [raylet_of(0), raylet_of(1)] and not any(msg.commit for _, msg in asked)
@@ -50,7 +58,7 @@ def test_committed_when_all_have_said_yes() -> None:
     assert states(out) == ["CREATED"]
 
 
-def test_one_node_commits_at_once() -> None:
+def test_bundles_on_one_node_are_committed_at_once() -> None:
     head = head_of(2)
     ((_, msg),) = sent(create(head, 1, 1, strategy="PACK"), m.PrepareBundles)
     assert msg.commit and states(answer(head, 0, 1, True)) == ["CREATED"]
@@ -72,17 +80,33 @@ def test_a_refusal_undoes_the_others_and_late_answers_count_for_nothing() -> Non
     assert states(answer(head, 1, 2, True)) == ["CREATED"]
 
 
-def test_silence_undoes_it_too() -> None:
+def test_a_group_that_loses_another_bundle_during_an_attempt_is_not_created_by_the_attempt_s_answer() -> None:
+    head = head_of(1, 1, 1, 1, 1)
+    create(head, 1, 1, 1)
+    for node in (0, 1, 2):
+        answer(head, node, 1, True)
+    group = head.groups.find(GROUP)
+    assert group is not None and group.state == "CREATED"
+    first = head.node_died(1.0, 1, "crashed")
+    assert [dest for dest, _ in sent(first, m.PrepareBundles)] == [raylet_of(3)]
+    assert sent(head.node_died(1.1, 2, "crashed"), m.PrepareBundles) == []
+    second = answer(head, 3, 2, True, 1.2)
+    assert states(second) == [] and (group.state, sorted(group.nodes)) == ("RESCHEDULING", [-1, 0, 3])
+    assert [dest for dest, _ in sent(second, m.PrepareBundles)] == [raylet_of(4)]
+    assert states(answer(head, 4, 3, True, 1.3)) == ["CREATED"] and sorted(group.nodes) == [0, 3, 4]
+
+
+def test_an_attempt_without_answers_is_undone_after_the_timeout() -> None:
     head = head_of(1, 1)
     create(head, 1, 1)
     answer(head, 0, 1, True)
-    assert sent(head.tick(ANSWER_WITHIN - 1), m.ReturnBundles) == []
-    out = head.tick(ANSWER_WITHIN + 1)
+    assert sent(head.tick(ANSWER_TIMEOUT - 1), m.ReturnBundles) == []
+    out = head.tick(ANSWER_TIMEOUT + 1)
     assert [dest for dest, _ in sent(out, m.ReturnBundles)] == [raylet_of(0), raylet_of(1)]
     assert answer(head, 1, 1, True) == []
 
 
-def test_removed_while_it_is_prepared() -> None:
+def test_a_group_can_be_removed_while_it_is_prepared() -> None:
     head = head_of(1, 1)
     create(head, 1, 1)
     out = head.handle(0.1, DRIVER, m.RemoveGroup(GROUP))
@@ -91,14 +115,14 @@ def test_removed_while_it_is_prepared() -> None:
     assert states(head.handle(0.2, DRIVER, m.WatchGroup(GROUP))) == ["REMOVED"]
 
 
-def test_removed_before_it_is_known() -> None:
+def test_a_group_can_be_removed_before_it_is_registered() -> None:
     head = head_of(1)
     assert head.handle(0.0, make_proc(1, 9), m.RemoveGroup(GROUP)) == []
     out = create(head, 1)
     assert states(out) == ["REMOVED"] and sent(out, m.PrepareBundles) == []
 
 
-def test_a_node_that_dies_while_it_is_asked() -> None:
+def test_an_attempt_is_undone_when_one_of_its_nodes_dies() -> None:
     head = head_of(1, 1, 1)
     create(head, 1, 1)
     answer(head, 0, 1, True)
@@ -106,21 +130,21 @@ def test_a_node_that_dies_while_it_is_asked() -> None:
     assert [dest for dest, _ in sent(out, m.ReturnBundles)] == [raylet_of(0)]
 
 
-def test_who_watches_ahead_of_the_creation_is_told() -> None:
+def test_a_watcher_ahead_of_the_group_s_creation_gets_its_states() -> None:
     head = head_of(1)
     other = make_proc(0, 6)
     assert head.handle(0.0, other, m.WatchGroup(GROUP)) == []
     create(head, 1)
-    assert {dest for dest, _ in sent(answer(head, 0, 1, True), m.GroupState)} == {DRIVER, other}
+    assert {dest for dest, _ in sent(answer(head, 0, 1, True), m.PlacementGroupStateUpdate)} == {DRIVER, other}
 
 
-def test_a_task_for_a_removed_group_is_told() -> None:
+def test_the_holder_of_a_request_in_a_removed_group_gets_its_state() -> None:
     head = head_of(1)
     create(head, 1)
     head.handle(0.1, DRIVER, m.RemoveGroup(GROUP))
     shape = m.Shape(((f"CPU_group_{GROUP.hex()}", 10_000), (f"bundle_group_{GROUP.hex()}", 10)), "group")
-    out = head.handle(0.2, HEAD, m.Unmet(DRIVER, 3, shape, 5))
-    assert [(dest, msg.state) for dest, msg in sent(out, m.GroupState)] == [(DRIVER, "REMOVED")]
+    out = head.handle(0.2, HEAD, m.UnmetLeaseRequest(DRIVER, 3, shape, 5))
+    assert [(dest, msg.state) for dest, msg in sent(out, m.PlacementGroupStateUpdate)] == [(DRIVER, "REMOVED")]
 
 
 def test_bundles_of_a_dead_node_get_another_place_and_the_others_stay() -> None:
@@ -136,7 +160,7 @@ def test_bundles_of_a_dead_node_get_another_place_and_the_others_stay() -> None:
     assert states(answer(head, 2, 2, True, 1.1)) == ["CREATED"]
 
 
-def test_without_another_place_the_group_waits_for_one() -> None:
+def test_a_group_whose_lost_bundle_fits_nowhere_waits_for_a_node() -> None:
     head = head_of(1, 1)
     create(head, 1, 1)
     answer(head, 0, 1, True)

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.base.config import Config
-from hpcray.base.ids import make_proc, raylet_of
-from hpcray.base.resources import to_units
+from hpcray.common.config import Config
+from hpcray.common.ids import make_proc, raylet_of
+from hpcray.common.resources import to_units
 from hpcray.core.effects import Send
-from hpcray.core.gcs.head import HeadCore
-from hpcray.core.gcs.kv import KeyValue
-from hpcray.wire import messages as m
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.query_service import KeyValueStore
+from hpcray.core.gcs.state_log import DirtyRows
+from hpcray.protocol import messages as m
 
 ME = make_proc(0, 5)
 NUMBERS = itertools.count(1)
@@ -27,8 +28,8 @@ class QueryFailed(Exception):
     pass
 
 
-def head(*cpus: float) -> HeadCore:
-    core = HeadCore(Config())
+def head(*cpus: float) -> Gcs:
+    core = Gcs(Config())
     core.cluster_up(
         0.0,
         "s",
@@ -42,7 +43,7 @@ def head(*cpus: float) -> HeadCore:
     return core
 
 
-def ask(core: HeadCore, method: str, *args: Any) -> Any:
+def ask(core: Gcs, method: str, *args: Any) -> Any:
     number = next(NUMBERS)
     (effect,) = core.handle(0.0, ME, m.GcsCall(number, method, msgspec.msgpack.encode(args)))
     assert isinstance(effect, Send) and effect.dest == ME
@@ -53,7 +54,7 @@ def ask(core: HeadCore, method: str, *args: Any) -> Any:
     return msgspec.msgpack.decode(reply.value)
 
 
-def create(core: HeadCore, number: int, name: str, namespace: str = "ns") -> bytes:
+def create(core: Gcs, number: int, name: str, namespace: str = "ns") -> bytes:
     actor = ME + number.to_bytes(5, "big")
     spec = m.ActorSpec(
         actor, "Counter", b"c", b"", [], CPU1, m.Shape(()), name, namespace, False, 0, 2, 4, {"inc": {"num_returns": 2}}
@@ -62,7 +63,7 @@ def create(core: HeadCore, number: int, name: str, namespace: str = "ns") -> byt
     return actor
 
 
-def test_nodes_have_the_form_of_rays() -> None:
+def test_the_nodes_query_answers_in_the_form_of_ray_nodes() -> None:
     core = head(2, 4)
     core.node_died(0.0, 1, "power")
     alive, dead = ask(core, "nodes")
@@ -89,14 +90,14 @@ def test_resources_are_summed_over_living_nodes_and_never_negative() -> None:
 
 
 def test_views_that_come_before_the_table_count() -> None:
-    core = HeadCore(Config())
+    core = Gcs(Config())
     core.handle(0.0, raylet_of(0), m.NodeView(0, 3, {"CPU": 10_000}))
     info = m.NodeInfo(0, "id", "h", "a", 1, to_units({"CPU": 4}), b"", "mpi", 0)
     core.cluster_up(0.0, "s", [info])
     assert ask(core, "available_resources")["CPU"] == 1.0
 
 
-def test_named_actors() -> None:
+def test_named_actors_are_found_and_listed() -> None:
     core = head(4)
     actor = create(core, 1, "counter")
     create(core, 2, "other", "elsewhere")
@@ -115,9 +116,9 @@ def test_named_actors() -> None:
     assert rows[actor]["state"] == "DEAD" and rows[actor]["reason"] == "over" and len(rows) == 3
 
 
-def test_status_shows_demand_and_supply() -> None:
+def test_the_status_query_shows_unmet_requests_and_free_resources() -> None:
     core = head(1)
-    core.handle(0.0, raylet_of(0), m.Unmet(ME, 0, m.Shape((("GPU", 10_000),)), 3))
+    core.handle(0.0, raylet_of(0), m.UnmetLeaseRequest(ME, 0, m.Shape((("GPU", 10_000),)), 3))
     create(core, 1, "")
     status = ask(core, "status")
     assert status["unmet"] == [{"resources": {"GPU": 1.0}, "strategy": "", "count": 3, "holders": 1, "feasible": False}]
@@ -125,7 +126,7 @@ def test_status_shows_demand_and_supply() -> None:
     assert status["nodes"][0]["total"]["CPU"] == 1.0
 
 
-def test_key_value() -> None:
+def test_the_key_value_queries_put_get_list_and_delete() -> None:
     core = head(1)
     assert ask(core, "kv_get", b"k", "ns") is None
     assert ask(core, "kv_put", b"k", b"1", False, "ns") is True
@@ -156,7 +157,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_the_store_is_a_dictionary_per_namespace(operations: list[tuple[str, bytes, str]]) -> None:
-    store, model = KeyValue(), {"": dict[bytes, bytes](), "n": dict[bytes, bytes]()}
+    store, model = KeyValueStore(DirtyRows()), {"": dict[bytes, bytes](), "n": dict[bytes, bytes]()}
     for step, (what, key, space) in enumerate(operations):
         value = str(step).encode()
         if what == "del":

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from raylet_kit import CPU1, CPU2, FAR, UNIT, Node, spec
 
-from hpcray.base.errors import LocalRayletDiedError
-from hpcray.base.ids import HEAD, make_proc
-from hpcray.host.exit_file import VARIABLE, ExitFile, exit_file, tell
-from hpcray.runtime.gcs_client import GcsClient
-from hpcray.wire import messages as m
+from hpcray.common.exceptions import LocalRayletDiedError
+from hpcray.common.ids import HEAD, make_proc
+from hpcray.platform.console import EXIT_FILE_VARIABLE, ExitFile, take_exit_file_path, write_exit_code
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.gcs_client import GcsClient
 
 OLD = NEW = make_proc(1, 0)
 GROUP = FAR + (9).to_bytes(5, "big")
@@ -32,15 +32,15 @@ def test_a_new_head_is_told_what_has_begun_then_what_is_free_then_what_lacks() -
     node.handle(OLD, m.StartActor(spec(1), 2))
     node.handle(OLD, m.PrepareBundles(GROUP, 1, {0: {"CPU": UNIT}}, True))
     node.handle(OLD, m.PrepareBundles(FAR + (8).to_bytes(5, "big"), 1, {3: {"CPU": UNIT}}, False))
-    node.handle(driver, m.Demand(0, m.Shape((("CPU", 9 * UNIT),)), 3))
+    node.handle(driver, m.RequestLeases(0, m.Shape((("CPU", 9 * UNIT),)), 3))
     held, view, unmet = move(node)
-    assert isinstance(held, m.Held) and held.node == 0
+    assert isinstance(held, m.NodeInventory) and held.node == 0
     ((actor, worker, restarts),) = held.actors
     assert actor == spec(1).actor and worker and restarts == 2
     assert held.bundles == [(GROUP, 0, True), (FAR + (8).to_bytes(5, "big"), 3, False)]
     assert isinstance(view, m.NodeView) and view.available["CPU"] == UNIT
     assert view.lasting["CPU"] == 3 * UNIT and any(GROUP.hex() in name for name in view.bundles)
-    assert isinstance(unmet, m.Unmet) and (unmet.holder, unmet.count) == (driver, 3)
+    assert isinstance(unmet, m.UnmetLeaseRequest) and (unmet.holder, unmet.count) == (driver, 3)
     assert move(node)[2] == unmet, "and the next one too"
 
 
@@ -49,10 +49,10 @@ def test_what_only_the_old_head_wanted_is_forgotten() -> None:
     here = m.Shape(CPU2.resources, "node:0")
     node.handle(OLD, m.StartActor(spec(1, hold=CPU2, place=here), 0))
     node.handle(OLD, m.StartActor(spec(2, hold=CPU2, place=here), 0))
-    node.handle(OLD, m.GrantFor(FAR, 0, here, 2))
+    node.handle(OLD, m.GrantLeases(FAR, 0, here, 2))
     node.handle(OLD, m.PrepareBundles(GROUP, 1, {0: {"CPU": 2 * UNIT}}, True, 9.0))
     held, *rest = move(node)
-    assert isinstance(held, m.Held)
+    assert isinstance(held, m.NodeInventory)
     assert [actor for actor, _, _ in held.actors] == [spec(1).actor] and held.bundles == []
     assert [type(msg) for msg in rest] == [m.NodeView], "nothing is refused that the new head never asked for"
     node.sent.clear()
@@ -130,14 +130,14 @@ def test_without_a_raylet_there_is_no_answer() -> None:
 
 def test_an_exit_code_is_told_in_a_file_that_nobody_else_can_make(tmp_path: Any) -> None:
     launcher = ExitFile(str(tmp_path))
-    environ = {VARIABLE: launcher.path}
+    environ = {EXIT_FILE_VARIABLE: launcher.path}
     assert not launcher.is_there() and launcher.take() is None
-    tell(exit_file(environ), 3)
-    tell(launcher.path, 4)  # who came first has said it
+    write_exit_code(take_exit_file_path(environ), 3)
+    write_exit_code(launcher.path, 4)  # who came first has said it
     assert environ == {} and launcher.is_there()
     assert launcher.take() == 3 and list(tmp_path.iterdir()) == []
     (tmp_path / "other").write_text("9")
     (tmp_path / launcher.path.rpartition("/")[2]).symlink_to(tmp_path / "other")
-    tell(launcher.path, 5)
+    write_exit_code(launcher.path, 5)
     assert launcher.take() is None and (tmp_path / "other").read_text() == "9"
-    tell(str(tmp_path / "no" / "such"), 5)
+    write_exit_code(str(tmp_path / "no" / "such"), 5)

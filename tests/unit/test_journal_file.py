@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcray.base.failures import StartupError
-from hpcray.core.gcs import notes
-from hpcray.host import journal_file
-from hpcray.host.journal_file import JournalFile
-from hpcray.host.journal_records import pack, split
-from hpcray.runtime.journaling import read_back
-from hpcray.wire.messages.succession import Change
+from hpcray.common.exceptions import StartupError
+from hpcray.core.gcs import state_log
+from hpcray.platform import journal_file
+from hpcray.platform.journal_file import JournalFile, pack_record, split_records
+from hpcray.protocol.messages.nodes import RowChange
+from hpcray.runtime.node.state_log_writer import read_back
 
 
 def quiet(text: str) -> None:
@@ -51,7 +50,9 @@ def read(path: Path) -> list[bytes]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.booleans()), max_size=12), st.data())
-def test_a_prefix_survives_any_cut(records: list[tuple[bytes, bool]], data: st.DataObject) -> None:
+def test_a_prefix_of_the_records_survives_a_cut_at_any_byte(
+    records: list[tuple[bytes, bool]], data: st.DataObject
+) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as home:
@@ -90,7 +91,9 @@ def damage(path: Path, change: Callable[[bytes], bytes]) -> tuple[list[bytes], l
         lambda data: data.replace(b"two", b"one and two"),
     ],
 )
-def test_what_follows_damage_is_not_read_and_that_is_told(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_records_after_damage_are_not_read_and_the_damage_is_reported(
+    tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True), (b"two", False), (b"three", False), (b"four", False))
     found, said = damage(path, change)
@@ -119,7 +122,7 @@ def test_what_follows_damage_is_not_read_and_that_is_told(tmp_path: Path, change
         lambda data: data[:-3] + bytes(4096),
     ],
 )
-def test_a_record_that_was_cut_off_is_nothing_to_tell(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+def test_a_record_that_was_cut_off_is_dropped_silently(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True), (b"two", False), (b"four", False))
     found, said = damage(path, change)
@@ -127,7 +130,7 @@ def test_a_record_that_was_cut_off_is_nothing_to_tell(tmp_path: Path, change: Ca
     assert not (path / "journal.damaged").exists()
 
 
-def test_where_the_first_record_is_damaged_the_job_does_not_start(tmp_path: Path) -> None:
+def test_a_journal_damaged_in_its_first_record_stops_the_start(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True), (b"two", False))
     with pytest.raises(StartupError, match=rf"{path}/journal is damaged from its first record on .*hint: remove it"):
@@ -136,25 +139,25 @@ def test_where_the_first_record_is_damaged_the_job_does_not_start(tmp_path: Path
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=12), st.data())
-def test_damage_anywhere_but_at_the_end_is_told(records: list[bytes], data: st.DataObject) -> None:
-    whole = b"".join(map(pack, records))
+def test_damage_before_the_last_record_is_reported(records: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(map(pack_record, records))
     flipped = bytearray(whole)
-    flipped[data.draw(st.integers(0, len(whole) - len(pack(records[-1])) - 1))] ^= data.draw(st.integers(1, 255))
-    found, damaged = split(bytes(flipped), 0)
+    flipped[data.draw(st.integers(0, len(whole) - len(pack_record(records[-1])) - 1))] ^= data.draw(st.integers(1, 255))
+    found, damaged = split_records(bytes(flipped), 0)
     assert found == records[: len(found)] and len(found) < len(records)
     assert damaged is not None
-    assert damaged.at == sum(len(pack(record)) for record in found)
+    assert damaged.at == sum(len(pack_record(record)) for record in found)
     assert damaged.size == len(whole) - damaged.at
     assert 1 <= damaged.records <= len(records) - len(found)
 
 
-def test_a_long_end_is_looked_through_in_time() -> None:
+def test_the_search_for_records_after_damage_is_bounded_in_time() -> None:
     """A large value that was cut off, which looks like lengths everywhere."""
     value = b"".join(number.to_bytes(8, "little") for number in range(1 << 17))
-    assert split(pack(b"one") + pack(value)[:-1], 0) == ([b"one"], None)
+    assert split_records(pack_record(b"one") + pack_record(value)[:-1], 0) == ([b"one"], None)
 
 
-def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_the_next_run_reads_what_the_last_one_wrote(tmp_path: Path) -> None:
     path = tmp_path / "new" / "j"
     assert read(path) == []
     write(path, (b"one", True))
@@ -168,7 +171,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert {entry.name: entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {"journal": 0o600, "lock": 0o600}
 
 
-def test_a_job_that_is_done_leaves_no_journal(tmp_path: Path) -> None:
+def test_a_finished_job_removes_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True))
     file = JournalFile(str(path), quiet)
@@ -177,7 +180,7 @@ def test_a_job_that_is_done_leaves_no_journal(tmp_path: Path) -> None:
     assert read(path) == []
 
 
-def test_two_jobs_do_not_share_one(tmp_path: Path) -> None:
+def test_a_second_job_is_refused_a_journal_in_use(tmp_path: Path) -> None:
     first = JournalFile(str(tmp_path / "j"), quiet)
     with pytest.raises(StartupError, match=r"in use by another job; hint: one directory per job"):
         JournalFile(str(tmp_path / "j"), quiet)
@@ -186,7 +189,7 @@ def test_two_jobs_do_not_share_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "journal"])
-def test_what_others_can_open_is_not_read(tmp_path: Path, name: str) -> None:
+def test_a_journal_that_other_users_can_open_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True))
     (path / name).chmod(0o750 if not name else 0o640)
@@ -196,7 +199,7 @@ def test_what_others_can_open_is_not_read(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("name", ["", "journal"])
-def test_what_belongs_to_others_is_not_read(tmp_path: Path, name: str) -> None:
+def test_a_journal_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True))
     os.chown(path / name, 65534, -1)
@@ -204,7 +207,7 @@ def test_what_belongs_to_others_is_not_read(tmp_path: Path, name: str) -> None:
         read(path)
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_journal_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True))
     (path / "journal").rename(tmp_path / "elsewhere")
@@ -213,7 +216,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         read(path)
 
 
-def test_another_file_is_no_journal(tmp_path: Path) -> None:
+def test_a_file_without_the_header_is_refused_as_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "j"
     write(path, (b"one", True))
     (path / "journal").write_bytes(b"something else")
@@ -221,7 +224,7 @@ def test_another_file_is_no_journal(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_once_by_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     file = JournalFile(str(tmp_path / "j"), said.append)
 
@@ -238,16 +241,16 @@ def test_a_full_disk_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("table", "row"),
     [
-        (notes.ACTOR, b"no row"),
-        (notes.ACTOR, msgspec.msgpack.encode(["ALIVE", 0, b"", 0, "", b"", False, True, []])),
-        (notes.GROUP, msgspec.msgpack.encode(["another", "version"])),
-        (notes.VALUE, b"value"),
+        (state_log.ACTOR, b"no row"),
+        (state_log.ACTOR, msgspec.msgpack.encode(["ALIVE", 0, b"", 0, "", b"", False, True, []])),
+        (state_log.GROUP, msgspec.msgpack.encode(["another", "version"])),
+        (state_log.VALUE, b"value"),
     ],
 )
-def test_rows_that_nobody_understands_end_the_start(tmp_path: Path, table: int, row: bytes) -> None:
+def test_journal_records_that_cannot_be_decoded_stop_the_start(tmp_path: Path, table: int, row: bytes) -> None:
     """Before anything else begins; an actor's row without that of its spec too."""
     path = tmp_path / "j"
-    write(path, (msgspec.msgpack.encode([Change(table, b"\0\0\0\1\xff", row)]), True))
+    write(path, (msgspec.msgpack.encode([RowChange(table, b"\0\0\0\1\xff", row)]), True))
     file = JournalFile(str(path), quiet)
     with pytest.raises(StartupError, match=rf"the journal in {path} is damaged, or of another version .*hint: remove"):
         read_back(file)
@@ -268,9 +271,11 @@ class Stuck:
         return self._write(fd, data)
 
 
-def test_a_file_system_that_does_not_answer_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_journal_does_not_wait_for_a_silent_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    monkeypatch.setattr(journal_file, "_CLOSE_TIME", 0.05)
+    monkeypatch.setattr(journal_file, "_CLOSE_TIMEOUT", 0.05)
     stuck = Stuck(monkeypatch)
     file = JournalFile(str(tmp_path / "j"), said.append)
     file.rewrite([b"one"])
@@ -282,7 +287,7 @@ def test_a_file_system_that_does_not_answer_keeps_nobody(tmp_path: Path, monkeyp
     assert not any(thread.is_alive() for thread in file._threads)
 
 
-def test_what_waits_for_a_slow_disk_does_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewrite_drops_records_queued_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(monkeypatch)
     file = JournalFile(str(tmp_path / "j"), quiet)
     file.rewrite([b"first"])

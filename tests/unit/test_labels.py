@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.api.option_rules import TASK_RULES
-from hpcray.api.options import TaskOptions
-from hpcray.api.scheduling import DoesNotExist, Exists, In, NodeAffinitySchedulingStrategy, NotIn
-from hpcray.api.scheduling import NodeLabelSchedulingStrategy as ByLabels
-from hpcray.base.config import Config
-from hpcray.base.labels import (
+from hpcray.api.options import TASK_RULES, TaskOptions
+from hpcray.api.scheduling_strategies import DoesNotExist, Exists, In, NodeAffinitySchedulingStrategy, NotIn
+from hpcray.api.scheduling_strategies import NodeLabelSchedulingStrategy as ByLabels
+from hpcray.common.config import Config
+from hpcray.common.labels import (
     conditions,
     from_strategy,
     labels_problem,
@@ -21,10 +20,10 @@ from hpcray.base.labels import (
     tier,
     to_strategy,
 )
-from hpcray.base.resources import to_units
-from hpcray.core.scheduler.placement import ClusterView
-from hpcray.runtime.options import NodeOptions
-from hpcray.wire.messages import NodeInfo, Shape
+from hpcray.common.resources import to_units
+from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.protocol.messages import NodeInfo, Shape
+from hpcray.runtime.node.options import NodeOptions
 
 LABELS = [{"region": "us", "rack": "1"}, {"region": "us", "rack": "2"}, {"region": "eu"}, {}]
 
@@ -87,7 +86,7 @@ def test_bad_fallbacks_are_refused() -> None:
         ).shape
 
 
-def test_the_labels_of_a_node() -> None:
+def test_labels_of_a_node_are_checked() -> None:
     assert parse_labels("region=us, rack=12") == {"region": "us", "rack": "12"} and parse_labels("") == {}
     for text in ("region", "a=b=c", "-a=b", "a=b$", "ray.io/node-id=x"):
         with pytest.raises(ValueError, match="labels"):
@@ -103,23 +102,23 @@ WORDS = st.sampled_from(["a", "b1", "c-d", "e.f_g"])
 
 
 @given(st.dictionaries(WORDS, WORDS))
-def test_labels_survive_their_text(labels: dict[str, str]) -> None:
+def test_labels_survive_writing_and_parsing(labels: dict[str, str]) -> None:
     assert parse_labels(labels_text(labels)) == labels
 
 
 @given(
     st.lists(st.dictionaries(WORDS, st.sampled_from(["a", "!a", "in(a,b)", "!in(a, c)"])), max_size=4), st.booleans()
 )
-def test_conditions_survive_their_text(selectors: list[dict[str, str]], spread: bool) -> None:
+def test_conditions_survive_writing_and_parsing(selectors: list[dict[str, str]], spread: bool) -> None:
     wanted = list(dict.fromkeys(conditions(selector) for selector in selectors))
     text = to_strategy(wanted, spread)
     assert from_strategy(text) == (spread, tuple(wanted))
     assert show_strategy(text) is not None
 
 
-def cluster(cpus: int = 2) -> ClusterView:
-    view = ClusterView()
-    view.up(
+def cluster(cpus: int = 2) -> ClusterResources:
+    view = ClusterResources()
+    view.nodes_joined(
         NodeInfo(n, f"id{n}", "h", "a", 1, to_units({"CPU": cpus}), b"", "mpi", 0, labels)
         for n, labels in enumerate(LABELS)
     )
@@ -130,7 +129,7 @@ def shape_of(**given: object) -> Shape:
     return TaskOptions(given).shape
 
 
-def test_strategies_choose_hard_then_soft() -> None:
+def test_label_strategies_try_hard_and_soft_conditions_then_hard_ones() -> None:
     view = cluster()
     hard = shape_of(scheduling_strategy=ByLabels({"region": In("us"), "rack": Exists()}))
     assert view.feasible(hard) == [0, 1]
@@ -155,7 +154,7 @@ def test_fallbacks_are_tried_in_their_order() -> None:
     assert "region in (moon)" in text and "rack=2" in text
 
 
-def test_default_labels_can_be_asked_for() -> None:
+def test_selectors_may_name_default_labels() -> None:
     assert cluster().feasible(shape_of(label_selector={"ray.io/node-id": "id2"})) == [2]
 
 

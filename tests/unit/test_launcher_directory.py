@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.host.launcher import LauncherDirectory
+from hpcray.platform.launcher_environment import LauncherDirectory
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def make(path: Path, mode: int = 0o700) -> dict[str, str]:
     return {"PMIX_SERVER_TMPDIR": str(path)}
 
 
-def test_it_goes_once_its_process_is_gone(tmp_path: Path, launcher: subprocess.Popen[bytes]) -> None:
+def test_the_launchers_directory_is_removed_once_its_process_is_gone(
+    tmp_path: Path, launcher: subprocess.Popen[bytes]
+) -> None:
     path = tmp_path / f"ompi.{launcher.pid}"
     found = LauncherDirectory.find(make(path))
     assert found is not None
@@ -41,20 +43,24 @@ def test_it_goes_once_its_process_is_gone(tmp_path: Path, launcher: subprocess.P
 
 
 @pytest.mark.parametrize("name", ["ompi.{pid}.0", "ompi.host.0", "mine.{pid}", "ompi.0", "ompi.{dead}"])
-def test_where_the_owner_is_not_known_it_stays(tmp_path: Path, launcher: subprocess.Popen[bytes], name: str) -> None:
+def test_a_launcher_directory_with_an_unknown_owner_stays(
+    tmp_path: Path, launcher: subprocess.Popen[bytes], name: str
+) -> None:
     dead = subprocess.Popen(["true"])
     dead.wait()
     path = tmp_path / name.format(pid=launcher.pid, dead=dead.pid)
     assert LauncherDirectory.find(make(path)) is None
 
 
-def test_without_the_variable_there_is_none() -> None:
+def test_without_the_variable_no_launcher_directory_is_found() -> None:
     assert LauncherDirectory.find({}) is None
     assert LauncherDirectory.find({"PMIX_SERVER_TMPDIR": "ompi.1"}) is None, "a relative path"
 
 
 @pytest.mark.parametrize("what", ["open to others", "a link"])
-def test_what_others_could_have_filled_stays(tmp_path: Path, launcher: subprocess.Popen[bytes], what: str) -> None:
+def test_a_launcher_directory_that_other_users_can_write_stays(
+    tmp_path: Path, launcher: subprocess.Popen[bytes], what: str
+) -> None:
     path = tmp_path / f"ompi.{launcher.pid}"
     environ = make(path, 0o755 if what == "open to others" else 0o700)
     if what == "a link":

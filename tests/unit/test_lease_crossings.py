@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from test_lease_client import HERE, Client
+from test_lease_manager import HERE, Client
 
 
 def busy() -> Client:
@@ -15,7 +15,7 @@ def busy() -> Client:
     return client
 
 
-def test_what_crossed_a_worker_that_blocks_is_asked_back() -> None:
+def test_tasks_that_crossed_the_message_of_a_blocking_worker_are_requested_back() -> None:
     client = busy()
     first, second, third = client.leases.workers[HERE].inflight
     client.leases.taken_back(HERE, [second])  # the third arrived after it had looked, and waits behind the first
@@ -25,7 +25,7 @@ def test_what_crossed_a_worker_that_blocks_is_asked_back() -> None:
     assert list(client.leases.workers[HERE].inflight) == [first]
 
 
-def test_nothing_is_asked_back_where_nothing_crossed() -> None:
+def test_no_task_is_requested_back_where_none_crossed() -> None:
     client = busy()
     client.leases.taken_back(HERE, list(client.leases.workers[HERE].inflight)[1:])
     assert client.asked_back() == []
@@ -41,6 +41,6 @@ def test_the_lease_of_a_worker_that_leaves_is_never_returned() -> None:
     client.answer(task)
     assert client.returned() == []
     assert HERE not in client.leases.workers
-    assert later in client.klass.queue
+    assert later in client.scheduling_class.queue
     client.leases.tick(100.0)
     assert client.returned() == []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcray.host.log_format import configure
+from hpcray.platform.log_format import configure_root_logger
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def record(**extra: object) -> logging.LogRecord:
         )
 
 
-def test_json(root: logging.Logger) -> None:
-    configure("JSON", "WARNING", ["funcName", "name"], lambda: {"job_id": "01"})
+def test_log_lines_in_json_have_context_and_extra_attributes(root: logging.Logger) -> None:
+    configure_root_logger("JSON", "WARNING", ["funcName", "name"], lambda: {"job_id": "01"})
     (handler,) = root.handlers
     line = json.loads(handler.format(record(k=[1])))
     trace = line.pop("exc_text")
@@ -44,8 +44,8 @@ def test_json(root: logging.Logger) -> None:
     assert root.level == logging.WARNING
 
 
-def test_text(root: logging.Logger) -> None:
-    configure("TEXT", "INFO", [], lambda: {"job_id": "01", "node_id": "ab"})
+def test_log_lines_in_text_have_context_and_extra_attributes(root: logging.Logger) -> None:
+    configure_root_logger("TEXT", "INFO", [], lambda: {"job_id": "01", "node_id": "ab"})
     text = root.handlers[0].format(record(k=2))
     first = text.splitlines()[0]
     assert first.endswith("ERROR file.py:7 -- said it job_id=01 node_id=ab k=2")

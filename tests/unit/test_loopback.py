@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from helpers.loopback import LoopbackNet, seeded_delay
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.transport.base import FOREVER, ControlTransport, DataPlane, PeerLost
-from hpcray.transport.loopback import LoopbackNet, seeded_delay
 
 
 def net(size: int = 3, delay: float = 1.0) -> LoopbackNet:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcray.transport.mpi import MpiControl
+from hpcray.transport.mpi_control import MpiControl
 
 
 class Message:

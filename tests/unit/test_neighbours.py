@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from hpcray.base.ids import make_proc
-from hpcray.core.owner.table import Waiter
-from hpcray.runtime.engine import Engine
-from hpcray.runtime.neighbours import neighbours
-from hpcray.wire import messages as m
+from hpcray.common.ids import make_proc
+from hpcray.core.core_worker.object_table import Waiter
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.io_engine import IoEngine
+from hpcray.runtime.node.cluster_member import neighbor_directories
 
 NODE = m.NodeInfo(0, "a" * 56, "here", "10.0.0.1", 1, {}, b"", "ucx", 1 << 30)
 
@@ -26,7 +26,7 @@ NODE = m.NodeInfo(0, "a" * 56, "here", "10.0.0.1", 1, {}, b"", "ucx", 1 << 30)
 class Proc:
     """A process with its engine; its raylet is a socket that the test reads."""
 
-    engine: Engine
+    engine: IoEngine
     raylet: socket.socket
     came: list[tuple[bytes, m.Message]] = field(default_factory=list)
     lost: list[bytes] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Proc:
     def says(self, proc: bytes) -> None:
         """Send something."""
         with self.engine.lock:
-            self.engine.send(proc, m.Knock())
+            self.engine.send(proc, m.ProbeViaRaylet())
             self.engine.flush()
 
     def buries(self, node: int, proc: bytes) -> None:
@@ -72,8 +72,8 @@ def begin(tmp_path: Path, node: int, number: int) -> Proc:
     dirs[node].mkdir(exist_ok=True)
     ours, raylet = socket.socketpair()
     raylet.setblocking(False)
-    proc = Proc(Engine(make_proc(node, number), str(dirs[node]), {1 - node: str(dirs[1 - node])}), raylet)
-    handlers = {m.Knock: lambda src, msg: proc.came.append((src, msg))}
+    proc = Proc(IoEngine(make_proc(node, number), str(dirs[node]), {1 - node: str(dirs[1 - node])}), raylet)
+    handlers = {m.ProbeViaRaylet: lambda src, msg: proc.came.append((src, msg))}
     proc.engine.start(ours, handlers, lambda lost, reason: proc.lost.append(lost), lambda: None)
     return proc
 
@@ -107,8 +107,8 @@ def test_only_what_is_seen_of_this_host_is_a_neighbour(tmp_path: Path) -> None:
     elsewhere = msgspec.structs.replace(me, index=2, host="there")
     unseen = msgspec.structs.replace(me, index=3, session_dir=str(tmp_path / "of another container"))
     unwilling = msgspec.structs.replace(me, index=4, session_dir="")
-    assert neighbours(me, [me, there, elsewhere, unseen, unwilling]) == {1: str(tmp_path)}
-    assert neighbours(unwilling, [me, there]) == {}
+    assert neighbor_directories(me, [me, there, elsewhere, unseen, unwilling]) == {1: str(tmp_path)}
+    assert neighbor_directories(unwilling, [me, there]) == {}
 
 
 def test_they_speak_past_their_raylets(two: tuple[Proc, Proc]) -> None:
@@ -127,7 +127,7 @@ def test_who_sees_a_connection_end_asks_through_the_raylets(two: tuple[Proc, Pro
     there.engine.close()
     assert here.loses(there.engine.me)
     with here.engine.lock:
-        here.engine.knock(there.engine.me)
+        here.engine.reroute_via_raylet(there.engine.me)
         here.engine.flush()
     assert here.passes_on()
 
@@ -147,7 +147,7 @@ def test_a_process_of_a_lost_node_is_not_heard_any_more(two: tuple[Proc, Proc]) 
 def test_a_connection_on_which_only_they_spoke_ends_with_their_node(two: tuple[Proc, Proc]) -> None:
     here, there = two
     with here.engine.lock:
-        here.engine.knock(there.engine.me)  # so that we write through the raylet
+        here.engine.reroute_via_raylet(there.engine.me)  # so that we write through the raylet
     there.says(here.engine.me)
     assert here.hears(1)
     here.buries(1, there.engine.me)
@@ -161,7 +161,7 @@ def test_answers_are_read_though_nothing_can_be_sent_any_more(two: tuple[Proc, P
     with here.engine.lock:
         there.says(here.engine.me)
         there.engine.close()
-        here.engine.send(there.engine.me, m.Knock())
+        here.engine.send(there.engine.me, m.ProbeViaRaylet())
         here.engine.flush()
     assert here.hears(1)
 
@@ -174,12 +174,12 @@ def test_a_stale_descriptor_takes_no_other_connection_with_it(two: tuple[Proc, P
     with engine.lock:
         there.engine.close()
         old = engine.peers[there.engine.me].link
-        engine.send(there.engine.me, m.Knock())  # waits, when the end of its connection is read
+        engine.send(there.engine.me, m.ProbeViaRaylet())  # waits, when the end of its connection is read
         taken = [os.open(os.devnull, os.O_RDONLY)]
         while taken[-1] < old.fd:
             taken.append(os.open(os.devnull, os.O_RDONLY))
         engine._read(old)
-        engine.send(another.engine.me, m.Knock())
+        engine.send(another.engine.me, m.ProbeViaRaylet())
         for fd in taken:
             os.close(fd)
         assert engine.peers[another.engine.me].link.fd == old.fd
@@ -199,7 +199,7 @@ def test_who_sees_us_is_heard_even_where_we_do_not_see_him(two: tuple[Proc, Proc
 def test_last_words_are_read_from_whatever_connection_they_came_on(two: tuple[Proc, Proc]) -> None:
     here, there = two
     with here.engine.lock:
-        here.engine.knock(there.engine.me)
+        here.engine.reroute_via_raylet(there.engine.me)
     there.says(here.engine.me)
     assert here.hears(1)
     with here.engine.lock:
@@ -211,6 +211,6 @@ def test_last_words_are_read_from_whatever_connection_they_came_on(two: tuple[Pr
 def test_who_cannot_connect_to_us_is_written_to_through_raylets(two: tuple[Proc, Proc]) -> None:
     here, there = two
     with here.engine.lock:
-        here.engine.knocked(there.engine.me)
+        here.engine.on_probe_via_raylet(there.engine.me)
     here.says(there.engine.me)
     assert here.passes_on() and not there.hears(1, 0.05)

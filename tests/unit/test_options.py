@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.api.option_rules import STREAMS, check_num_returns
-from hpcray.api.options import ActorOptions, TaskOptions
+from hpcray.api.options import STREAMS, ActorOptions, TaskOptions, check_num_returns
 from hpcray.api.placement_group import PlacementGroup
-from hpcray.base.resources import UNIT
+from hpcray.common.resources import UNIT
+from hpcray.protocol.messages import Shape
 from hpcray.util.scheduling_strategies import (
     DoesNotExist,
     Exists,
@@ -22,7 +22,6 @@ from hpcray.util.scheduling_strategies import (
     NotIn,
     PlacementGroupSchedulingStrategy,
 )
-from hpcray.wire.messages import Shape
 
 NODE = "0123abcd" * 7
 
@@ -39,7 +38,7 @@ def asked(**options: Any) -> dict[str, int]:
     return dict(TaskOptions(options).shape.resources)
 
 
-def test_task_defaults() -> None:
+def test_tasks_have_the_default_options_of_ray() -> None:
     options = TaskOptions()
     assert options.shape == Shape(resources=(("CPU", UNIT),))
     assert (options.num_returns, options.max_retries, options.name) == (1, 3, "")
@@ -47,7 +46,7 @@ def test_task_defaults() -> None:
     assert options.max_calls == 0
 
 
-def test_actor_defaults() -> None:
+def test_actors_have_the_default_options_of_ray() -> None:
     options = ActorOptions()
     assert options.place == Shape(resources=(("CPU", UNIT),))
     assert options.hold == Shape(resources=())
@@ -56,7 +55,7 @@ def test_actor_defaults() -> None:
     assert options.max_concurrency is None
 
 
-def test_task_resources() -> None:
+def test_resource_options_become_the_shape_of_a_task() -> None:
     shape = TaskOptions({"num_cpus": 0.5, "num_gpus": 2, "memory": 1000, "resources": {"acc": 1e-4, "b": 0}}).shape
     assert shape.resources == (("CPU", 5_000), ("GPU", 20_000), ("acc", 1), ("memory", 10_000_000))
     assert asked(num_cpus=0) == {}
@@ -83,19 +82,21 @@ def test_equal_options_in_another_order_share_a_shape() -> None:
         ({"memory": 5}, {"CPU": 1, "memory": 5}, {"memory": 5}),
     ],
 )
-def test_actor_place_and_hold(options: dict[str, Any], place: dict[str, int], hold: dict[str, int]) -> None:
+def test_actors_are_placed_by_more_than_they_hold(
+    options: dict[str, Any], place: dict[str, int], hold: dict[str, int]
+) -> None:
     assert placed(**options) == {name: amount * UNIT for name, amount in place.items()}
     assert held(**options) == {name: amount * UNIT for name, amount in hold.items()}
 
 
 @given(st.integers(min_value=1, max_value=UNIT))
-def test_k_shares_of_one_kth_fit_in_one(k: int) -> None:
+def test_k_requests_of_one_kth_fit_into_one_unit(k: int) -> None:
     share = asked(num_gpus=1 / k)["GPU"]
     assert share * k <= UNIT < (share + 1) * k
 
 
 @given(st.decimals(min_value=0, max_value=1000, places=4))
-def test_four_decimals_are_exact(amount: Any) -> None:
+def test_amounts_with_four_decimals_are_exact(amount: Any) -> None:
     assert asked(num_cpus=float(amount)).get("CPU", 0) == int(amount * UNIT)
     if amount <= 1:
         assert asked(num_cpus=0, num_gpus=float(amount)).get("GPU", 0) == int(amount * UNIT)
@@ -127,7 +128,9 @@ def test_four_decimals_are_exact(amount: Any) -> None:
         ({"placement_group": object()}, TypeError, "placement_group"),
     ],
 )
-def test_bad_options_of_both(kind: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_invalid_options_of_tasks_and_actors_are_refused(
+    kind: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         kind(options)
 
@@ -139,7 +142,7 @@ def test_bad_options_of_both(kind: Any, options: dict[str, Any], error: type[Exc
         ({"scheduling_strategy": "FOO"}, "Invalid scheduling_strategy value FOO"),
     ],
 )
-def test_bad_options_that_are_refused_when_work_is_submitted(options: dict[str, Any], text: str) -> None:
+def test_some_invalid_options_are_refused_only_at_submission(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         _ = TaskOptions(options).shape
     for shape in ("place", "hold"):
@@ -167,12 +170,14 @@ def test_bad_options_that_are_refused_when_work_is_submitted(options: dict[str, 
         (ActorOptions, {"max_restarts": -2}, ValueError, "max_restarts"),
     ],
 )
-def test_bad_options_of_one(kind: Any, options: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_invalid_options_of_tasks_or_actors_are_refused(
+    kind: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         kind(options)
 
 
-def test_merged_overrides_and_leaves_the_original() -> None:
+def test_merging_options_leaves_the_original_unchanged() -> None:
     base = TaskOptions({"num_cpus": 2, "num_returns": 2, "name": "a"})
     other = base.merged(num_cpus=1, max_retries=-1)
     assert dict(other.shape.resources) == {"CPU": UNIT}
@@ -183,7 +188,7 @@ def test_merged_overrides_and_leaves_the_original() -> None:
         base.merged(no_such=1)
 
 
-def test_decorator_only_options() -> None:
+def test_options_of_the_decorator_alone_are_refused_by_options() -> None:
     assert TaskOptions({"max_calls": 1}).max_calls == 1
     with pytest.raises(ValueError, match="max_calls"):
         TaskOptions().merged(max_calls=1)
@@ -203,7 +208,7 @@ def test_decorator_only_options() -> None:
         (PlacementGroupSchedulingStrategy(None), ""),
     ],
 )
-def test_strategies(strategy: Any, text: str) -> None:
+def test_scheduling_strategies_become_strategy_texts(strategy: Any, text: str) -> None:
     assert TaskOptions({"scheduling_strategy": strategy}).shape.strategy == text
     actor = ActorOptions({"scheduling_strategy": strategy})
     assert (actor.place.strategy, actor.hold.strategy) == (text, text)
@@ -227,7 +232,7 @@ def test_unsupported_options_are_refused_when_used_not_before(options: dict[str,
     assert task.num_returns == 1
 
 
-def test_how_many_returns() -> None:
+def test_num_returns_becomes_a_number() -> None:
     for how in ("streaming", "dynamic"):
         assert TaskOptions({"num_returns": how}).num_returns == STREAMS == check_num_returns(how)
     assert (check_num_returns(None), check_num_returns(0), check_num_returns(3)) == (1, 0, 3)
@@ -235,26 +240,26 @@ def test_how_many_returns() -> None:
         check_num_returns(-1)
 
 
-def test_gpu_tasks_leave_their_worker() -> None:
+def test_gpu_tasks_have_max_calls_one() -> None:
     assert TaskOptions({"num_gpus": 1}).max_calls == 1
     assert TaskOptions({"num_gpus": 0}).max_calls == 0
     assert TaskOptions({"num_gpus": 1, "max_calls": 0}).max_calls == 0
 
 
 @pytest.mark.parametrize("groups", [{"io": 2}, [{"name": "io", "max_concurrency": 2}]], ids=str)
-def test_concurrency_groups(groups: Any) -> None:
+def test_concurrency_groups_become_limits_by_name(groups: Any) -> None:
     assert ActorOptions({"concurrency_groups": groups}).concurrency_groups == {"io": 2}
     assert ActorOptions().concurrency_groups == {}
 
 
 @pytest.mark.parametrize("groups", [{"io": 0}, {"io": True}, {"": 1}, {1: 1}, ["io"], [{"name": "io"}]], ids=str)
-def test_bad_concurrency_groups(groups: Any) -> None:
+def test_invalid_concurrency_groups_are_refused(groups: Any) -> None:
     with pytest.raises(ValueError, match="concurrency_groups"):
         ActorOptions({"concurrency_groups": groups})
 
 
 @pytest.mark.parametrize("env", [None, {}, {"pip": None, "working_dir": ""}, {"env_vars": {}}, {"config": {"t": 1}}])
-def test_empty_runtime_envs_are_fine(env: Any) -> None:
+def test_empty_runtime_envs_are_accepted(env: Any) -> None:
     assert TaskOptions({"runtime_env": env}).shape == TaskOptions().shape
 
 
@@ -271,11 +276,11 @@ def test_unknown_attributes_are_attribute_errors() -> None:
 
 
 @pytest.mark.parametrize("options", [TaskOptions({"num_cpus": 2}), TaskOptions(UNSUPPORTED[-1]), ActorOptions()])
-def test_options_pickle(options: Any) -> None:
+def test_options_can_be_pickled(options: Any) -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_strategy_checks() -> None:
+def test_scheduling_strategies_check_their_arguments() -> None:
     for node in ("", "xyz", "abc"):
         with pytest.raises(ValueError, match=r"Invalid node_id.*hint"):
             NodeAffinitySchedulingStrategy(node, False)
@@ -296,6 +301,6 @@ def test_strategy_checks() -> None:
     assert [expression.key for expression in strategy.hard + strategy.soft] == ["a", "b"]
 
 
-def test_a_mistyped_option_is_told_what_may_be_meant() -> None:
+def test_the_error_for_a_mistyped_option_suggests_the_right_one() -> None:
     with pytest.raises(ValueError, match=r"Invalid option keyword num_cpu for remote functions\..* hint: num_cpus\?"):
         TaskOptions({"num_cpu": 1})

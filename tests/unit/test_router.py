@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcray.base.ids import HEAD, make_proc, raylet_of
-from hpcray.runtime.local_links import Link
-from hpcray.runtime.router import Router
+from hpcray.common.ids import HEAD, make_proc, raylet_of
+from hpcray.protocol import messages as m
+from hpcray.protocol.frames import FrameReader, pack
+from hpcray.runtime.raylet.local_sockets import LocalSocket
+from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import PeerLost
-from hpcray.wire import messages as m
-from hpcray.wire.frames import FrameReader, pack
 
 ME, HERE, THERE = 1, make_proc(1, 5), make_proc(2, 7)
 
@@ -46,11 +46,11 @@ def router(wire: Wire) -> Router:
 
 
 @pytest.fixture
-def pair(router: Router) -> Iterator[tuple[Link, socket.socket]]:
+def pair(router: Router) -> Iterator[tuple[LocalSocket, socket.socket]]:
     """A link of process HERE and its other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    link = Link(ours, HERE, 1)
+    link = LocalSocket(ours, HERE, 1)
     link.kind = "worker"
     router.links[HERE] = link
     yield link, theirs
@@ -62,7 +62,9 @@ def frame(dest: bytes, src: bytes, code: int) -> bytes:
     return pack(dest, src, m.encode([m.Exit(code)]))
 
 
-def test_messages_of_one_turn_make_one_frame(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+def test_messages_of_one_turn_make_one_frame(
+    router: Router, wire: Wire, pair: tuple[LocalSocket, socket.socket]
+) -> None:
     link, theirs = pair
     for code in range(3):
         router.send(HERE, m.Exit(code))
@@ -74,7 +76,7 @@ def test_messages_of_one_turn_make_one_frame(router: Router, wire: Wire, pair: t
     assert [(node, read(data)) for node, data in wire.sent] == [(2, [(THERE, raylet_of(ME), want)])]
 
 
-def test_frames_for_one_node_travel_together(router: Router, wire: Wire) -> None:
+def test_frames_for_one_node_are_sent_in_one_batch(router: Router, wire: Wire) -> None:
     other = make_proc(2, 8)
     router.forward(THERE, HERE, frame(THERE, HERE, 1))
     router.forward(other, HERE, frame(other, HERE, 2))
@@ -84,7 +86,9 @@ def test_frames_for_one_node_travel_together(router: Router, wire: Wire) -> None
     assert [dest for dest, _, _ in read(wire.sent[0][1])] == [THERE, other]
 
 
-def test_what_we_said_first_arrives_first(router: Router, pair: tuple[Link, socket.socket]) -> None:
+def test_messages_leave_before_frames_that_arrive_later(
+    router: Router, pair: tuple[LocalSocket, socket.socket]
+) -> None:
     link, theirs = pair
     router.send(HERE, m.Exit(1))
     router.forward(HERE, THERE, frame(HERE, THERE, 2))
@@ -94,14 +98,16 @@ def test_what_we_said_first_arrives_first(router: Router, pair: tuple[Link, sock
     assert [messages for _, _, messages in read(theirs.recv(4096))] == [[m.Exit(1)], [m.Exit(2)], [m.Exit(3)]]
 
 
-def test_messages_to_itself_stay_here(router: Router, wire: Wire) -> None:
+def test_messages_of_a_raylet_to_itself_go_to_its_inbox(router: Router, wire: Wire) -> None:
     router.send(raylet_of(ME), m.Exit(1))
     assert router.inbox == [m.Exit(1)]
     assert router.flush() == [] and wire.sent == []
 
 
 @pytest.mark.parametrize("nowhere", [make_proc(1, 99), make_proc(3, 1), make_proc(9, 1)])
-def test_unknown_destination_comes_back(router: Router, pair: tuple[Link, socket.socket], nowhere: bytes) -> None:
+def test_a_frame_for_an_unknown_process_is_returned_as_undeliverable(
+    router: Router, pair: tuple[LocalSocket, socket.socket], nowhere: bytes
+) -> None:
     link, theirs = pair
     router.forward(nowhere, HERE, frame(nowhere, HERE, 1))
     router.flush()
@@ -109,14 +115,18 @@ def test_unknown_destination_comes_back(router: Router, pair: tuple[Link, socket
     assert read(theirs.recv(4096))[0][2] == [m.Undeliverable(nowhere, "no such process")]
 
 
-def test_dead_process_has_a_reason(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+def test_undeliverable_names_the_reason_of_the_process_death(
+    router: Router, wire: Wire, pair: tuple[LocalSocket, socket.socket]
+) -> None:
     router.forget(HERE, "signal 9 (SIGKILL)")
     router.forward(HERE, THERE, frame(HERE, THERE, 1))
     router.flush()
     assert read(wire.sent[0][1]) == [(THERE, raylet_of(ME), [m.Undeliverable(HERE, "signal 9 (SIGKILL)")])]
 
 
-def test_dead_node(router: Router, wire: Wire, pair: tuple[Link, socket.socket]) -> None:
+def test_undeliverable_names_the_reason_of_the_node_death(
+    router: Router, wire: Wire, pair: tuple[LocalSocket, socket.socket]
+) -> None:
     link, theirs = pair
     router.forward(THERE, HERE, frame(THERE, HERE, 1))
     router.lose_node(2, "its power failed")
@@ -127,7 +137,7 @@ def test_dead_node(router: Router, wire: Wire, pair: tuple[Link, socket.socket])
     assert read(theirs.recv(4096))[0][2] == [m.Undeliverable(THERE, "node 2 is dead: its power failed")]
 
 
-def test_failed_send_is_told(router: Router, wire: Wire) -> None:
+def test_flush_returns_nodes_that_cannot_be_reached(router: Router, wire: Wire) -> None:
     wire.dead.add(2)
     router.send(THERE, m.Exit(1))
     router.send(HEAD, m.Exit(1))
@@ -135,13 +145,13 @@ def test_failed_send_is_told(router: Router, wire: Wire) -> None:
     assert [node for node, _ in wire.sent] == [0], "the others get theirs"
 
 
-def test_peers_of_a_process_are_known(router: Router, pair: tuple[Link, socket.socket]) -> None:
+def test_a_link_notes_the_peers_of_its_process(router: Router, pair: tuple[LocalSocket, socket.socket]) -> None:
     link, _ = pair
     router.forward(HERE, THERE, frame(HERE, THERE, 1))
     assert link.peers == {THERE}
 
 
-def test_slow_reader_gets_everything_in_order(router: Router, pair: tuple[Link, socket.socket]) -> None:
+def test_slow_reader_gets_everything_in_order(router: Router, pair: tuple[LocalSocket, socket.socket]) -> None:
     link, theirs = pair
     frames = [pack(HERE, THERE, m.encode([m.Undeliverable(THERE, f"{i}" * 1000)])) for i in range(2000)]
     for one in frames:
@@ -156,15 +166,15 @@ def test_slow_reader_gets_everything_in_order(router: Router, pair: tuple[Link, 
     assert link.flush() and link.out == []
 
 
-def test_the_last_word_goes_out_at_once_past_what_waits_and_to_the_dead_it_is_lost(router: Router, wire: Wire) -> None:
+def test_send_now_passes_messages_that_wait_and_drops_those_for_dead_nodes(router: Router, wire: Wire) -> None:
     died = m.NodeDied(2, "silent", 1)
     router.send(raylet_of(2), m.Heartbeat(1))
-    router.last_word(2, died)
+    router.send_now(2, died)
     assert [frame for _, data in wire.sent for frame in read(data)] == [(raylet_of(2), raylet_of(ME), [died])]
     router.lose_node(2, "silent")
-    router.last_word(2, died)
+    router.send_now(2, died)
     wire.dead.add(0)
-    router.last_word(0, died)
+    router.send_now(0, died)
     assert len(wire.sent) == 1
 
 
@@ -172,56 +182,56 @@ def test_the_last_word_goes_out_at_once_past_what_waits_and_to_the_dead_it_is_lo
 
 
 def told(wire: Wire) -> list[tuple[int, m.Message]]:
-    """(node, message) of all that the head was sent, in order."""
+    """Return (node, message) of all messages to the head, in order."""
     return [(node, msg) for node, data in wire.sent for dest, _, found in read(data) if dest == HEAD for msg in found]
 
 
-def test_what_is_for_the_head_waits_for_its_successor(router: Router, wire: Wire) -> None:
+def test_frames_for_a_dead_head_wait_for_its_successor(router: Router, wire: Wire) -> None:
     router.send(HEAD, m.Exit(1))
     router.flush()
-    router.headship.gone()
+    router.head_location.gone()
     router.send(HEAD, m.Exit(2))
     router.forward(HEAD, HERE, frame(HEAD, HERE, 3))
     router.flush()
     assert told(wire) == [(0, m.Exit(1))]
-    assert router.headship.moved_to(2, 1)
+    assert router.head_location.moved_to(2, 1)
     router.send(HEAD, m.Exit(4))
     router.flush()
     assert told(wire)[1:] == [(2, m.Exit(2)), (2, m.Exit(3)), (2, m.Exit(4))]
-    assert not router.headship.moved_to(0, 1), "it moves once for each epoch"
+    assert not router.head_location.moved_to(0, 1), "it moves once for each epoch"
     router.flush()
     assert len(told(wire)) == 4
 
 
-def test_the_new_head_gets_what_it_has_not_seen(router: Router, wire: Wire) -> None:
-    router.to_head.keeping = True
+def test_a_new_head_gets_the_frames_that_it_has_not_received(router: Router, wire: Wire) -> None:
+    router.to_head.retaining = True
     for number in range(6):
         router.send(HEAD, m.Exit(number))
         router.flush()
     router.to_head.settled(2)
     router.to_head.settled(1)
-    router.headship.gone()
+    router.head_location.gone()
     router.send(HEAD, m.Exit(6))
     router.flush()
     wire.sent.clear()
-    router.headship.moved_to(2, 1, taken=4)
+    router.head_location.moved_to(2, 1, taken=4)
     router.flush()
     assert told(wire) == [(2, m.Exit(4)), (2, m.Exit(5)), (2, m.Exit(6))]
     wire.sent.clear()
-    router.headship.moved_to(0, 2, taken=5)
+    router.head_location.moved_to(0, 2, taken=5)
     router.flush()
     assert told(wire) == [(0, m.Exit(5)), (0, m.Exit(6))], "what the first successor had not settled goes to the second"
 
 
-def test_a_raylet_that_becomes_the_head_reads_what_waited_for_it(router: Router, wire: Wire) -> None:
-    router.headship.gone()
+def test_a_raylet_that_becomes_the_head_handles_deferred_frames(router: Router, wire: Wire) -> None:
+    router.head_location.gone()
     router.forward(HEAD, HERE, frame(HEAD, HERE, 1))
     router.send(HEAD, m.Exit(2))
     router.flush()
     router.send(HEAD, m.Exit(3))
-    router.headship.moved_to(ME, 1)
+    router.head_location.moved_to(ME, 1)
     router.flush()
-    assert [(src, m.decode(frame[20:])) for src, frame in router.overdue] == [
+    assert [(src, m.decode(frame[20:])) for src, frame in router.deferred_to_head] == [
         (HERE, [m.Exit(1)]),
         (raylet_of(ME), [m.Exit(2)]),
         (raylet_of(ME), [m.Exit(3)]),

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hpcray.api.runtime_context import ContextSource, RunningActor, RunningTask, RuntimeContext
-from hpcray.base.ids import make_proc
-from hpcray.base.resources import UNIT, Resources
-from hpcray.wire.messages import JobInfo
+from hpcray.common.ids import make_proc
+from hpcray.common.resources import UNIT, Resources
+from hpcray.protocol.messages import JobInfo
 
 
 @dataclass
@@ -29,9 +29,6 @@ class Source:
     env: dict[str, str] = field(default_factory=dict)
     devices: dict[str, list[str]] = field(default_factory=dict)
     group: tuple[str, bool] = ("", False)
-
-    def head_address(self) -> str:
-        return "head:0123abcd"
 
     def running_task(self) -> RunningTask | None:
         return self.task
@@ -69,11 +66,11 @@ def test_the_placement_group_is_that_of_the_process() -> None:
     assert asked.should_capture_child_tasks_in_placement_group is True
 
 
-def test_driver(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_context_of_a_driver_has_no_task(caplog: pytest.LogCaptureFixture) -> None:
     asked = context(Source())
     assert asked.get_node_id() == "ab" * 14
     assert asked.get_worker_id() == make_proc(1, 2).hex()
-    assert (asked.get_job_id(), asked.namespace, asked.gcs_address) == ("01000000", "space", "head:0123abcd")
+    assert (asked.get_job_id(), asked.namespace, asked.gcs_address) == ("01000000", "space", "/tmp/base/0123abcd")
     assert asked.get_temp_dir() == "/tmp/base"
     assert asked.get_node_labels() == {"ray.io/node-id": "ab" * 14, "zone": "a"}
     assert (asked.get_actor_id(), asked.get_actor_name(), asked.get_placement_group_id()) == (None, None, None)
@@ -92,7 +89,7 @@ def test_driver(caplog: pytest.LogCaptureFixture) -> None:
         asked.is_canceled()
 
 
-def test_task() -> None:
+def test_the_context_of_a_task_names_the_task() -> None:
     source = Source("worker", task=TASK, held={"CPU": UNIT, "GPU": UNIT // 2}, devices={"GPU": ["3"], "odd": ["x"]})
     source.env = {"A": "1"}
     asked = context(source)
@@ -108,7 +105,7 @@ def test_task() -> None:
     assert asked.get_actor_id() is None
 
 
-def test_actor() -> None:
+def test_the_context_of_an_actor_names_the_actor() -> None:
     asked = context(Source("worker", task=TASK, actor=ACTOR))
     assert (asked.get_actor_id(), asked.get_actor_name()) == (ACTOR.id.hex(), "")
     assert asked.current_actor == "handle"
@@ -121,7 +118,7 @@ def test_actor() -> None:
         asked.is_canceled()
 
 
-def test_not_initialized() -> None:
+def test_the_context_without_a_session_raises() -> None:
     asked = context(None)
     for call in (asked.get_node_id, asked.get_job_id, asked.get_task_id, asked.get_actor_id, asked.get_accelerator_ids):
         with pytest.raises(RuntimeError, match=r"not been initialized; hint: call init\(\)"):

@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 
-from hpcray.api.environments import with_submitted
-from hpcray.host.runtime_env import RuntimeEnv, RuntimeEnvConfig, checked, refusal
-from hpcray.host.runtime_env_pack import PackageError, digest_of, files_of, pack, signature, unpack
-from hpcray.host.runtime_env_venv import SetupError, python_for
+from hpcray.api.runtime_env import merge_submitted_runtime_env
+from hpcray.platform.runtime_env import RuntimeEnv, RuntimeEnvConfig, unsupported_field_error, validated_runtime_env
+from hpcray.platform.runtime_env_setup import (
+    PackageError,
+    PythonSetupError,
+    files_signature,
+    pack_package,
+    package_digest,
+    package_files,
+    set_up_python,
+    unpack_package,
+)
 
 
 @pytest.fixture
@@ -61,10 +69,10 @@ class TestValidation:
 
     def test_a_dict_is_as_good(self, tree: Path) -> None:
         env = {"working_dir": str(tree), "env_vars": {"A": "1"}}
-        assert checked(env) == RuntimeEnv(**env) == env
-        assert checked(None) == {}
+        assert validated_runtime_env(env) == RuntimeEnv(**env) == env
+        assert validated_runtime_env(None) == {}
         with pytest.raises(TypeError, match="env_vars"):
-            checked({"env_vars": ["A"]})
+            validated_runtime_env({"env_vars": ["A"]})
 
     def test_forms_of_pip(self, tmp_path: Path) -> None:
         requirements = tmp_path / "requirements.txt"
@@ -80,8 +88,8 @@ class TestValidation:
     def test_of_ray_and_not_here(self) -> None:
         env = RuntimeEnv(conda="base")
         assert env.has_conda()
-        assert "conda" in refusal(env) and "hint" in refusal(env)
-        assert refusal({"container": None, "env_vars": {"A": "1"}}) == ""
+        assert "conda" in unsupported_field_error(env) and "hint" in unsupported_field_error(env)
+        assert unsupported_field_error({"container": None, "env_vars": {"A": "1"}}) == ""
 
     def test_travels(self) -> None:
         env = RuntimeEnv(env_vars={"A": "1"}, config={"setup_timeout_seconds": 5})
@@ -94,63 +102,63 @@ class TestValidation:
         submitted = {"runtime_env": {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}}
         said = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(submitted)}
         own = {"env_vars": {"B": "2"}}
-        assert with_submitted(own, {}) is own
-        assert with_submitted(None, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}
-        assert with_submitted(own, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "2"}}
-        assert with_submitted(own, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is own
+        assert merge_submitted_runtime_env(own, {}) is own
+        assert merge_submitted_runtime_env(None, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}
+        assert merge_submitted_runtime_env(own, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "2"}}
+        assert merge_submitted_runtime_env(own, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is own
 
 
 class TestPackages:
     def test_what_goes_in(self, tree: Path) -> None:
-        assert files_of(str(tree)) == ["a.py", "b.log", "data/big.bin", "data/kept.txt"]
-        assert files_of(str(tree), ["*.log", "data/big.bin"]) == ["a.py", "data/kept.txt"]
+        assert package_files(str(tree)) == ["a.py", "b.log", "data/big.bin", "data/kept.txt"]
+        assert package_files(str(tree), ["*.log", "data/big.bin"]) == ["a.py", "data/kept.txt"]
         (tree / ".gitignore").write_text("*.log\ndata/*\n!data/kept.txt\n")
-        assert files_of(str(tree)) == [".gitignore", "a.py", "data/kept.txt"]
+        assert package_files(str(tree)) == [".gitignore", "a.py", "data/kept.txt"]
 
     def test_links_and_what_is_no_file(self, tree: Path) -> None:
         (tree / "link.py").symlink_to("a.py")
         (tree / "loop").symlink_to(".")
         (tree / "broken").symlink_to("nowhere")
         os.mkfifo(tree / "pipe")
-        names = files_of(str(tree))
+        names = package_files(str(tree))
         assert names == ["a.py", "b.log", "data/big.bin", "data/kept.txt", "link.py"]
-        with zipfile.ZipFile(io.BytesIO(pack(str(tree), names))) as package:
+        with zipfile.ZipFile(io.BytesIO(pack_package(str(tree), names))) as package:
             assert package.read("link.py") == b"a.py"
 
     def test_gitignore_can_be_ignored(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tree / ".gitignore").write_text("*")
-        assert files_of(str(tree)) == []
+        assert package_files(str(tree)) == []
         monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")
-        assert "a.py" in files_of(str(tree))
+        assert "a.py" in package_files(str(tree))
 
     def test_equal_files_make_equal_packages(self, tree: Path) -> None:
-        names = files_of(str(tree))
-        first, before = pack(str(tree), names), signature(str(tree), names)
+        names = package_files(str(tree))
+        first, before = pack_package(str(tree), names), files_signature(str(tree), names)
         os.utime(tree / "a.py", (1, 1))
-        assert signature(str(tree), names) != before
-        assert pack(str(tree), names) == first
+        assert files_signature(str(tree), names) != before
+        assert pack_package(str(tree), names) == first
         (tree / "a.py").write_text("changed")
-        assert digest_of(pack(str(tree), names)) != digest_of(first)
+        assert package_digest(pack_package(str(tree), names)) != package_digest(first)
 
     def test_unpacked_once_with_modes(self, tree: Path, tmp_path: Path) -> None:
         (tree / "a.py").chmod(0o750)
-        package = pack(str(tree), files_of(str(tree)), "top")
+        package = pack_package(str(tree), package_files(str(tree)), "top")
         asked = []
 
         def fetch() -> bytes:
             asked.append(time.monotonic())
             return package
 
-        where = {unpack(str(tmp_path), "name", fetch) for _ in range(3)}
+        where = {unpack_package(str(tmp_path), "name", fetch) for _ in range(3)}
         assert len(where) == len(asked) == 1
         found = Path(where.pop()) / "top" / "a.py"
         assert found.read_text() == "a.py"
         assert found.stat().st_mode & 0o777 == 0o750
 
     def test_too_large(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hpcray.host.runtime_env_pack.LIMIT", 10)
+        monkeypatch.setattr("hpcray.platform.runtime_env_setup.PACKAGE_SIZE_LIMIT", 10)
         with pytest.raises(PackageError, match=r"exceeds the maximum size.*excludes"):
-            pack(str(tree), files_of(str(tree)))
+            pack_package(str(tree), package_files(str(tree)))
 
     @pytest.mark.parametrize("name", ["../out", "/out"])
     def test_names_that_lead_out(self, tmp_path: Path, name: str) -> None:
@@ -158,50 +166,50 @@ class TestPackages:
         with zipfile.ZipFile(buffer, "w") as package:
             package.writestr(name, "x")
         with pytest.raises(PackageError, match="leads out of it"):
-            unpack(str(tmp_path), "evil", buffer.getvalue)
+            unpack_package(str(tmp_path), "evil", buffer.getvalue)
         assert os.listdir(tmp_path / "runtime_env") == ["evil.lock"]
 
     def test_no_zip(self, tmp_path: Path) -> None:
         with pytest.raises(PackageError, match="is no zip"):
-            unpack(str(tmp_path), "broken", lambda: b"nothing")
+            unpack_package(str(tmp_path), "broken", lambda: b"nothing")
 
 
 class TestPython:
     def test_a_command_that_fails_says_why(self, tmp_path: Path) -> None:
-        with pytest.raises(SetupError, match=r"cannot run /no/such/python"):
-            python_for(str(tmp_path), {"py_executable": "/no/such/python"}, 10)
+        with pytest.raises(PythonSetupError, match=r"cannot run /no/such/python"):
+            set_up_python(str(tmp_path), {"py_executable": "/no/such/python"}, 10)
 
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
         fake = tmp_path / "python"
         fake.write_text("""#!/bin/sh\necho '{"executable": "/x", "version": [3, 3], "env": {}}'\n""")
         fake.chmod(0o755)
-        with pytest.raises(SetupError, match=r"Python 3\.3, but the job runs with"):
-            python_for(str(tmp_path), {"py_executable": str(fake)}, 10)
+        with pytest.raises(PythonSetupError, match=r"Python 3\.3, but the job runs with"):
+            set_up_python(str(tmp_path), {"py_executable": str(fake)}, 10)
 
     @pytest.mark.parametrize("said", ["hello", "", "[1]", '{"executable": 1}'])
     def test_what_is_no_python(self, tmp_path: Path, said: str) -> None:
         fake = tmp_path / "python"
         fake.write_text(f"#!/bin/sh\necho '{said}'\n")
         fake.chmod(0o755)
-        with pytest.raises(SetupError, match="is no Python"):
-            python_for(str(tmp_path), {"py_executable": str(fake)}, 10)
+        with pytest.raises(PythonSetupError, match="is no Python"):
+            set_up_python(str(tmp_path), {"py_executable": str(fake)}, 10)
 
     def test_a_trial_that_fails(self, tmp_path: Path) -> None:
         trial = ["-c", "raise ImportError('of something')"]
         for _ in range(2):  # nothing is kept of the first time
-            with pytest.raises(SetupError, match=r"cannot run hpcray's workers(.|\n)*ImportError: of something"):
-                python_for(str(tmp_path), {"py_executable": sys.executable}, 30, trial)
+            with pytest.raises(PythonSetupError, match=r"cannot run hpcray's workers(.|\n)*ImportError: of something"):
+                set_up_python(str(tmp_path), {"py_executable": sys.executable}, 30, trial)
 
     def test_nothing_asked_for(self, tmp_path: Path) -> None:
-        assert python_for(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == ("", {})
+        assert set_up_python(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == ("", {})
         assert not list(tmp_path.iterdir())
 
     def test_what_takes_too_long_is_ended_with_all_that_it_started(self, tmp_path: Path) -> None:
         fake, pid = tmp_path / "python", tmp_path / "pid"
         fake.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! > {pid}\necho waiting\nwait\n")
         fake.chmod(0o755)
-        with pytest.raises(SetupError, match=r"took longer.*setup_timeout_seconds(.|\n)*waiting"):
-            python_for(str(tmp_path), {"py_executable": str(fake)}, 1)
+        with pytest.raises(PythonSetupError, match=r"took longer.*setup_timeout_seconds(.|\n)*waiting"):
+            set_up_python(str(tmp_path), {"py_executable": str(fake)}, 1)
         deadline = time.monotonic() + 30
         while os.path.exists(f"/proc/{pid.read_text().strip()}"):
             assert time.monotonic() < deadline

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from test_spill_files import SIZE, Disk, becomes
 
-from hpcray.host import direct_io, spill_files
-from hpcray.host.arena import Arena
+from hpcray.platform import direct_io, spill_files
+from hpcray.platform.arena import Arena
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def test_an_error_at_close_does_not_end_the_writing(
+def test_an_error_at_close_of_a_segment_does_not_end_the_writer(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)
@@ -42,7 +42,7 @@ def test_an_error_at_close_does_not_end_the_writing(
     disk.files.close()
 
 
-def test_close_does_not_wait_for_a_file_system_that_does_not_answer(
+def test_closing_the_spill_files_does_not_wait_for_a_silent_file_system(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers, asked = threading.Event(), threading.Event()
@@ -53,7 +53,7 @@ def test_close_does_not_wait_for_a_file_system_that_does_not_answer(
         return sum(map(len, parts))
 
     monkeypatch.setattr(direct_io.os, "pwritev", silent)
-    monkeypatch.setattr(spill_files, "_CLOSING", 0.1)
+    monkeypatch.setattr(spill_files, "_CLOSE_TIMEOUT", 0.1)
     disk = Disk(tmp_path, arena)
     disk.files.write(1, [(0, 4096, 0)])
     assert asked.wait(30)
@@ -65,7 +65,7 @@ def test_close_does_not_wait_for_a_file_system_that_does_not_answer(
     assert not late
 
 
-def test_a_stale_handle_does_not_end_the_giving_back(
+def test_a_stale_handle_does_not_end_the_discarding_thread(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)
@@ -86,7 +86,7 @@ def test_a_stale_handle_does_not_end_the_giving_back(
     disk.files.close()
 
 
-def test_whatever_goes_wrong_in_a_thread_is_reported(
+def test_every_exception_in_a_spill_thread_is_reported(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)
@@ -118,7 +118,7 @@ class Silent:
         return self._call(fd, parts, position)
 
 
-def test_a_write_that_does_not_return_is_stuck_until_it_does(
+def test_a_write_that_does_not_return_counts_as_stuck_until_it_does(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)
@@ -135,7 +135,7 @@ def test_a_write_that_does_not_return_is_stuck_until_it_does(
     disk.files.close()
 
 
-def test_reads_behind_those_that_do_not_return_are_stuck_too(
+def test_reads_queued_behind_stuck_reads_count_as_stuck(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)
@@ -157,7 +157,7 @@ def test_reads_behind_those_that_do_not_return_are_stuck_too(
     disk.files.close()
 
 
-def test_where_no_thread_can_be_started_the_write_fails_and_a_later_one_does_not(
+def test_a_write_fails_if_no_thread_can_be_started_and_a_later_one_succeeds(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(tmp_path, arena)

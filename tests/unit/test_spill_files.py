@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.base.failures import StartupError
-from hpcray.host.allocation_tmp import Directory
-from hpcray.host.arena import Arena
-from hpcray.host.spill_files import Report, SpillFiles, describe, spill_directory
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.arena import Arena
+from hpcray.platform.spill_files import SpillFiles, SpillReport, TmpDirectory, describe_spill_directory, spill_directory
 
 SIZE = 4 << 20
 
@@ -30,8 +29,8 @@ class Disk:
         self.said: list[str] = []
         self.files = SpillFiles(str(directory), arena, self.said.append)
 
-    def reports(self, count: int) -> list[Report]:
-        found: list[Report] = []
+    def reports(self, count: int) -> list[SpillReport]:
+        found: list[SpillReport] = []
         while len(found) < count:
             readable, _, _ = select.select([self.files.fileno()], [], [], 30)
             assert readable, f"{count - len(found)} reports are missing"
@@ -53,7 +52,7 @@ def disk(tmp_path: Path, arena: Arena) -> Iterator[Disk]:
     disk.files.close()
 
 
-def test_what_is_written_is_read_back_elsewhere(disk: Disk, arena: Arena, tmp_path: Path) -> None:
+def test_spilled_bytes_are_read_back_at_another_place_of_the_arena(disk: Disk, arena: Arena, tmp_path: Path) -> None:
     data = os.urandom(1 << 20)
     arena.write(4096, data)
     disk.files.write(1, [(4096, 1 << 19, 0), (4096 + (1 << 19), 1 << 19, 1 << 19)])
@@ -64,7 +63,7 @@ def test_what_is_written_is_read_back_elsewhere(disk: Disk, arena: Arena, tmp_pa
     assert bytes(arena.view(2 << 20, 1 << 20)) == data
 
 
-def test_nothing_is_opened_before_the_first_write_and_nothing_after_the_last_discard(disk: Disk) -> None:
+def test_no_file_is_open_before_the_first_write_or_after_the_last_discard(disk: Disk) -> None:
     before = len(os.listdir("/proc/self/fd"))
     assert disk.said == []
     disk.files.write(1, [(0, 4096, 0), (4096, 4096, 4096)])
@@ -93,7 +92,7 @@ def test_a_discard_gives_disk_space_back(disk: Disk, arena: Arena) -> None:
     assert bytes(arena.view(0, 1 << 20)) == bytes(arena.view(1 << 20, 1 << 20)), "the rest is as it was"
 
 
-def test_what_lives_between_dead_neighbours_stays(disk: Disk, arena: Arena) -> None:
+def test_live_bytes_between_discarded_ones_stay(disk: Disk, arena: Arena) -> None:
     """Small objects share pages; large ones have theirs to themselves. Every second one goes."""
     arena.write(0, os.urandom(2 << 20))
     sizes = [3000, 100, 9000, 5000, 64, 20_000, 4096, 4097, 70_000, 1]
@@ -114,7 +113,7 @@ def test_what_lives_between_dead_neighbours_stays(disk: Disk, arena: Arena) -> N
             assert bytes(arena.view(3 << 20, size)) == bytes(arena.view(offset, size))
 
 
-def test_a_directory_that_is_gone_is_an_error_and_not_an_end(tmp_path: Path, arena: Arena) -> None:
+def test_a_missing_spill_directory_is_a_reported_error(tmp_path: Path, arena: Arena) -> None:
     disk = Disk(tmp_path / "gone", arena)
     disk.files.write(1, [(0, 4096, 0)])
     ((ident, error),) = disk.reports(1)
@@ -126,7 +125,7 @@ def test_a_directory_that_is_gone_is_an_error_and_not_an_end(tmp_path: Path, are
     disk.files.close()
 
 
-def test_a_read_beyond_what_was_written_is_an_error(disk: Disk) -> None:
+def test_a_read_beyond_the_written_bytes_is_an_error(disk: Disk) -> None:
     disk.files.write(1, [(0, 4096, 0)])
     disk.reports(1)
     disk.files.read(b"z", 1, 0, 8192, 0)
@@ -135,18 +134,18 @@ def test_a_read_beyond_what_was_written_is_an_error(disk: Disk) -> None:
 
 
 class TestDirectory:
-    def test_the_chosen_one(self, tmp_path: Path) -> None:
+    def test_the_spill_directory_that_the_user_set_is_used(self, tmp_path: Path) -> None:
         assert spill_directory(str(tmp_path)) == str(tmp_path)
 
-    def test_one_that_does_not_exist_is_refused_at_the_start(self, tmp_path: Path) -> None:
+    def test_a_configured_spill_directory_that_does_not_exist_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(StartupError, match=r"HPCRAY_SPILL_DIR=.*hint:"):
             spill_directory(str(tmp_path / "no"))
 
-    def test_by_itself_it_is_one_that_exists(self) -> None:
+    def test_the_default_spill_directory_exists(self) -> None:
         assert os.path.isdir(spill_directory(""))
 
     @pytest.mark.parametrize(("kind", "warning"), [("ext4", None), ("nfs4", "network"), ("tmpfs", "takes memory")])
-    def test_a_bad_place_is_warned_of(self, kind: str, warning: str | None) -> None:
-        text = describe(Directory("/scratch", "TMPDIR", kind, 5 * 10**9, True))
+    def test_an_unsuitable_spill_directory_causes_a_warning(self, kind: str, warning: str | None) -> None:
+        text = describe_spill_directory(TmpDirectory("/scratch", "TMPDIR", kind, 5 * 10**9, True))
         assert "/scratch" in text and "5.0 GB free" in text
         assert ("hint:" in text and warning in text) if warning else "hint:" not in text

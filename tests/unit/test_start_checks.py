@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.host import launcher
-from hpcray.host.launcher import prepare_mpi, srun_settings, strip_launcher
-from hpcray.runtime import bootstrap
+from hpcray.platform import launcher_environment
+from hpcray.platform.launcher_environment import mpi_settings_under_srun, set_mpi_variables, strip_launcher_variables
+from hpcray.runtime.node import bootstrap
 from hpcray.transport.base import StartError
-from hpcray.transport.start_checks import (
+from hpcray.transport.startup import (
+    Launch,
     check_fault_tolerance,
     check_import_order,
     check_protocol,
@@ -24,7 +25,6 @@ from hpcray.transport.start_checks import (
     several_tasks,
     threads_of_a_core,
 )
-from hpcray.transport.startup import Launch, SaidByRank0
 
 SRUN = Launch("srun", 0, 2, "slurm-1.0", 1)
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution\0"
@@ -119,7 +119,7 @@ def test_a_task_that_is_bound_to_a_part_of_its_node(
 
 def test_threads_of_a_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     siblings = tmp_path / "thread_siblings_list"
-    monkeypatch.setattr("hpcray.transport.start_checks._SIBLINGS", str(siblings))
+    monkeypatch.setattr("hpcray.transport.startup._SIBLINGS", str(siblings))
     assert threads_of_a_core() == 1
     for text, count in (("0\n", 1), ("0,64\n", 2), ("0-3\n", 4)):
         siblings.write_text(text)
@@ -130,12 +130,13 @@ def test_what_all_ranks_have_is_told_by_rank_0() -> None:
     require("", SRUN, everywhere=True)
     with pytest.raises(StartError) as first:
         require("wrong", SRUN, everywhere=True)
-    assert not isinstance(first.value, SaidByRank0)
-    with pytest.raises(SaidByRank0):
+    assert (first.value.reported_by, first.value.others_wait) == ("self", False)
+    with pytest.raises(StartError) as second:
         require("wrong", Launch("srun", 1, 2), everywhere=True)
+    assert second.value.reported_by == "rank0"
     with pytest.raises(StartError, match="wrong") as own:
         require("wrong", Launch("srun", 1, 2), everywhere=False)
-    assert not isinstance(own.value, SaidByRank0)
+    assert (own.value.reported_by, own.value.others_wait) == ("self", True)
 
 
 def test_a_program_that_has_started_mpi_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,38 +154,38 @@ def test_a_program_that_has_started_mpi_itself_is_told(monkeypatch: pytest.Monke
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open MPI from PyPI in /env."""
-    monkeypatch.setattr(launcher, "open_mpi_wheel", lambda: "/env")
-    monkeypatch.setattr(launcher, "_added", set())
+    monkeypatch.setattr(launcher_environment, "open_mpi_wheel_prefix", lambda: "/env")
+    monkeypatch.setattr(launcher_environment, "_added", set())
 
 
 def test_srun_with_the_wheel_adds_what_is_missing_and_takes_it_from_user_processes(wheel: None) -> None:
     environ = {"HOME": "/nowhere", "OMPI_MCA_pml": "cm", "PATH": "/bin"}
     before = dict(environ)
-    prepare_mpi(environ, under_srun=True)
+    set_mpi_variables(environ, under_srun=True)
     assert environ["OPAL_PREFIX"] == "/env"
     assert environ["OMPI_MCA_pml"] == "cm", "what the site or the user has set stays"
     assert environ["OMPI_MCA_osc"] == "^ucx"
     child = dict(environ)
-    strip_launcher(child)
+    strip_launcher_variables(child)
     assert child == {name: value for name, value in before.items() if not name.startswith("OMPI_")}
 
 
 def test_nothing_is_added_under_mpirun_or_to_a_sites_mpi(wheel: None, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"HOME": "/nowhere"}
-    prepare_mpi(environ, under_srun=False)
-    monkeypatch.setattr(launcher, "open_mpi_wheel", lambda: "")
-    prepare_mpi(environ, under_srun=True)
+    set_mpi_variables(environ, under_srun=False)
+    monkeypatch.setattr(launcher_environment, "open_mpi_wheel_prefix", lambda: "")
+    set_mpi_variables(environ, under_srun=True)
     assert environ == {"HOME": "/nowhere"}
 
 
 def test_a_users_parameter_file_counts_as_set(tmp_path: Path) -> None:
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("# mine\npml = ob1\n# osc = rdma\n")
-    added = srun_settings("/env", {"HOME": str(tmp_path)})
+    added = mpi_settings_under_srun("/env", {"HOME": str(tmp_path)})
     assert "OMPI_MCA_pml" not in added and "OMPI_MCA_osc" in added
 
 
 def test_home_is_there_for_mpi(wheel: None) -> None:
     for environ in ({}, {"HOME": ""}):
-        prepare_mpi(environ, under_srun=False)
+        set_mpi_variables(environ, under_srun=False)
         assert os.path.isabs(environ["HOME"])

@@ -6,7 +6,7 @@ import pytest
 
 from hpcray.transport.base import Backoff
 from hpcray.transport.startup import Launch, RollCall, read_launch, singleton_hint
-from hpcray.transport.ucx import has_rdma, resources_of
+from hpcray.transport.ucx_engine import has_rdma, resources_of
 
 SLURM = {
     "SLURM_JOB_ID": "42",

@@ -10,28 +10,52 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.bootstrap import _COMMAND
+from hpcray.runtime.node.bootstrap import _COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
-TELL = "; import json; print(json.dumps(sorted(sys.modules)))"
+PRINT_MODULES = "; import json; print(json.dumps(sorted(sys.modules)))"
 RAYLET = _COMMAND.format(root=str(ROOT)).removesuffix("; main()")
 SLOW = {"asyncio", "ssl", "venv", "tarfile", "numpy", "mpi4py", "ucxx", "multiprocessing", "unittest", "pandas"}
-"""What takes long, and few programs need, or not at first: whoever needs it imports it then."""
+"""Packages that take long to import and that few programs need at once."""
 
 
 def modules(code: str) -> set[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code + TELL], env=environ, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code + PRINT_MODULES], env=environ, capture_output=True, text=True, check=True
+    )
     return set(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize("code", ["import sys, hpcray", RAYLET], ids=["program", "raylet"])
-def test_nothing_that_takes_long(code: str) -> None:
+def test_import_hpcray_imports_no_slow_package(code: str) -> None:
     assert modules(code) & SLOW == set()
 
 
-def test_a_raylet_does_without_the_api() -> None:
+def test_a_raylet_imports_no_module_of_the_api() -> None:
     assert RAYLET.endswith("import main"), "it would run the raylet"
     found = modules(RAYLET)
     assert "hpcray.core.raylet" in found
     assert {name for name in found if name.startswith(("hpcray.api", "hpcray.util"))} == set()
+
+
+def test_a_rank_loads_no_command_line_library() -> None:
+    """Its workers are forked from it, and would use the loaded versions instead of those of a task's environment."""
+    assert modules("import sys, hpcray.__main__") & {"argparse", "click", "rich"} == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("hpcray.experimental.locations", "get_object_locations"),
+        ("hpcray.util.actor_group", "ActorGroup"),
+        ("hpcray.util.check_serialize", "FailureTuple"),
+        ("hpcray.util.collective.collective", "allreduce"),
+        ("hpcray.util.collective.types", "Backend"),
+        ("hpcray.util.multiprocessing.pool", "AsyncResult"),
+        ("hpcray.util.timer", "_Timer"),
+    ],
+)
+def test_modules_of_ray_that_share_a_file_are_importable_by_their_names(module: str, name: str) -> None:
+    code = f"import sys; from {module} import {name}; import {module}; assert {module}.{name} is {name}"
+    assert module in modules(code)

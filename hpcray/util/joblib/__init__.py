@@ -1,4 +1,4 @@
-"""joblib's `Parallel`, and with it scikit-learn's `n_jobs`, on the CPUs of the job."""
+"""A joblib backend that runs `Parallel`, and so scikit-learn's `n_jobs`, as tasks of the job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["register_ray"]
 
 
 def register_ray() -> None:
-    """Make the backend "ray" known: `with joblib.parallel_config("ray"): ...`.
+    """Register the backend "ray": `with joblib.parallel_config("ray"): ...`.
 
     Raises:
         ImportError: joblib is not installed, or is too old.

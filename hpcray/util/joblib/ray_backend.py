@@ -1,4 +1,4 @@
-"""The joblib backend: a batch of calls is a task."""
+"""The joblib backend: each batch of calls is a task."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
-from joblib._parallel_backends import (
-    AutoBatchingMixin,
-    FallbackToBackend,
-    ParallelBackendBase,
-    SequentialBackend,
-)
+from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 from joblib.parallel import BatchedCalls
 
-from hpcray.api.context import cluster_resources
 from hpcray.api.objects import put
-from hpcray.base.errors import RayTaskError
-from hpcray.executor import Executor
-from hpcray.runtime.refs import ObjectRef, current
+from hpcray.api.runtime_context import cluster_resources
+from hpcray.common.exceptions import RayTaskError
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.util.executor import Executor
 
 _SHARE_FROM = 1 << 20
-"""Bytes from which an array is stored once for all calls, and arrives read-only, as joblib's own processes have it."""
+"""Bytes from which an array is stored once for all calls and arrives read-only, as in joblib's own processes."""
 
 
 if not hasattr(ParallelBackendBase, "retrieve_result"):
@@ -51,11 +47,11 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
 
     @property
     def supports_retrieve_callback(self) -> bool:
-        """Not inside of a task: it must wait for results itself, so that its CPU is lent."""
+        """False in a task, which waits for results itself so that it lends its CPU."""
         return current.worker is None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many calls run at a time."""
+        """Return the number of concurrent calls."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
@@ -65,7 +61,6 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return max(1, int(cluster_resources().get("CPU", 1)) + 1 + n_jobs)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
-        """Get ready for one `Parallel`."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -74,7 +69,6 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return n_jobs
 
     def submit(self, func: Any, callback: Callable[[Any], object] | None = None) -> Any:
-        """Start a batch."""
         assert self._executor is not None
         shared: list[ObjectRef[Any]] = []
         future = self._executor.submit(_run, cloudpickle.dumps(self._lightened(func, shared)), *shared)
@@ -83,7 +77,7 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         return future
 
     def retrieve_result_callback(self, out: Any) -> Any:
-        """The results of a batch that has ended."""
+        """Return the results of a batch that has ended."""
         return self.retrieve_result(out)
 
     def retrieve_result(self, out: Any, timeout: float | None = None) -> Any:
@@ -94,11 +88,10 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             _raise_cause(error)
 
     def stop_call(self) -> None:
-        """The calls of a `Parallel` have ended."""
+        """Release the shared arrays at the end of a `Parallel`."""
         self._shared.clear()
 
     def terminate(self) -> None:
-        """Nothing more is to come."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
         self._executor = None
@@ -106,7 +99,7 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancel what runs and what waits."""
+        """Cancel running and queued batches."""
         if self._executor is not None:
             self._executor.terminate()
         self._executor = None
@@ -114,18 +107,11 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel)
 
     def _lightened(self, call: Any, shared: list[ObjectRef[Any]]) -> Any:
-        """The batch without its large arrays, which are put into `shared`."""
+        """Replace the large arrays of a batch by placeholders, and append their refs to `shared`."""
         if not isinstance(call, BatchedCalls):
             return call
         light = copy.copy(call)
-        light.items = [
-            (
-                function,
-                tuple(self._stand_in(value, shared) for value in args),
-                {name: self._stand_in(value, shared) for name, value in kwargs.items()},
-            )
-            for function, args, kwargs in call.items
-        ]
+        light.items = _with_arguments(call.items, lambda value: self._stand_in(value, shared))
         return light
 
     def _stand_in(self, value: Any, shared: list[ObjectRef[Any]]) -> Any:
@@ -140,29 +126,26 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
 
 
 class _Shared:
-    """Stands for an array that travels beside the batch."""
+    """Placeholder of an array that is passed as a ref beside the batch."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 def _run(blob: bytes, *shared: Any) -> bytes:
-    """Run a batch in a worker. Both ways are pickled in band, so that what arrives can be written to."""
+    """Run a batch in a worker. Arguments and results are pickled in band, so that they arrive writable."""
     call = pickle.loads(blob)
     if shared:
-        call.items = [
-            (
-                function,
-                tuple(_real(value, shared) for value in args),
-                {name: _real(value, shared) for name, value in kwargs.items()},
-            )
-            for function, args, kwargs in call.items
-        ]
+        call.items = _with_arguments(call.items, lambda value: shared[value.index] if type(value) is _Shared else value)
     return cloudpickle.dumps(call())  # type: ignore[no-any-return]
 
 
-def _real(value: Any, shared: tuple[Any, ...]) -> Any:
-    return shared[value.index] if type(value) is _Shared else value
+def _with_arguments(items: list[Any], replace: Callable[[Any], Any]) -> list[Any]:
+    """Return the calls of a batch with each argument replaced by `replace(argument)`."""
+    return [
+        (function, tuple(map(replace, args)), {name: replace(value) for name, value in kwargs.items()})
+        for function, args, kwargs in items
+    ]
 
 
 def _raise_cause(error: RayTaskError) -> NoReturn:

@@ -1,0 +1,184 @@
+"""Conversion of a `runtime_env` to the environment of worker processes. Each package is built and stored once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, RUNTIME_ENV_VARIABLE, RuntimeEnv, validated_runtime_env
+from hpcray.platform.runtime_env_setup import files_signature, pack_package, package_digest, package_files
+from hpcray.protocol.messages import Shape
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+
+_URI = "gcs://_ray_pkg_{}.zip"
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_INSTALLERS = ("pip", "uv")
+
+Fields = dict[str, Any]
+"""A runtime_env without its variables, as JSON types: packages by hash and object id."""
+
+
+class RuntimeEnvs:
+    """The runtime environments of the tasks and actors that this process submits, and their packages.
+
+    Attributes:
+        job: fields of the job; in a worker, the fields of its own environment. Children inherit them.
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self._packed: dict[tuple[str, ...], dict[str, str]] = {}
+        self._objects: dict[str, ObjectRef[Any]] = {}
+        self.job: Fields = {}
+
+    def fields(self, env: Mapping[str, Any] | None) -> Fields:
+        """Convert a runtime_env to fields, and store its packages as objects. Variables are left out.
+
+        Raises:
+            TypeError, ValueError: a field is not valid. PackageError: a directory is too large.
+        """
+        found: Fields = {}
+        for field, value in validated_runtime_env(env).items():
+            if field in (*_INSTALLERS, "py_executable"):
+                found[field] = value
+            elif field == "config":
+                if value["setup_timeout_seconds"] != DEFAULT_SETUP_TIMEOUT:
+                    found[field] = {"setup_timeout_seconds": value["setup_timeout_seconds"]}
+            elif field == "working_dir":
+                found[field] = self._package(value, (env or {}).get("excludes") or [], inside=False)
+            elif field == "py_modules":
+                excludes = (env or {}).get("excludes") or []
+                found[field] = [self._package(_path_of(item), excludes, inside=True) for item in value]
+            elif field == "worker_process_setup_hook":
+                found[field] = self._hook(value)
+        return found
+
+    def merged(self, env: Mapping[str, Any] | None) -> Fields:
+        """Merge the fields of a task or actor over those of its parent."""
+        own = self.fields(env)
+        parent: Fields = {
+            field: value
+            for field, value in self.job.items()
+            if not (field in _INSTALLERS and any(tool in own for tool in _INSTALLERS))
+        }
+        return {**parent, **own}
+
+    def _package(self, source: str, excludes: list[str], inside: bool) -> dict[str, str]:
+        """Store the file or directory at a path as a package.
+
+        Args:
+            source: a path, or the URI of a package of the job.
+            excludes: patterns of files to leave out.
+            inside: pack the directory itself, not only its contents, so that it can be imported.
+        """
+        known = [entry for entry in _entries(self.job) if _URI.format(entry["hash"]) == source]
+        if known:
+            return known[0]
+        source = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+        if os.path.isdir(source):
+            names = package_files(source, excludes)
+            key = (source, files_signature(source, names), str(inside))
+            if key not in self._packed:
+                top = os.path.basename(source) if inside else ""
+                self._packed[key] = self._stored(pack_package(source, names, top))
+        else:
+            key = (source, files_signature(os.path.dirname(source), [os.path.basename(source)]), "")
+            if key not in self._packed:
+                self._packed[key] = self._stored(_file(source))
+        return self._packed[key]
+
+    def _stored(self, package: bytes) -> dict[str, str]:
+        digest = package_digest(package)
+        ref = self._objects.get(digest)
+        if ref is None:
+            ref = self._objects[digest] = self._process.put(package)
+        return {"hash": digest, "object": ref.hex()}
+
+    def _hook(self, hook: Any) -> dict[str, str]:
+        if isinstance(hook, str):
+            return {"name": hook}
+        name = f"{hook.__module__}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        key = f"hook {id(hook)}"
+        if key not in self._objects:
+            self._objects[key] = self._process.put(hook)
+            self._packed[key,] = {"keep": hook}  # keeps `id(hook)` from being reused
+        return {"name": name, "object": self._objects[key].hex()}
+
+
+def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Merge the runtime_env of a driver over the one that its job was submitted with.
+
+    Raises:
+        ValueError: the variable RAY_JOB_CONFIG_JSON_ENV_VAR is no JSON.
+    """
+    submitted = environ.get(_SUBMITTED)
+    below = json.loads(submitted).get("runtime_env") if submitted else None
+    if not below or (env is not None and not isinstance(env, Mapping)):
+        return env
+    variables = {**(below.get("env_vars") or {}), **((env or {}).get("env_vars") or {})}
+    return {**below, **(env or {}), **({"env_vars": variables} if variables else {})}
+
+
+def runtime_envs_of(process: CoreWorker) -> RuntimeEnvs:
+    """Return the `RuntimeEnvs` of a process, created at the first call."""
+    found: RuntimeEnvs | None = vars(process).get("_environments")
+    if found is None:
+        found = RuntimeEnvs(process)
+        if current.worker is not None:
+            found.job = dict(current.worker.environment.fields)
+        vars(process)["_environments"] = found
+    return found
+
+
+def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape) -> Shape:
+    """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
+    if not env and not runtime_envs_of(process).job:
+        return shape
+    fields = runtime_envs_of(process).merged(env)
+    if not fields:
+        return shape
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
+
+
+def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeEnv:
+    """Convert fields to the RuntimeEnv that programs see, with packages as URIs."""
+    found = dict(fields)
+    found.pop("logging_config", None)
+    if "working_dir" in found:
+        found["working_dir"] = _URI.format(found["working_dir"]["hash"])
+    if "py_modules" in found:
+        found["py_modules"] = [_URI.format(entry["hash"]) for entry in found["py_modules"]]
+    if "worker_process_setup_hook" in found:
+        found["worker_process_setup_hook"] = found["worker_process_setup_hook"]["name"]
+    if variables:
+        found["env_vars"] = dict(variables)
+    return RuntimeEnv(_validate=False, **found)
+
+
+def _entries(fields: Fields) -> list[dict[str, str]]:
+    return [*([fields["working_dir"]] if "working_dir" in fields else []), *fields.get("py_modules", ())]
+
+
+def _path_of(module: str | ModuleType) -> str:
+    if isinstance(module, str):
+        return module
+    paths = list(getattr(module, "__path__", None) or ())
+    path = paths[0] if paths else getattr(module, "__file__", None)
+    if not path:
+        raise ValueError(f"py_modules: {module.__name__} has no file; hint: give the path of a directory")
+    return str(path)
+
+
+def _file(path: str) -> bytes:
+    """Read a zip or wheel; a module of one file is packed as a zip."""
+    if path.endswith(".py"):
+        return pack_package(os.path.dirname(path), [os.path.basename(path)])
+    with open(path, "rb") as file:
+        return file.read()

@@ -1,0 +1,159 @@
+"""Values of the option `scheduling_strategy`. Users import them from `hpcray.util.scheduling_strategies`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpcray.common.labels import DOES_NOT_EXIST, EXISTS, IN, NOT_IN, Condition, Conditions
+
+_NODE_ID_BYTES = 28
+
+
+@dataclass
+class PlacementGroupSchedulingStrategy:
+    """Run in a bundle of a placement group.
+
+    Args:
+        placement_group: the group; None for no group.
+        placement_group_bundle_index: index of the bundle; -1 for any bundle.
+        placement_group_capture_child_tasks: run child tasks in the group too.
+    """
+
+    placement_group: Any
+    placement_group_bundle_index: int = -1
+    placement_group_capture_child_tasks: bool | None = None
+
+
+class NodeAffinitySchedulingStrategy:
+    """Run on one node.
+
+    Args:
+        node_id: id of the node in hex, as in `nodes()`.
+        soft: use another node where this one is dead or can never run the task.
+        _spill_on_unavailable: with `soft`, use another node also while this one is busy.
+        _fail_on_unavailable: without `soft`, fail while the node is busy instead of waiting.
+
+    Raises:
+        ValueError: the id is not valid, or the private flags contradict `soft`.
+    """
+
+    def __init__(
+        self, node_id: str | bytes, soft: bool, _spill_on_unavailable: bool = False, _fail_on_unavailable: bool = False
+    ) -> None:
+        text = node_id if isinstance(node_id, str) else node_id.hex()
+        try:
+            valid = len(bytes.fromhex(text)) == _NODE_ID_BYTES
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(
+                f"Invalid node_id {text!r}. Node ID must be a valid hex string, of {2 * _NODE_ID_BYTES} digits; "
+                "hint: take it from ray.nodes()"
+            )
+        if _spill_on_unavailable and not soft:
+            raise ValueError("_spill_on_unavailable needs soft=True")
+        if _fail_on_unavailable and soft:
+            raise ValueError("_fail_on_unavailable needs soft=False")
+        self.node_id = text
+        self.soft = soft
+        self._spill_on_unavailable = _spill_on_unavailable
+        self._fail_on_unavailable = _fail_on_unavailable
+
+    def __repr__(self) -> str:
+        return f"NodeAffinitySchedulingStrategy(node_id={self.node_id!r}, soft={self.soft})"
+
+
+class _ValuesOperator:
+    def __init__(self, *values: str) -> None:
+        name = type(self).__name__
+        if not values:
+            raise ValueError(f'{name} needs at least one value, for example {name}("value1", "value2")')
+        for index, value in enumerate(values):
+            if not isinstance(value, str):
+                raise ValueError(f"{name}: value {index} must be a str, but is {value!r} of type {type(value)}")
+        self.values = list(values)
+
+
+class In(_ValuesOperator):
+    """The node has the label with one of these values."""
+
+
+class NotIn(_ValuesOperator):
+    """The node does not have the label with any of these values."""
+
+
+class Exists:
+    """The node has the label."""
+
+
+class DoesNotExist:
+    """The node does not have the label."""
+
+
+LabelOperator = In | NotIn | Exists | DoesNotExist
+LabelMatchExpressionsT = Mapping[str, LabelOperator]
+
+
+@dataclass(frozen=True)
+class LabelMatchExpression:
+    """One condition on one label of a node."""
+
+    key: str
+    operator: LabelOperator
+
+
+class NodeLabelSchedulingStrategy:
+    """Run on a node whose labels match, for example `{"region": In("us"), "gpu_type": Exists()}`.
+
+    Args:
+        hard: conditions that must hold.
+        soft: conditions that should hold.
+
+    Raises:
+        ValueError: both are empty, or one is no mapping from label to operator.
+    """
+
+    def __init__(self, hard: LabelMatchExpressionsT | None, *, soft: LabelMatchExpressionsT | None = None) -> None:
+        self.hard = _expressions(hard, "hard")
+        self.soft = _expressions(soft, "soft")
+        if not (self.hard or self.soft):
+            raise ValueError("NodeLabelSchedulingStrategy: hard and soft are both empty")
+
+
+def _expressions(given: LabelMatchExpressionsT | None, what: str) -> list[LabelMatchExpression]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise ValueError(f'{what} must be a map such as {{"key1": In("value1")}}, but is of type {type(given)}')
+    for key, operator in given.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{what}: label {key!r} must be a str, but is of type {type(key)}")
+        if not isinstance(operator, (In, NotIn, Exists, DoesNotExist)):
+            raise ValueError(
+                f"{what}: the value of label {key!r} must be In, NotIn, Exists or DoesNotExist, "
+                f"but is {operator!r} of type {type(operator)}"
+            )
+    return [LabelMatchExpression(key, operator) for key, operator in given.items()]
+
+
+def with_labels(strategy: NodeLabelSchedulingStrategy, alternatives: Sequence[Conditions]) -> list[Conditions]:
+    """Add the conditions of a strategy to each alternative: first with the soft conditions, then without."""
+    hard, soft = _conditions(strategy.hard), _conditions(strategy.soft)
+    return [tuple(sorted({*alternative, *more})) for alternative in alternatives for more in ((*hard, *soft), hard)]
+
+
+def _conditions(expressions: Sequence[LabelMatchExpression]) -> Conditions:
+    return tuple(_condition(expression.key, expression.operator) for expression in expressions)
+
+
+def _condition(key: str, operator: LabelOperator) -> Condition:
+    if isinstance(operator, _ValuesOperator):
+        return key, IN if isinstance(operator, In) else NOT_IN, tuple(sorted(set(operator.values)))
+    return key, EXISTS if isinstance(operator, Exists) else DOES_NOT_EXIST, ()
+
+
+SchedulingStrategyT = (
+    str | PlacementGroupSchedulingStrategy | NodeAffinitySchedulingStrategy | NodeLabelSchedulingStrategy | None
+)

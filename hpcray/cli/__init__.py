@@ -1,0 +1,1 @@
+"""Command lines: `hpcray` (`__main__`, `observe`) and `hpcray-launch` (`launch`)."""

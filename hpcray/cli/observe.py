@@ -1,0 +1,315 @@
+"""The commands that look at a running job: `hpcray status`, `memory`, `metrics`, `stack`, `why`, `list`, `summary`,
+`timeline`, `dump`, `replay`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcray.api import runtime_context
+from hpcray.common.exceptions import RayError
+from hpcray.common.ids import OBJECT_BYTES
+from hpcray.core.record_replay import replay as replay_core
+from hpcray.platform import metrics_endpoint as node_metrics
+from hpcray.platform.session_directory import live_sessions, read_session
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
+from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
+from hpcray.state import attached, recordings, timeline
+from hpcray.state.aggregator import Filter, StateAggregator, select
+from hpcray.state.reports import (
+    node_columns,
+    print_table,
+    show_demand,
+    show_stacks,
+    show_stores,
+    sum_stores,
+    summary_rows,
+)
+
+_NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
+
+_address = click.option(
+    "--address", default="auto", help="Session directory of a node (default: the newest job of this user)."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+_process_timeout = click.option(
+    "--timeout", default=QUERY_TIMEOUT, show_default=True, help="Seconds that a process may take."
+)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+@contextlib.contextmanager
+def job(address: str) -> Iterator[CoreWorker]:
+    """The job at this address; the command ends with a message where there is none."""
+    try:
+        with attached(address) as process:
+            yield process
+    except (ConnectionError, ValueError, RayError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@_address
+@click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
+def status(address: str, as_json: bool) -> None:
+    """Show the job that runs on this machine: nodes with used and total resources, waiting work, placement groups."""
+    with job(address) as process:
+        nodes, total = runtime_context.nodes(), runtime_context.cluster_resources()
+        free, now = runtime_context.available_resources(), process.gcs.call("status")
+        groups = process.gcs.call("placement_groups")
+    if as_json:
+        waits = {"unmet": now["unmet"], "demand": now["demand"], "actors": now["actors"]}
+        rows = [{**group, "group": group["group"].hex()} for group in groups]
+        _print_json({"nodes": nodes, "total": total, "available": free, **waits, "placement_groups": rows})
+        return
+    print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now)))
+    for name in sorted(total):
+        if not name.startswith("node:"):
+            scale, unit = (1e9, " GB") if "memory" in name else (1, "")
+            click.echo(f"{name}: {free.get(name, 0) / scale:.4g} of {total[name] / scale:.4g}{unit} free")
+    _print_lines(show_demand(now, groups))
+
+
+def _node_rows(nodes: list[dict[str, Any]], columns: dict[int, dict[str, str]]) -> Iterator[list[Any]]:
+    for node in nodes:
+        used = columns.get(node["Index"], {})
+        state, store = "alive" if node["Alive"] else "dead", node["Resources"].get("object_store_memory", 0)
+        amounts = [*(used.get(name, "") for name in ("CPU", "GPU", "others")), f"{store / 1e9:.2f} GB"]
+        yield [
+            node["Index"],
+            node["NodeManagerHostname"],
+            state,
+            *amounts,
+            used.get("waiting", ""),
+            node["NodeID"][:12],
+        ]
+
+
+@click.command()
+@_address
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(0), help="Most objects per node.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds that the nodes may take to answer.")
+@_json
+def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
+    """Show the objects in the stores of a running job: largest first, with owners and the processes that pin them.
+
+    With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also where each ref was created.
+    """
+    with job(address) as process:
+        rows = process.diagnostics.list_stores(limit, timeout)
+    if as_json:
+        _print_json({"nodes": rows, "total": sum_stores(rows)})
+    else:
+        _print_lines(show_stores(rows))
+    if any(row["problem"] for row in rows):
+        sys.exit(1)
+
+
+@click.command()
+@_address
+def metrics(address: str) -> None:
+    """Print the metrics (ray.util.metrics) of the programs on this node, in the text format of Prometheus.
+
+    The same text is available by HTTP: curl --unix-socket <session directory>/metrics.s http://node/metrics
+    """
+    sessions = live_sessions() if address == "auto" else [read_session(address)]
+    if not sessions:
+        raise click.ClickException("no running hpcray node of this user on this machine; hint: start the job first")
+    try:
+        click.echo(node_metrics.read_metrics(sessions[0].path), nl=False)
+    except OSError as error:
+        raise click.ClickException(f"the metrics of {sessions[0].path} cannot be read: {error}") from None
+
+
+@click.command()
+@_address
+@_process_timeout
+@_json
+@click.option("--all", "everything", is_flag=True, help="hpcray's own threads and frames, and raylets, too.")
+def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None:
+    """Show the stacks of all threads of every process of a running job, and of the coroutines of async actors, with the
+    task or call that each runs.
+
+    For a process that does not answer in time: its state and wait channel, from the kernel.
+    """
+    with job(address) as process:
+        rows = stacks(ClusterQuery(process, timeout))
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_lines(show_stacks(rows, everything))
+    if any(row["problem"] or any(one["problem"] for one in row["processes"]) for row in rows):
+        sys.exit(1)
+
+
+@click.command()
+@_address
+@_process_timeout
+@_json
+@click.argument("ref", required=False)
+def why(address: str, timeout: float, as_json: bool, ref: str | None) -> None:
+    """Show what an object waits for, down to the process that works on it or the resource that is missing.
+
+    REF is the id of an ObjectRef in hex (`ref.hex()`; errors and `hpcray stack` print it). Without it: every `get`
+    of the program that waits.
+    """
+    try:
+        oid = bytes.fromhex(ref or "")
+    except ValueError:
+        oid = b"?"
+    if ref is not None and len(oid) != OBJECT_BYTES:
+        raise click.ClickException(f"{ref!r} is no object id; hint: {2 * OBJECT_BYTES} hex digits, ref.hex()")
+    with job(address) as process:
+        graph = WaitGraph(process, timeout)
+        findings = graph.explain(oid) if ref is not None else graph.explain_all()
+    if as_json:
+        _print_json([{"depth": found.depth, "text": found.text} for found in findings])
+    else:
+        _print_lines(show_lines(findings))
+
+
+_KINDS: dict[str, Callable[[StateAggregator], list[Any]]] = {
+    "actors": StateAggregator.actors,
+    "jobs": StateAggregator.jobs,
+    "nodes": StateAggregator.nodes,
+    "objects": StateAggregator.objects,
+    "placement-groups": StateAggregator.placement_groups,
+    "tasks": StateAggregator.tasks,
+    "workers": StateAggregator.workers,
+}
+_SUMMARIES = {
+    "actors": StateAggregator.summarize_actors,
+    "objects": StateAggregator.summarize_objects,
+    "tasks": StateAggregator.summarize_tasks,
+}
+
+
+@click.command(name="list")
+@_address
+@_process_timeout
+@_json
+@click.argument("kind", type=click.Choice(list(_KINDS)))
+@click.option("-f", "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="COLUMN=VALUE or COLUMN!=VALUE.")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="Most rows.")
+@click.option("--detail", is_flag=True, help="All columns.")
+def list_(
+    address: str, timeout: float, as_json: bool, kind: str, filters: tuple[str, ...], limit: int, detail: bool
+) -> None:
+    """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them."""
+    with job(address) as process:
+        state = StateAggregator(process, timeout)
+        found = _KINDS[kind](state)
+    try:
+        rows = select(found, [_parse_filter(text) for text in filters], limit)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    columns = (rows[0].columns() if detail else rows[0].base_columns()) if rows else []
+    if as_json:
+        _print_json([{name: row[name] for name in columns} for row in rows])
+    else:
+        print_table(columns, [[row[name] for name in columns] for row in rows])
+        more = f" of {len(found)}" if len(found) > len(rows) else ""
+        click.echo(f"{len(rows)}{more} {kind}")
+    _report_missing(state)
+
+
+@click.command()
+@_address
+@_process_timeout
+@_json
+@click.argument("kind", type=click.Choice(list(_SUMMARIES)))
+def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
+    """Count the actors, tasks or objects of a running job, by name and state."""
+    with job(address) as process:
+        state = StateAggregator(process, timeout)
+        found = _SUMMARIES[kind](state)["cluster"]
+    if as_json:
+        _print_json(found)
+    else:
+        print_table(["name", "counts"], summary_rows(found.pop("summary")))
+        click.echo(", ".join(f"{name}: {value}" for name, value in found.items()))
+    _report_missing(state)
+
+
+@click.command(name="timeline")
+@click.argument("file", type=click.Path(dir_okay=False, writable=True))
+@_address
+def timeline_(file: str, address: str) -> None:
+    """Write the tasks of each worker over time to FILE, in Chrome's trace format."""
+    with job(address):
+        timeline(file)
+    click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+@_address
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds that a raylet may take.")
+def dump(file: Path, address: str, timeout: float) -> None:
+    """Write the inputs and decisions of the cores of a running job (head, raylets, owners) to FILE.
+
+    The job must have been started with HPCRAY_RECORD=1. `hpcray replay FILE` then makes the same decisions again.
+    """
+    with job(address) as process:
+        found, missing = recordings.fetch(ClusterQuery(process, timeout))
+    if found:
+        recordings.write(file, found)
+        inputs = sum(len(record.inputs) for record in found)
+        click.echo(f"{file}: {len(found)} cores, {inputs} inputs")
+    for text in missing:
+        click.echo(text, err=True)
+    if missing:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+def replay(file: Path, as_json: bool) -> None:
+    """Give the cores of FILE (see `hpcray dump`) the same inputs again and compare their decisions.
+
+    Exit code 1 when a decision differs: this is another version, or a core depends on more than its inputs.
+    """
+    try:
+        results = [replay_core(record) for record in recordings.read(file)]
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        _print_json([asdict(done) for done in results])
+    else:
+        _print_lines(recordings.show(results))
+    if any(done.differences for done in results):
+        sys.exit(1)
+
+
+def _parse_filter(text: str) -> Filter:
+    test = "!=" if "!=" in text else "="
+    column, found, value = text.partition(test)
+    if not found or not column:
+        raise ValueError(f"{text!r} is no filter; hint: COLUMN=VALUE or COLUMN!=VALUE")
+    return column.strip(), test, value.strip()
+
+
+def _report_missing(state: StateAggregator) -> None:
+    if state.missing:
+        click.echo(f"not complete: {'; '.join(state.missing)}", err=True)
+        sys.exit(1)
+
+
+COMMANDS = [status, memory, metrics, stack, why, list_, summary, timeline_, dump, replay]

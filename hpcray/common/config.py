@@ -1,0 +1,231 @@
+"""Settings of one node, in one dataclass. The environment variable `HPCRAY_<NAME>` sets the field of that name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
+
+_HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
+# Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
+_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "TMPDIR")
+_SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
+_MIN_CHUNK = 64 << 10  # bytes
+# Settings that users of Ray know by these names, and how many of Ray's units are one of ours.
+_RAY_VARIABLES = {
+    "memory_usage_threshold": ("RAY_memory_usage_threshold", 1),
+    "memory_monitor_period": ("RAY_memory_monitor_refresh_ms", 1000),
+    "task_oom_retries": ("RAY_task_oom_retries", 1),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Times in seconds, sizes in bytes.
+
+    Attributes:
+        start_timeout: every rank must be up within this time.
+        stop_timeout: processes that have not left on request by then are killed.
+        inline_limit: values up to this size travel inside messages; larger ones are kept in object stores.
+        idle_lease_timeout: a lease without work is returned after this time.
+        idle_worker_timeout: a worker above the node's CPU count is ended after this idle time.
+        tick: period of a raylet's housekeeping (parent alive, idle workers, requests that wait).
+        heartbeat_interval: period of the heartbeats of every node and of the head.
+        node_timeout: a node without a heartbeat for this long is dead to the head (`docs/explain/faults.md`).
+        head_timeout: a node that gets no heartbeat of the head for this long ends itself.
+        driver_rank: the rank whose node runs the program.
+        lineage_limit: bytes that a process keeps of finished tasks, to run them again when what they returned is lost;
+            beyond it the oldest are forgotten. 0: nothing is ever rebuilt.
+        object_store_memory: arena size; 0 means 30 % of the memory this node may use.
+        huge_pages: of the object store: "auto" (as far as the system grants them), "off", or "reserved"
+            (those that vm.nr_hugepages has set aside; "auto" where these do not suffice).
+        spill_dir: directory to which a node with a full store writes objects; "": a node-local directory for temporary
+            files.
+        spill_threshold: share of the store beyond which objects without readers are written there; 0: never.
+        spill_timeout: after this time without progress of a write there, or a read, no request waits for it; 0: no
+            limit.
+        enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch has no
+            read-only memory: a write to such a tensor changes it for all readers.
+        record_ref_creation_sites: whether every ref records where it was created, for `hpcray memory`.
+        data_plane: "auto", "ucx" or "mpi".
+        transfer_chunk: larger objects travel between nodes in pieces of this size.
+        same_host: whether processes of several nodes on one host are connected directly, and read objects in each
+            other's
+            stores; else all data goes through their raylets and the network.
+        spin: a driver or worker with quick recent replies polls its sockets for up to this long before it sleeps; 0:
+            no polling.
+        bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
+            the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
+        require_rdma: whether a job of several nodes without RDMA does not start.
+        locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
+            other nodes take those that it will not begin soon.
+        labels: of this node, as `region=us,rack=12`, for `label_selector`.
+        max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
+        preload: modules, separated by commas, that are imported once per node, before workers are forked.
+        prestart: workers forked before the first request; -1: one per CPU.
+        log_to_driver: whether prints of workers reach the driver's terminal.
+        get_report_after: a driver's `get` that has waited this long reports its reason on stderr; 0: never.
+        task_events: how many ended tasks and calls each worker remembers, for `timeline` and `list_tasks`; 0: none.
+        worker_start_timeout: a worker that is not up this long after its fork is killed.
+        memory_usage_threshold: share of the node's memory beyond which a worker is ended, before the kernel ends any
+            process; 0: never. RAY_memory_usage_threshold is read too.
+        memory_monitor_period: period of that check; 0: never. (RAY_memory_monitor_refresh_ms)
+        memory_limit: bytes that this node's processes may use together; 0: what the machine, cgroup or Slurm allow.
+        task_oom_retries: how often a task that may run again does so after its worker was ended for lack of memory;
+            -1: always. (RAY_task_oom_retries)
+        record: whether the cores record their inputs, for `hpcray dump` and `hpcray replay`.
+        end_time: Unix time at which the job's time limit ends it; 0: Slurm's.
+        drain_margin: a job begins to drain this long before its end, not before three quarters of its time; 0: never.
+        drain_timeout: how long a drain may take that a SIGTERM began; well below the site's KillWait.
+        drain_signals: "auto", "none", or the signals that begin a drain, such as "USR1,TERM".
+        drain_exit_code: exit code of a job that drained with work left to do.
+        requeue: whether such a job asks Slurm to run it again: "auto" (when Slurm preempts it), "scontrol" (always,
+            except for cancelled jobs), or "exit" (never; the exit code is enough where RequeueExit names it).
+        checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
+        journal_dir: a directory, of this job alone, from which its next run brings back names, detached actors and
+            values; %j in it is the Slurm job's number. "": none is kept.
+    """
+
+    start_timeout: Seconds = 60.0
+    stop_timeout: Seconds = 2.0
+    inline_limit: Bytes = 100 * 1024
+    idle_lease_timeout: Seconds = 0.1
+    idle_worker_timeout: Seconds = 10.0
+    tick: Seconds = 0.5
+    heartbeat_interval: Seconds = 0.5
+    node_timeout: Seconds = 4.0
+    head_timeout: Seconds = 10.0
+    driver_rank: Count = 0
+    lineage_limit: Bytes = 1 << 30
+    object_store_memory: Bytes = 0
+    huge_pages: str = "auto"
+    spill_dir: str = ""
+    spill_threshold: Share = 0.8
+    spill_timeout: Seconds = 60.0
+    enable_zero_copy_torch_tensors: bool = False
+    record_ref_creation_sites: bool = False
+    data_plane: str = "auto"
+    transfer_chunk: Bytes = 4 << 20
+    same_host: bool = True
+    spin: Seconds = 200e-6
+    bind: bool = True
+    require_rdma: bool = False
+    locality_wait: Seconds = 1.0
+    labels: str = ""
+    max_workers: Count = 0
+    preload: str = ""
+    prestart: CountOrMinusOne = -1
+    log_to_driver: bool = True
+    get_report_after: Seconds = 60.0
+    task_events: Count = 5_000
+    worker_start_timeout: Seconds = 60.0
+    memory_usage_threshold: Share = 0.95
+    memory_monitor_period: Seconds = 0.25
+    memory_limit: Bytes = 0
+    task_oom_retries: CountOrMinusOne = -1
+    record: bool = False
+    end_time: Seconds = 0.0
+    drain_margin: Seconds = 60.0
+    drain_timeout: Seconds = 20.0
+    drain_signals: str = "auto"
+    drain_exit_code: Count = 75
+    requeue: str = "auto"
+    checkpoint_dir: str = ""
+    journal_dir: str = ""
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a piece of a large object on its way: `transfer_chunk`, but nothing tiny."""
+        return max(_MIN_CHUNK, self.transfer_chunk)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **given: Any) -> Config:
+        """Defaults, overridden by `HPCRAY_*` variables, overridden by `given` (None means not given).
+
+        Raises:
+            ValueError: a variable or a given value is not valid; the message names it.
+        """
+        texts: dict[str, str] = {}
+        variables: dict[str, str] = {}
+        for field in (field.name for field in fields(cls)):
+            ray_name, units = _RAY_VARIABLES.get(field, ("", 1))
+            if (text := environ.get(name := "HPCRAY_" + field.upper())) is not None:
+                texts[field], variables[field] = text, name
+            elif (text := environ.get(ray_name)) is not None:
+                texts[field], variables[field] = _in_our_units(text, units), ray_name
+        overrides = {field: value for field, value in given.items() if value is not None}
+        sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
+        values = {**_converted(cls, texts, sources, strict=False), **_converted(cls, overrides, {}, strict=True)}
+        return _check_heartbeats(cls(**values))
+
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """One sentence for every variable that looks like a mistyped one of ours; users may have others."""
+        from difflib import get_close_matches
+
+        known = [*(field.name.upper() for field in fields(cls)), *_OTHER_VARIABLES]
+        names = sorted(name.removeprefix("HPCRAY_") for name in environ if name.startswith("HPCRAY_"))
+        return [
+            f"HPCRAY_{name} is no setting and has no effect; hint: HPCRAY_{near[0]}?"
+            for name in names
+            if name not in known and (near := get_close_matches(name, known, 1, _SIMILARITY))
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings, for a message."""
+        return dict(vars(self))  # each worker gets it: `asdict` copies every value, which takes half a millisecond
+
+
+def _in_our_units(text: str, units: int) -> str:
+    """The value of a variable of Ray's in the unit of our setting; text that is no number stays as it is."""
+    try:
+        return text if units == 1 else repr(float(text) / units)
+    except ValueError:
+        return text
+
+
+def _converted(
+    config: type[Config], values: Mapping[str, Any], sources: Mapping[str, str], *, strict: bool
+) -> dict[str, Any]:
+    """Values of settings, each checked against the type of its field.
+
+    Args:
+        config: the dataclass.
+        values: by name of the field.
+        sources: what an error shows of a field, as `NAME='text'`; without one it shows the field and the value.
+        strict: whether text for a number or a boolean is refused.
+
+    Raises:
+        ValueError: a value is not valid; the message names it.
+    """
+    # A float of NumPy's is a float, but msgspec takes it for another type.
+    plain = {field: float(value) if isinstance(value, float) else value for field, value in values.items()}
+    try:
+        made = msgspec.convert(plain, config, strict=strict)
+    except msgspec.ValidationError as error:
+        field = str(error).rpartition("$.")[2].rstrip("`")
+        kind = type(getattr(config, field))
+        hint = _HINT if kind is not str else f"hint: the default is {getattr(config, field)!r}"
+        source = sources.get(field, f"{field}={values[field]!r}")
+        raise ValueError(f"{source} is not a valid {kind.__name__}; {hint}") from None
+    return {field: getattr(made, field, value) for field, value in values.items()}
+
+
+def _check_heartbeats(config: Config) -> Config:
+    """Refuse intervals that leave no room for one or two late heartbeats."""
+    beat, least = config.heartbeat_interval, min(config.node_timeout, config.head_timeout)
+    if not 0.0 < 3.0 * beat <= least:
+        raise ValueError(
+            f"heartbeat_interval={beat:g} s must be more than 0 and go three times into node_timeout="
+            f"{config.node_timeout:g} s and head_timeout={config.head_timeout:g} s; hint: HPCRAY_HEARTBEAT_INTERVAL"
+        )
+    return config

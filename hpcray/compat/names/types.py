@@ -1,5 +1,0 @@
-"""`ray.types`."""
-
-from hpcray.runtime.refs import ObjectRef
-
-__all__ = ["ObjectRef"]

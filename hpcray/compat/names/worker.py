@@ -1,0 +1,206 @@
+"""`ray._private.worker`: the role of this process in the job, by Ray's private names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, TextIO
+
+from hpcray.api.runtime_context import get_runtime_context
+from hpcray.api.session import require_session
+from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
+from hpcray.platform.sockets import node_ip_address
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+
+CHANGING = ("_global_node",)
+"""Names whose value the facade must not cache."""
+
+__all__ = [
+    "LOCAL_MODE",
+    "SCRIPT_MODE",
+    "WORKER_MODE",
+    "Worker",
+    "global_worker",
+    "logger",
+    "print_to_stdstream",
+    "print_worker_logs",
+]
+
+blocking_get_inside_async_warned = False
+"""Without effect: Ray sets it after it has warned of a blocking get() in an async actor."""
+
+
+class _GcsClient:
+    """The attributes of Ray's GCS client that programs read."""
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self.address = process.session_dir
+
+
+class _CoreWorker:
+    """The methods of Ray's core worker that programs call."""
+
+    def current_actor_is_asyncio(self) -> bool:
+        host = current.worker.actor if current.worker is not None else None
+        return host is not None and host.is_async
+
+    def get_current_task_id(self) -> TaskID:
+        return TaskID.from_hex(get_runtime_context().get_task_id() or "")
+
+    def get_actor_id(self) -> ActorID:
+        return ActorID.from_hex(get_runtime_context().get_actor_id() or "")
+
+    def get_worker_id(self) -> WorkerID:
+        return WorkerID(require_session().me)
+
+    def get_current_job_id(self) -> JobID:
+        return JobID.from_hex(get_runtime_context().get_job_id())
+
+    def get_current_node_id(self) -> NodeID:
+        return NodeID.from_hex(require_session().node_id)
+
+
+class _GlobalNode:
+    """The attributes of Ray's node object that programs read. The session directory stands for the log directory."""
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self.node_ip_address = node_ip_address()
+        self.raylet_ip_address = self.node_ip_address
+        self.unique_id = self.node_id = process.node_id
+        self.gcs_address = self.address = process.session_dir
+        self.session_name = get_runtime_context().get_session_name()
+
+    def get_session_dir_path(self) -> str:
+        return self._process.session_dir
+
+    def get_logs_dir_path(self) -> str:
+        """Return the session directory: hpcray writes no log files."""
+        return self._process.session_dir
+
+    def get_temp_dir_path(self) -> str:
+        """Return the parent directory of the session directory."""
+        return os.path.dirname(self._process.session_dir.rstrip("/"))
+
+    def is_head(self) -> bool:
+        return self._process.node == self._process.head
+
+    @property
+    def address_info(self) -> dict[str, Any]:
+        """Addresses and directories of this node, by Ray's names."""
+        return {
+            "node_ip_address": self.node_ip_address,
+            "node_id": self.node_id,
+            "session_dir": self._process.session_dir,
+            "address": self._process.session_dir,
+            "gcs_address": self._process.session_dir,
+        }
+
+
+class Worker:
+    """Ray's object for this process. There is one: `global_worker`."""
+
+    core_worker = _CoreWorker()
+
+    @property
+    def connected(self) -> bool:
+        """True inside a job."""
+        return current.process is not None
+
+    @property
+    def mode(self) -> int | None:
+        """SCRIPT_MODE in a driver, WORKER_MODE in a worker, None outside a job."""
+        if current.process is None:
+            return None
+        return WORKER_MODE if current.worker is not None else SCRIPT_MODE
+
+    @property
+    def gcs_client(self) -> _GcsClient:
+        """The client of the GCS, for its attribute `address`."""
+        return _GcsClient(self._process)
+
+    @property
+    def node(self) -> Any:
+        """This node; None outside a job."""
+        return __getattr__("_global_node")
+
+    @property
+    def worker_id(self) -> bytes:
+        return self._process.me
+
+    @property
+    def current_job_id(self) -> JobID:
+        """Id of the job; nil outside one."""
+        return JobID.from_hex(get_runtime_context().get_job_id()) if self.connected else JobID.nil()
+
+    @property
+    def current_node_id(self) -> NodeID:
+        return NodeID.from_hex(self._process.node_id)
+
+    @property
+    def current_task_id(self) -> TaskID:
+        """Id of the running task; nil in a driver."""
+        ident = get_runtime_context().get_task_id() if current.worker is not None else None
+        return TaskID.from_hex(ident) if ident else TaskID.nil()
+
+    @property
+    def actor_id(self) -> ActorID:
+        """Id of this actor; nil elsewhere."""
+        ident = get_runtime_context().get_actor_id() if current.worker is not None else None
+        return ActorID.from_hex(ident) if ident else ActorID.nil()
+
+    @property
+    def namespace(self) -> str:
+        return get_runtime_context().namespace
+
+    @property
+    def node_ip_address(self) -> str:
+        return node_ip_address()
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """Runtime environment of the job or task."""
+        return get_runtime_context().runtime_env
+
+    def check_connected(self) -> None:
+        """Raise RaySystemError outside a job."""
+        self._process  # noqa: B018
+
+    @property
+    def _process(self) -> CoreWorker:
+        if current.process is None:
+            from hpcray.exceptions import RaySystemError
+
+            raise RaySystemError("hpcray is not initialized; hint: call ray.init() first")
+        return current.process
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"hpcray does not have ray._private.worker.global_worker.{name}")
+
+
+global_worker = Worker()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_global_node":
+        return _GlobalNode(current.process) if current.process is not None else None
+    raise AttributeError(name)
+
+
+def print_worker_logs(data: dict[str, Any], print_file: TextIO) -> None:
+    """Print lines of a worker with the name of its task or actor as prefix, as Ray does."""
+    where = f", ip={data['ip']}" if data.get("ip") and data["ip"] != node_ip_address() else ""
+    name = data.get("actor_name") or data.get("task_name") or ""
+    for line in data.get("lines", ()):
+        print(f"({name + ' ' if name else ''}pid={data.get('pid')}{where}) {line}", file=print_file)
+
+
+def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
+    """Print lines of a worker to stdout or stderr. hpcray's own output does not use this function."""
+    stream = sys.stderr if data.get("is_err") else sys.stdout
+    if ignore_prefix:
+        for line in data.get("lines", ()):
+            print(line, file=stream)
+    else:
+        print_worker_logs(data, stream)

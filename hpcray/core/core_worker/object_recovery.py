@@ -1,0 +1,469 @@
+"""Objects that no node can give us: located elsewhere, made again, or turned into an error.
+
+A process that cannot get an object from any node it knows of reports that to the owner (`ObjectLost`). If the owner
+knows no other location, it runs the task again that made the object, once for all processes that wait, and the answer
+is the new location. The arguments of that task come back in the same way, however far that goes. Pure; `remake` submits
+the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
+from hpcray.core.core_worker.lineage import LINEAGE_EVICTED, LOST, OWNER_DIED, PUT, TASK_CANCELLED, Lineage, Replication
+from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ObjectEntry, Waiter
+from hpcray.core.core_worker.object_pins import ObjectPins
+from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.protocol.messages import AddLocation, Free, Message, ObjectLost, ObjectReady, Open
+
+_FORGOTTEN = "nothing but what was made from it was referred to, so its copies were dropped"
+
+
+class ObjectRecovery:
+    """Losses of the objects of one process, owned and borrowed.
+
+    Args:
+        me: our proc id.
+        entries: the table's objects.
+        special: the objects that this part, `on_free` or lineage has to do with; all others pay for one look into it.
+        refs, pins, replicas: the other parts of the table.
+        send: queue a message.
+        lost: makes the error blob for an object that cannot be had any more, from (id, reason, word of `lineage`).
+        lineage_limit: bytes of finished tasks that are kept; 0: nothing is ever made again.
+        ready: serve the waiters and borrowers of an object.
+        ask_owner: ask the owner of a borrowed object for its value, unless that was done.
+        answer_get: answer a borrower's request for a value.
+        maybe_free: called when an object may have lost its last holder.
+
+    Attributes:
+        lineage: the tasks that can run again.
+        dead_nodes: nodes that died; none comes back under its old number.
+        why_lost: for objects of ours that are lost for good, the reason.
+        remake: submits a kept task once more (`remake_with`); None: nothing can be made again.
+        made: times that an object of ours was made again; for borrowed objects, the owner's latest number.
+    """
+
+    def __init__(
+        self,
+        me: bytes,
+        entries: dict[bytes, ObjectEntry],
+        special: set[bytes],
+        dead_nodes: set[int],
+        refs: ReferenceCounter,
+        pins: ObjectPins,
+        replicas: Replication,
+        send: Callable[[bytes, Message], None],
+        lost: Callable[[bytes, str, str], bytes],
+        lineage_limit: int,
+        ready: Callable[[bytes, ObjectEntry], None],
+        ask_owner: Callable[[bytes, ObjectEntry], None],
+        answer_get: Callable[[bytes, bytes], None],
+        maybe_free: Callable[[bytes, ObjectEntry], None],
+    ) -> None:
+        self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
+        self.dead_nodes = dead_nodes
+        self.why_lost: dict[bytes, str] = {}
+        self.remake: Callable[[Any], None] | None = None
+        self.made: dict[bytes, int] = {}
+        self._me = me
+        self._node = node_of(me)
+        self._raylet = raylet_of(self._node)
+        self._entries = entries
+        self._special = special
+        self._refs = refs
+        self._pins = pins
+        self._replicas = replicas
+        self._send = send
+        self._lost = lost
+        self._ready = ready
+        self._ask_owner = ask_owner
+        self._answer_get = answer_get
+        self._maybe_free = maybe_free
+        # Objects of ours whose primary copy is gone, while a store may answer that it has another.
+        self._unsure: set[bytes] = set()
+
+    def remake_with(self, remake: Callable[[Any], None]) -> None:
+        """Set the call that submits a kept task once more."""
+        self.remake = remake
+
+    # ------------------------------------------------------------ objects that cannot be read
+
+    def not_found(self, oid: bytes, entry: ObjectEntry, searched: Sequence[int], reason: str) -> None:
+        """Our store found a stored object on none of the nodes `searched`."""
+        others = [n for n in entry.nodes or () if n not in searched and n not in self.dead_nodes and n != self._node]
+        if others:
+            if oid[:8] == self._me and (oid in self._unsure or (entry.nodes and entry.nodes[0] == self._node)):
+                self._secure_copy_at(oid, entry, others[0])
+            self._ready(oid, entry)  # opens it again, from there, where there are waiters
+        elif oid[:8] == self._me:
+            self.lose(oid, entry, reason)
+        else:
+            entry.state, entry.nodes, entry.owner_asked = PENDING, None, True
+            self._send(owner_of(oid), ObjectLost(oid, self.made.get(oid, 0), list(searched), reason))
+
+    def not_found_at_neighbor(self, oid: bytes, entry: ObjectEntry, node: int, reason: str) -> None:
+        """The store of a neighbor does not have an object that was to be read there."""
+        if not [n for n in entry.nodes or () if n != node and n not in self.dead_nodes]:
+            self.not_found(oid, entry, [node], reason)
+            return
+        known = entry.nodes is not None and node in entry.nodes
+        first = known and self._remove_location(entry, node)
+        if oid[:8] == self._me:
+            if known:
+                entry.left_at = [*(entry.left_at or ()), node]  # perhaps it is there after all
+            if first or oid in self._unsure:
+                self._primary_gone(oid, entry, reason)
+        if entry.state == STORED:
+            self._ready(oid, entry)
+
+    def on_object_lost(self, src: bytes, msg: ObjectLost) -> None:
+        """A borrower cannot get an object of ours."""
+        oid = msg.id
+        entry = self._entries.get(oid)
+        if entry is not None and entry.state == STORED and msg.made == self.made.get(oid, 0):
+            self._add_pinned_location(entry)
+            if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
+                why = self._why_not(entry)
+                if why and any(node not in self.dead_nodes for node in entry.nodes or ()):
+                    # Perhaps only the way from there to here is broken; others can still read it.
+                    self._send(src, ObjectReady(oid, 0, self._lost(oid, msg.reason, why), 0, []))
+                    return
+                self.lose(oid, entry, msg.reason)
+        self._answer_get(src, oid)
+
+    def neighbor_lost(self, node: int) -> None:
+        """The connection to a neighbor's store failed or ended: its objects are fetched as from any other node."""
+        self._request_again(self._pins.unmet(node))
+
+    def _request_again(self, oids: Iterable[bytes]) -> None:
+        for oid in oids:
+            entry = self._entries.get(oid)
+            if entry is None:
+                continue
+            if oid in self._unsure and entry.state == STORED:
+                self._look_again(oid, entry)
+            if entry.local_waiters and entry.state == STORED:
+                self._ready(oid, entry)
+            elif entry.local_waiters and entry.state == PENDING:  # no location is known any more
+                self._ask_owner(oid, entry)
+
+    def _look_again(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Request an object of `_unsure` again: the request under way failed."""
+        left = [node for node in entry.nodes or () if node not in self.dead_nodes]
+        if left:
+            self._secure_copy_at(oid, entry, left[0])
+        else:
+            self._pins.open_here(oid, entry)
+
+    # ------------------------------------------------------------ making again
+
+    def lose(self, oid: bytes, entry: ObjectEntry, reason: str) -> None:
+        """Every copy of a stored object of ours is gone."""
+        left = [node for node in entry.nodes or () if node not in self.dead_nodes]
+        if left:  # perhaps a copy is there after all; it goes with the object
+            entry.left_at = [*(entry.left_at or ()), *left]
+        entry.nodes = None
+        self._unsure.discard(oid)
+        # The refs inside stay held: a process that has read this life of the object, or still has it pinned, may take
+        # them out later.
+        self._replicas.object_gone(oid)
+        self._make_again(oid, entry, reason)
+
+    def _make_again(self, oid: bytes, entry: ObjectEntry, reason: str) -> None:
+        why = self._why_not(entry)
+        if why:
+            self.set_lost(oid, entry, reason, why)
+            return
+        self._special.add(oid)
+        self.made[oid] = self.made.get(oid, 0) + 1
+        entry.state = PENDING
+        assert self.remake is not None
+        self.remake(entry.task)
+
+    def revive(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Make an object again that only lineage remembers."""
+        if entry.state == FREED:
+            self._make_again(oid, entry, _FORGOTTEN)
+
+    def _why_not(self, entry: ObjectEntry) -> str:
+        """The word why an object of ours cannot be made again; "" when it can."""
+        task = entry.task
+        if task is None or isinstance(task, str):
+            return task or PUT
+        if self.remake is None:
+            return LOST
+        kept = self.lineage.kept.get(task.id)
+        why = self.lineage.why_not(task)
+        if kept is not None and kept.running and why != TASK_CANCELLED:
+            return ""  # perhaps this run makes it; its end decides
+        return why or ("" if kept is not None else LINEAGE_EVICTED)
+
+    def settle_lost(self, oid: bytes, reason: str, why: str) -> None:
+        """Make a known object an error from now on. why: a word of `lineage`."""
+        self.set_lost(oid, self._entries[oid], reason, why)
+
+    def set_lost(self, oid: bytes, entry: ObjectEntry, reason: str, why: str) -> None:
+        """`settle_lost` for an entry at hand."""
+        entry.state = INLINE
+        entry.value = self._lost(oid, reason, why)
+        if oid[:8] == self._me:
+            self._special.add(oid)
+            self.why_lost[oid] = f"[{why}] {reason}"
+            self.forget_task(oid, entry)
+        self._ready(oid, entry)
+
+    def forget_task(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Forget the task of an object that will not have to be made again."""
+        task, entry.task = entry.task, None
+        if task is not None and not isinstance(task, str) and self.lineage.kept:
+            self.lineage.return_gone(oid, task.id)
+
+    def keep_task(self, task: Any, returns: Sequence[bytes], args: Sequence[bytes], size: int) -> None:
+        """Remember the task that has just made these returns, which may be lost one day.
+
+        Args:
+            args: ids of the refs that its arguments mention. size: bytes of its arguments.
+        """
+        why = self.lineage.why_not(task)
+        known = [oid for oid in returns if oid in self._entries]
+        if known and not why:
+            self._special.update(known)
+            self._special.update(args)
+            self.lineage.keep(task, known, args, size)
+        for oid in known:
+            self._entries[oid].task = why or task
+            if why:
+                self.lineage.return_gone(oid, task.id)
+
+    def recount_args(self, oids: Sequence[bytes]) -> None:
+        """Count a ref to each of these once more: a task that mentions them is to run again."""
+        for oid in oids:
+            entry = self._entries.get(oid)
+            if entry is not None:
+                entry.local += 1
+            else:
+                entry = self._entries[oid] = ObjectEntry(None, 1)
+                if oid[:8] != self._me:
+                    self._refs.register([oid])
+                else:
+                    self.set_lost(oid, entry, _FORGOTTEN, LOST)
+            self.revive(oid, entry)
+
+    # ------------------------------------------------------------ lives of an object
+
+    def hibernate(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Keep only what can make an object of ours again: it has no holder, but a task that took it may run again.
+
+        A value that needs no room in a store, and holds nothing that does, stays.
+        """
+        held = entry.contained and (entry.task is not None or oid[TASK_BYTES:] == PUT_INDEX)  # else of an earlier life
+        if entry.state == STORED or held:
+            entry.state, entry.value = FREED, b""
+        mapping, entry.mapping = entry.mapping, None
+        entry.nodes = entry.left_at = entry.contained = None
+        self._unsure.discard(oid)
+        self._pins.entry_gone(oid, mapping)
+
+    def set_inline_again(self, oid: bytes, entry: ObjectEntry, contained: list[Any] | None) -> None:
+        """An object that may have had earlier lives is a value in a message now, which cannot be lost."""
+        entry.contained = self.all_contained(entry, contained)
+        if contained is None:
+            self.forget_task(oid, entry)
+
+    @staticmethod
+    def all_contained(entry: ObjectEntry, contained: list[Any] | None) -> list[Any] | None:
+        """The refs inside an object, in this life and in earlier ones."""
+        return contained if entry.contained is None else [*entry.contained, *(contained or ())]
+
+    def free_copies(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Have every copy of an object of ours dropped, on every node."""
+        if entry.nodes or entry.left_at:
+            self._send(self._raylet, Free([oid], entry.locations))
+
+    def entry_dropped(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Forget an object whose entry is gone."""
+        self.forget_task(oid, entry)
+        self._special.discard(oid)
+        self._unsure.discard(oid)
+        self.made.pop(oid, None)
+        self.why_lost.pop(oid, None)
+
+    def _evicted(self, oid: bytes) -> None:
+        self._entries[oid].task = LINEAGE_EVICTED
+
+    def _unneeded(self, oid: bytes) -> None:
+        entry = self._entries.get(oid)
+        if entry is not None and entry.local <= 0 and not entry.borrowers and entry.state != PENDING:
+            self._maybe_free(oid, entry)
+
+    def process_died(self, proc: bytes, reason: str) -> None:
+        """Turn the objects that a dead process owned, and that we wait for, into errors."""
+        if proc != self._me:
+            for oid in [o for o, e in self._entries.items() if o[:8] == proc and e.state == PENDING]:
+                self.set_lost(oid, self._entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
+
+    def mark_node_dead(self, node: int) -> bool:
+        """Note a death before its consequences are dealt with (`node_died`). Returns False when it was known."""
+        known = node in self.dead_nodes
+        self.dead_nodes.add(node)
+        return not known
+
+    def node_died(self, node: int, reason: str) -> None:
+        """Remove a dead node from all locations. `ObjectTable.process_died` deals with its processes."""
+        self.dead_nodes.add(node)
+        unanswered = self._pins.unmet(node)
+        self._pins.node_died(node)
+        self._replicas.node_died(node)
+        gone = []
+        for oid, entry in list(self._entries.items()):
+            if entry.left_at and node in entry.left_at:
+                entry.left_at = [n for n in entry.left_at if n != node]
+            if entry.nodes and node in entry.nodes:
+                first = self._remove_location(entry, node)
+                if entry.state == STORED and (first or not entry.nodes):
+                    gone.append(oid)
+        for oid in gone:
+            found = self._entries.get(oid)
+            if found is not None and found.state == STORED:
+                self._primary_gone(oid, found, f"the node that had it died: {reason}")
+        self._request_again(unanswered)
+
+    def processes_of(self, node: int) -> set[bytes]:
+        """The processes of a node that own, or hold, an object of this table."""
+        found = {oid[:8] for oid, e in self._entries.items() if node_of(oid) == node and e.state == PENDING}
+        return found | self._refs.borrowers_on(node)
+
+    # ------------------------------------------------------------ copies
+
+    def replicate(self, oid: bytes, node: int, waiter: Waiter | None = None) -> None:
+        """Have `node` pin a copy of an object of ours. `waiter` counts down when that is decided."""
+        self._special.add(oid)
+        self._replicas.pin_copy(oid, self._entries[oid], node, waiter)
+
+    def on_replica(self, oid: bytes, node: int, problem: str) -> None:
+        """Another node's store answers that it holds a copy for us, or cannot ("" when it does)."""
+        entry = self._entries.get(oid)
+        if oid[:8] != self._me:
+            return
+        if entry is None or node not in self._replicas.held.get(oid, ()):
+            if not problem:  # we released it meanwhile: it is a copy like any other
+                self.on_add_location(AddLocation(oid, node))
+            return
+        self._replicas.answered(oid, node, problem)
+        if not problem:
+            self._add_location(entry, node)
+        elif entry.nodes and node in entry.nodes and entry.state == STORED:
+            first = self._remove_location(entry, node)
+            if first:
+                self._primary_gone(oid, entry, problem)
+
+    def on_add_location(self, msg: AddLocation) -> None:
+        """Record that a node has a copy now."""
+        entry = self._entries.get(msg.id)
+        if msg.node in self.dead_nodes:
+            return
+        if (
+            entry is None
+            or entry.state == FREED
+            or (entry.state == INLINE and entry.local <= 0 and not entry.borrowers)
+        ):
+            self._send(self._raylet, Free([msg.id], [msg.node]))  # the object has no holder
+        elif entry.state == PENDING:  # of an earlier life of the object
+            entry.left_at = [*(entry.left_at or ()), msg.node]
+        else:
+            self._add_location(entry, msg.node)
+
+    def is_unsure(self, oid: bytes) -> bool:
+        """True while the primary copy of an object of ours is gone, and a store may answer that it has another."""
+        return oid in self._unsure
+
+    def found_copy(self, oid: bytes, entry: ObjectEntry, node: int) -> None:
+        """A store, our own as a rule, has found an object of `_unsure`."""
+        if entry.state != STORED:
+            return
+        if node == self._node and entry.mapping is not None and entry.mapping.node != node:
+            self._keep_here(oid)
+        else:
+            self._secure_copy_at(oid, entry, node)
+
+    def _primary_gone(self, oid: bytes, entry: ObjectEntry, reason: str) -> None:
+        """Replace the primary copy, the one that its node does not evict: it is not there any more."""
+        mine = oid[:8] == self._me
+        if entry.nodes:
+            held = self._replicas.held.get(oid, ())
+            found = [node for node in entry.nodes if node in held]
+            if mine:
+                self._secure_copy_at(oid, entry, found[0] if found else min(entry.nodes, key=self._is_far))
+        elif oid not in self._pins.opening:
+            if mine:
+                self.lose(oid, entry, reason)
+            else:
+                entry.state, entry.owner_asked = PENDING, False  # its owner will know another location
+        elif mine:  # the answer of the store decides
+            self._special.add(oid)
+            self._unsure.add(oid)
+
+    def _is_far(self, node: int) -> bool:
+        return node != self._node
+
+    def _secure_copy_at(self, oid: bytes, entry: ObjectEntry, node: int) -> None:
+        """Make the copy of an object of ours at this node, which may have evicted it, one that is not evicted."""
+        self._special.add(oid)
+        self._move_to_front(entry, node)
+        if node == self._node and entry.mapping is None:
+            self._pins.open(oid, entry)
+        at = self._node if entry.mapping is None else entry.mapping.node
+        if node == self._node and at not in self.dead_nodes:
+            node = at  # the pinned copy is there for sure
+            self._move_to_front(entry, node)
+        if node != self._node:
+            self._unsure.discard(oid)
+            self._replicas.pin_copy(oid, entry, node)
+        elif at == node and entry.mapping is not None:  # pinned, so it is there; the pin goes sooner or later
+            self._keep_here(oid)
+        else:  # it is not pinned there yet; a mapping that we may have is memory of a node that is dead
+            self._unsure.add(oid)
+            self._pins.open_here(oid, entry)
+
+    def _keep_here(self, oid: bytes) -> None:
+        self._unsure.discard(oid)
+        self._send(self._raylet, Open(oid, self._entries[oid].size, [], pin_replica=True))
+
+    @staticmethod
+    def _move_to_front(entry: ObjectEntry, node: int) -> None:
+        entry.nodes = [node, *(other for other in entry.nodes or () if other != node)]
+
+    def _remove_location(self, entry: ObjectEntry, node: int) -> bool:
+        """Drop `node` from the object's locations. Returns True if it held the primary copy."""
+        assert entry.nodes
+        first = entry.nodes[0] == node
+        entry.nodes = [n for n in entry.nodes if n != node]
+        if entry.mapping is not None and entry.mapping.node != node:
+            self._add_pinned_location(entry)
+        return first
+
+    def _add_pinned_location(self, entry: ObjectEntry) -> None:
+        """Add the node where the object is pinned, if it lives; the memory of a dead node can be read, by us alone."""
+        if entry.mapping is not None and entry.mapping.node not in self.dead_nodes:
+            self._add_location(entry, entry.mapping.node)
+
+    def _add_location(self, entry: ObjectEntry, node: int) -> None:
+        if entry.nodes is None:
+            entry.nodes = [node]
+        elif node not in entry.nodes:
+            entry.nodes.append(node)
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where recovery keeps state of an object that the table does not know."""
+        self.lineage.check_invariants(self._entries)
+        for oid in (*self._unsure, *self.made, *self.why_lost, *self._replicas.held, *self.lineage.remembered):
+            assert oid in self._special and oid in self._entries, ("state of an unknown object", oid.hex())
+        for oid in self._unsure:
+            assert self._entries[oid].state == STORED, ("unsure of an object that is not stored", oid.hex())
+            assert oid in self._pins.opening or oid in self._pins.files, ("unsure without a request", oid.hex())
+        for oid, entry in self._entries.items():
+            # A borrower may have its locations from an owner that does not know of a death yet.
+            if oid[:8] == self._me and entry.state == STORED:
+                assert self.dead_nodes.isdisjoint(entry.nodes or ()), ("located on dead nodes", oid.hex(), entry.nodes)

@@ -1,0 +1,516 @@
+"""The object table of one process: the objects that it owns or borrows, their waiters, and when an object may go.
+
+Pure: the caller holds its lock, passes messages in, and hands `send` and `notify` at construction. The table and its
+parts share one dict of entries:
+
+- `refs` (`ReferenceCounter`) counts this process's own refs per object (`ObjectEntry.local`) and, for objects of ours,
+  the processes that borrow them. An object that is ready and has neither is freed, on every node.
+- `pins` (`ObjectPins`) has what stores, ours and those of neighbors, hold for us.
+- `recovery` (`ObjectRecovery`) makes lost objects again; its `lineage` is the tasks that can run again.
+- `replicas` (`Replication`) are the copies that we hold on other nodes.
+
+The public methods of the table and of its parts are the only way to change them; `core.record_replay` records them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hpcray.common.ids import node_of, owner_of, raylet_of
+from hpcray.core.core_worker.lineage import LOST, Replication
+from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ArenaMapping, ObjectEntry, Waiter
+from hpcray.core.core_worker.object_pins import ObjectPins
+from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
+from hpcray.protocol.messages.objects import ERROR
+
+__all__ = ["FREED", "INLINE", "PENDING", "STORED", "ArenaMapping", "ObjectEntry", "ObjectTable", "Waiter"]
+
+_LINEAGE_LIMIT = 1 << 30
+_KNOWN_LOCATIONS = 4
+"""Nodes that a ref names, of those that have its object: more than one may be dead by the time it is read."""
+_FREED_HERE = "its owner (this process) has already freed it"
+
+
+class ObjectTable:
+    """See the module.
+
+    Args:
+        me: our proc id.
+        send: queue a message.
+        notify: a waiter is satisfied.
+        lost: makes the error blob for an object that cannot be had any more, from (id, reason, word of `lineage`).
+        lineage_limit: bytes of finished tasks that are kept; 0: nothing is ever made again.
+        entries: an empty dict to use; tests watch it.
+
+    Attributes:
+        entries: every object we own or borrow. Written here only; readers hold the lock.
+        special: the objects that recovery, lineage or `when_freed` has to do with; all others pay for one look into it.
+        on_free: calls to make when an object of ours is freed; see `when_freed`.
+        dead_nodes: nodes that died; none comes back under its old number.
+    """
+
+    def __init__(
+        self,
+        me: bytes,
+        send: Callable[[bytes, Message], None],
+        notify: Callable[[Waiter], None],
+        lost: Callable[[bytes, str, str], bytes],
+        lineage_limit: int = _LINEAGE_LIMIT,
+        entries: dict[bytes, ObjectEntry] | None = None,
+    ) -> None:
+        self.me = me
+        self.entries: dict[bytes, ObjectEntry] = {} if entries is None else entries
+        self.special: set[bytes] = set()
+        self.on_free: dict[bytes, Callable[[], None]] = {}
+        self.dead_nodes: set[int] = set()
+        self._node = node_of(me)
+        self._raylet = raylet_of(self._node)
+        self._send = send
+        self._notify = notify
+        self.refs = ReferenceCounter(me, self.entries, send, self._maybe_free, self._freed_already)
+        self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
+        self.replicas = Replication(send, notify)
+        self.recovery = ObjectRecovery(
+            me, self.entries, self.special, self.dead_nodes, self.refs, self.pins, self.replicas, send, lost,
+            lineage_limit, self._ready, self._ask_owner, self.on_object_get, self._maybe_free,
+        )  # fmt: skip
+        self.lineage = self.recovery.lineage
+
+    # ------------------------------------------------------------ objects of ours
+
+    def create(self, oid: bytes, task: Any = None) -> None:
+        """Add a pending object that we own, with one local ref."""
+        self.entries[oid] = ObjectEntry(task, 1)
+
+    def put_inline(self, oid: bytes, value: bytes, contained: list[Any] | None = None) -> None:
+        """Add an object that we own, with one local ref, whose blob is here."""
+        entry = self.entries[oid] = ObjectEntry(None, 1)
+        entry.state = INLINE
+        entry.value = value
+        if contained:
+            entry.contained = contained
+
+    def put_stored(self, oid: bytes, offset: int, size: int, contained: list[Any] | None) -> None:
+        """A pending object of ours was written and sealed in our node's store; we keep the creator's pin."""
+        entry = self.entries[oid]
+        self.pins.map_block(oid, entry, offset, size, self._node)
+        self._stored_here(oid, entry, size, contained)
+
+    def put_in_place(self, oid: bytes, size: int) -> None:
+        """Add an object that we own, with one local ref, whose block was filled in place (`ObjectPins.begin_write`)."""
+        entry = self.entries[oid] = ObjectEntry(None, 1)
+        self.pins.end_write(oid, entry)
+        self._stored_here(oid, entry, size, None)
+
+    def abandon(self, oid: bytes) -> None:
+        """Remove an object that we created and that will not come to be; no ref to it has left this thread."""
+        self.entries.pop(oid, None)
+
+    def record_creation_sites(self, call_site: Callable[[], str]) -> None:
+        """Note in `ObjectEntry.site`, for each object created after this, the result of `call_site`."""
+
+        def noting(method: Callable[..., None]) -> Callable[..., None]:
+            def create(oid: bytes, *args: Any) -> None:
+                method(oid, *args)
+                self.entries[oid].site = call_site()
+
+            return create
+
+        for name in ("create", "put_inline", "put_in_place"):
+            setattr(self, name, noting(getattr(self, name)))
+
+    # ------------------------------------------------------------ objects that go
+
+    def bury(self, died: deque[Any]) -> None:
+        """Uncount refs (ids) and views (1-tuples of ids) that died: empty `died`, also of those that die meanwhile."""
+        entries, me, special = self.entries, self.me, self.special
+        while died:
+            oid = died.popleft()
+            if type(oid) is not bytes:
+                self.pins.view_died(oid[0])
+                continue
+            entry = entries.get(oid)
+            if entry is None:
+                continue
+            entry.local -= 1
+            if entry.local > 0:
+                continue
+            if (
+                entry.state == INLINE and oid not in special and oid.startswith(me)
+                and not (entry.size or entry.nodes or entry.borrowers or entry.left_at or entry.mapping)
+            ):  # fmt: skip
+                del entries[oid]  # a small value of ours, which no other process knows of
+            else:
+                self._maybe_free(oid, entry)
+            entry = None  # refs in its value die here, not after the loop
+
+    def discard(self, oid: bytes, error: bytes) -> None:
+        """Free the object by hand, whatever refers to it: here it is this error from now on."""
+        entry = self.entries.get(oid)
+        if entry is None:
+            return
+        if oid[:8] == self.me:
+            self.recovery.free_copies(oid, entry)
+        self.unmap(oid)
+        self.replicas.object_gone(oid)
+        self.recovery.forget_task(oid, entry)
+        entry.nodes = entry.left_at = entry.contained = None
+        entry.state = INLINE
+        entry.value = error
+        self._ready(oid, entry)
+
+    def unmap(self, oid: bytes) -> None:
+        """Give up our pin, now or when the last view dies."""
+        entry = self.entries.get(oid)
+        if entry is not None:
+            mapping, entry.mapping = entry.mapping, None
+            self.pins.entry_gone(oid, mapping)
+
+    def when_freed(self, oid: bytes, call: Callable[[], None]) -> None:
+        """Make this call when an object of ours is freed."""
+        self.special.add(oid)
+        self.on_free[oid] = call
+
+    def cancel_when_freed(self, oid: bytes) -> None:
+        """Undo `when_freed`."""
+        self.on_free.pop(oid, None)
+
+    def _maybe_free(self, oid: bytes, entry: ObjectEntry) -> None:
+        if entry.local > 0 or self.entries.get(oid) is not entry:
+            return  # not there any more: a signal handler, or a destructor, of the user's had refs buried meanwhile
+        if oid[:8] == self.me:
+            if entry.state == PENDING or entry.borrowers:
+                return  # its task still runs: `_ready` comes back here; so do the ends of borrows
+            self.recovery.free_copies(oid, entry)
+            special = oid in self.special
+            if special and self._outlives(oid, entry):
+                return
+        else:
+            special = oid in self.special
+            self.refs.end_borrow(oid)
+        del self.entries[oid]
+        if entry.mapping is not None or self.pins.refused or self.pins.files:
+            self.pins.entry_gone(oid, entry.mapping)
+        if special:
+            self.recovery.entry_dropped(oid, entry)
+            if oid in self.on_free:
+                self.on_free.pop(oid)()
+
+    def _outlives(self, oid: bytes, entry: ObjectEntry) -> bool:
+        """True when the entry of a freed object of ours stays, for the sake of lineage."""
+        self.replicas.object_gone(oid)
+        if oid not in self.lineage.remembered:
+            return False
+        self.recovery.hibernate(oid, entry)
+        if oid in self.on_free:
+            self.on_free.pop(oid)()
+        return True
+
+    def _freed_already(self, oid: bytes, entry: ObjectEntry) -> None:
+        self.recovery.set_lost(oid, entry, _FREED_HERE, LOST)
+
+    # ------------------------------------------------------------ values and locations
+
+    def set_inline(self, oid: bytes, value: bytes, contained: list[Any] | None = None) -> bool:
+        """The object is ready, its blob is here. Returns False when it has no holder any more."""
+        entry = self.entries.get(oid)
+        if entry is None or entry.state != PENDING:
+            return False
+        entry.state = INLINE
+        entry.value = value
+        if oid in self.special:
+            self.recovery.set_inline_again(oid, entry, contained)
+        else:
+            entry.contained = contained
+            if contained is None:
+                entry.task = None  # it will not have to be made again
+        if entry.local_waiters or entry.ready_waiters or entry.subscribers or entry.local <= 0:
+            self._ready(oid, entry)
+        return True
+
+    def set_stored(self, oid: bytes, size: int, node: int, contained: list[Any] | None = None) -> bool:
+        """The object is ready, sealed in the store of `node`."""
+        entry = self.entries.get(oid)
+        if entry is None or entry.state != PENDING:
+            if entry is None or not entry.nodes or node not in entry.nodes:
+                self._send(self._raylet, Free([oid], [node]))
+            return False
+        entry.state = STORED
+        entry.size = size
+        entry.nodes = [node]
+        entry.contained = contained if entry.contained is None else self.recovery.all_contained(entry, contained)
+        if node in self.dead_nodes:
+            self.recovery.lose(oid, entry, f"node {node} died when it had just been made there")
+        else:
+            self._ready(oid, entry)
+        return True
+
+    def set_locations(self, oid: bytes, size: int, nodes: list[int]) -> None:
+        """A borrowed object is ready, and these nodes have copies."""
+        entry = self.entries[oid]
+        if entry.state == PENDING and oid[:8] != self.me:
+            entry.state = STORED
+            entry.size = size
+            entry.nodes = nodes
+            self._ready(oid, entry)
+
+    def hint_locations(self, oid: bytes, size: int, nodes: Iterable[int]) -> None:
+        """A ref came with the locations its sender knew. They count unless the owner was sent an ObjectGet."""
+        entry = self.entries[oid]
+        living = [node for node in nodes if node not in self.dead_nodes]
+        if living and not entry.owner_asked:
+            self.set_locations(oid, size, living)
+
+    def known_locations(self, oid: bytes) -> tuple[int, tuple[int, ...]] | None:
+        """The hint for a ref that leaves this process. No lock is needed.
+
+        Returns:
+            The object's size in bytes, and nodes that have it; None when no store has it, or nothing is known.
+        """
+        entry = self.entries.get(oid)
+        if entry is None or entry.state != STORED or not entry.nodes:
+            return None
+        return entry.size, tuple(entry.nodes[:_KNOWN_LOCATIONS])
+
+    def may_be_left_at(self, oid: bytes, node: int) -> None:
+        """The worker that was to make `oid` is dead; perhaps it had written it into its node's store."""
+        entry = self.entries.get(oid)
+        if entry is not None:
+            entry.left_at = [*(entry.left_at or ()), node]
+
+    def _stored_here(self, oid: bytes, entry: ObjectEntry, size: int, contained: list[Any] | None) -> None:
+        entry.state = STORED
+        entry.size = size
+        entry.nodes = [self._node]
+        entry.contained = contained
+        self._ready(oid, entry)
+
+    # ------------------------------------------------------------ waiters
+
+    def wait_ready(self, oid: bytes, waiter: Waiter) -> bool:
+        """Returns True when `oid` is ready; if not, `waiter` counts down when it is."""
+        entry = self.entries[oid]
+        if entry.state == FREED:
+            self.recovery.revive(oid, entry)
+        if entry.state != PENDING:
+            return True
+        if entry.ready_waiters is None:
+            entry.ready_waiters = []
+        entry.ready_waiters.append(waiter)
+        self._ask_owner(oid, entry)
+        return False
+
+    def wait_local(self, oid: bytes, waiter: Waiter, priority: int = 0) -> bool:
+        """Returns True when the value can be read here; if not, it is fetched and `waiter` counts down when it can.
+
+        Args:
+            priority: urgency, see `protocol.messages.Open`; the same for all objects of a waiter.
+        """
+        entry = self.entries[oid]
+        if entry.state == FREED:
+            self.recovery.revive(oid, entry)
+        if entry.state == INLINE or entry.mapping is not None:
+            return True
+        if entry.state == PENDING:
+            if not entry.owner_asked and not oid.startswith(self.me):
+                self._ask_owner(oid, entry)
+        elif self.pins.open(oid, entry, priority):
+            return True
+        if priority:
+            waiter.priority = priority
+        if entry.local_waiters is None:
+            entry.local_waiters = [waiter]
+        else:
+            entry.local_waiters.append(waiter)
+        return False
+
+    def remove_waiter(self, oids: Iterable[bytes], waiter: Waiter) -> None:
+        """Take a waiter that gave up (a timeout) out of the objects' lists."""
+        for oid in oids:
+            entry = self.entries.get(oid)
+            if entry is None:
+                continue
+            for waiters in (entry.ready_waiters, entry.local_waiters):
+                if waiters and waiter in waiters:
+                    waiters.remove(waiter)
+
+    def fail_all(self, reason: str) -> None:
+        """End everything that is awaited in an error: nothing can arrive any more."""
+        self.replicas.fail_all(reason)
+        for oid, entry in list(self.entries.items()):
+            if entry.state == PENDING or entry.local_waiters:
+                self.recovery.set_lost(oid, entry, reason, LOST)
+
+    def _ask_owner(self, oid: bytes, entry: ObjectEntry) -> None:
+        if not entry.owner_asked and oid[:8] != self.me:
+            entry.owner_asked = True
+            self._send(oid[:8], ObjectGet(oid))
+
+    def _ready(self, oid: bytes, entry: ObjectEntry) -> None:
+        if entry.ready_waiters:
+            self._fire(entry, entry.ready_waiters)
+            entry.ready_waiters = None
+        waiters = entry.local_waiters
+        if waiters and (
+            entry.state == INLINE or entry.mapping is not None or self.pins.open(oid, entry, _urgency(entry))
+        ):
+            self._fire(entry, waiters)
+            entry.local_waiters = None
+        if entry.subscribers:
+            for src in entry.subscribers:
+                self._send_ready(src, oid, entry)
+            entry.subscribers = None
+        if entry.local <= 0:
+            self._maybe_free(oid, entry)
+
+    def _fire(self, entry: ObjectEntry, waiters: list[Waiter] | None, failed: bool = False) -> None:
+        """Count waiters down. failed: their object is an error."""
+        if waiters:
+            failed = failed or (entry.state == INLINE and entry.value[-1] == ERROR)
+            for waiter in waiters:
+                if failed and waiter.eager:
+                    waiter.count, waiter.eager = 0, False
+                else:
+                    waiter.count -= 1
+                if waiter.count == 0:
+                    self._notify(waiter)
+
+    def _fire_local(self, entry: ObjectEntry) -> None:
+        self._fire(entry, entry.local_waiters)
+        entry.local_waiters = None
+
+    # ------------------------------------------------------------ answers of stores
+
+    def on_opened(self, msg: Opened) -> None:
+        """A store, ours or a neighbor's, has the object and pinned it for us."""
+        node = self.pins.requested_node(msg.id)
+        if msg.pulled:
+            owner = owner_of(msg.id)
+            if owner == self.me:
+                self.recovery.on_add_location(AddLocation(msg.id, node))
+            else:
+                self._send(owner, AddLocation(msg.id, node))
+        entry = self.pins.opened(msg)
+        if entry is not None:
+            if self.recovery.is_unsure(msg.id):
+                self.recovery.found_copy(msg.id, entry, node)
+            if entry.mapping is not None and entry.mapping.node != node:
+                self.pins.give_back(msg.id, node)
+            self._fire_local(entry)
+
+    def on_disk(self, msg: OnDisk) -> None:
+        """Our raylet has no room for the object, but lets us read its file."""
+        entry = self.pins.lent(msg)
+        if entry is not None:
+            self._fire_local(entry)
+
+    def on_store_error(self, msg: StoreError) -> None:
+        """A store cannot give us the object; where it only lacks room ("full") the object is not lost."""
+        searched, node = self.pins.answered(msg.id)
+        entry = self.entries.get(msg.id)
+        if entry is None:
+            return
+        unread = entry.mapping is None or entry.mapping.node in self.dead_nodes
+        if msg.kind == "lost" and entry.state == STORED and unread:
+            if node == self._node:
+                self.recovery.not_found(msg.id, entry, searched, msg.reason)
+            else:
+                self.recovery.not_found_at_neighbor(msg.id, entry, node, msg.reason)
+        elif msg.kind == "full" and entry.state == STORED and node != self._node:
+            if (entry.local_waiters or self.recovery.is_unsure(msg.id)) and entry.mapping is None:
+                self.pins.open_here(msg.id, entry, _urgency(entry))  # there may be room in ours
+        elif msg.kind == "full" and entry.state == STORED:
+            self.pins.refused[msg.id] = msg.reason
+            waiters, entry.local_waiters = entry.local_waiters, None
+            self._fire(entry, waiters, failed=True)
+        elif msg.kind in ("lost", "full"):  # of an earlier life of the object
+            if entry.state == PENDING and entry.local_waiters:
+                self._ask_owner(msg.id, entry)
+        elif entry.state != INLINE and entry.mapping is None:
+            self.recovery.set_lost(msg.id, entry, msg.reason, LOST)
+
+    # ------------------------------------------------------------ owners and borrowers
+
+    def on_object_get(self, src: bytes, oid: bytes) -> None:
+        """A borrower asks for the value."""
+        entry = self.entries.get(oid)
+        if entry is not None and entry.state == FREED:
+            self.recovery.revive(oid, entry)
+        if entry is None:
+            self._send(src, ObjectReady(oid, 2, b"", 0, []))
+        elif entry.state == PENDING:
+            if entry.subscribers is None:
+                entry.subscribers = []
+            entry.subscribers.append(src)
+        else:
+            self._send_ready(src, oid, entry)
+
+    def on_object_ready(self, msg: ObjectReady) -> None:
+        """The owner answers our ObjectGet."""
+        entry = self.entries.get(msg.id)
+        if entry is None or entry.state != PENDING:
+            return
+        if msg.made:
+            self.special.add(msg.id)
+            self.recovery.made[msg.id] = msg.made
+        if msg.status == 2:
+            self.recovery.set_lost(msg.id, entry, "its owner has already freed it", LOST)
+        elif msg.size:
+            self.set_locations(msg.id, msg.size, msg.nodes)
+        else:
+            entry.state = INLINE
+            entry.value = msg.value
+            self._ready(msg.id, entry)
+
+    def process_died(self, proc: bytes, reason: str) -> None:
+        """A process is gone: its borrows end, the objects it owned are lost to us."""
+        self.refs.process_died(proc)
+        self.recovery.process_died(proc, reason)
+
+    def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
+        if entry.state == STORED:
+            made = self.recovery.made.get(oid, 0)
+            self._send(dest, ObjectReady(oid, 0, b"", entry.size, entry.nodes or [], made))
+        else:
+            self._send(dest, ObjectReady(oid, 0, entry.value, 0, []))
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where entries contradict each other, or the indexes of the parts.
+
+        Costs time in the size of the table; simulations call it after every event.
+        """
+        for oid, entry in self.entries.items():
+            self._check_entry(oid, entry)
+        for oid in self.on_free:
+            assert oid in self.special, ("a call for an object that is not special", oid.hex())
+        self.refs.check_invariants()
+        self.pins.check_invariants()
+        self.recovery.check_invariants()
+        self.replicas.check_invariants()
+
+    def _check_entry(self, oid: bytes, entry: ObjectEntry) -> None:
+        facts = (oid.hex(), entry.state, entry.local, entry.borrowers, entry.nodes, entry.task)
+        if oid[:8] == self.me:
+            held = entry.state == PENDING or entry.local > 0 or entry.borrowers
+            assert held or oid in self.lineage.remembered, ("kept without a holder", *facts)
+        else:
+            assert entry.local > 0, ("borrowed without a local ref", *facts)
+            assert entry.state != FREED, ("a borrower remembers a freed object", *facts)
+        if entry.state == FREED:
+            assert oid in self.lineage.remembered and not entry.value and entry.mapping is None, facts
+        if entry.state == STORED and not entry.nodes and oid[:8] == self.me:  # a borrower asks the owner when it reads
+            assert self.recovery.is_unsure(oid), ("stored at no known location", *facts)
+        if entry.state != PENDING:
+            assert not entry.ready_waiters and not entry.subscribers, ("ready, and awaited", *facts)
+        elif entry.ready_waiters and oid[:8] != self.me:
+            assert entry.owner_asked, ("awaited without an ObjectGet", *facts)
+        if entry.local_waiters and entry.state != PENDING:
+            assert oid in self.pins.opening, ("awaited without an Open", *facts)
+
+
+def _urgency(entry: ObjectEntry) -> int:
+    return min((waiter.priority for waiter in entry.local_waiters or ()), default=0)

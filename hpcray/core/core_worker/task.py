@@ -1,0 +1,155 @@
+"""Tasks under way: the submitter's view of each until its reply, and of the workers that run them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hpcray.protocol.messages import CallOptions, Message, Shape
+
+
+class FunctionDescriptor:
+    """A remote function as its submitter knows it: `blob` is what workers need to run it.
+
+    us: running mean of the run time in microseconds, -1 until the first reply. It decides on pipelining.
+    max_calls: a worker leaves after so many calls of it; 0 means never.
+    """
+
+    __slots__ = ("blob", "id", "max_calls", "name", "us")
+
+    def __init__(self, ident: bytes, name: str, blob: bytes, max_calls: int = 0) -> None:
+        self.id, self.name, self.blob, self.max_calls = ident, name, blob, max_calls
+        self.us = -1.0
+
+
+@dataclass(frozen=True)
+class ExtraOptions:
+    """Options that few tasks and actor calls have. They travel in a message of their own (`CallOptions`).
+
+    name: for people, "" means that of the function. group: concurrency group, "" means the method's. stream: values
+    that it yields are sent as they come, `window` values ahead at most (-1: any number); dynamic: all of them are one
+    return value. retry_exceptions: True (all), False (none) or the classes after which it runs again.
+    """
+
+    name: str = ""
+    group: str = ""
+    retry_exceptions: Any = False
+    stream: bool = False
+    dynamic: bool = False
+    window: int = -1
+
+    def __bool__(self) -> bool:
+        return bool(self.announced or self.retry_exceptions)
+
+    @cached_property
+    def announced(self) -> bool:
+        """True when the worker must know of these options before the task comes."""
+        return bool(self.name or self.group or self.stream)
+
+    def announcement(self, task: bytes, skip: int, want: list[int] | None) -> CallOptions:
+        """Return what the worker must know. skip: values of a stream that came already; want: the returns that its
+        owner lacks, None for all."""
+        return CallOptions(task, self.name, self.group, skip, self.window, want)
+
+
+NO_EXTRA_OPTIONS = ExtraOptions()
+
+
+class PendingTask:
+    """One submitted task or actor call: enough to send it again.
+
+    keep: the object refs that its arguments mention; they protect those objects until the reply.
+    slots: the object ids of its top-level ref arguments, in slot order. attempt: runs beyond the first.
+    """
+
+    __slots__ = (
+        "args", "attempt", "cancelled", "cost", "extra", "fn", "id", "keep", "method", "num_returns", "retries",
+        "scheduling_class", "slots", "waiting", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        ident: bytes,
+        fn: FunctionDescriptor | None,
+        method: str,
+        args: bytes,
+        num_returns: int,
+        keep: list[Any] | None,
+        slots: list[bytes] | None,
+        retries: int,
+        extra: ExtraOptions = NO_EXTRA_OPTIONS,
+    ) -> None:
+        self.id = ident
+        self.fn = fn
+        self.method = method
+        self.args = args
+        self.num_returns = num_returns
+        self.keep = keep
+        self.slots = slots
+        self.retries = retries
+        self.extra = extra
+        self.attempt = 0
+        self.cost = 0.0
+        self.waiting = 0
+        self.cancelled = False
+        self.scheduling_class: Any = None
+        self.worker: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        """Function or method name, for people."""
+        return self.fn.name if self.fn is not None else self.method
+
+
+class LeasedWorker:
+    """A worker that we hold a lease on.
+
+    inflight: tasks sent and not answered, in order. load: their expected time in microseconds. reclaimed: others wait
+    for its node, so it goes back once it has done the tasks sent to it. contended: others wait, so it never idles.
+    leaving: it ends after the call that runs; no other process can use it, so its lease ends with it. progress: time of
+    its last answer in seconds, -1 where not known. asked_back: a ReturnTasks for the tasks not started is under way.
+    """
+
+    __slots__ = (
+        "asked_back", "contended", "idle_since", "inflight", "lease", "leaving", "load", "proc", "progress",
+        "reclaimed", "scheduling_class",
+    )  # fmt: skip
+
+    def __init__(self, proc: bytes, lease: bytes, scheduling_class: SchedulingClass, now: float) -> None:
+        self.proc, self.lease, self.scheduling_class = proc, lease, scheduling_class
+        self.inflight: dict[bytes, PendingTask] = {}
+        self.load = 0.0
+        self.idle_since = now
+        self.progress = now
+        self.asked_back = False
+        self.reclaimed = self.leaving = self.contended = False
+
+
+class SchedulingClass:
+    """Tasks that ask for the same resources and placement, and the workers leased for them.
+
+    idle: workers with nothing to do, the one used last at the end. rotation: all, in the order in which they are tried
+    next. prefetch_node: for some queued tasks the node to which their arguments are being fetched. passed: times that
+    other tasks were taken instead of the first one.
+    """
+
+    __slots__ = (
+        "granted_local", "idle", "index", "passed", "prefetch_node", "queue", "rotation", "sent_total", "shape",
+    )  # fmt: skip
+
+    def __init__(self, index: int, shape: Shape) -> None:
+        self.index, self.shape = index, shape
+        self.queue: deque[PendingTask] = deque()
+        self.idle: dict[bytes, LeasedWorker] = {}
+        self.rotation: deque[LeasedWorker] = deque()
+        self.prefetch_node: dict[bytes, int] = {}
+        self.passed = 0
+        self.granted_local = 0
+        self.sent_total = 0
+
+
+Push = Callable[[PendingTask, bytes], None]
+Send = Callable[[bytes, Message], None]

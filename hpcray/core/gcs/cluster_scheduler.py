@@ -1,0 +1,543 @@
+"""Unmet lease requests of all nodes and where they are sent: the cluster's half of the scheduler.
+
+`UnmetDemand` is what one process lacks for one scheduling class, as its raylet last reported. `InFlightGrant` is a
+GrantLeases whose effect that report does not show yet. It is over when the node refuses it, when the reported count
+goes down, or when it has had time to arrive; so no lost or crossing message can hide demand for good, and surplus is at
+most what was in flight once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcray.common.ids import node_of, raylet_of
+from hpcray.common.labels import PREFIX, near_node, node_affinity, show_strategy
+from hpcray.common.resources import REPORT_AFTER, group_of, plain, to_amounts
+from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.protocol import messages as m
+
+DECREASE_AFTER = 2.0
+"""Seconds between two broadcasts, at least, where the second one says that less is lacking."""
+NODES_SAMPLED = 4
+"""Nodes on which is looked up what a request lacks."""
+
+
+class ContentionBroadcaster:
+    """Broadcasts which resources waiting requests lack: no node should keep an idle lease that holds these.
+
+    A process keeps a lease for a while when it has no task for it, as its next task may come soon. That is right as
+    long as no other process could use the lease, and only the GCS knows of requests that wait on other nodes. A
+    broadcast goes out at once when contention begins or grows, and later when it decreases: few messages, whatever
+    runs.
+    """
+
+    def __init__(self, resources: ClusterResources) -> None:
+        self._resources = resources
+        self._sent = m.ResourceContention()
+        self._sent_at = float("-inf")
+        self._accounted: set[tuple[m.Shape, bytes, int]] = set()
+
+    def no_room(self, now: float, demand: UnmetDemand, out: list[Effect]) -> None:
+        """A demand has found no room."""
+        sent, key = self._sent, (demand.shape, demand.holder, demand.scheduling_class)
+        if key in self._accounted or (demand.shape, b"", 0) in self._accounted:
+            return
+        names = self._lacking(demand.shape)
+        if not names:
+            return
+        self._accounted.add(key)
+        if sent.lacking and (sent.holder, sent.scheduling_class) != key[1:]:
+            self._accounted.add((demand.shape, b"", 0))
+            self._broadcast(now, m.ResourceContention(sorted({*sent.lacking, *names})), out)
+        else:
+            self._broadcast(
+                now, m.ResourceContention(sorted({*sent.lacking, *names}), demand.holder, demand.scheduling_class), out
+            )
+
+    def tick(
+        self, now: float, open_demands: Mapping[m.Shape, Mapping[tuple[bytes, int], UnmetDemand]], out: list[Effect]
+    ) -> None:
+        """Compute the contention anew, every DECREASE_AFTER."""
+        if now - self._sent_at < DECREASE_AFTER:
+            return
+        self._accounted.clear()
+        lacking: set[str] = set()
+        holders: set[tuple[bytes, int]] = set()
+        for shape, waiting in open_demands.items():
+            names = self._lacking(shape)
+            if names:
+                lacking |= names
+                holders.update(_first_two(waiting.values()))
+        only = next(iter(holders)) if len(holders) == 1 else (b"", 0)
+        self._broadcast(now, m.ResourceContention(sorted(lacking), *only), out)
+
+    def forget(self) -> None:
+        """Nodes came that have not been sent anything."""
+        self._sent = m.ResourceContention()
+        self._accounted.clear()
+
+    def _broadcast(self, now: float, contention: m.ResourceContention, out: list[Effect]) -> None:
+        self._sent_at = now
+        if contention != self._sent:
+            self._sent = contention
+            out.extend(Send(raylet_of(node), contention) for node in self._resources.nodes)
+
+    def _lacking(self, shape: m.Shape) -> set[str]:
+        """Names of resources of which the feasible nodes have too little; none for what one node alone may serve."""
+        if node_affinity(shape.strategy) is not None or near_node(shape.strategy) is not None:
+            return set()
+        names: set[str] = set()
+        for node in self._resources.feasible(shape)[:NODES_SAMPLED]:
+            free = self._resources.nodes[node].free(shape)
+            names |= {name for name, units in shape.resources if free.get(name, 0) < units}
+        return names
+
+
+def _first_two(open_demands: Iterable[UnmetDemand]) -> set[tuple[bytes, int]]:
+    found: set[tuple[bytes, int]] = set()
+    for demand in open_demands:
+        found.add((demand.holder, demand.scheduling_class))
+        if len(found) > 1:
+            break
+    return found
+
+
+GRANT_ARRIVES = 1.0
+"""Seconds within which a GrantLeases that was not refused reaches its holder, and the holder's report the GCS."""
+BOUND_GRANT_ARRIVES = 3.0
+"""Seconds of the same for requests that may queue at their node, see `raylet.PATIENCE`."""
+BUSY_NODE_AFTER = 1.0
+"""Seconds without room after which a request queues at a busy node: local requests there must not starve it."""
+QUEUED_PER_NODE, QUEUED_AT_ONCE = 4, 64
+"""Requests of one shape that are queued at busy nodes per tick: per node, and in all."""
+BUSY_NODE_KEPT = 30.0
+"""Seconds during which a request that queues again goes to the same busy node, which reserves room longer each time."""
+ROUNDS_KEPT = 2
+"""Rounds of work that stay queued at the node which has the arguments, unless nothing begins there."""
+DemandKey = tuple[bytes, int]
+"""Holder and scheduling class."""
+
+
+@dataclass(slots=True)
+class InFlightGrant:
+    """A GrantLeases whose effect no report shows yet.
+
+    Attributes:
+        until: when it counts as arrived.
+        bound: whether it may queue at its node.
+    """
+
+    node: int
+    count: int
+    until: float
+    bound: bool
+
+
+@dataclass(slots=True, eq=False)
+class UnmetDemand:
+    """Leases that one process lacks for one scheduling class.
+
+    Attributes:
+        began: when it was first reported.
+        since: when something was last sent for it.
+        starving_since: since when it has got nothing, as far as its reports show; a report to the holder begins anew.
+        queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
+        near: the node that has the arguments; `anywhere`: the shape without that wish.
+    """
+
+    holder: bytes
+    scheduling_class: int
+    shape: m.Shape
+    count: int = 0
+    began: float = 0.0
+    since: float = 0.0
+    starving_since: float = 0.0
+    reported: bool = False
+    queued_at_busy_node: int = -1
+    queued_there_since: float = 0.0
+    near: int | None = None
+    anywhere: m.Shape = field(init=False)
+    in_flight: list[InFlightGrant] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.near = near_node(self.shape.strategy)
+        self.anywhere = self.shape if self.near is None else m.Shape(self.shape.resources, "", self.shape.env)
+
+    @property
+    def key(self) -> DemandKey:
+        return self.holder, self.scheduling_class
+
+    def open(self) -> int:
+        """How many leases no grant in flight is for."""
+        return max(0, self.count - sum(grant.count for grant in self.in_flight))
+
+    def arrived(self, count: int, node: int | None = None) -> None:
+        """`count` of what is in flight (to `node`) has arrived or was refused; the oldest first."""
+        for grant in self.in_flight:
+            if node is None or grant.node == node:
+                part = min(count, grant.count)
+                grant.count -= part
+                count -= part
+        self.in_flight = [grant for grant in self.in_flight if grant.count]
+
+
+class ClusterScheduler:
+    """Sends unmet demand to nodes that can serve it.
+
+    Args:
+        resources: what every node has.
+        group_is_removed: whether the placement group with this id (in hex) is removed.
+        locality_wait: seconds for which work waits for the node that has its arguments, however idle others are.
+    """
+
+    def __init__(
+        self, resources: ClusterResources, group_is_removed: Callable[[str], bool], locality_wait: float = 1.0
+    ) -> None:
+        self._resources = resources
+        self._group_is_removed = group_is_removed
+        self._locality_wait = locality_wait
+        self._demands: dict[DemandKey, UnmetDemand] = {}
+        self._open: dict[m.Shape, OrderedDict[DemandKey, UnmetDemand]] = {}
+        self._sent_to: dict[bytes, set[int]] = {}
+        self._last_busy_node = -1
+        self._contention = ContentionBroadcaster(resources)
+
+    def unmet_lease_request(self, now: float, msg: m.UnmetLeaseRequest) -> list[Effect]:
+        """A raylet reports what one of its processes lacks; a count of 0 withdraws the request."""
+        key = (msg.holder, msg.scheduling_class)
+        demand = self._demands.get(key)
+        out: list[Effect] = []
+        if msg.count == 0:
+            if demand is not None:
+                self._withdraw(demand, out)
+                self._forget(key)
+            return out
+        if demand is None:
+            demand = self._demands[key] = UnmetDemand(
+                msg.holder, msg.scheduling_class, msg.shape, began=now, since=now, starving_since=now
+            )
+        if msg.count < demand.count:
+            demand.arrived(demand.count - msg.count)
+            demand.starving_since = now
+            demand.queued_there_since = now
+        demand.count = msg.count
+        self._place(now, demand, None, out)
+        out = _merged(out)
+        if demand.open():
+            self._contention.no_room(now, demand, out)
+        return out
+
+    def grant_refused(self, now: float, node: int, msg: m.GrantLeasesRefused) -> list[Effect]:
+        """A node could not serve what it was sent."""
+        out: list[Effect] = []
+        demand = self._demands.get((msg.holder, msg.scheduling_class))
+        if demand is not None:
+            demand.arrived(msg.count, node)
+            self._resources.rejected(node, demand.shape)
+            self._place(now, demand, None, out)
+            if demand.open():
+                self._contention.no_room(now, demand, out)
+        return out
+
+    def node_grew(self, now: float, node: int) -> list[Effect]:
+        """A node has more room than the GCS knew."""
+        out: list[Effect] = []
+        for shape in list(self._open):
+            if self._resources.nodes[node].fits(shape):
+                self._share(now, shape, node, out)
+        return out
+
+    def tick(self, now: float) -> list[Effect]:
+        """Forget what has arrived, send what is open again, queue what has waited for long at busy nodes."""
+        out: list[Effect] = []
+        self._resources.forget_rejections()
+        for demand in self._demands.values():
+            if demand.in_flight and any(grant.until <= now for grant in demand.in_flight):
+                demand.in_flight = [grant for grant in demand.in_flight if grant.until > now]
+                self._index(demand)
+            if now - demand.starving_since >= REPORT_AFTER and self._resources.feasible(demand.shape):
+                demand.starving_since = now
+                reason = self._resources.why_waiting(demand.shape, "a task")
+                out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, waits=True)))
+        self._retry(now, out)
+        for demands in list(self._open.values()):
+            stale = [
+                demand
+                for demand in demands.values()
+                if now - demand.since >= BUSY_NODE_AFTER and self._may_queue_at_busy_node(now, demand)
+            ]
+            for demand in stale[: min(QUEUED_AT_ONCE, QUEUED_PER_NODE * len(self._resources.nodes))]:
+                self._queue_at_busy_node(now, demand, out)
+        self._contention.tick(now, self._open, out)
+        return out
+
+    def cluster_changed(self, now: float) -> list[Effect]:
+        """Nodes came: place everything again."""
+        self._contention.forget()
+        out: list[Effect] = []
+        self._retry(now, out)
+        return out
+
+    def holder_died(self, holder: bytes, reason: str) -> list[Effect]:
+        """A process is gone. The nodes that were sent grants for it are sent its death from here, after the grants."""
+        for key in [key for key in self._demands if key[0] == holder]:
+            self._forget(key)
+        nodes = self._sent_to.pop(holder, set()) - {node_of(holder)}
+        return [Send(raylet_of(n), m.ProcDied(holder, reason)) for n in sorted(nodes) if n in self._resources.nodes]
+
+    def node_died(self, now: float, node: int) -> list[Effect]:
+        """A node is gone, with its processes and the grants on their way to it."""
+        out: list[Effect] = []
+        for key in [key for key in self._demands if node_of(key[0]) == node]:
+            self._forget(key)
+        for holder in [holder for holder in self._sent_to if node_of(holder) == node]:
+            del self._sent_to[holder]
+        for demand in self._demands.values():
+            demand.in_flight = [grant for grant in demand.in_flight if grant.node != node]
+            self._index(demand)
+        self._retry(now, out)
+        return out
+
+    def unmet_by_shape(self) -> list[dict[str, Any]]:
+        """Unmet lease requests by shape; counts are those that raylets report, coarse above 64."""
+        rows: dict[m.Shape, dict[str, Any]] = {}
+        for demand in self._demands.values():
+            row = rows.get(demand.anywhere)
+            if row is None:
+                row = rows[demand.anywhere] = {
+                    "resources": to_amounts(plain(dict(demand.shape.resources))),
+                    "strategy": _show_strategy(demand.anywhere.strategy),
+                    "count": 0,
+                    "holders": 0,
+                    "feasible": bool(self._resources.feasible(demand.anywhere)),
+                }
+            row["count"] += demand.count
+            row["holders"] += 1
+        return list(rows.values())
+
+    def unmet_by_node(self) -> dict[int, int]:
+        """How many leases the processes of each node lack."""
+        found: dict[int, int] = {}
+        for demand in self._demands.values():
+            found[node_of(demand.holder)] = found.get(node_of(demand.holder), 0) + demand.count
+        return found
+
+    def _retry(self, now: float, out: list[Effect]) -> None:
+        for shape in list(self._open):
+            if not self._resources.feasible(shape):
+                self._report_infeasible(shape, out)
+            elif _bound(shape) or self._resources.any_room(shape):
+                self._share(now, shape, None, out)
+
+    def _share(self, now: float, shape: m.Shape, only: int | None, out: list[Effect]) -> None:
+        """Serve all open demands of a shape: one alone gets all it can, several get one each, round after round."""
+        demands = self._open.get(shape)
+        bound = _bound(shape)
+        progress = True
+        while demands and progress:
+            progress = False
+            for key, demand in list(demands.items()):
+                limit = None if len(demands) == 1 else 1
+                if self._place(now, demand, only, out, limit):
+                    progress = True
+                    if key in demands:
+                        demands.move_to_end(key)
+                elif demand.open() and not bound and not self._has_room(shape, only):
+                    out[:] = _merged(out)
+                    return
+            demands = self._open.get(shape)
+        out[:] = _merged(out)
+
+    def _has_room(self, shape: m.Shape, only: int | None) -> bool:
+        return self._resources.any_room(shape) if only is None else self._resources.nodes[only].fits(shape)
+
+    def _place(
+        self, now: float, demand: UnmetDemand, only: int | None, out: list[Effect], limit: int | None = None
+    ) -> int:
+        """Send what is open of a demand to nodes with room (or to `only`). Returns how many were sent."""
+        self._index(demand)
+        count = demand.open() if limit is None else min(limit, demand.open())
+        if not count:
+            return 0
+        shape = demand.shape
+        feasible = self._resources.feasible(shape)
+        if not feasible:
+            self._report_infeasible(shape, out)
+            return 0
+        affinity = node_affinity(shape.strategy)
+        if affinity is not None and feasible == [affinity[0]]:
+            return self._bind(now, demand, affinity[0], count, out)
+        if demand.near is not None and self._fits_near(demand):
+            return self._place_near(now, demand, demand.near, count, only, out)
+        # A process's own node decides by itself what goes there.
+        home = -1 if demand.anywhere.strategy or demand.near is not None else node_of(demand.holder)
+        return self._spread(now, demand, count, only, home, out)
+
+    def _spread(
+        self, now: float, demand: UnmetDemand, count: int, only: int | None, but: int, out: list[Effect]
+    ) -> int:
+        sent = 0
+        for node, part in self._resources.choose(demand.anywhere, count, only, but):
+            self._send(now, demand, node, part, demand.anywhere, False, out)
+            sent += part
+        return sent
+
+    def _fits_near(self, demand: UnmetDemand) -> bool:
+        state = self._resources.nodes.get(demand.near if demand.near is not None else -1)
+        if state is None:
+            return False
+        total, lasting = state.total, state.lasting
+        return all(total.get(name, 0) - lasting.get(name, 0) >= units for name, units in demand.shape.resources)
+
+    def _place_near(
+        self, now: float, demand: UnmetDemand, near: int, count: int, only: int | None, out: list[Effect]
+    ) -> int:
+        """Queue where the arguments are; what that node cannot begin soon may go where there is room."""
+        starving = now - demand.starving_since >= self._locality_wait
+        sent = self._spread(now, demand, count, only, near, out) if starving else 0
+        if near != node_of(demand.holder):
+            sent += self._bind(now, demand, near, count - sent, out)
+        spare = demand.open() - ROUNDS_KEPT * self._resources.nodes[near].capacity(demand.shape)
+        if starving or now - demand.began < self._locality_wait or spare <= 0:
+            return sent
+        return sent + self._spread(now, demand, min(count - sent, spare), only, near, out)
+
+    def _bind(self, now: float, demand: UnmetDemand, node: int, count: int, out: list[Effect]) -> int:
+        """Queue at the one node that may serve the demand, never more than it can run at once."""
+        queued = sum(grant.count for grant in demand.in_flight)
+        count = min(count, self._resources.nodes[node].capacity(demand.shape) - queued)
+        if count <= 0:
+            return 0
+        shape = (
+            demand.shape if demand.near is None else m.Shape(demand.shape.resources, f"node:{node}", demand.shape.env)
+        )
+        self._send(now, demand, node, count, shape, True, out)
+        return count
+
+    def _may_queue_at_busy_node(self, now: float, demand: UnmetDemand) -> bool:
+        """Whether a demand that finds no room queues at a busy node. Work that is near its arguments waits there."""
+        if any(grant.bound for grant in demand.in_flight):
+            return False
+        wait = max(REPORT_AFTER / 2, self._locality_wait)
+        return demand.near is None or now - demand.starving_since >= wait or not self._fits_near(demand)
+
+    def _queue_at_busy_node(self, now: float, demand: UnmetDemand, out: list[Effect]) -> None:
+        """Queue one request at a busy node: at the one where it queued before, for others the nodes in turn."""
+        nodes = self._resources.feasible(demand.anywhere)
+        home = -1 if demand.anywhere.strategy else node_of(demand.holder)
+        node = demand.queued_at_busy_node
+        if now - demand.queued_there_since >= BUSY_NODE_KEPT or node not in self._resources.nodes:
+            after = bisect_right(nodes, self._last_busy_node)
+            turns = [nodes[(after + step) % len(nodes)] for step in range(min(2, len(nodes)))]
+            node = next((n for n in turns if n != home), -1)
+            if node < 0:
+                return
+            self._last_busy_node = demand.queued_at_busy_node = node
+            demand.queued_there_since = now
+        shape = m.Shape(demand.shape.resources, f"node:{node}", demand.shape.env)
+        self._send(now, demand, node, 1, shape, True, out, parked=True)
+
+    def _send(
+        self, now: float, demand: UnmetDemand, node: int, count: int, shape: m.Shape, bound: bool, out: list[Effect],
+        parked: bool = False,
+    ) -> None:  # fmt: skip
+        until = now + (BOUND_GRANT_ARRIVES if bound else GRANT_ARRIVES)
+        last = demand.in_flight[-1] if demand.in_flight else None
+        if last is not None and (last.node, last.until, last.bound) == (node, until, bound):
+            last.count += count
+        else:
+            demand.in_flight.append(InFlightGrant(node, count, until, bound))
+        demand.since = now
+        self._sent_to.setdefault(demand.holder, set()).add(node)
+        out.append(Send(raylet_of(node), m.GrantLeases(demand.holder, demand.scheduling_class, shape, count, parked)))
+        self._index(demand)
+
+    def _withdraw(self, demand: UnmetDemand, out: list[Effect]) -> None:
+        """The holder lacks nothing any more: take back what queues at nodes."""
+        nodes = {grant.node for grant in demand.in_flight if grant.bound}
+        if demand.queued_at_busy_node in self._resources.nodes:
+            nodes.add(demand.queued_at_busy_node)
+        out.extend(
+            Send(raylet_of(node), m.GrantLeases(demand.holder, demand.scheduling_class, demand.shape, 0))
+            for node in sorted(nodes)
+        )
+
+    def group_removed(self, group: str, out: list[Effect]) -> None:
+        """A placement group is removed: processes that wait for leases in it are sent that."""
+        for shape in list(self._open):
+            if group_of(shape.resources) == group:
+                self._report_infeasible(shape, out)
+
+    def _report_infeasible(self, shape: m.Shape, out: list[Effect]) -> None:
+        group = group_of(shape.resources)
+        if group:
+            if self._group_is_removed(group):
+                state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
+                out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
+            return
+        for demand in self._open.get(shape, {}).values():
+            if not demand.reported and self._resources.nodes:
+                demand.reported = True
+                reason = self._resources.why_infeasible(shape, "a task")
+                out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason)))
+
+    def _index(self, demand: UnmetDemand) -> None:
+        key = demand.key
+        demands = self._open.get(demand.shape)
+        if demand.open():
+            if demands is None:
+                demands = self._open[demand.shape] = OrderedDict()
+            demands.setdefault(key, demand)
+        elif demands is not None and demands.pop(key, None) is not None and not demands:
+            del self._open[demand.shape]
+
+    def _forget(self, key: DemandKey) -> None:
+        demand = self._demands.pop(key)
+        demand.count = 0
+        self._index(demand)
+
+    def check_invariants(self) -> None:
+        """Check every demand, its grants in flight, and the index of open ones."""
+        nodes = self._resources.nodes
+        for key, demand in self._demands.items():
+            where = f"demand of {demand.holder.hex()} class {demand.scheduling_class}: {demand.count}"
+            assert key == demand.key and demand.count > 0, where
+            assert node_of(demand.holder) not in self._resources.dead, f"{where}: its holder's node is dead"
+            for grant in demand.in_flight:
+                assert grant.count > 0 and grant.node in nodes, f"{where}: {grant}"
+                assert grant.node in self._sent_to.get(demand.holder, ()), f"{where}: {grant} is not noted as sent"
+            assert (demand.open() > 0) == (key in self._open.get(demand.shape, ())), f"{where}: open {demand.open()}"
+        for shape, demands in self._open.items():
+            assert demands and all(self._demands.get(key) is demand for key, demand in demands.items()), shape
+
+
+def _show_strategy(strategy: str) -> str:
+    return show_strategy(strategy) if strategy.startswith(PREFIX) else strategy
+
+
+def _bound(shape: m.Shape) -> bool:
+    """Whether it may be sent to a node that has no room."""
+    return node_affinity(shape.strategy) is not None or near_node(shape.strategy) is not None
+
+
+def _merged(out: list[Effect]) -> list[Effect]:
+    """One GrantLeases of those that differ only in their count."""
+    merged: dict[tuple[bytes, bytes, int, m.Shape], m.GrantLeases] = {}
+    rest: list[Effect] = []
+    for effect in out:
+        if not isinstance(effect, Send) or not isinstance(effect.msg, m.GrantLeases) or not effect.msg.count:
+            rest.append(effect)
+            continue
+        msg = effect.msg
+        known = merged.get((effect.dest, msg.holder, msg.scheduling_class, msg.shape))
+        if known is None:
+            merged[effect.dest, msg.holder, msg.scheduling_class, msg.shape] = msg
+            rest.append(effect)
+        else:
+            known.count += msg.count
+    return rest

@@ -1,0 +1,227 @@
+"""The announced end of a job, on the head: whom the head notifies, for whom it waits, and when the job is over.
+
+The states and their order are in TRANSITIONS. No call of an actor runs after the actor has written its checkpoint, so
+whatever a process has seen of the actor is in its checkpoint. The job ends at the deadline; before it, when a SIGTERM
+began the drain and there is nothing to wait for: no checkpoint, and a program that does not take part in the drain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Union
+
+from hpcray.core.effects import Send
+from hpcray.protocol import messages as m
+
+RUNNING, NOTICE, SAVING, SAVED, OVER = "running", "notice", "saving", "saved", "over"
+TRANSITIONS: dict[str, tuple[str, ...]] = {
+    # No end is announced.
+    RUNNING: (NOTICE,),
+    # Nothing new starts; callbacks run. Until the driver is ready or has ended, or CALLBACKS_SHARE of the time is gone.
+    NOTICE: (SAVING, OVER),
+    # Every actor that can writes its checkpoint and closes. Until all have answered, or the time is up.
+    SAVING: (SAVED, OVER),
+    # The driver may end by itself. Until it has ended, or the time is up.
+    SAVED: (OVER,),
+    # The job is being ended.
+    OVER: (),
+}
+CALLBACKS_SHARE = 0.5
+"""Share of the time that the driver's callbacks may take; the rest is for the actors' checkpoints."""
+SIGNALLED = 128
+"""Exit code of a process that signal 0 had ended; that of signal n is n more."""
+SIGTERM_CODE = SIGNALLED + 15
+DEADLINE_STEP = 0.5
+"""Seconds by which a new deadline must be earlier to be announced."""
+
+
+@dataclass(slots=True, frozen=True)
+class Announce:
+    """Send every raylet, and through it every process, that `seconds` are left."""
+
+    reason: str
+    seconds: float
+
+
+@dataclass(slots=True, frozen=True)
+class StartSaving:
+    """Call `DrainCore.save` with the workers of all living actors."""
+
+
+@dataclass(slots=True, frozen=True)
+class AllSaved:
+    """No checkpoint is still being written; drivers may end.
+
+    Attributes:
+        saved: paths of the checkpoints.
+        failed: what is missing and why, one line for each.
+    """
+
+    saved: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class EndJob:
+    """The drain is over: end the job.
+
+    Attributes:
+        code: the job's exit code.
+        again: whether work is left, so that the batch system may run the job again.
+        late: whether the driver had to be ended.
+    """
+
+    code: int
+    again: bool
+    late: bool
+
+
+Outcome = Union[Send, Announce, StartSaving, AllSaved, EndJob]
+
+
+@dataclass(slots=True)
+class DrainCore:
+    """The drain of one job: events in, outcomes out. Times are monotonic seconds.
+
+    Args:
+        exit_code: of a job that has work left to do.
+        signals: those that announce the end of the job. A driver that one of them has ended had not come to
+            `hpcray.init()` yet, and so has work left to do.
+    """
+
+    exit_code: int
+    signals: tuple[int, ...] = ()
+    state: str = RUNNING
+    reason: str = ""
+    deadline: float = 0.0
+    interested: bool = False
+    _brisk: bool = False
+    _callbacks_until: float = 0.0
+    _waiting: dict[bytes, str] = field(default_factory=dict)
+    _early: set[bytes] = field(default_factory=set)
+    _saved: list[str] = field(default_factory=list)
+    _failed: list[str] = field(default_factory=list)
+    _ended: int | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the job drains, or has drained."""
+        return self.state != RUNNING
+
+    def begin(self, now: float, reason: str, seconds: float, brisk: bool = False) -> list[Outcome]:
+        """Drain, within `seconds`. Once begun, only an earlier deadline changes anything.
+
+        Args:
+            brisk: whether a job that does not take part ends at once, as it would without hpcray.
+        """
+        if self.state == OVER:
+            return []
+        deadline = now + seconds
+        first = self.state == RUNNING
+        if first:
+            self._set_state(NOTICE)
+            self.reason = reason
+        self._brisk = self._brisk or brisk
+        if not first and deadline > self.deadline - DEADLINE_STEP:
+            return self._check_ended()
+        self.deadline = deadline
+        self._callbacks_until = now + CALLBACKS_SHARE * seconds
+        return [Announce(self.reason, seconds), *self._check_ended()]
+
+    def driver_ready(self, now: float, interested: bool = False) -> list[Outcome]:
+        """The driver's callbacks have run, or there is no driver to wait for. interested: it takes part."""
+        self.interested = self.interested or interested
+        if self.state != NOTICE:
+            return []
+        self._set_state(SAVING)
+        return [StartSaving()]
+
+    def save(self, now: float, actors: dict[bytes, str]) -> list[Outcome]:
+        """Answer to `StartSaving`: the worker of each living actor, and its title for users."""
+        self._waiting = {worker: title for worker, title in actors.items() if worker not in self._early}
+        out: list[Outcome] = [Send(worker, m.SaveActor()) for worker in self._waiting]
+        return out + self._check_saved()
+
+    def saved(self, now: float, worker: bytes, path: str, error: str) -> list[Outcome]:
+        """An actor has written its checkpoint, has none to write, or failed; an actor that exits reports unasked."""
+        title = self._waiting.pop(worker, None)
+        if title is None and self.state != NOTICE:
+            return []
+        self._early.add(worker)
+        if error:
+            self._failed.append(error)
+        elif path:
+            self._saved.append(path)
+        return self._check_saved()
+
+    def driver_ended(self, now: float, code: int) -> list[Outcome]:
+        """The driver is gone; the job ends when what is being saved is saved."""
+        self._ended = self.exit_code if self._unprepared(code) and code != SIGTERM_CODE else code
+        if self.state == NOTICE:
+            return self.driver_ready(now)
+        return self._check_ended()
+
+    def tick(self, now: float, alive: Iterable[bytes]) -> list[Outcome]:
+        """Check deadlines, and for actors that died before they answered. `alive`: the workers of all living actors."""
+        out: list[Outcome] = []
+        if self.state == NOTICE and now >= self._callbacks_until:
+            out += self.driver_ready(now)
+        if self.state == SAVING and self._waiting:
+            living = set(alive)
+            for worker in [worker for worker in self._waiting if worker not in living]:
+                self._failed.append(f"{self._waiting.pop(worker)}: it died before its checkpoint was written")
+            out += self._check_saved()
+        if self.begun and self.state != OVER and now >= self.deadline:
+            out += self._time_is_up()
+        return out
+
+    def _set_state(self, state: str) -> None:
+        assert state in TRANSITIONS[self.state], f"drain: {self.state} -> {state}"
+        self.state = state
+
+    def check_invariants(self) -> None:
+        """Check what each state implies."""
+        assert self.state in TRANSITIONS
+        assert not self._waiting or self.state == SAVING, f"{self.state} waits for {list(self._waiting.values())}"
+        assert not self._waiting.keys() & self._early, "an actor that has answered is waited for"
+        if self.state == RUNNING:
+            assert not self.reason and not self.deadline and not self._saved and not self._failed
+
+    def _check_saved(self) -> list[Outcome]:
+        if self.state != SAVING or self._waiting:
+            return []
+        self._set_state(SAVED)
+        out: list[Outcome] = [AllSaved(tuple(self._saved), tuple(self._failed))]
+        return out + self._check_ended()
+
+    def _check_ended(self) -> list[Outcome]:
+        if self.state != SAVED:
+            return []
+        if self._ended is None:
+            if not self._brisk or self.interested or self._saved or self._failed:
+                return []
+            self._set_state(OVER)
+            return [EndJob(SIGTERM_CODE, True, False)]
+        self._set_state(OVER)
+        return [EndJob(self._ended, self._is_left(self._ended), False)]
+
+    def _unprepared(self, code: int) -> bool:
+        return code - SIGNALLED in self.signals
+
+    def _is_left(self, code: int) -> bool:
+        """Whether a driver that ended with this code has work left to do."""
+        return code == self.exit_code or self._unprepared(code)
+
+    def _time_is_up(self) -> list[Outcome]:
+        for title in self._waiting.values():
+            self._failed.append(f"{title}: it was busy until the time was up")
+        self._waiting.clear()
+        out: list[Outcome] = []
+        if self.state in (NOTICE, SAVING):
+            out.append(AllSaved(tuple(self._saved), tuple(self._failed)))
+        self._set_state(OVER)
+        late = self._ended is None
+        code = self.exit_code if self._ended is None else self._ended
+        out.append(EndJob(code, self._is_left(code), late))
+        return out

@@ -1,0 +1,276 @@
+"""The choice of a node for every bundle of a placement group, from what every node has left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from hpcray.common.labels import from_strategy, tier
+from hpcray.common.resources import Resources, add, fits, subtract
+from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.protocol.messages import GroupSpec, Shape
+
+PACK, SPREAD, STRICT_PACK, STRICT_SPREAD = "PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"
+Bundles = Mapping[int, Resources]
+Plan = dict[int, int]
+"""Bundle index to node."""
+
+
+def plan_bundles(
+    bundles: Bundles, strategy: str, free: Mapping[int, Resources], used: Mapping[int, int]
+) -> Plan | None:
+    """A node for every bundle, or None where there is no plan. PACK and SPREAD are preferences, the others are not.
+
+    Args:
+        bundles: those that need a place, by index.
+        strategy: of the group.
+        free: what the candidate nodes have left.
+        used: how many bundles of the group are on which node already.
+    """
+    planner = _PLANNERS[strategy]
+    return planner(bundles, free, used)
+
+
+def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
+    """All on one node: that which has the least left besides, so that others stay whole."""
+    need: Resources = {}
+    for amounts in bundles.values():
+        add(need, amounts)
+    fitting = [node for node in (used or free) if node in free and fits(need, free[node])]
+    if not fitting:
+        return None
+    node = min(fitting, key=lambda node: (sum(free[node].get(name, 0) for name in need), node))
+    return dict.fromkeys(bundles, node)
+
+
+def _pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
+    """On few nodes: again and again the node that takes most of what is left, first of those the group is on."""
+    left, planned = _large_first(bundles), Plan()
+    open_nodes = dict(free)
+    while left:
+        best: list[int] = []
+        best_node = -1
+        for node in sorted(open_nodes, key=lambda node: (-used.get(node, 0), node)):
+            taken = _filled(left, bundles, open_nodes[node])
+            if len(taken) > len(best):
+                best, best_node = taken, node
+            if len(best) == len(left):
+                break
+        if not best:
+            return None
+        planned |= dict.fromkeys(best, best_node)
+        left = [index for index in left if index not in planned]
+        del open_nodes[best_node]
+    return planned
+
+
+def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
+    """On many nodes: each where the fewest of the group are."""
+    apart = _strict_spread(bundles, free, used)
+    if apart is not None:
+        return apart
+    room = {node: dict(amounts) for node, amounts in free.items()}
+    count = dict(used)
+    planned = Plan()
+    for index in _large_first(bundles):
+        fitting = [node for node in room if fits(bundles[index], room[node])]
+        if not fitting:
+            return None
+        node = min(fitting, key=lambda node: (count.get(node, 0), -_least(room[node], bundles[index]), node))
+        subtract(room[node], bundles[index])
+        count[node] = count.get(node, 0) + 1
+        planned[index] = node
+    return planned
+
+
+def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
+    """On a node each: a matching, so that where one exists it is found."""
+    nodes = [node for node in free if node not in used]
+    if len(bundles) > len(nodes):
+        return None
+    holds: dict[int, int] = {}
+    for index in _large_first(bundles):
+        fitting = [node for node in nodes if fits(bundles[index], free[node])]
+        fitting.sort(key=lambda node: (node in holds, -_least(free[node], bundles[index]), node))
+        if not _match(index, fitting, bundles, free, nodes, holds):
+            return None
+    return {index: node for node, index in holds.items()}
+
+
+def _match(
+    index: int, fitting: list[int], bundles: Bundles, free: Mapping[int, Resources], nodes: list[int], holds: Plan
+) -> bool:
+    """Find a node for one more bundle, moving others along the shortest chain (breadth first)."""
+    came_from: dict[int, tuple[int, int]] = {}
+    wave = [(index, fitting)]
+    while wave:
+        coming: list[tuple[int, list[int]]] = []
+        for mover, places in wave:
+            for node in places:
+                if node in came_from:
+                    continue
+                came_from[node] = (mover, _place_of(mover, holds))
+                if node not in holds:
+                    _shift(node, came_from, holds)
+                    return True
+                other = holds[node]
+                coming.append((other, [n for n in nodes if n not in came_from and fits(bundles[other], free[n])]))
+        wave = coming
+    return False
+
+
+def _place_of(index: int, holds: Plan) -> int:
+    return next((node for node, held in holds.items() if held == index), -1)
+
+
+def _shift(node: int, came_from: Mapping[int, tuple[int, int]], holds: Plan) -> None:
+    while node >= 0:
+        mover, before = came_from[node]
+        holds[node] = mover
+        node = before
+
+
+def _filled(left: list[int], bundles: Bundles, free: Resources) -> list[int]:
+    """Those of `left` that fit on one node together, in this order."""
+    room = dict(free)
+    taken = []
+    for index in left:
+        if fits(bundles[index], room):
+            subtract(room, bundles[index])
+            taken.append(index)
+    return taken
+
+
+def _least(free: Resources, request: Resources) -> float:
+    """How often the request fits, as a fraction: room is best where this is largest."""
+    return min((free.get(name, 0) / units for name, units in request.items() if units), default=0.0)
+
+
+def _large_first(bundles: Bundles) -> list[int]:
+    """Indices: GPUs first, then by size."""
+    return sorted(bundles, key=lambda i: (-bundles[i].get("GPU", 0), -sum(_sizes(bundles[i])), i))
+
+
+def _sizes(amounts: Resources) -> list[int]:
+    """Without bytes, which would outweigh all else."""
+    return [units for name, units in amounts.items() if name not in ("memory", "object_store_memory")]
+
+
+_PLANNERS: dict[str, Callable[[Bundles, Mapping[int, Resources], Mapping[int, int]], Plan | None]] = {
+    PACK: _pack,
+    SPREAD: _spread,
+    STRICT_PACK: _strict_pack,
+    STRICT_SPREAD: _strict_spread,
+}
+
+
+SMALL_CLUSTER = 16
+"""Nodes up to which all are looked at."""
+BUNDLE_KINDS = 8
+"""Different bundles of a group for which good nodes are sought in a large cluster."""
+_MARK = "label of bundle "
+_PLENTY = 1 << 60
+
+
+class _PlaceableGroup(Protocol):
+    """The part of a `GcsPlacementGroup` that a plan needs."""
+
+    spec: GroupSpec
+    avoid: set[int]
+
+    def without_node(self) -> dict[int, Resources]:
+        """The bundles that have no node, by index."""
+
+    def bundles_per_node(self) -> dict[int, int]:
+        """How many bundles are on which node."""
+
+
+class PlacementGroupScheduler:
+    """Plans groups with what the GCS knows of every node: with a few good nodes first, with all if these do not do."""
+
+    def __init__(self, resources: ClusterResources) -> None:
+        self._resources = resources
+        self._failures: set[tuple[object, ...]] = set()
+
+    def forget_failures(self) -> None:
+        """There may be more room now than when no plan was found last."""
+        self._failures.clear()
+
+    def find_plan(self, group: _PlaceableGroup) -> Plan | None:
+        """A plan with what is free now."""
+        bundles, used = group.without_node(), group.bundles_per_node()
+        if self._failures and _kind(group, bundles, used) in self._failures:
+            return None
+        nodes = self._resources.nodes
+        if len(nodes) > SMALL_CLUSTER:
+            good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
+            found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
+            if found is not None:
+                return found
+        avoid = group.avoid
+        free = {n: state.available for n, state in nodes.items() if n not in avoid}
+        found = self._plan(group.spec, bundles, free, used)
+        if found is None and not group.avoid:
+            self._failures.add(_kind(group, bundles, used))
+        return found
+
+    def find_reachable_plan(self, group: _PlaceableGroup) -> Plan | None:
+        """A plan with what would be free if all but actors and other groups ended."""
+        free = {n: state.reachable() for n, state in self._resources.nodes.items() if n not in group.avoid}
+        return self._plan(group.spec, group.without_node(), free, group.bundles_per_node())
+
+    def is_feasible(self, group: _PlaceableGroup) -> bool:
+        """Whether the cluster could hold the group if nothing else were there."""
+        empty = {node: state.info.total for node, state in self._resources.nodes.items()}
+        return self._plan(group.spec, dict(enumerate(group.spec.bundles)), empty, {}) is not None
+
+    def _plan(
+        self, spec: GroupSpec, bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]
+    ) -> Plan | None:
+        if any(spec.selectors):
+            bundles, free = self._with_labels(spec.selectors, bundles, free)
+        return plan_bundles(bundles, spec.strategy, free, used)
+
+    def _with_labels(
+        self, selectors: Sequence[str], bundles: Bundles, free: Mapping[int, Resources]
+    ) -> tuple[Bundles, Mapping[int, Resources]]:
+        """A condition on labels is a resource of which the nodes that meet it have plenty."""
+        requests = {index: {**amounts, _MARK + selectors[index]: 1} for index, amounts in bundles.items()}
+        texts = {selectors[index] for index in bundles}
+        conditions = {text: from_strategy(text)[1] for text in texts if text}
+        there: dict[int, Resources] = {}
+        for node, amounts in free.items():
+            labels = self._resources.nodes[node].labels
+            met = {text for text in texts if not text or tier(conditions[text], labels) is not None}
+            there[node] = {**amounts, **dict.fromkeys((_MARK + text for text in met), _PLENTY)}
+        return requests, there
+
+    def _good(self, spec: GroupSpec, bundles: Bundles, used: Mapping[int, int]) -> Iterable[int]:
+        """A few nodes that have room, with those that the group is on."""
+        packs = spec.strategy in (PACK, STRICT_PACK)
+        kinds: dict[Shape, None] = {}
+        if packs:
+            need: Resources = {}
+            for amounts in bundles.values():
+                add(need, amounts)
+            kinds[_shape(need, "")] = None
+        for index, amounts in bundles.items():
+            selector = spec.selectors[index] if spec.selectors else ""
+            kinds[_shape(amounts, selector or ("" if packs else "SPREAD"))] = None
+            if len(kinds) > BUNDLE_KINDS:
+                break
+        found = {node: None for node in used if node in self._resources.nodes}
+        for shape in kinds:
+            found.update(dict.fromkeys(self._resources.roomy(shape, len(bundles) + 2)))
+        return found
+
+
+def _shape(amounts: Resources, strategy: str) -> Shape:
+    return Shape(tuple(sorted(amounts.items())), strategy)
+
+
+def _kind(group: _PlaceableGroup, bundles: Bundles, used: Mapping[int, int]) -> tuple[object, ...]:
+    """Groups of one kind get the same plan, or none."""
+    requests = tuple(tuple(sorted(amounts.items())) for amounts in bundles.values())
+    selectors = tuple(group.spec.selectors[index] for index in bundles) if group.spec.selectors else ()
+    return group.spec.strategy, requests, selectors, tuple(sorted(used.items()))

@@ -1,0 +1,305 @@
+"""The queue of one node: which lease requests wait, which is served next, and what is reserved for one that starves.
+
+Fairness is round-robin over (holder, scheduling class): every request has a turn number, and a grant moves it to the
+end. Requests are indexed by what they need, so to find that none can be served takes one check per different need,
+however many thousand requests wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hpcray.common.resources import Resources
+from hpcray.core.raylet.lease_requests import FIRST_RESERVATION, LeaseRequest, QueueKey, WorkerEnv
+from hpcray.core.raylet.local_resources import GPU, LocalResources, ResourceAllocation
+from hpcray.protocol.messages import ResourceContention
+
+RESERVE_AFTER = 1.0
+"""Seconds that a request waits, while others with a later turn are served, before resources are reserved for it."""
+LONGEST_RESERVATION = 64.0
+"""Seconds. The duration doubles with each reservation for a request. Between two reservations the other requests are
+served for as long: the one that waits may itself depend on them, so a reservation without end could hang the job."""
+RETURN_GRACE = 5.0
+"""Seconds within which a request that was sent back to the GCS and returns keeps its age and its turn."""
+
+Shortage = tuple["set[str]", "tuple[bytes, int] | None"]
+"""Names of resources that are short; holder and scheduling class if only one request waits for them."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Waiting requests with the same resources and environment, in the order of their turns."""
+
+    key: QueueKey
+    resources: Resources
+    env: WorkerEnv
+    requests: OrderedDict[int, LeaseRequest] = field(default_factory=OrderedDict)
+
+    def first(self) -> LeaseRequest:
+        return next(iter(self.requests.values()))
+
+
+class LeaseQueue:
+    """Requests that this node should serve and has not, and the reservation for one that has waited for too long.
+
+    Args:
+        resources: of the node; the queue only reads them.
+
+    Attributes:
+        waiting: number of requests in the queue.
+        reserved: the request for which resources are reserved now.
+    """
+
+    def __init__(self, resources: LocalResources) -> None:
+        self._resources = resources
+        self._buckets: dict[QueueKey, _Bucket] = {}
+        self._last_turn = 0
+        self._latest_served_turn = 0
+        self.waiting = 0
+        self.reserved: LeaseRequest | None = None
+        self._reserved_until = 0.0
+        self._no_reservation_until = 0.0
+        self._closed = False
+        self._recheck_all = False
+        self._recheck_keys: set[QueueKey] = set()
+
+    def __iter__(self) -> Iterator[LeaseRequest]:
+        for bucket in self._buckets.values():
+            yield from bucket.requests.values()
+
+    def update(self, now: float, request: LeaseRequest) -> bool:
+        """Add or remove `request` after its counts changed; True if it began to wait."""
+        bucket = self._buckets.get(request.queue_key)
+        queued = bucket is not None and id(request) in bucket.requests
+        if request.servable() > 0:
+            if queued:
+                return False
+            if bucket is None:
+                bucket = _Bucket(request.queue_key, request.resources, request.shape.env)
+                self._buckets[request.queue_key] = bucket
+            if now - request.returned_at > RETURN_GRACE:
+                request.waiting_since = now
+                request.turn = 0
+            self._insert(bucket, request)
+            self.waiting += 1
+            self._recheck_keys.add(request.queue_key)
+            return True
+        if queued and bucket is not None:
+            self._remove(bucket, request)
+        return False
+
+    def only_request(self) -> LeaseRequest | None:
+        """The request that waits, when it is exactly one."""
+        return next(iter(self)) if self.waiting == 1 else None
+
+    def short_resources(self) -> set[str]:
+        """Names of the resources that waiting requests are short of."""
+        found: set[str] = set()
+        for bucket in self._buckets.values():
+            free = self._free_for(bucket.first())
+            found.update(name for name, units in bucket.resources.items() if free.get(name, 0) < units)
+        return found
+
+    def fits(self, resources: Resources, request: LeaseRequest | None = None) -> bool:
+        """True if `resources` are free and not reserved for another request.
+
+        Args:
+            request: what needs them; None for bundles that do not wait.
+        """
+        pool, reserved = self._resources.pool, self.reserved
+        available = pool.available
+        if request is not None and request.bundle is not None:
+            available = self._resources.bundles.available
+            if not self._resources.bundles.fits(request):
+                return False
+        if reserved is None or reserved is request:
+            if not all(available.get(name, 0) >= units for name, units in resources.items()):
+                return False
+            return pool.gpus is None or GPU not in resources or pool.gpus.fits(resources[GPU])
+        kept = reserved.resources
+        if not all(available.get(name, 0) >= units + kept.get(name, 0) for name, units in resources.items()):
+            return False
+        return pool.gpus is None or GPU not in resources or pool.gpus.fits(resources[GPU], kept.get(GPU, 0))
+
+    def recheck_all(self) -> None:
+        """Resources or workers may have become free: the next `serve` considers every request."""
+        self._recheck_all = True
+
+    def close(self) -> None:
+        """Serve no request any more."""
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        """True if no request is served any more."""
+        return self._closed
+
+    def serve(self, now: float, has_worker: Callable[[WorkerEnv], bool]) -> Iterator[LeaseRequest]:
+        """Yield requests in the order of their turns while one fits; the caller grants one lease of each.
+
+        Only requests are considered that began to wait since the last call, or all after `recheck_all`.
+
+        Args:
+            has_worker: whether a worker with this environment can be had.
+        """
+        if self._closed or not (self._recheck_all or self._recheck_keys):
+            return
+        if self.waiting:
+            keys = set(self._buckets) if self._recheck_all else self._recheck_keys & self._buckets.keys()
+            yield from self._serve_buckets(now, [self._buckets[key] for key in sorted(keys)], has_worker)
+        self._recheck_all = False
+        self._recheck_keys = set()
+
+    def note_served_unqueued(self) -> None:
+        """A request was served without having waited, ahead of every queued one."""
+        self._latest_served_turn = self._last_turn + 1
+
+    def _serve_buckets(
+        self, now: float, buckets: list[_Bucket], has_worker: Callable[[WorkerEnv], bool]
+    ) -> Iterator[LeaseRequest]:
+        while True:
+            buckets = [bucket for bucket in buckets if bucket.requests and self._is_servable(bucket, has_worker)]
+            if not buckets:
+                return
+            bucket = min(buckets, key=lambda bucket: self._next(bucket).turn)
+            request = self._next(bucket)
+            self._latest_served_turn = max(self._latest_served_turn, request.turn)
+            yield request
+            request.waiting_since = now
+            request.reservation = FIRST_RESERVATION
+            if self.reserved is request:
+                self.reserved = None
+            if id(request) in bucket.requests:
+                if request.servable() > 0:
+                    del bucket.requests[id(request)]
+                    self._append(bucket, request)
+                else:
+                    self._remove(bucket, request)
+
+    # ------------------------------------------------------------ the reservation
+
+    def update_reservation(self, now: float) -> None:
+        """End the reservation when its time is over; make one for the request that needs it most."""
+        reserved = self.reserved
+        if reserved is not None:
+            if now < self._reserved_until:
+                return
+            self.reserved = None
+            self._no_reservation_until = now + reserved.reservation
+            reserved.reservation = min(LONGEST_RESERVATION, 2 * reserved.reservation)
+        if now < self._no_reservation_until:
+            return
+        oldest: LeaseRequest | None = None
+        for bucket in self._buckets.values():
+            request = bucket.first()
+            if now - request.waiting_since < RESERVE_AFTER or not self._is_overtaken(request):
+                continue
+            if not self._resources.pool.is_reachable(request.resources):
+                continue  # actors hold what it needs
+            if oldest is None or _reservation_order(request) < _reservation_order(oldest):
+                oldest = request
+        if oldest is not None:
+            self.reserved = oldest
+            self._reserved_until = now + oldest.reservation
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless the queue has exactly requests with something to serve, each in its bucket."""
+        requests = list(self)
+        assert len(requests) == self.waiting, f"{self.waiting} requests are counted, {len(requests)} are queued"
+        for key, bucket in self._buckets.items():
+            assert bucket.requests and bucket.key == key, f"the bucket of {key} is empty, or of {bucket.key}"
+            for ident, request in bucket.requests.items():
+                assert ident == id(request) and request.queue_key == key, f"a request is in the bucket of {key}"
+                assert request.servable() > 0, f"a request of {request.holder.hex()} waits for nothing"
+                request.check_invariants()
+        turns = [request.turn for request in requests]
+        assert len(set(turns)) == len(turns), f"two requests have the same turn: {sorted(turns)}"
+        assert all(0 < turn <= self._last_turn for turn in turns), f"turns {turns}, the last is {self._last_turn}"
+        assert self.reserved is None or any(self.reserved is one for one in requests), (
+            "the reservation is of no request"
+        )
+
+    def _free_for(self, request: LeaseRequest) -> Resources:
+        return self._resources.pool.available if request.bundle is None else self._resources.bundles.available
+
+    def _next(self, bucket: _Bucket) -> LeaseRequest:
+        """The request of a bucket that is served next: the first, or the one that has the reservation."""
+        reserved = self.reserved
+        if reserved is not None and reserved.queue_key == bucket.key:
+            return reserved
+        return bucket.first()
+
+    def _is_servable(self, bucket: _Bucket, has_worker: Callable[[WorkerEnv], bool]) -> bool:
+        return self.fits(bucket.resources, self._next(bucket)) and has_worker(bucket.env)
+
+    def _is_overtaken(self, request: LeaseRequest) -> bool:
+        """True if a request with a later turn was served; one that merely waits for its turn needs no reservation."""
+        return request.turn < self._latest_served_turn or request.prepare is not None
+
+    def _insert(self, bucket: _Bucket, request: LeaseRequest) -> None:
+        """Insert at the end; a request that was away for a moment still has its turn."""
+        if not request.turn:
+            self._append(bucket, request)
+            return
+        first = not bucket.requests or request.turn < bucket.first().turn
+        bucket.requests[id(request)] = request
+        if first:
+            bucket.requests.move_to_end(id(request), last=False)
+
+    def _append(self, bucket: _Bucket, request: LeaseRequest) -> None:
+        self._last_turn += 1
+        request.turn = self._last_turn
+        bucket.requests[id(request)] = request
+
+    def _remove(self, bucket: _Bucket, request: LeaseRequest) -> None:
+        del bucket.requests[id(request)]
+        self.waiting -= 1
+        if not bucket.requests:
+            self._buckets.pop(request.queue_key, None)
+        if self.reserved is request:
+            self.reserved = None
+
+
+class Shortages:
+    """Resources that requests wait for, on this node and elsewhere: leases that hold any of it should not idle.
+
+    Attributes:
+        elsewhere: what the GCS last reported of the other nodes.
+    """
+
+    def __init__(self, queue: LeaseQueue) -> None:
+        self._queue = queue
+        self.elsewhere = ResourceContention()
+
+    def exist(self) -> bool:
+        """True if any request waits, here or elsewhere."""
+        return bool(self.elsewhere.lacking or self._queue.waiting)
+
+    def current(self) -> list[Shortage]:
+        """The shortages here, and elsewhere."""
+        found: list[Shortage] = []
+        if self._queue.waiting:
+            only = self._queue.only_request()
+            names = self._queue.short_resources()
+            found.append((names, (only.holder, only.scheduling_class) if only is not None else None))
+        elsewhere = self.elsewhere
+        if elsewhere.lacking:
+            waiter = (elsewhere.holder, elsewhere.scheduling_class) if elsewhere.holder else None
+            found.append((set(elsewhere.lacking), waiter))
+        return found
+
+    def affect(self, allocation: ResourceAllocation) -> bool:
+        """True if another request waits for a part of what a lease holds."""
+        return is_contended(allocation, self.current())
+
+
+def is_contended(allocation: ResourceAllocation, shortages: list[Shortage]) -> bool:
+    """True if one of the shortages is of a part of what a lease holds, and not its own holder's alone."""
+    own = (allocation.holder, allocation.scheduling_class)
+    return any(only != own and not names.isdisjoint(allocation.resources) for names, only in shortages)
+
+
+def _reservation_order(request: LeaseRequest) -> tuple[float, float]:
+    return request.reservation, request.waiting_since

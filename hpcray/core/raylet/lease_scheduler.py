@@ -1,0 +1,695 @@
+"""Leases, workers and actors of one node: events in, effects out.
+
+How a lease request reaches a worker. A process of this node sends `RequestLeases`; what fits is granted here, the rest
+goes to the GCS as `UnmetLeaseRequest`. The GCS picks other nodes and sends them `GrantLeases`: a node grants what fits
+at once and refuses the rest, unless the shape is bound to this very node (strategy "node:<this>"). Bound requests wait
+in the queue with the others, and go back to the GCS when they were not served within `ASSIGNED_TIMEOUT`. The same holds
+for `StartActor`. A lease id names the node that granted it (`ids.node_of`); `ReturnLease` goes to that node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hpcray.common.config import Config
+from hpcray.common.ids import HEAD, node_of, number_of, owner_of
+from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, bound_to
+from hpcray.common.resources import (
+    REPORT_AFTER,
+    UNIT,
+    Resources,
+    add,
+    bundle_of,
+    free_of,
+    outside,
+    plain,
+    show,
+    to_amounts,
+    waiting_text,
+)
+from hpcray.core.effects import Effect, Send
+from hpcray.core.raylet.lease_queue import RESERVE_AFTER, LeaseQueue, Shortages
+from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, bundles_env, is_bundles_env
+from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
+from hpcray.core.raylet.local_resources import COMMITTED, GPU, LEAVING, Bundle, LocalResources, ResourceAllocation
+from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
+from hpcray.protocol import messages as m
+
+ASSIGNED_TIMEOUT = 2.0
+"""Seconds after which a request bound to this node goes back to the GCS unserved: another node may serve it now."""
+
+HANDLES: tuple[type, ...] = (
+    m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
+    m.SetJob, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.ResourceContention,
+)  # fmt: skip
+"""Message types for `LocalLeaseManager.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when
+their source is the head, else for the GCS core."""
+
+
+class LocalLeaseManager:
+    """Leases, worker pool, bundles and actors of one node. Not the object store, not membership.
+
+    Args:
+        node: index of the node.
+        total: what it offers, in units; copied.
+        cluster_size: number of nodes.
+        config: its settings.
+        gpu_ids: device ids of its GPUs, as many as `total` says; by default they are numbered.
+
+    Attributes:
+        pool: the worker processes.
+        resources: what the node has, and who has what of it.
+        job: the job that runs, once its driver has registered it.
+    """
+
+    def __init__(
+        self, node: int, total: Resources, cluster_size: int, config: Config, gpu_ids: Sequence[str] = ()
+    ) -> None:
+        self.node = node
+        self.job: m.JobInfo | None = None
+        self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
+        self.resources = LocalResources(node, dict(total), gpu_ids, cluster_size)
+        self._queue = LeaseQueue(self.resources)
+        self._requests = LeaseRequestTable(node, cluster_size <= 1, self.resources.pool.is_feasible)
+        self._shortages = Shortages(self._queue)
+        self._leases = LeaseTable(self.resources, self.pool, self._shortages)
+        self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
+        self._reporter = HeadReporter(self.resources, self._queue, self._requests, self._reclaimer)
+        self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
+        self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
+        self._procs: dict[bytes, str] = {}
+        self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
+            m.RequestLeases: self._request_leases,
+            m.ReturnLease: self._return_lease,
+            m.Blocked: self._worker_blocked,
+            m.Unblocked: self._worker_unblocked,
+            m.GrantLeases: self._grant_leases,
+            m.StartActor: self._start_actor,
+            m.KillActor: self._kill_actor,
+            m.ActorLeaving: self._actor_leaving,
+            m.SetJob: self._set_job,
+            m.PrepareBundles: self._bundles.prepare_bundles,
+            m.CommitBundles: self._bundles.commit_bundles,
+            m.ReturnBundles: self._bundles.return_bundles,
+            m.ResourceContention: self._resource_contention,
+            m.ProcDied: lambda now, src, msg: self._holder_died(now, msg.proc),
+            m.Undeliverable: lambda now, src, msg: self._holder_died(now, msg.proc),
+        }
+
+    def start(self, now: float, run: int = 0) -> list[Effect]:
+        """The node is up: fork the first workers and report to the GCS what is free. run: number of the job's run."""
+        self.pool.begin_run(run)
+        return self._finish(now, self.pool.prestart_workers())
+
+    def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
+        """Process any message in `HANDLES`.
+
+        Raises:
+            KeyError: the message type is not for this core.
+        """
+        return self._finish(now, self._handlers[type(msg)](now, src, msg))
+
+    def process_joined(self, now: float, proc: bytes, kind: str, pid: int) -> list[Effect]:
+        """A process of this node was welcomed. kind: "driver", "attached" or "worker"."""
+        self._procs[proc] = kind
+        out: list[Effect] = []
+        if kind == "worker":
+            allocation = self.pool.worker_joined(now, proc, pid)
+            if allocation is not None:
+                self._leases.grant(allocation, out)
+                self._reclaimer.mark_due()
+        self._queue.recheck_all()
+        return self._finish(now, out)
+
+    def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
+        """A process of this node is dead; `reason` says how it died ("killed by signal 9", "exit code 1")."""
+        self._procs.pop(proc, None)
+        out: list[Effect] = []
+        worker = self.pool.remove_worker(proc)
+        if worker is not None:
+            self._queue.recheck_all()
+            if worker.state == STARTING:
+                self._worker_start_failed(now, worker, reason)
+            else:
+                self._leases.worker_died(worker, reason, out)
+        out += self._holder_died(now, proc)
+        return self._finish(now, out)
+
+    def fork_failed(self, now: float, number: int, reason: str) -> list[Effect]:
+        """The worker with this process number could not be forked."""
+        return self.process_died(now, self.pool.proc_of(number), reason)
+
+    def remote_process_died(self, now: float, proc: bytes) -> list[Effect]:
+        """A process of another node is dead: its leases here end, with the workers that run its tasks."""
+        return self._finish(now, self._holder_died(now, proc))
+
+    def node_died(self, now: float, node: int) -> list[Effect]:
+        """All processes of that node are dead."""
+        out: list[Effect] = []
+        for holder in {*self._requests.holders(), *self._leases.by_holder}:
+            if node_of(holder) == node:
+                out += self._holder_died(now, holder)
+        return self._finish(now, out)
+
+    def head_moved(self, now: float) -> list[Effect]:
+        """Another node is the head now: report what has begun here. What was only assigned, the new head sends anew."""
+        actors = [(actor, one.worker, one.restarts) for actor, one in self._leases.actors.items()]
+        for request in [request for request in self._queue if request.assigned]:
+            if request.prepare is not None:
+                self._bundles.forget_waiting(now, request.prepare.group)
+                continue
+            if request.actor_spec is not None:
+                self._requests.actors.pop(request.actor_spec.actor, None)
+            request.assigned = 0
+            self._reporter.request_changed(now, request)
+        for request in self._requests.reset_reported():
+            self._reporter.request_changed(now, request)
+        self._reporter.force_view()
+        self._shortages.elsewhere = m.ResourceContention()
+        return self._finish(now, [Send(HEAD, m.NodeInventory(self.node, actors, self._bundles.held_bundles()))])
+
+    def drain(self, now: float) -> list[Effect]:
+        """The job is about to end: grant no lease and start no actor any more. What runs goes on."""
+        self._queue.close()
+        for request in [request for request in self._queue if request.assigned]:
+            self._reporter.return_assigned(now, request)
+        return self._finish(now, [])
+
+    def tick(self, now: float) -> list[Effect]:
+        """Housekeeping, every `config.tick` seconds."""
+        out = self.pool.reap(now)
+        self._queue.recheck_all()
+        self._queue.update_reservation(now)
+        for request in [one for one in self._queue if one.assigned and one is not self._queue.reserved]:
+            if now >= request.return_at and not self._fits(request):
+                self._reporter.return_assigned(now, request)
+        self._requests.forget_finished(now)
+        if self._queue.waiting:
+            self._status.report_waiting(now, out)
+            self._reclaimer.remind(now)
+        return self._finish(now, out)
+
+    def available(self) -> Resources:
+        """Free units outside of bundles; CPU may be negative while resumed workers over-commit the node."""
+        return dict(self.resources.pool.available)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Leases, unserved requests, actors and workers, for `hpcray status` and messages."""
+        return self._status.snapshot()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError, with the facts, if the parts contradict themselves or each other."""
+        self.pool.check_invariants()
+        self._queue.check_invariants()
+        self._leases.check_invariants()
+        self.resources.check_invariants(self._leases.all_allocations())
+        queued = {id(request) for request in self._queue}
+        for request in [*self._requests, *self._requests.bundles.values()]:
+            request.check_invariants()
+            assert (request.servable() > 0) == (id(request) in queued), (
+                f"{request.servable()} leases of a request of {request.holder.hex()} are servable, "
+                f"and it is{'' if id(request) in queued else ' not'} queued"
+            )
+
+    # ------------------------------------------------------------ lease requests and leases
+
+    def _request_leases(self, now: float, src: bytes, msg: m.RequestLeases) -> list[Effect]:
+        request = self._requests.of_local_process(src, msg.scheduling_class, msg.shape)
+        request.total = msg.total
+        excess = request.starting - max(0, request.total - request.granted)
+        if excess > 0:
+            self._leases.cancel_newest(request, excess)
+            self._queue.recheck_all()
+        self._reporter.request_changed(now, request)
+        return []
+
+    def _return_lease(self, now: float, src: bytes, msg: m.ReturnLease) -> list[Effect]:
+        out: list[Effect] = []
+        lease = self._leases.leases.get(msg.lease)
+        if lease is not None and lease.holder == src:
+            self._leases.return_lease(now, lease, msg.bad, out)
+            self._queue.recheck_all()
+        return out
+
+    def _worker_blocked(self, now: float, src: bytes, msg: m.Blocked) -> list[Effect]:
+        if self._leases.release_cpu(src):
+            self._queue.recheck_all()
+        return []
+
+    def _worker_unblocked(self, now: float, src: bytes, msg: m.Unblocked) -> list[Effect]:
+        self._leases.reacquire_cpu(src)
+        return []
+
+    def _grant_leases(self, now: float, src: bytes, msg: m.GrantLeases) -> list[Effect]:
+        self._reporter.force_view()
+        request = self._requests.of_grant(msg)
+        out: list[Effect] = []
+        if request is None or (self._queue.closed and msg.count):
+            self._reporter.refuse_leases(msg.holder, msg.scheduling_class, msg.count)
+            return out
+        if msg.count == 0:
+            self._reporter.return_assigned(now, request)
+            return out
+        needed = msg.count
+        if request.local:
+            needed = max(0, min(msg.count, request.unserved() - request.assigned))
+        if msg.absolute:
+            request.assigned = 0
+        left = needed
+        may_queue = bound_to(msg.shape.strategy, self.node)
+        while left and self._fits(request):
+            if not self.pool.can_supply(now, request.shape.env):
+                may_queue = may_queue or not self.pool.is_full(now, request.shape.env)
+                break
+            self._leases.allocate(request, out)
+            self._queue.note_served_unqueued()
+            left -= 1
+        if may_queue and left:
+            request.assigned += left
+            request.return_at = now + ASSIGNED_TIMEOUT
+            left = 0
+        self._reporter.request_changed(now, request)
+        self._reporter.refuse_leases(request.holder, request.scheduling_class, msg.count - needed + left)
+        return out
+
+    def _resource_contention(self, now: float, src: bytes, msg: m.ResourceContention) -> list[Effect]:
+        self._shortages.elsewhere = msg
+        return []
+
+    # ------------------------------------------------------------ actors
+
+    def _start_actor(self, now: float, src: bytes, msg: m.StartActor) -> list[Effect]:
+        spec = msg.spec
+        self._reporter.force_view()
+        out: list[Effect] = []
+        if spec.actor in self._leases.actors:
+            return out
+        if self._queue.closed:
+            self._reporter.refuse_actor(spec.actor, "")
+            return out
+        request = self._requests.of_actor(spec, msg.restarts)
+        if request.assigned:
+            request.assigned = 0
+            request.returned_at = now
+            self._reporter.request_changed(now, request)
+        env = request.shape.env
+        may_queue = bound_to(spec.place.strategy, self.node)
+        reason = ""
+        if self._fits(request):
+            if self.pool.can_supply(now, env):
+                self._requests.actors.pop(spec.actor)
+                self._leases.allocate(request, out)
+                self._queue.note_served_unqueued()
+                return out
+            if self.pool.is_full(now, env):
+                reason = self._status.no_worker_text(env)
+            else:
+                may_queue = True
+        if may_queue:
+            request.assigned = 1
+            request.return_at = now + ASSIGNED_TIMEOUT
+            self._reporter.request_changed(now, request)
+        else:
+            request.returned_at = now
+            self._reporter.refuse_actor(spec.actor, reason)
+        return out
+
+    def _kill_actor(self, now: float, src: bytes, msg: m.KillActor) -> list[Effect]:
+        out: list[Effect] = []
+        request = self._requests.actors.get(msg.actor)
+        if request is not None and msg.no_restart:
+            del self._requests.actors[msg.actor]
+            request.assigned = 0
+            self._reporter.request_changed(now, request)
+        self._leases.kill_actor(msg.actor, msg.no_restart, msg.reason, out)
+        self._queue.recheck_all()
+        self._reporter.force_view()
+        return out
+
+    def _actor_leaving(self, now: float, src: bytes, msg: m.ActorLeaving) -> list[Effect]:
+        allocation = self._leases.actors.get(msg.actor)
+        if allocation is not None and allocation.worker == src:
+            allocation.exit_reason = msg.reason or "it ended on purpose"
+        return []
+
+    # ------------------------------------------------------------ the job
+
+    def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
+        if number_of(src):
+            return [Send(HEAD, msg)]
+        self.job = msg.job
+        return [Send(proc, msg) for proc in self._procs]
+
+    def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:
+        """A worker died before it joined: undo one allocation that waits for such a worker."""
+        allocation = self.pool.start_failed(now, worker.env, reason)
+        if allocation is not None:
+            self._leases.undo(allocation)
+            text = self._status.no_worker_text(allocation.lease_request.shape.env)
+            self._reporter.return_undone(now, allocation, text)
+
+    def _holder_died(self, now: float, holder: bytes) -> list[Effect]:
+        out: list[Effect] = []
+        for request in self._requests.drop_holder(holder):
+            self._reporter.request_changed(now, request)
+        self._leases.holder_died(holder, out)
+        self._queue.recheck_all()
+        return out
+
+    # ------------------------------------------------------------ the end of an event
+
+    def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
+        """Grant what fits, fork, reclaim leases and report to the GCS, each at most once per event."""
+        self._serve_queue(now, out)
+        out += self.pool.fork_for_waiting(now)
+        self._reclaimer.reclaim(now, out)
+        self._reporter.flush(now, out)
+        return out
+
+    def _serve_queue(self, now: float, out: list[Effect]) -> None:
+        def has_worker(env: WorkerEnv) -> bool:
+            return is_bundles_env(env) or self.pool.can_supply(now, env)
+
+        for request in self._queue.serve(now, has_worker):
+            if request.assigned:
+                request.assigned -= 1
+            self._reporter.request_served(request)
+            if request.prepare is not None:
+                out.append(self._bundles.serve_waiting(now, request.prepare))
+                self._reporter.force_view()
+                continue
+            if request.actor_spec is not None:
+                self._requests.actors.pop(request.actor_spec.actor, None)
+            self._leases.allocate(request, out)
+
+    def _fits(self, request: LeaseRequest) -> bool:
+        return self._queue.fits(request.resources, request)
+
+
+WARN_AFTER = 2.0
+"""Seconds that a request waits for a worker, with the node full, before its holder is warned."""
+FAILURES_TO_WARN = 3
+"""Failed starts of workers in a row after which holders are warned."""
+
+
+class HeadReporter:
+    """Collects during an event what the GCS has to know, and sends it at the end, each fact at most once.
+
+    The order matters: the GCS must know what is free here before it reads a refusal, or it would send the same again.
+    """
+
+    def __init__(
+        self, resources: LocalResources, queue: LeaseQueue, requests: LeaseRequestTable, reclaimer: LeaseReclaimer
+    ) -> None:
+        self._resources = resources
+        self._queue = queue
+        self._requests = requests
+        self._reclaimer = reclaimer
+        self._view_forced = False
+        self._changed: dict[int, LeaseRequest] = {}
+        self._refusals: list[Effect] = []
+
+    def force_view(self) -> None:
+        """The GCS changed its figures of what is free here: report all of them."""
+        self._view_forced = True
+
+    def request_changed(self, now: float, request: LeaseRequest) -> None:
+        """Counts of a request changed: bring the queue, and later the GCS, up to date."""
+        self._changed[id(request)] = request
+        if self._queue.update(now, request):
+            self._reclaimer.mark_due()
+
+    def request_served(self, request: LeaseRequest) -> None:
+        """The queue is serving one lease of the request."""
+        self._changed[id(request)] = request
+        self._reclaimer.mark_due()
+
+    def refuse_leases(self, holder: bytes, scheduling_class: int, count: int) -> None:
+        """Refuse a part of a GrantLeases; nothing if `count` is 0."""
+        if count > 0:
+            self._refusals.append(Send(HEAD, m.GrantLeasesRefused(holder, scheduling_class, count)))
+
+    def refuse_actor(self, actor: bytes, reason: str) -> None:
+        """Refuse a StartActor. reason: for its owner; "" if there is merely no room."""
+        self._refusals.append(Send(HEAD, m.StartActorRefused(actor, reason)))
+
+    def refuse_bundles(self, msg: m.PrepareBundles) -> None:
+        """Refuse a PrepareBundles; its request, if it waited, is over."""
+        self._requests.bundles.pop(msg.group, None)
+        self._refusals.append(Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, False)))
+
+    def return_assigned(self, now: float, request: LeaseRequest) -> None:
+        """Send back to the GCS what it assigned to this node and was not served."""
+        count, request.assigned = request.assigned, 0
+        if not count:
+            return
+        request.returned_at = now
+        self.request_changed(now, request)
+        if request.prepare is not None:
+            self.refuse_bundles(request.prepare)
+        elif request.actor_spec is None:
+            self.refuse_leases(request.holder, request.scheduling_class, count)
+        else:
+            self.refuse_actor(request.actor_spec.actor, "")
+
+    def return_undone(self, now: float, allocation: ResourceAllocation, reason: str) -> None:
+        """Queue the request of an allocation that was undone before it had a worker, or send it back to the GCS."""
+        if allocation.actor_spec is not None:
+            self.refuse_actor(allocation.actor_spec.actor, reason)
+        elif allocation.lease_request.local:
+            self.request_changed(now, allocation.lease_request)
+        else:
+            self.refuse_leases(allocation.holder, allocation.scheduling_class, 1)
+
+    def flush(self, now: float, out: list[Effect]) -> None:
+        """At the end of an event: send the view, then unmet requests, then refusals."""
+        view = self._resources.next_view(now, force=self._view_forced or bool(self._refusals))
+        if view is not None:
+            out.append(Send(HEAD, view))
+        self._view_forced = False
+        for request in self._changed.values():
+            unmet = self._requests.unmet(request)
+            if unmet is not None:
+                out.append(Send(HEAD, unmet))
+        self._changed.clear()
+        out += self._refusals
+        self._refusals = []
+
+
+class LeaseStatus:
+    """Reports to holders why their requests wait, and lists leases, requests, actors and workers."""
+
+    def __init__(
+        self,
+        resources: LocalResources,
+        pool: WorkerPool,
+        queue: LeaseQueue,
+        requests: LeaseRequestTable,
+        leases: LeaseTable,
+    ) -> None:
+        self._resources = resources
+        self._pool = pool
+        self._queue = queue
+        self._requests = requests
+        self._leases = leases
+
+    def report_waiting(self, now: float, out: list[Effect]) -> None:
+        """Send to the holders of requests that have waited for long what they wait for, each report once."""
+        for request in self._queue:
+            spec = request.actor_spec
+            if spec is not None and not request.warned_no_worker and self._lacks_worker(now, request):
+                request.warned_no_worker = True
+                text = f"actor {spec.class_name} waits: {self.no_worker_text(request.shape.env)}"
+                out.append(Send(owner_of(spec.actor), m.Infeasible(ACTOR_SCHEDULING_CLASS, text)))
+            if spec is not None or request.prepare is not None:
+                continue
+            index = request.scheduling_class
+            if not request.warned_no_worker and self._lacks_worker(now, request):
+                request.warned_no_worker = True
+                out.append(Send(request.holder, m.Infeasible(index, self.no_worker_text(request.shape.env))))
+                continue
+            reported_at = max(request.waiting_since, request.reported_waiting_at)
+            if now - reported_at >= REPORT_AFTER and self._requests.is_for_this_node_only(request):
+                # The holder prints it only while it has no lease of this class: it may wait for tasks of its own.
+                request.reported_waiting_at = now
+                out.append(Send(request.holder, m.Infeasible(index, self._waiting_text(request.resources), waits=True)))
+
+    def no_worker_text(self, env: WorkerEnv) -> str:
+        """Why no worker with this environment can be had."""
+        node = self._resources.node
+        if self._pool.failures.get(env):
+            return f"node {node} cannot start workers: {self._pool.last_failure}"
+        return f"node {node} runs {self._pool.limit} workers, its limit{self._pool.limit_reason}"
+
+    def snapshot(self) -> dict[str, Any]:
+        """Amounts, leases, unserved requests, actors and workers; amounts in the units of users."""
+        pool = self._resources.pool
+        return {
+            "node": self._resources.node,
+            "total": to_amounts(outside(pool.total)),
+            "available": to_amounts(pool.available),
+            "gpus": to_amounts(pool.gpus.free_by_id()) if pool.gpus else {},
+            "leases": [
+                {
+                    "holder": one.holder,
+                    "worker": one.worker,
+                    "resources": to_amounts(plain(one.resources)),
+                    "blocked": one.cpu_released,
+                }
+                for one in self._leases.leases.values()
+            ],
+            "pending": self._requests.snapshot(),
+            "actors": [
+                {"actor": actor, "worker": one.worker, "class": one.actor_spec.class_name if one.actor_spec else ""}
+                for actor, one in self._leases.actors.items()
+            ],
+            "pool": self._pool.snapshot(),
+        }
+
+    def _lacks_worker(self, now: float, request: LeaseRequest) -> bool:
+        env = request.shape.env
+        if self._pool.failures.get(env, 0) >= FAILURES_TO_WARN:
+            return True
+        return now - request.waiting_since >= WARN_AFTER and self._pool.is_full(now, env)
+
+    def _waiting_text(self, resources: Resources) -> str:
+        pool = self._resources.pool
+        available = pool.available
+        if bundle_of(resources.items()) is not None:
+            available = self._resources.bundles.available
+        there = f"node {self._resources.node}: {free_of(resources, available, pool.total)}"
+        if GPU in resources and pool.gpus is not None:
+            there += f", of its GPUs {show(pool.gpus.free_by_id())}"
+        return waiting_text("a task", resources, there)
+
+
+class BundleManager:
+    """Prepares, commits and returns bundles of this node, as the GCS decides.
+
+    Messages of the GCS to one node arrive in the order sent, so a message after a ReturnBundles is about a later
+    attempt.
+    """
+
+    def __init__(
+        self,
+        resources: LocalResources,
+        queue: LeaseQueue,
+        requests: LeaseRequestTable,
+        leases: LeaseTable,
+        reporter: HeadReporter,
+    ) -> None:
+        self._resources = resources
+        self._bundles = resources.bundles
+        self._queue = queue
+        self._requests = requests
+        self._leases = leases
+        self._reporter = reporter
+
+    # ------------------------------------------------------------ messages of the GCS
+
+    def prepare_bundles(self, now: float, src: bytes, msg: m.PrepareBundles) -> list[Effect]:
+        """Hold all of the bundles or none; with patience, as soon as there is room."""
+        self._queue.recheck_all()
+        self.forget_waiting(now, msg.group)
+        if not self._queue.closed:
+            if self._hold_all(now, msg):
+                return [Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, True))]
+            if msg.patience:
+                self._enqueue(now, msg)
+                return []
+        self._reporter.refuse_bundles(msg)
+        return []
+
+    def commit_bundles(self, now: float, src: bytes, msg: m.CommitBundles) -> list[Effect]:
+        """Let leases and actors use the group's bundles."""
+        self._queue.recheck_all()
+        self._commit(now, msg.group.hex())
+        return []
+
+    def return_bundles(self, now: float, src: bytes, msg: m.ReturnBundles) -> list[Effect]:
+        """End what runs in the bundles; when it has ended, their resources are the node's again."""
+        self._queue.recheck_all()
+        self._reporter.force_view()
+        self.forget_waiting(now, msg.group)
+        group = msg.group.hex()
+        out: list[Effect] = []
+        bundles = [one for one in self._bundles.of_group(group) if one.index in msg.indices and one.state != LEAVING]
+        for bundle in bundles:
+            self._bundles.end(bundle)
+            for allocation in list(bundle.allocations):
+                if allocation.worker:
+                    self._leases.kill(allocation, msg.reason, out)
+                else:
+                    self._leases.cancel(allocation)
+                    self._reporter.return_undone(now, allocation, "")
+        for request in self._requests.of_group(group):
+            if request.assigned and not self._queue.fits(request.resources, request):
+                self._reporter.return_assigned(now, request)
+            self._reporter.request_changed(now, request)
+        if not self._bundles.of_group(group):
+            self._requests.forget_group(group)
+        return out
+
+    # ------------------------------------------------------------ the queue, and a new head
+
+    def serve_waiting(self, now: float, msg: m.PrepareBundles) -> Effect:
+        """There is room for bundles that waited: hold them. Returns the answer to the GCS."""
+        request = self._requests.bundles.pop(msg.group, None)
+        return Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, self._hold_all(now, msg, request)))
+
+    def forget_waiting(self, now: float, group: bytes) -> None:
+        """Bundles of the group wait for room no more, and get no answer."""
+        request = self._requests.bundles.pop(group, None)
+        if request is not None:
+            request.assigned = 0
+            self._reporter.request_changed(now, request)
+
+    def held_bundles(self) -> list[tuple[bytes, int, bool]]:
+        """For a new head: group id, index and whether it is committed, of each bundle that is not being returned."""
+        self._bundles.reset_reported()
+        return [
+            (bytes.fromhex(one.group), one.index, one.state == COMMITTED)
+            for one in self._bundles
+            if one.state != LEAVING
+        ]
+
+    def _hold_all(self, now: float, msg: m.PrepareBundles, request: LeaseRequest | None = None) -> bool:
+        """Hold the bundles if all of them fit.
+
+        Args:
+            request: the one that waited for them; what is reserved for it is theirs.
+        """
+        held: list[Bundle] = []
+        group = msg.group.hex()
+        for index, resources in msg.bundles.items():
+            fits = self._queue.fits(resources, request)
+            if not fits or self._bundles.has(group, index):
+                break
+            held.append(self._bundles.prepare(group, index, resources))
+        ok = len(held) == len(msg.bundles)
+        for bundle in () if ok else held:
+            self._bundles.end(bundle)
+        if ok and msg.commit:
+            self._commit(now, group)
+        return ok
+
+    def _enqueue(self, now: float, msg: m.PrepareBundles) -> None:
+        """Wait for room in the queue; resources may be reserved for the bundles at once."""
+        need: Resources = {}
+        for resources in msg.bundles.values():
+            add(need, resources)
+        if need.get(GPU, 0) > UNIT:
+            need[GPU] = -(-need[GPU] // UNIT) * UNIT  # parts of several GPUs: as many whole ones
+        shape = m.Shape(tuple(sorted(need.items())), "", bundles_env(msg.group.hex()))
+        request = LeaseRequest(HEAD, -1, shape, local=False, decided_here=False, assigned=1, prepare=msg)
+        request.return_at = now + msg.patience
+        request.waiting_since, request.returned_at = now - RESERVE_AFTER, now
+        self._requests.bundles[msg.group] = request
+        self._reporter.request_changed(now, request)
+
+    def _commit(self, now: float, group: str) -> None:
+        for bundle in self._bundles.of_group(group):
+            self._bundles.commit(bundle)
+        for request in self._requests.of_group(group):
+            self._reporter.request_changed(now, request)

@@ -1,0 +1,478 @@
+"""The worker processes of one node: which are idle, which are being forked, and which allocations wait for a worker."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hpcray.common.config import Config
+from hpcray.common.ids import make_proc
+from hpcray.common.resources import UNIT
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
+from hpcray.core.raylet.lease_requests import WorkerEnv
+from hpcray.core.raylet.local_resources import GPU, ResourceAllocation, assigned_gpus, needs_setup, strip_gpus
+from hpcray.protocol.messages import LOW_MEMORY, Exit
+
+DEFAULT_MAX_WORKERS = 4096
+FORK_RETRY_DELAY = 1.0
+"""Seconds after a failed fork in which none is tried."""
+FORKS_PER_CPU = 2
+MIN_CONCURRENT_FORKS = 8
+"""At most this many forks (or `FORKS_PER_CPU` times the CPUs) are under way at once: a burst must not swamp the
+node."""
+
+NEVER = float("inf")
+
+STARTING, IDLE, BUSY, LEAVING = "starting", "idle", "busy", "leaving"
+WORKER_TRANSITIONS: dict[str, set[str]] = {
+    STARTING: {IDLE, BUSY},
+    IDLE: {BUSY, LEAVING},
+    BUSY: {IDLE, BUSY, LEAVING},
+    LEAVING: {LEAVING},
+}
+"""States of a worker. It is STARTING until it joins, IDLE in the pool, BUSY while it has an allocation (after one, it
+may go on to the next), LEAVING from the order to exit, or to kill it, to its death. In each state it may die."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerProcess:
+    """One worker process.
+
+    Attributes:
+        allocation: the lease or actor that it runs for.
+        since: time at which it became idle, or was first seen starting.
+    """
+
+    proc: bytes
+    number: int
+    env: WorkerEnv
+    state: str = STARTING
+    pid: int = 0
+    allocation: ResourceAllocation | None = None
+    since: float = 0.0
+
+
+class WorkerPool:
+    """Matches idle workers with allocations that need one, and decides which to fork and which to end.
+
+    A worker serves one environment, and so one set of GPUs, for life. While it idles, it still occupies memory of its
+    GPUs: it leaves when another allocation gets them, or when its idle time is over.
+
+    Args:
+        node: index of the node. cpus: its number of CPUs.
+
+    Attributes:
+        workers: those that are not dead, by proc id.
+        limit: how many there may be. limit_reason: ends the text that reports the limit.
+        failures: failed starts since the last success, by requested environment. last_failure: why the last one failed.
+    """
+
+    def __init__(self, node: int, cpus: int, config: Config) -> None:
+        self._node = node
+        self._cpus = cpus
+        self._idle_timeout = config.idle_worker_timeout
+        self._start_timeout = config.worker_start_timeout
+        self._prestart = cpus if config.prestart < 0 else config.prestart
+        self.limit = config.max_workers or DEFAULT_MAX_WORKERS
+        self.limit_reason = "; hint: raise max_workers"
+        self._max_forks = max(MIN_CONCURRENT_FORKS, FORKS_PER_CPU * cpus)
+        self._last_number = 0
+        self._run = 0
+        self.workers: dict[bytes, WorkerProcess] = {}
+        self._idle: dict[WorkerEnv, list[WorkerProcess]] = {}
+        self._starting: dict[WorkerEnv, int] = {}
+        self._waiting: dict[WorkerEnv, deque[ResourceAllocation]] = {}
+        self._counts = {STARTING: 0, IDLE: 0, BUSY: 0, LEAVING: 0}
+        self._waiting_count = 0
+        self._waiting_with_setup = self._starting_with_setup = 0
+        self._no_fork_until = 0.0
+        self._evict_next: list[WorkerProcess] = []
+        self.failures: dict[WorkerEnv, int] = {}
+        self.last_failure = ""
+
+    def begin_run(self, run: int) -> None:
+        """Set the number of the job's run, before the first process id is made."""
+        self._run = run
+
+    def proc_of(self, number: int) -> bytes:
+        """Id of the process of this node that has this number."""
+        return make_proc(self._node, number, self._run)
+
+    def new_number(self) -> int:
+        """A process number that no process of this node has had."""
+        self._last_number += 1
+        return self._last_number
+
+    def set_limit(self, limit: int, reason: str) -> None:
+        """Allow fewer workers than the settings do. reason: ends the text that reports the limit."""
+        self.limit, self.limit_reason = limit, reason
+
+    # ------------------------------------------------------------ can a worker be had
+
+    def is_full(self, now: float, env: WorkerEnv) -> bool:
+        """True if no worker can be had until a process ends (limit reached, or forks fail right now)."""
+        if self._idle.get(env):
+            return False
+        in_use = self._counts[BUSY] + self._counts[LEAVING] + self._waiting_count
+        return now < self._no_fork_until or in_use >= self.limit
+
+    def can_supply(self, now: float, env: WorkerEnv) -> bool:
+        """True if an allocation made now would have a worker soon."""
+        if self._idle.get(env):
+            return True
+        ahead = self._waiting_with_setup if needs_setup(env) else self._waiting_count - self._waiting_with_setup
+        return ahead < self._max_forks and not self.is_full(now, env)
+
+    def waiting(self) -> list[ResourceAllocation]:
+        """Allocations that have no worker yet, oldest first within an environment."""
+        return [allocation for line in self._waiting.values() for allocation in line]
+
+    # ------------------------------------------------------------ allocations
+
+    def assign_worker(self, allocation: ResourceAllocation) -> WorkerProcess | None:
+        """Give the allocation an idle worker, the last used one (it is warm); without one, it waits for the next."""
+        stack = self._idle.get(allocation.env)
+        worker = stack.pop() if stack else None
+        if allocation.gpus:
+            self._evict_next += self._idle_on_gpus_of(allocation)
+        if worker is not None:
+            self._employ(worker, allocation)
+            return worker
+        self._waiting.setdefault(allocation.env, deque()).append(allocation)
+        self._count_waiting(allocation.env, 1)
+        return None
+
+    def cancel_waiting(self, allocation: ResourceAllocation) -> bool:
+        """Drop an allocation that waits for a worker; False when it has one already."""
+        line = self._waiting.get(allocation.env)
+        if line is None or allocation not in line:
+            return False
+        line.remove(allocation)
+        self._count_waiting(allocation.env, -1)
+        if not line:
+            del self._waiting[allocation.env]
+        return True
+
+    def release_worker(self, now: float, worker: WorkerProcess) -> ResourceAllocation | None:
+        """End the worker's allocation. Returns the waiting one that it serves from now on, or None: it is idle."""
+        line = self._waiting.get(worker.env)
+        if line:
+            allocation = line.popleft()
+            self._count_waiting(worker.env, -1)
+            if not line:
+                del self._waiting[worker.env]
+            self._employ(worker, allocation)
+            return allocation
+        self._change_state(worker, IDLE)
+        worker.allocation = None
+        worker.since = now
+        self._idle.setdefault(worker.env, []).append(worker)
+        return None
+
+    def mark_leaving(self, worker: WorkerProcess) -> None:
+        """The worker got the order to exit, or is being killed; it serves no other allocation."""
+        if worker.state == IDLE:
+            self._idle[worker.env].remove(worker)
+        self._change_state(worker, LEAVING)
+
+    # ------------------------------------------------------------ processes
+
+    def worker_joined(self, now: float, proc: bytes, pid: int) -> ResourceAllocation | None:
+        """A forked worker connected. Returns the allocation that it serves from now on; None when it is idle, has
+        joined before, or was not forked here."""
+        worker = self.workers.get(proc)
+        if worker is None or worker.state != STARTING:
+            return None
+        worker.pid = pid
+        self._count_starting(worker.env, -1)
+        self.failures.pop(strip_gpus(worker.env), None)
+        return self.release_worker(now, worker)
+
+    def remove_worker(self, proc: bytes) -> WorkerProcess | None:
+        """Forget a dead worker; returns it as it was."""
+        worker = self.workers.pop(proc, None)
+        if worker is None:
+            return None
+        self._counts[worker.state] -= 1
+        if worker.state == STARTING:
+            self._count_starting(worker.env, -1)
+        elif worker.state == IDLE:
+            self._idle[worker.env].remove(worker)
+        return worker
+
+    def start_failed(self, now: float, env: WorkerEnv, reason: str) -> ResourceAllocation | None:
+        """A fork failed, or the worker died before it joined. Returns the allocation that stops waiting, if any."""
+        self._no_fork_until = now + FORK_RETRY_DELAY
+        requested = strip_gpus(env)
+        self.failures[requested] = self.failures.get(requested, 0) + 1
+        self.last_failure = reason
+        line = self._waiting.get(env)
+        if not line:
+            return None
+        allocation = line.pop()
+        self._count_waiting(env, -1)
+        if not line:
+            del self._waiting[env]
+        return allocation
+
+    def prestart_workers(self) -> list[Effect]:
+        """Fork the workers that should be ready before the first request."""
+        return [self._fork(()) for _ in range(min(self._prestart, self.limit))]
+
+    def fork_for_waiting(self, now: float) -> list[Effect]:
+        """Fork for the allocations that wait; where the node is full, evict idle workers of other environments."""
+        out: list[Effect] = []
+        if self._evict_next:
+            idle = [worker for worker in self._evict_next if worker.state == IDLE and worker.proc in self.workers]
+            out += [self._evict(worker) for worker in idle]
+            self._evict_next = []
+        if not self._waiting_count or now < self._no_fork_until:
+            return out
+        leaving = self._counts[LEAVING]
+        for env, line in self._waiting.items():
+            need = len(line) - self._starting.get(env, 0)
+            while need > 0 and self._starting_beside(env) < self._max_forks:
+                if len(self.workers) >= self.limit:
+                    if leaving >= need or not self._counts[IDLE]:
+                        break
+                    out.append(self._evict(self._longest_idle()))
+                    leaving += 1
+                    continue
+                out.append(self._fork(env))
+                need -= 1
+        return out
+
+    def reap(self, now: float) -> list[Effect]:
+        """Let workers exit that have idled for too long: those with GPUs, and of the others as many as exceed the CPUs,
+        the longest idle first. Kill those that were forked long ago and have not joined."""
+        if self._counts[STARTING]:
+            return [*self._kill_late_starters(now), *self._evict_idle(now)]
+        return self._evict_idle(now)
+
+    def _kill_late_starters(self, now: float) -> list[Effect]:
+        out: list[Effect] = []
+        for worker in self.workers.values():
+            if worker.state != STARTING:
+                continue
+            if not worker.since:
+                worker.since = now
+            elif needs_setup(worker.env):
+                continue  # its runtime environment has a timeout of its own
+            elif now - worker.since >= self._start_timeout:
+                worker.since = NEVER  # once is enough
+                reason = (
+                    f"it was forked, and was not up within {self._start_timeout:g} s; hint: what does preload run? "
+                    "HPCRAY_WORKER_START_TIMEOUT"
+                )
+                out.append(KillWorker(worker.proc, reason))
+        return out
+
+    def _evict_idle(self, now: float) -> list[Effect]:
+        if not self._counts[IDLE]:
+            return []
+        surplus = self._counts[IDLE] + self._running_tasks() - self._cpus
+        late = [one for stack in self._idle.values() for one in stack if now - one.since >= self._idle_timeout]
+        late.sort(key=lambda worker: (not assigned_gpus(worker.env), worker.since))
+        return [self._evict(one) for place, one in enumerate(late) if place < surplus or assigned_gpus(one.env)]
+
+    # ------------------------------------------------------------ for people and tests
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts and one row per worker."""
+        return {
+            "limit": self.limit,
+            "waiting_for_worker": self._waiting_count,
+            "last_failure": self.last_failure,
+            "counts": dict(self._counts),
+            "workers": [
+                {
+                    "number": one.number,
+                    "pid": one.pid,
+                    "state": one.state,
+                    "actor": bool(one.allocation and one.allocation.actor_spec),
+                    "sets_up_since": one.since if one.state == STARTING and needs_setup(one.env) else 0.0,
+                }
+                for one in self.workers.values()
+            ],
+        }
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError unless counts, idle stacks and waiting allocations agree with the workers."""
+        states = Counter(one.state for one in self.workers.values())
+        assert self._counts == {state: states[state] for state in WORKER_TRANSITIONS}, (self._counts, states)
+        assert len(self.workers) <= self.limit, f"{len(self.workers)} workers, more than {self.limit}"
+        starting = Counter(one.env for one in self.workers.values() if one.state == STARTING)
+        assert {env: count for env, count in self._starting.items() if count} == starting, (self._starting, starting)
+        with_setup = sum(count for env, count in starting.items() if needs_setup(env))
+        assert self._starting_with_setup == with_setup, f"{self._starting_with_setup} set up, not {with_setup}"
+        for env, stack in self._idle.items():
+            for worker in stack:
+                facts = worker.state, worker.env, self.workers.get(worker.proc)
+                assert facts == (IDLE, env, worker), f"worker {worker.number} in the idle stack of {env}: {facts}"
+        assert sum(map(len, self._idle.values())) == states[IDLE], "a worker is in the idle stacks twice, or in none"
+        for worker in self.workers.values():
+            if worker.state == BUSY:
+                assert worker.allocation is not None, f"worker {worker.number} is busy for nothing"
+                assert worker.allocation.worker == worker.proc, f"worker {worker.number} has the allocation of another"
+            elif worker.state in (IDLE, STARTING):
+                assert worker.allocation is None, f"worker {worker.number} is {worker.state} and has an allocation"
+        waiting = self.waiting()
+        assert all(self._waiting.values()) and len(waiting) == self._waiting_count, "the waiting are miscounted"
+        with_setup = sum(needs_setup(one.env) for one in waiting)
+        assert self._waiting_with_setup == with_setup, f"{self._waiting_with_setup} wait for set up, not {with_setup}"
+        for allocation in waiting:
+            assert not allocation.worker, "an allocation waits that has a worker"
+            assert not self._idle.get(allocation.env), "an allocation waits while a worker of its environment idles"
+
+    def _running_tasks(self) -> int:
+        busy = (one.allocation for one in self.workers.values() if one.state == BUSY)
+        return sum(1 for one in busy if one is not None and one.actor_spec is None and not one.cpu_released)
+
+    def _idle_on_gpus_of(self, allocation: ResourceAllocation) -> list[WorkerProcess]:
+        """Idle workers that occupy memory of the allocation's GPUs, except those that share them as it does."""
+        gpus = assigned_gpus(allocation.env)
+        whole = allocation.resources[GPU] >= UNIT
+        return [
+            worker
+            for env, stack in self._idle.items()
+            if (whole or env != allocation.env) and not gpus.isdisjoint(assigned_gpus(env))
+            for worker in stack
+        ]
+
+    def _longest_idle(self) -> WorkerProcess:
+        return min((stack[0] for stack in self._idle.values() if stack), key=lambda worker: worker.since)
+
+    def _evict(self, worker: WorkerProcess) -> Effect:
+        self.mark_leaving(worker)
+        return Send(worker.proc, Exit(0))
+
+    def _fork(self, env: WorkerEnv) -> Effect:
+        number = self.new_number()
+        proc = self.proc_of(number)
+        self.workers[proc] = WorkerProcess(proc, number, env)
+        self._counts[STARTING] += 1
+        self._count_starting(env, 1)
+        return ForkWorker(number, env)
+
+    def _count_waiting(self, env: WorkerEnv, by: int) -> None:
+        self._waiting_count += by
+        if needs_setup(env):
+            self._waiting_with_setup += by
+
+    def _count_starting(self, env: WorkerEnv, by: int) -> None:
+        self._starting[env] = self._starting.get(env, 0) + by
+        if needs_setup(env):
+            self._starting_with_setup += by
+
+    def _starting_beside(self, env: WorkerEnv) -> int:
+        """How many workers are starting that limit the forks for `env`: those with a long set-up keep only each other
+        waiting."""
+        return self._starting_with_setup if needs_setup(env) else self._counts[STARTING] - self._starting_with_setup
+
+    def _employ(self, worker: WorkerProcess, allocation: ResourceAllocation) -> None:
+        self._change_state(worker, BUSY)
+        worker.allocation = allocation
+        allocation.worker = worker.proc
+
+    def _change_state(self, worker: WorkerProcess, state: str) -> None:
+        assert state in WORKER_TRANSITIONS[worker.state], f"worker {worker.number}: {worker.state} -> {state}"
+        self._counts[worker.state] -= 1
+        self._counts[state] += 1
+        worker.state = state
+
+
+SMALLEST_SHARE = 4
+"""Only workers that use at least this fraction (1 / 4) of what the largest one does are considered: the end of a
+smaller one would free too little."""
+_WORKERS_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker that could be killed.
+
+    Attributes:
+        worker: its proc id. pid: its process id.
+        used: bytes that its end would free.
+        since: when it began its task or actor; seconds of any clock.
+        retriable: whether its task or actor is started again without the user's help.
+        name: of the task or actor, for users.
+    """
+
+    worker: bytes
+    pid: int
+    used: int
+    since: float
+    retriable: bool
+    name: str
+
+
+class WorkerKillingPolicy:
+    """Decides when a worker has to be killed: above the threshold, and not while the previous one is still ending.
+
+    Args:
+        threshold: share of the memory limit; 0: no worker is ever killed.
+        exit_timeout: seconds after which a killed worker is not waited for any more.
+    """
+
+    def __init__(self, threshold: float, exit_timeout: float = 2.0) -> None:
+        self._threshold = threshold
+        self._exit_timeout = exit_timeout
+        self._victim = b""
+        self._wait_until = 0.0
+
+    def must_kill(self, now: float, used: int, limit: int) -> bool:
+        """True if a worker must be killed now. used, limit: bytes."""
+        if not self._threshold or limit <= 0 or used <= self._threshold * limit:
+            return False
+        return not self._victim or now >= self._wait_until
+
+    def is_critical(self, used: int, limit: int) -> bool:
+        """True if no time is left to learn from the owners which tasks are retriable."""
+        return used > (1.0 + self._threshold) / 2 * limit
+
+    def worker_killed(self, now: float, worker: bytes) -> None:
+        """This worker was sent a SIGKILL."""
+        self._victim, self._wait_until = worker, now + self._exit_timeout
+
+    def worker_died(self, worker: bytes) -> None:
+        """A worker is dead."""
+        if worker == self._victim:
+            self._victim = b""
+
+
+def choose_victim(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The worker whose end frees much and loses little: among the large ones a retriable one, the newest."""
+    alive = list(candidates)
+    largest = max((one.used for one in alive), default=0)
+    large = [one for one in alive if one.used * SMALLEST_SHARE >= largest]
+    return max(large, key=lambda one: (one.retriable, one.since, one.used), default=None)
+
+
+def explain_kill(
+    victim: Candidate, candidates: Iterable[Candidate], where: str, used: int, limit: int, threshold: float
+) -> str:
+    """Why this worker was killed, and what the others use: the text of the OutOfMemoryError.
+
+    Args:
+        where: the node, and what sets its limit. used, limit: bytes of it. threshold: share of it.
+    """
+    top = sorted(candidates, key=lambda one: -one.used)[:_WORKERS_LISTED]
+    again = "what it ran may run again" if victim.retriable else "no worker as large as it runs what may be run again"
+    lines = [
+        LOW_MEMORY,
+        f"Memory on {where} was {_gb(used)} / {_gb(limit)} ({used / limit:.3f}), above the threshold of {threshold:g}. "
+        f"The worker with pid {victim.pid}, which ran {victim.name or 'nothing'} and used {_gb(victim.used)}, was "
+        f"ended: of the large ones it is the newest, and {again}.",
+        "Workers by memory:",
+        *(f"  pid {one.pid}: {_gb(one.used)}, {one.name or 'idle'}" for one in top),
+        "hint: let tasks ask for more (num_cpus, memory=), so that fewer run side by side; "
+        "HPCRAY_MEMORY_USAGE_THRESHOLD sets the threshold (0: no worker is ended)",
+    ]
+    return "\n".join(lines)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f}GB"

@@ -1,0 +1,100 @@
+"""Job states in Slurm: from squeue, and from the accounting where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from hpcray.common.exceptions import JobError
+
+GONE = "GONE"
+"""Slurm does not know the job any more."""
+REGISTRATION_TIME = 30.0  # seconds after submission within which Slurm may not know the job yet
+_COMMAND_TIMEOUT = 30.0  # seconds
+CACHE_TIME = 2.0  # seconds for which an answer of squeue is reused
+_RUNNING = {"COMPLETING": "RUNNING", "CONFIGURING": "PENDING", "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING"}
+_RUNNING |= {"STAGE_OUT": "RUNNING", "SIGNALING": "RUNNING", "RESIZING": "RUNNING", "SUSPENDED": "RUNNING"}
+_RUNNING |= {"STOPPED": "RUNNING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING", "RESV_DEL_HOLD": "PENDING"}
+
+
+class _Cache:
+    """squeue's last answer: a program may wait for many jobs, and all users share the controller."""
+
+    time = float("-inf")
+    answer: dict[str, str] | None = None
+    accounting = True
+
+
+def query_state(job_id: str) -> str:
+    """The state of one job: Slurm's word, reduced to PENDING or RUNNING while the job lives; GONE, or UNKNOWN where
+    Slurm does not answer."""
+    return query_states([job_id]).get(job_id, GONE)
+
+
+def query_states(job_ids: Sequence[str]) -> dict[str, str]:
+    """States by id; ids that Slurm does not know are left out."""
+    if not job_ids:
+        return {}
+    queue = _queue()
+    if queue is None:
+        return dict.fromkeys(job_ids, "UNKNOWN")
+    missing = [job_id for job_id in job_ids if job_id not in queue]
+    return {**_accounted(missing), **{job_id: queue[job_id] for job_id in job_ids if job_id in queue}}
+
+
+def preempted(job_id: str) -> bool:
+    """True if Slurm is taking the running job's nodes away for another job. A cancelled job does not run."""
+    found = _run(["scontrol", "show", "job", "-o", job_id])
+    if found is None or found.returncode:
+        return False
+    facts = dict(word.partition("=")[::2] for word in found.stdout.split())
+    return facts.get("JobState") == "RUNNING" and facts.get("PreemptTime", "None") not in ("None", "N/A", "Unknown")
+
+
+def cancel(job_id: str) -> None:
+    """Cancel a job; one that has already ended is no error.
+
+    Raises:
+        JobError: Slurm refused or does not answer.
+    """
+    _Cache.time = float("-inf")
+    found = _run(["scancel", job_id])
+    if found is None or (found.returncode and "Invalid job id" not in found.stderr):
+        text = found.stderr.strip() if found is not None else f"no answer within {_COMMAND_TIMEOUT:g} s"
+        raise JobError(f"scancel {job_id}: {text}", "UNKNOWN")
+
+
+def _queue() -> dict[str, str] | None:
+    """This user's jobs that the controller knows, ended ones of the last minutes too; None: no answer."""
+    if time.monotonic() - _Cache.time > CACHE_TIME:
+        found = _run(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T"])
+        _Cache.answer = None if found is None or found.returncode else _parse(found.stdout)
+        _Cache.time = time.monotonic()
+    return _Cache.answer
+
+
+def _accounted(job_ids: Sequence[str]) -> dict[str, str]:
+    """States out of the accounting; {} where there is none."""
+    if not job_ids or not _Cache.accounting:
+        return {}
+    found = _run(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(job_ids)])
+    if found is None or found.returncode:
+        _Cache.accounting = found is None
+        return {}
+    return _parse(found.stdout)
+
+
+def _parse(text: str) -> dict[str, str]:
+    rows = [line.split("|") for line in text.splitlines() if "|" in line]
+    # sacct adds the user: "CANCELLED by 1000".
+    words = {row[0].strip(): row[1].strip().partition(" ")[0].rstrip("+") for row in rows}
+    return {job_id: _RUNNING.get(word, word) for job_id, word in words.items() if word}
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    try:
+        null = subprocess.DEVNULL
+        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, stdin=null)
+    except (OSError, subprocess.TimeoutExpired):
+        return None

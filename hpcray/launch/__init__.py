@@ -1,0 +1,1 @@
+"""The launch: the mpirun or srun line of a job, composed and run."""

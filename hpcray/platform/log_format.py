@@ -1,0 +1,60 @@
+"""Formats of a program's log lines: text or JSON, with the job, node, task and actor that they come from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+ENCODINGS = ("TEXT", "JSON")
+STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+"""Attributes that every log record has; others were given with `extra`."""
+_TEXT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
+_ALWAYS = ("asctime", "levelname", "message", "filename", "lineno")
+
+Context = Callable[[], Mapping[str, Any]]
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, attributes: Sequence[str], context: Context) -> None:
+        super().__init__(_TEXT)
+        self._attributes = attributes
+        self._context = context
+
+    def more(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Attributes beside the standard ones."""
+        extra = {key: value for key, value in vars(record).items() if key not in STANDARD_ATTRIBUTES}
+        return {**self._context(), **{key: getattr(record, key, None) for key in self._attributes}, **extra}
+
+
+class _Text(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        head, *rest = super().format(record).split("\n")
+        return "\n".join([" ".join([head, *(f"{key}={value}" for key, value in self.more(record).items())]), *rest])
+
+
+class _Json(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
+        line = {**{key: getattr(record, key) for key in _ALWAYS}, **self.more(record)}
+        if record.exc_info:
+            line["exc_text"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure_root_logger(encoding: str, level: str, attributes: Sequence[str], context: Context) -> None:
+    """Make the root logger of this process write to standard error.
+
+    Args:
+        encoding: "TEXT" or "JSON".
+        level: the lowest level that is written.
+        attributes: of log records, beside the usual ones.
+        context: called for every line: identifies the task or actor that logs.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter((_Json if encoding == "JSON" else _Text)(attributes, context))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

@@ -1,0 +1,255 @@
+"""Processes of this machine as the kernel sees them: names, parents, descendants, states; and threads made in time.
+
+psutil is not used. The fork server cleans up, and a diagnosis is made, when a file system may have stopped answering:
+nothing can be imported then, and importing psutil at the start would cost every node 7 ms. Besides, psutil derives the
+start time of a process from the wall clock, which may be set between two looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_STATES = {
+    b"R": "running",
+    b"S": "sleeping",
+    b"D": "in an uninterruptible wait (a disk or a network file system)",
+    b"T": "stopped by a signal",
+    b"t": "stopped by a debugger",
+    b"Z": "dead, not reaped",
+    b"X": "dead",
+    b"I": "idle",
+}
+_libc = ctypes.CDLL(None, use_errno=True)
+NO_THREAD = 73
+"""Exit code of a worker that could not start one, before it said Hello."""
+
+
+def set_process_name(name: str) -> None:
+    """Set the name that `ps -o comm` shows for this process; the kernel keeps 15 bytes of it."""
+    _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def become_subreaper() -> None:
+    """Make this process, instead of init, the parent of descendants whose own parent dies."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies.
+
+    Args:
+        parent: pid of the parent; if that process is gone already, the signal is sent at once.
+        number: the signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def descendants(root: int) -> list[int]:
+    """Pids of all live processes below `root`, without `root`."""
+    children: dict[int, list[int]] = {}
+    dead: set[int] = set()
+    for pid, parent, state in _processes():
+        children.setdefault(parent, []).append(pid)
+        if state in b"ZX":
+            dead.add(pid)
+    found: list[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return [pid for pid in found if pid not in dead]
+
+
+def kill_descendants(root: int, spared: Collection[int] = ()) -> int:
+    """SIGKILL every process below `root` that is not `spared`.
+
+    Returns:
+        The number of processes found. A process that forks between the listing and the kill escapes: call again until
+        the number is 0.
+    """
+    found = [pid for pid in descendants(root) if pid not in spared]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def reap_orphans(others: Collection[int]) -> None:
+    """Reap dead children that this process adopted as orphans.
+
+    Args:
+        others: pids of children that other code waits for.
+    """
+    while True:
+        try:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if dead is None or dead.si_pid in others:
+            return
+        os.waitpid(dead.si_pid, 0)
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process that is not our child, as it was when we looked. The pid may be reused; the identity is not.
+
+    Attributes:
+        pid: process id.
+        started: start time in clock ticks since boot.
+        parent: pid of the parent.
+    """
+
+    pid: int
+    started: int
+    parent: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """The process with this pid now; None if there is none or if it is dead."""
+        fields = _stat(pid)
+        return None if fields is None or fields[0] in b"ZX" else cls(pid, int(fields[19]), int(fields[1]))
+
+    @property
+    def orphaned(self) -> bool:
+        """True if this process runs and has another parent than when we looked."""
+        now = ProcessIdentity.of(self.pid)
+        return now is not None and now.started == self.started and now.parent != self.parent
+
+
+def describe_process(pid: int) -> dict[str, Any]:
+    """Facts that the kernel knows of a process.
+
+    Returns:
+        "state" (in words), "wchan" (kernel function in which the process waits, "" for none), "threads", "rss" (bytes);
+        an empty dict if there is no such process.
+    """
+    fields = _stat(pid)
+    if fields is None:
+        return {}
+    return {
+        "state": _STATES.get(fields[0], fields[0].decode()),
+        "wchan": read_wchan(pid),
+        "threads": int(fields[17]),
+        "rss": int(fields[21]) * _PAGE,
+    }
+
+
+def read_wchan(pid: int) -> str:
+    """The kernel function in which a process waits; "" if it runs, or if the kernel hides the name."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+        text = file.read().strip()
+        return "" if text == "0" else text
+    return ""
+
+
+def handles_signal(pid: int, number: int) -> bool:
+    """True if a process has installed a handler for a signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith(b"SigCgt:")]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def describe_exit(status: int) -> str:
+    """A wait status in words: `exit code 1`, `signal 9 (SIGKILL)`."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return f"signal {number} ({signal.Signals(number).name})"
+        except ValueError:
+            return f"signal {number}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def close_other_fds(keep: set[int]) -> None:
+    """Close every file descriptor above 2 that is not in `keep`."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd not in keep:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if _libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+def _processes() -> Iterator[tuple[int, int, bytes]]:
+    """(pid, parent, state letter) of every process."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields is not None:
+                yield int(name), int(fields[1]), fields[0]
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/<pid>/stat after the command name; None if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The command name may hold anything, but the last ")" ends it.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def forward_signals(pid: int, numbers: Iterable[int]) -> None:
+    """Forward these signals to process `pid`; once it is gone they have their default effect."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in numbers:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, handle)
+
+
+class PrestartedThread:
+    """Waits for its work.
+
+    Raises:
+        SystemExit: with NO_THREAD; there can be no more threads (`ulimit -u`, or the cgroup's limit of processes).
+    """
+
+    def __init__(self, name: str) -> None:
+        self._target: Callable[[], None] = lambda: None
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            raise SystemExit(NO_THREAD) from None
+
+    def begin(self, target: Callable[[], None]) -> None:
+        """Do this."""
+        self._target = target
+        self._gate.release()
+
+    def _run(self) -> None:
+        self._gate.acquire()
+        self._target()

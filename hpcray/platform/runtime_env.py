@@ -1,0 +1,378 @@
+"""Fields, types and values of a `runtime_env`. This module reads, packs and installs nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from types import ModuleType
+from typing import Any
+
+from hpcray.common.resources import RUNTIME_ENV
+
+logger = logging.getLogger("hpcray")
+
+RUNTIME_ENV_VARIABLE = RUNTIME_ENV
+PYTHON_FIELDS = ("pip", "uv", "py_executable")
+"""Fields that need another Python than the job's."""
+DEFAULT_SETUP_TIMEOUT = 600
+SUPPORTED_FIELDS = frozenset({
+    "config", "env_vars", "excludes", "pip", "py_executable", "py_modules", "uv", "worker_process_setup_hook",
+    "working_dir",
+})  # fmt: skip
+"""Fields that have an effect."""
+UNSUPPORTED_FIELDS: Mapping[str, str] = {
+    "conda": "activate the environment before the job starts, or name its Python in py_executable",
+    "container": "start the whole job in the container (hpcray-launch inside of apptainer)",
+    "image_uri": "start the whole job in the container (hpcray-launch inside of apptainer)",
+    "docker": "start the whole job in the container (hpcray-launch inside of apptainer)",
+    "java_jars": "there are no Java workers",
+    "mpi": "hpcray.mpi runs MPI programs inside tasks",
+    "nsight": "profile one worker by hand: nsys attaches to its pid",
+    "_nsight": "profile one worker by hand: nsys attaches to its pid",
+    "rocprof_sys": "profile one worker by hand",
+}
+"""Fields of Ray's that hpcray does not support, with the alternative."""
+_SILENT = frozenset({"_ray_release", "_ray_commit", "_inject_current_ray"})
+_PIP_FIELDS = ("packages", "pip_check", "pip_install_options", "pip_version")
+_UV_FIELDS = ("packages", "uv_check", "uv_pip_install_options", "uv_version")
+
+
+class RuntimeEnvConfig(dict[str, Any]):
+    """Options for the setup of an environment.
+
+    Args:
+        setup_timeout_seconds: limit for the setup; -1: none.
+        eager_install: accepted; environments are always set up when their first worker starts.
+        log_files: accepted, without effect.
+
+    Raises:
+        TypeError, ValueError: a value is of the wrong type, or not allowed.
+    """
+
+    known_fields = frozenset({"setup_timeout_seconds", "eager_install", "log_files"})
+
+    def __init__(
+        self,
+        setup_timeout_seconds: int = DEFAULT_SETUP_TIMEOUT,
+        eager_install: bool = True,
+        log_files: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(setup_timeout_seconds, int):
+            raise TypeError(f"setup_timeout_seconds must be of type int, got: {type(setup_timeout_seconds)}")
+        if setup_timeout_seconds <= 0 and setup_timeout_seconds != -1:
+            raise ValueError(
+                f"setup_timeout_seconds must be greater than zero or equals to -1, got: {setup_timeout_seconds}"
+            )
+        if not isinstance(eager_install, bool):
+            raise TypeError(f"eager_install must be a boolean. got {type(eager_install)}")
+        if log_files is not None and not (isinstance(log_files, list) and all(isinstance(f, str) for f in log_files)):
+            raise TypeError(f"log_files must be a list of strings or None, got {log_files!r}")
+        self["setup_timeout_seconds"] = setup_timeout_seconds
+        self["eager_install"] = eager_install
+        self["log_files"] = log_files or []
+
+    @staticmethod
+    def parse_and_validate_runtime_env_config(config: Any) -> RuntimeEnvConfig:
+        """The config of a dict; unknown entries are dropped with a warning."""
+        if isinstance(config, RuntimeEnvConfig):
+            return config
+        if not isinstance(config, dict):
+            raise TypeError(f"runtime_env['config'] must be of type dict or RuntimeEnvConfig, got: {type(config)}")
+        unknown = set(config) - RuntimeEnvConfig.known_fields
+        if unknown:
+            logger.warning("The following unknown entries in the runtime_env_config will be ignored: %s.", unknown)
+        return RuntimeEnvConfig(**{key: value for key, value in config.items() if key not in unknown})
+
+    @classmethod
+    def default_config(cls) -> RuntimeEnvConfig:
+        """The config without any option set."""
+        return cls()
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict."""
+        return dict(deepcopy(self))
+
+
+class RuntimeEnv(dict[str, Any]):
+    """The environment of a job, task or actor. A plain dict with the same fields does as well.
+
+    Args:
+        py_modules: directories, files, zips or wheels that can be imported in the workers.
+        working_dir: a directory or zip; a copy of it is the workers' current directory, and can be imported from.
+        pip, uv: packages to install into a virtual environment of their own: a list, the path of a requirements file,
+            or a dict with `packages`.
+        py_executable: the Python that the workers run with.
+        env_vars: environment variables.
+        worker_process_setup_hook: called in each worker before its first task; a function, or "module.function".
+        config: see `RuntimeEnvConfig`.
+        kwargs: `excludes`, and Ray's other fields, which are refused when the environment is used.
+
+    Raises:
+        TypeError, ValueError: a field is of the wrong type, or its value is not allowed.
+    """
+
+    known_fields = frozenset({*SUPPORTED_FIELDS, *UNSUPPORTED_FIELDS, *_SILENT})
+    extensions_fields = _SILENT
+
+    def __init__(self, *, _validate: bool = True, **kwargs: Any) -> None:
+        super().__init__()
+        given = {field: value for field, value in kwargs.items() if value is not None}
+        if not _validate:
+            self.update(given)
+            return
+        for one, other in (("pip", "conda"), ("pip", "uv"), ("uv", "conda")):
+            if given.get(one) and given.get(other):
+                raise ValueError(
+                    f"The '{one}' field and '{other}' field of runtime_env cannot both be specified.\n"
+                    f"specified {one} field: {given[one]}\nspecified {other} field: {given[other]}"
+                )
+        unknown = set(given) - self.known_fields
+        if unknown:
+            logger.warning(
+                "The following unknown entries in the runtime_env dictionary will be ignored: %s.", sorted(unknown)
+            )
+        for field, value in given.items():
+            self[field] = value
+
+    def __setitem__(self, field: str, value: Any) -> None:
+        check = _CHECKS.get(field)
+        if check is not None and value is not None:
+            value = check(value)
+            if value is None:
+                return
+        super().__setitem__(field, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (dict(self),)
+
+    def set(self, name: str, value: Any) -> None:
+        """Set one field."""
+        self[name] = value
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict."""
+        plain = dict(deepcopy(dict(self)))
+        if isinstance(plain.get("config"), RuntimeEnvConfig):
+            plain["config"] = plain["config"].to_dict()
+        return plain
+
+    def serialize(self) -> str:
+        """The environment as JSON; equal for equal environments."""
+        return json.dumps(type(self)(_validate=True, **self), sort_keys=True)
+
+    @classmethod
+    def deserialize(cls, serialized_runtime_env: str) -> RuntimeEnv:
+        """The inverse of `serialize`."""
+        return cls(_validate=False, **json.loads(serialized_runtime_env))
+
+    def env_vars(self) -> dict[str, str]:
+        """Environment variables."""
+        return dict(self.get("env_vars") or {})
+
+    def has_working_dir(self) -> bool:
+        """True if the environment has a working directory."""
+        return self.get("working_dir") is not None
+
+    def working_dir(self) -> str:
+        """The working directory, or ""."""
+        return str(self.get("working_dir", ""))
+
+    def working_dir_uri(self) -> str | None:
+        """The working directory, or None."""
+        return self.get("working_dir")
+
+    def py_modules(self) -> list[str]:
+        """The modules that workers can import."""
+        return list(self.get("py_modules") or ())
+
+    def py_modules_uris(self) -> list[str]:
+        """Same as `py_modules`."""
+        return self.py_modules()
+
+    def py_executable(self) -> str | None:
+        """The workers' Python."""
+        return self.get("py_executable")
+
+    def has_pip(self) -> bool:
+        """True if pip installs packages."""
+        return bool(self.get("pip"))
+
+    def has_uv(self) -> bool:
+        """True if uv installs packages."""
+        return bool(self.get("uv"))
+
+    def has_conda(self) -> bool:
+        """True if the environment names Conda."""
+        return bool(self.get("conda"))
+
+    def pip_config(self) -> dict[str, Any]:
+        """Packages and options for pip."""
+        return dict(self.get("pip") or {})
+
+    def uv_config(self) -> dict[str, Any]:
+        """Packages and options for uv."""
+        return dict(self.get("uv") or {})
+
+    def get_extension(self, key: str) -> str | None:
+        """One of Ray's own fields.
+
+        Raises:
+            ValueError: the field is not one of these.
+        """
+        if key not in self.extensions_fields:
+            raise ValueError(f"Extension key must be one of {set(self.extensions_fields)}, got: {key}")
+        return self.get(key)
+
+    def plugins(self) -> list[tuple[str, Any]]:
+        """Unknown fields."""
+        return [(field, value) for field, value in self.items() if field not in self.known_fields]
+
+
+def _unpickle(fields: dict[str, Any]) -> RuntimeEnv:
+    return RuntimeEnv(_validate=False, **fields)
+
+
+def validated_runtime_env(env: Mapping[str, Any] | None) -> RuntimeEnv:
+    """A user's runtime_env after all checks; fields without a value are left out.
+
+    Raises:
+        TypeError, ValueError: a field is of the wrong type, or its value is not allowed.
+    """
+    if env is None:
+        return RuntimeEnv()
+    if isinstance(env, RuntimeEnv):
+        return env
+    if not isinstance(env, Mapping):
+        raise TypeError(f"runtime_env must be dict or RuntimeEnv, but got: {type(env)}")
+    return RuntimeEnv(**{field: value for field, value in env.items() if value})
+
+
+def unsupported_field_error(env: Mapping[str, Any] | None) -> str:
+    """The reason why work with this runtime_env is refused; "" if it is not."""
+    for field, value in (env or {}).items():
+        if value and field in UNSUPPORTED_FIELDS:
+            return f"runtime_env[{field!r}] is not supported; hint: {UNSUPPORTED_FIELDS[field]}"
+    return ""
+
+
+def _check_env_vars(value: Any) -> dict[str, str] | None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], got {type(value)}")
+    for name, text in value.items():
+        for item, kind in ((name, "key"), (text, "value")):
+            if not isinstance(item, str):
+                raise TypeError(
+                    f"runtime_env['env_vars'] must be of type Dict[str, str], "
+                    f"but the {kind} {item!r} in {name!r}: {text!r} is of type {type(item)}"
+                )
+    return dict(value) or None
+
+
+def _check_working_dir(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        raise TypeError(f"`working_dir` must be a string, got {type(value)}.")
+    check_package_source(value)
+    return value
+
+
+def check_package_source(path: str) -> None:
+    """Raise ValueError if `path` cannot be made a package."""
+    scheme = path.partition("://")[0] if "://" in path else ""
+    if scheme and scheme not in ("gcs", "file"):
+        raise ValueError(
+            f"{path}: packages of {scheme}:// are not supported; hint: give a directory or a .zip that the driver can "
+            "read, it is sent to every node that needs it"
+        )
+    local = path.removeprefix("file://")
+    if scheme != "gcs" and not os.path.exists(local):
+        raise ValueError(f"{local} is not a valid path.")
+    if scheme != "gcs" and not os.path.isdir(local) and not local.endswith((".zip", ".whl", ".py")):
+        raise ValueError(f"{local} is not a valid path: only directories, .zip, .whl and .py files are supported.")
+
+
+def _check_py_modules(value: Any) -> list[Any] | None:
+    if not isinstance(value, list):
+        raise TypeError(f"`py_modules` must be a list of strings, got {type(value)}.")
+    modules = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
+    for item in modules:
+        if isinstance(item, str):
+            check_package_source(item)
+        elif not isinstance(item, ModuleType):
+            raise TypeError(f"`py_modules` must be a list of file paths, URIs, or imported modules, got {type(item)}.")
+    return modules or None
+
+
+def _check_excludes(value: Any) -> list[str] | None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError(f"runtime_env['excludes'] must be of type List[str], got {type(value)}")
+    return value or None
+
+
+def _check_hook(value: Any) -> Any:
+    if not isinstance(value, str) and not callable(value):
+        raise TypeError(f"worker_process_setup_hook must be a function or a str, got {type(value)}.")
+    return value
+
+
+def _check_executable(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise TypeError(f"`py_executable` must be a string, got {value!r} of {type(value)}.")
+    return value
+
+
+def _installer(name: str, known: tuple[str, ...]) -> Callable[[Any], dict[str, Any] | None]:
+    """The check of `pip` or `uv`: converts any of their forms to a dict with `packages`."""
+
+    def check(value: Any) -> dict[str, Any] | None:
+        if isinstance(value, (str, list)):
+            value = {"packages": value}
+        elif not isinstance(value, dict):
+            raise TypeError(f"runtime_env['{name}'] must be of type str, List[str] or dict, got {type(value)}")
+        if set(value) - set(known):
+            raise ValueError(
+                f"runtime_env['{name}'] can only have these fields: {', '.join(known)}, but got: {list(value)}"
+            )
+        if "packages" not in value:
+            raise ValueError(f"runtime_env['{name}'] must include field 'packages', but got: {list(value)}")
+        found = dict(value)
+        found["packages"] = _packages(name, value["packages"])
+        for field in known[1:]:
+            kind: Any = bool if field.endswith("_check") else list if field.endswith("_options") else str
+            if field in found and found[field] is not None and not isinstance(found[field], kind):
+                raise TypeError(
+                    f"runtime_env['{name}']['{field}'] must be of type {kind.__name__}, got {type(found[field])}"
+                )
+        return found if found["packages"] else None
+
+    return check
+
+
+def _packages(name: str, given: Any) -> list[str]:
+    if isinstance(given, str):
+        if not os.path.isfile(given):
+            raise ValueError(f"{given} is not a valid file")
+        with open(given, encoding="utf-8") as file:
+            lines = [line.strip() for line in file]
+        return [line for line in lines if line and not line.startswith("#")]
+    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
+        raise TypeError(f"runtime_env['{name}']['packages'] must be of type str or List[str], got {type(given)}")
+    return list(dict.fromkeys(given))
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "config": RuntimeEnvConfig.parse_and_validate_runtime_env_config,
+    "env_vars": _check_env_vars,
+    "excludes": _check_excludes,
+    "pip": _installer("pip", _PIP_FIELDS),
+    "py_executable": _check_executable,
+    "py_modules": _check_py_modules,
+    "uv": _installer("uv", _UV_FIELDS),
+    "worker_process_setup_hook": _check_hook,
+    "working_dir": _check_working_dir,
+}

@@ -1,0 +1,344 @@
+"""Files and Pythons of runtime environments: packages made of directories, and another Python for a node's workers: a
+virtual environment that pip or uv fills, or a Python that the user names."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpcray.platform.process_tree import kill_descendants
+
+PACKAGE_SIZE_LIMIT = 512 << 20
+DEFAULT_EXCLUDES = (".git", ".venv", "venv", "__pycache__")
+IGNORE_FILES = (".gitignore", ".rayignore")
+RUNTIME_ENV_DIRECTORY = "runtime_env"
+"""In the session directory: packages and Pythons of environments."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_IGNORE_VARIABLE = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
+_SHOWN_LINES = 20  # of output, in an error
+_KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
+_PROBE = (
+    "import json, os, sys; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
+    "'env': {k: os.environ[k] for k in ('PATH', 'VIRTUAL_ENV') if k in os.environ}}))"
+)
+_DONE = "hpcray-done"
+
+
+class PackageError(ValueError):
+    """A package cannot be made of this source, or not unpacked; the message gives the reason."""
+
+
+def package_files(root: str, excludes: Sequence[str] = ()) -> list[str]:
+    """The files of a directory that go into its package: relative paths, sorted.
+
+    Left out: what `excludes` and the directory's .gitignore and .rayignore files name (in Git's syntax, relative to
+    where they are), .git, virtual environments called .venv or venv, __pycache__, links to directories, and what is no
+    file.
+    """
+    return sorted(_walk(root, "", [("", _spec([*DEFAULT_EXCLUDES, *excludes]))]))
+
+
+def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[str]:
+    here = os.path.join(root, below)
+    found = [] if os.environ.get(_IGNORE_VARIABLE) == "1" else [os.path.join(here, name) for name in IGNORE_FILES]
+    lines: list[str] = []
+    for path in found:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            lines += file.read().splitlines()
+    if lines:
+        specs = [*specs, (below, _spec(lines))]
+    with os.scandir(here) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            name = os.path.join(below, entry.name)
+            directory = entry.is_dir()
+            shown = name.replace(os.sep, "/") + ("/" if directory else "")
+            if any(spec.match_file(shown[len(base) :].lstrip("/")) for base, spec in specs):  # type: ignore[attr-defined]
+                continue
+            if directory and not entry.is_symlink():
+                yield from _walk(root, name, specs)
+            elif not directory and entry.is_file():
+                yield name
+
+
+def _spec(lines: Sequence[str]) -> object:
+    import pathspec  # 20 ms, and few jobs pack anything
+
+    return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
+def files_signature(root: str, names: Sequence[str]) -> str:
+    """A digest of names, sizes and times; it changes when a file of the directory does."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in names:
+        state = os.stat(os.path.join(root, name))
+        digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\0{stat.S_IMODE(state.st_mode)}\n".encode())
+    return digest.hexdigest()
+
+
+def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
+    """A zip of files of a directory: equal files make equal bytes, whatever their times are.
+
+    Args:
+        names: relative to `root`; links to files become files.
+        top: a directory that everything is put into.
+
+    Raises:
+        PackageError: the package would be larger than half a GiB.
+    """
+    import zipfile  # not before: every `import hpcray` would pay for it
+
+    total = sum(os.path.getsize(os.path.join(root, name)) for name in names)
+    if total > PACKAGE_SIZE_LIMIT:
+        largest = sorted(names, key=lambda name: -os.path.getsize(os.path.join(root, name)))[:3]
+        raise PackageError(
+            f"Package size ({total / 2**20:.2f}MiB) of {root} exceeds the maximum size of "
+            f"{PACKAGE_SIZE_LIMIT / 2**20:.2f}MiB. "
+            f"The largest files are {largest}. You can exclude large files using the 'excludes' option to the "
+            "runtime_env; hint: what is on a file system that all nodes share need not be packed at all"
+        )
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
+        for name in names:
+            path = os.path.join(root, name)
+            info = zipfile.ZipInfo(os.path.join(top, name).replace(os.sep, "/"), _EPOCH)
+            info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) | stat.S_IFREG) << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            with open(path, "rb") as file:
+                package.writestr(info, file.read())
+    return buffer.getvalue()
+
+
+def package_digest(package: bytes) -> str:
+    """The digest that names a package."""
+    return hashlib.blake2b(package, digest_size=16).hexdigest()
+
+
+def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> str:
+    """Unpack a package on this node, if no other process has. Returns its directory.
+
+    Args:
+        name: of the package; equal for equal packages.
+        fetch: returns the package; called if this node has not unpacked it yet.
+
+    Raises:
+        PackageError: the package is not a zip file, or has names that lead out of it. Nothing is left behind.
+    """
+    import zipfile
+
+    with locked_path(session_dir, name) as path:
+        if os.path.isdir(path):
+            return path
+        fresh = path + ".new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            with zipfile.ZipFile(io.BytesIO(fetch())) as opened:
+                for item in opened.infolist():
+                    if item.filename.startswith("/") or ".." in item.filename.split("/"):
+                        raise PackageError(f"the package {name} has the name {item.filename!r}, which leads out of it")
+                    where = opened.extract(item, fresh)
+                    mode = item.external_attr >> 16
+                    if mode and not item.is_dir():
+                        os.chmod(where, stat.S_IMODE(mode) | stat.S_IRUSR)
+            os.makedirs(fresh, exist_ok=True)
+            os.rename(fresh, path)
+        except zipfile.BadZipFile as error:
+            raise PackageError(f"the package {name} is no zip: {error}") from None
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return path
+
+
+@contextlib.contextmanager
+def locked_path(session_dir: str, name: str) -> Iterator[str]:
+    """Context manager that locks an entry of this node's directory of environments, and gives its path, which may not
+    exist."""
+    directory = os.path.join(session_dir, RUNTIME_ENV_DIRECTORY)
+    os.makedirs(directory, 0o700, exist_ok=True)
+    fd = os.open(os.path.join(directory, name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield os.path.join(directory, name)
+    finally:
+        os.close(fd)
+
+
+class PythonSetupError(Exception):
+    """The setup of a Python failed; the message gives the step and its output."""
+
+
+def set_up_python(
+    session_dir: str, env: Mapping[str, Any], timeout: float | None, trial: Sequence[str] = ("-c", "")
+) -> tuple[str, dict[str, str]]:
+    """The Python that workers of an environment run with, and its environment variables. ("", {}): ours.
+
+    Virtual environments are made once per node, in the session directory, and are removed with that.
+
+    Args:
+        env: its fields `pip`, `uv` and `py_executable` are looked at.
+        timeout: limit in seconds for all steps; None: none.
+        trial: arguments with which the Python must succeed, or it cannot run a worker.
+
+    Raises:
+        SetupError: a command failed, or the Python is of another version than ours.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    python = ""
+    found: dict[str, str] = {}
+    if env.get("py_executable"):
+        python, found = _probed(session_dir, str(env["py_executable"]), deadline, trial)
+    for tool in ("pip", "uv"):
+        if env.get(tool):
+            python = _installed(session_dir, tool, env[tool], python or sys.executable, deadline, trial)
+            found = {**found, **_activated(python)}
+    return python, found
+
+
+def _activated(python: str) -> dict[str, str]:
+    root = os.path.dirname(os.path.dirname(python))
+    return {"VIRTUAL_ENV": root, "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}
+
+
+def _probed(session_dir: str, command: str, deadline: float | None, trial: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The executable and variables of a command such as "python3" or "uv run --with x python". The command runs once
+    per node."""
+    with locked_path(session_dir, "python-" + _digest(command)) as path:
+        if not os.path.exists(path):
+            words = shlex.split(command)
+            if "python" not in os.path.basename(words[-1]):
+                words.append("python")
+            output = _run([*words, "-c", _PROBE], "py_executable", deadline)
+            found = _understood(command, output)
+            _run([found["executable"], *trial], f"py_executable {command!r} cannot run hpcray's workers", deadline)
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                json.dump(found, file)
+            os.rename(path + ".new", path)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    return found["executable"], found["env"]
+
+
+def _understood(command: str, output: str) -> dict[str, Any]:
+    """The description that a Python printed, if that Python can be used."""
+    try:
+        found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+        version = tuple(found["version"])
+    except (ValueError, LookupError, TypeError):
+        raise PythonSetupError(f"py_executable {command!r} is no Python; its output was\n{_last(output)}") from None
+    if version != sys.version_info[:2]:
+        ours = "{}.{}".format(*sys.version_info[:2])
+        raise PythonSetupError(
+            f"py_executable {command!r} is Python {version[0]}.{version[1]}, but the job runs with {ours}: they would "
+            f"not understand what they send each other; hint: use a Python {ours}"
+        )
+    return found
+
+
+def _installed(
+    session_dir: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None, trial: Sequence[str]
+) -> str:
+    """The Python of a virtual environment with these packages, on top of what `base` has."""
+    name = f"{tool}-" + _digest(json.dumps([base, dict(wanted)], sort_keys=True))
+    with locked_path(session_dir, name) as path:
+        python = os.path.join(path, "bin", "python")
+        if os.path.exists(os.path.join(path, _DONE)):
+            return python
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            _make(path, base, deadline)
+            _install(path, python, tool, wanted, base, deadline)
+            _run([python, *trial], f"hpcray's workers cannot run with what {tool} installed", deadline)
+            with open(os.path.join(path, _DONE), "w", encoding="utf-8"):
+                pass
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+    return python
+
+
+def _make(path: str, base: str, deadline: float | None) -> None:
+    """An empty virtual environment that sees what `base` sees; what is installed into it comes first."""
+    if base == sys.executable:
+        import venv
+
+        venv.EnvBuilder(system_site_packages=True, symlinks=True).create(path)
+        seen = sys.path
+    else:
+        _run([base, "-m", "venv", "--system-site-packages", "--without-pip", path], "venv", deadline)
+        output = _run([base, "-c", "import json, sys; print(json.dumps(sys.path))"], "venv", deadline)
+        seen = json.loads(output.strip().splitlines()[-1])
+    packages = [entry for entry in seen if entry.rstrip("/").endswith(("site-packages", "dist-packages"))]
+    version = "python{}.{}".format(*sys.version_info[:2])
+    with open(os.path.join(path, "lib", version, "site-packages", "hpcray_base.pth"), "w", encoding="utf-8") as file:
+        file.write("\n".join(dict.fromkeys(packages)) + "\n")
+
+
+def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None) -> None:
+    pip = [base, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    if wanted.get("pip_version"):
+        _run([*pip, "install", f"pip{wanted['pip_version']}"], "pip", deadline)
+        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+    requirements = os.path.join(path, "requirements.txt")
+    with open(requirements, "w", encoding="utf-8") as file:
+        file.write("\n".join(wanted["packages"]) + "\n")
+    if tool == "pip":
+        _run([*pip, "install", *(wanted.get("pip_install_options") or ()), "-r", requirements], "pip", deadline)
+        if wanted.get("pip_check"):
+            _run([*pip, "check"], "pip", deadline)
+        return
+    uv = shutil.which("uv")
+    if uv is None or wanted.get("uv_version"):
+        _run([*pip, "install", f"uv{wanted.get('uv_version') or ''}"], "pip", deadline)
+        uv = os.path.join(path, "bin", "uv")
+    options = wanted.get("uv_pip_install_options") or ()
+    _run([uv, "pip", "install", "--python", python, *options, "-r", requirements], "uv", deadline)
+    if wanted.get("uv_check"):
+        _run([uv, "pip", "check", "--python", python], "uv", deadline)
+
+
+def _run(command: Sequence[str], what: str, deadline: float | None) -> str:
+    """Run one command. Returns its output.
+
+    Raises:
+        SetupError: the command failed, could not be started, or took too long; with the last lines of its output.
+    """
+    left = None if deadline is None else max(1.0, deadline - time.monotonic())
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except OSError as error:
+        raise PythonSetupError(f"{what}: cannot run {command[0]}: {error}") from None
+    try:
+        output, _ = child.communicate(timeout=left)
+    except subprocess.TimeoutExpired:
+        while kill_descendants(child.pid):  # pip works in a process of its own, which would go on
+            time.sleep(_KILL_INTERVAL)
+        child.kill()
+        output, _ = child.communicate()
+        raise PythonSetupError(
+            f"{what}: {shlex.join(command)} took longer than the environment's setup_timeout_seconds allows\n"
+            f"{_last(output)}"
+        ) from None
+    if child.returncode:
+        raise PythonSetupError(f"{what}: {shlex.join(command)} ended with code {child.returncode}\n{_last(output)}")
+    return output
+
+
+def _last(output: str) -> str:
+    return "\n".join(output.strip().splitlines()[-_SHOWN_LINES:])
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,307 @@
+"""Session directories: where the sockets, the lock and the description of one node of one job live.
+
+    <tmp>/hpcray-<uid>/            0700, one per user and machine
+        <8 hex>/                   0700, one per node of a job
+            lock                   flock held by the raylet and its fork server: the node is alive while it is held
+            r.s  <number>.s        Unix sockets of the raylet and of the processes
+            info.json              what `init(address="auto")` looks for; written when the node is ready
+
+A directory whose lock is free belongs to a dead node; the next node that starts removes it.
+
+All users share temporary directories: only files that this user owns are trusted. A name that another user has taken is
+an error when a node starts, and is skipped when nodes are listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from hpcray.common.exceptions import StartupError
+
+RAYLET_SOCKET = "r.s"
+_LOCK = "lock"
+_MAX_ROOT_TRIES = 100
+_INFO = "info.json"
+_MAX_SOCKET_PATH = 107  # bytes
+_LONGEST_SOCKET_NAME = "4294967295.s"
+_NAME = re.compile(r"[0-9a-f]{8}")
+
+
+class SessionError(StartupError):
+    """No session directory can be made or used; the message gives the path and the reason."""
+
+
+class SessionInfo(msgspec.Struct, frozen=True):
+    """The content of info.json: a live node.
+
+    Attributes:
+        path: the session directory.
+        pid: process id of the raylet.
+        session: name of the job's session, equal on all of its nodes.
+        node: index of the node in the job.
+        node_id: its id, 56 hex characters.
+        host: host name.
+        slurm_job: Slurm's job id, or "".
+        started: Unix time of the start, seconds.
+    """
+
+    path: str
+    pid: int
+    session: str
+    node: int
+    node_id: str
+    host: str
+    slurm_job: str
+    started: float
+
+
+class SessionDirectory:
+    """The session directory of a node, and the lock that marks the node as alive."""
+
+    def __init__(self, path: str, lock_fd: int) -> None:
+        self.path = path
+        self.lock_fd = lock_fd
+
+    @classmethod
+    def create(cls, environ: Mapping[str, str] | None = None) -> SessionDirectory:
+        """Make and lock a new session directory; remove those of dead nodes.
+
+        Raises:
+            SessionError: no temporary directory is usable.
+        """
+        root = session_root(os.environ if environ is None else environ)
+        with _locked_root(root):
+            _sweep(root)
+            while True:
+                path = os.path.join(root, os.urandom(4).hex())
+                try:
+                    os.mkdir(path, 0o700)
+                    break
+                except FileExistsError:
+                    continue
+            lock_fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cls(path, lock_fd)
+
+    def socket_path(self, number: int) -> str:
+        """Path of the socket of process `number` of this node; 0 is the raylet."""
+        return os.path.join(self.path, f"{number}.s" if number else RAYLET_SOCKET)
+
+    def publish(self, session: str, node: int, node_id: str) -> None:
+        """Write info.json, by which `init(address="auto")` finds this node."""
+        info = SessionInfo(
+            path=self.path,
+            pid=os.getpid(),
+            session=session,
+            node=node,
+            node_id=node_id,
+            host=socket.gethostname(),
+            slurm_job=os.environ.get("SLURM_JOB_ID", ""),
+            started=time.time(),
+        )
+        temporary = os.path.join(self.path, _INFO + ".new")
+        with open(temporary, "wb", opener=_private) as file:
+            file.write(msgspec.json.encode(info))
+        os.replace(temporary, os.path.join(self.path, _INFO))
+
+    def remove(self) -> None:
+        """Remove the directory and release the lock. Harmless if the directory is gone."""
+        remove_session_directory(self.path)
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def session_root(environ: Mapping[str, str]) -> str:
+    """The user's directory of session directories: the first temporary directory whose path is short enough."""
+    name = f"hpcray-{os.getuid()}"
+    tail = len(f"/{name}/01234567/{_LONGEST_SOCKET_NAME}")
+    for variable in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):
+        tmp = environ.get(variable, "")
+        if tmp and os.path.isdir(tmp) and len(os.fsencode(os.path.abspath(tmp))) + tail <= _MAX_SOCKET_PATH:
+            return os.path.join(os.path.abspath(tmp), name)
+    return os.path.join("/tmp", name)
+
+
+def remove_session_directory(path: str) -> None:
+    """Remove a session directory; and the user's root, if this was the last one."""
+    shutil.rmtree(path, ignore_errors=True)
+    root = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            os.rmdir(root)
+        finally:
+            os.close(fd)
+
+
+def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
+    """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
+    root = session_root(os.environ if environ is None else environ)
+    if not _is_private(root, follow=False):
+        return []
+    found = [info for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
+    newest: dict[str, float] = {}
+    for info in found:
+        newest[info.session] = max(newest.get(info.session, 0.0), info.started)
+    return sorted(found, key=lambda info: (-newest[info.session], info.session, info.node))
+
+
+def read_session(path: str) -> SessionInfo:
+    """The node whose session directory is `path`.
+
+    Raises:
+        SessionError: there is none, the node is dead, or other users can read the directory.
+    """
+    if os.path.isdir(path) and not _is_private(path, follow=True):
+        state = os.stat(path)
+        raise SessionError(
+            f"{path} is no session directory of yours: it belongs to uid {state.st_uid} and has mode "
+            f"{stat.S_IMODE(state.st_mode):o}, yours would be uid {os.getuid()} and 700; hint: a job can be joined by "
+            "the user who started it, and by nobody else"
+        )
+    info = _read_info(path)
+    if info is None or not _is_live(path):
+        raise SessionError(
+            f"no live hpcray node at {path!r}; hint: the job has ended, or the address is of another machine"
+        )
+    return info
+
+
+@contextlib.contextmanager
+def _locked_root(root: str) -> Iterator[None]:
+    """Context manager that holds the lock of the user's root directory, made if necessary. Cleaning up and making are
+    serialized."""
+    parent = os.path.dirname(root)
+    if why := _not_ours_to_trust(parent):
+        raise SessionError(f"{parent} {why}; hint: set HPCRAY_TMPDIR to a directory of yours")
+    tries = iter(range(_MAX_ROOT_TRIES))
+    while True:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(root, 0o700)
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if os.path.isdir(parent):
+                if next(tries, None) is not None:
+                    continue  # the last node of another job removed it between our two calls
+                raise SessionError(
+                    f"{parent} takes no directories; hint: set HPCRAY_TMPDIR to a directory of yours"
+                ) from None
+            raise SessionError(f"no directory {parent}; hint: set HPCRAY_TMPDIR") from None
+        except OSError as error:
+            raise SessionError(
+                f"cannot use {root}: {error}; hint: set HPCRAY_TMPDIR to a directory of yours"
+            ) from error
+        try:
+            state = os.fstat(fd)
+            if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o077:
+                raise SessionError(
+                    f"{root} belongs to uid {state.st_uid}, mode {stat.S_IMODE(state.st_mode):o}; it must be yours "
+                    f"(uid {os.getuid()}) and 0700; hint: set HPCRAY_TMPDIR to a directory of yours"
+                )
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if _is_same_file(fd, root):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _not_ours_to_trust(directory: str) -> str:
+    """The reason why other users could replace a directory of ours below this one; "" if they cannot."""
+    try:
+        state = os.stat(directory)
+    except OSError:
+        return ""  # its use raises the error
+    if state.st_uid not in (0, os.getuid()) and not _is_outside(state.st_uid):
+        return f"belongs to uid {state.st_uid}, who could put anything in the place of the session directory"
+    if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
+        return "can be written by everybody and has no sticky bit: anybody could exchange the session directory"
+    return ""
+
+
+def _is_outside(uid: int) -> bool:
+    """True if the uid stands for all users that this user namespace (of a container) does not map, the host's root
+    among them."""
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            overflow = int(file.read())
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+    except (OSError, ValueError):
+        return False
+    return uid == overflow and not any(first <= uid < first + count for first, _, count in ranges)
+
+
+def _is_private(path: str, follow: bool) -> bool:
+    """True if `path` is a directory of this user that no other user can read."""
+    try:
+        state = os.stat(path, follow_symlinks=follow)
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
+
+
+def _private(path: str, flags: int) -> int:
+    """Opener of files with mode 0600."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def _is_same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(root: str) -> None:
+    """Remove the directories of dead nodes. The caller holds the lock of the root."""
+    for path in _sessions(root):
+        if not _is_live(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sessions(root: str) -> list[str]:
+    """Every session directory, live or dead."""
+    try:
+        paths = [os.path.join(root, name) for name in os.listdir(root) if _NAME.fullmatch(name)]
+    except OSError:
+        return []
+    return [path for path in paths if _is_private(path, follow=False)]
+
+
+def _is_live(path: str) -> bool:
+    try:
+        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _read_info(path: str) -> SessionInfo | None:
+    try:
+        with open(os.path.join(path, _INFO), "rb", opener=_private) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None
+            return msgspec.json.decode(file.read(), type=SessionInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None

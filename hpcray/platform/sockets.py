@@ -1,0 +1,107 @@
+"""The IP address of this node, and Unix sockets that no other user can reach."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
+_LOOPBACK = "127.0.0.1"
+_CREDENTIALS = struct.Struct("3i")
+
+
+def node_ip_address(toward: str | None = None) -> str:
+    """The IPv4 address of the interface that leads to `toward` ("host:port"; default: the internet).
+
+    No packet is sent. Nodes without a default route answer with the address of their host name or of their first
+    interface; a machine without network with 127.0.0.1.
+    """
+    host, _, port = (toward or "8.8.8.8:53").rpartition(":")
+    return _routed(host, port) or _named() or _first_interface() or _LOOPBACK
+
+
+def _routed(host: str, port: str) -> str | None:
+    """A connected datagram socket knows its local address without having sent anything."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, int(port)))
+            return str(sock.getsockname()[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _named() -> str | None:
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return None
+    return None if found.startswith("127.") else found
+
+
+def _first_interface() -> str | None:
+    try:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:
+        return None  # no descriptor is left; an error that is on its way must not end in this one
+    with sock:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found = socket.inet_ntoa(reply[20:24])
+            if not found.startswith("127."):
+                return found
+    return None
+
+
+def peer_pid_and_uid(sock: socket.socket) -> tuple[int, int]:
+    """Pid and uid of the process that connected, or, seen from there, of the one that listens.
+
+    Raises:
+        OSError: this is not a connected Unix socket.
+    """
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def is_same_user(sock: socket.socket) -> bool:
+    """True if the peer belongs to this user. If it does not, close the connection unread."""
+    try:
+        return peer_pid_and_uid(sock)[1] == os.getuid()
+    except OSError:
+        return False
+
+
+def connect_private(path: str, timeout: float | None = None) -> socket.socket:
+    """Connect to a process of this user that listens at `path`.
+
+    Args:
+        path: of a Unix socket.
+        timeout: as for `socket.settimeout`, from before the connection on; seconds.
+
+    Raises:
+        OSError: no process listens there, or one of another user; no descriptor is left open.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        sock.connect(path)
+        if not is_same_user(sock):
+            raise PermissionError("who listens there is another user")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def bind_private(sock: socket.socket, path: str) -> None:
+    """Bind a Unix socket to a path; no other user can connect, from the first moment on.
+
+    Raises:
+        OSError: the path cannot be made.
+    """
+    os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the mode of the socket
+    sock.bind(path)

@@ -1,0 +1,210 @@
+"""Messages of nodes: joining, dying, the announced end of the job."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from hpcray.protocol.messages.gcs import GcsReply
+from hpcray.protocol.messages.leases import Resources
+from hpcray.protocol.messages.processes import RunInfo
+
+
+class NodeInfo(Struct, array_like=True, frozen=True):
+    """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
+    them."""
+
+    index: int
+    node_id: str
+    host: str
+    address: str
+    pid: int
+    total: Resources
+    data_address: bytes
+    data_plane: str
+    arena_size: int
+    labels: dict[str, str] = {}
+    session_dir: str = ""
+
+
+class RegisterNode(Struct, array_like=True, tag=30):
+    """r→g: a node joins, at start-up."""
+
+    info: NodeInfo
+
+
+class NodeTable(Struct, array_like=True, tag=31):
+    """g→every r when all are in: the cluster is up."""
+
+    session: str
+    nodes: list[NodeInfo]
+    run: RunInfo = RunInfo()
+
+
+class NodeReady(Struct, array_like=True, tag=32):
+    """r→g: the NodeTable is applied, data endpoints are connected."""
+
+    node: int
+
+
+class Stop(Struct, array_like=True, tag=33):
+    """g→every r: end the job. Answer: NodeStopped when the processes of the node are gone."""
+
+    code: int
+
+
+class NodeStopped(Struct, array_like=True, tag=34):
+    """r→g: all processes of the node are gone."""
+
+    node: int
+
+
+class Heartbeat(Struct, array_like=True, tag=35):
+    """r→g, g→r: sent every period. epoch: number of nodes that have died, as far as the sender knows. settled: how
+    many of this node's messages to the head its successor would know of."""
+
+    node: int
+    epoch: int = 0
+    settled: int = 0
+
+
+class NodeDied(Struct, array_like=True, tag=36):
+    """g→every r→every p: a node is dead; the dead node gets this too, and ends if it can read it. reason: its host,
+    and what was noticed. epoch: number of this death, counted from 1; a dead node stays dead."""
+
+    node: int
+    reason: str
+    epoch: int = 0
+
+
+class Ping(Struct, array_like=True, tag=38):
+    """r→r: no heartbeat of the head has arrived. Answer: Heartbeat."""
+
+    node: int
+
+
+class PeerFailed(Struct, array_like=True, tag=37):
+    """r→g: the sender cannot reach this node; the head decides which of the two ends. About the sender itself: it
+    ends."""
+
+    node: int
+    reason: str
+
+
+class HeadMoved(Struct, array_like=True, tag=140):
+    """r→its p: another raylet is the head now. A process repeats its unanswered requests, with the same numbers."""
+
+    node: int
+    epoch: int
+
+
+class NodeInventory(Struct, array_like=True, tag=141):
+    """r→g, first of all after a move of the head: the actors and bundles of the node that have begun. One that is
+    missing in it is not there.
+
+    actors: actor, worker (b"" while that is being forked), restarts. bundles: group, index, whether it may be used.
+    """
+
+    node: int
+    actors: list[tuple[bytes, bytes, int]]
+    bundles: list[tuple[bytes, int, bool]]
+
+
+class StartDriver(Struct, array_like=True, tag=142):
+    """g→r of the program, when that is not the head's: every node is up."""
+
+
+class DriverRegistered(Struct, array_like=True, tag=143):
+    """r→g: the job's driver has joined this node, which is not the head's."""
+
+    proc: bytes
+
+
+class DriverEnded(Struct, array_like=True, tag=144):
+    """r→g: the driver, of this node, has ended or is about to end. code: the program's exit code."""
+
+    code: int
+
+
+class DrainRequest(Struct, array_like=True, tag=110):
+    """p→g, r→g: the job should drain. seconds: how long that may take; 0: as configured. signal: the one that
+    caused it, 0 for none."""
+
+    reason: str
+    seconds: float = 0.0
+    signal: int = 0
+
+
+class Drain(Struct, array_like=True, tag=111):
+    """g→every r→every p: start nothing new, `seconds` are left. Sent again when that became less."""
+
+    reason: str
+    seconds: float
+
+
+class DrainReady(Struct, array_like=True, tag=112):
+    """driver→g: its callbacks have run, the actors may be saved. interested: whether the program takes part in the
+    drain: has callbacks, has queried it, has had an error of it. Sent again when that changes."""
+
+    interested: bool = True
+
+
+class SaveActor(Struct, array_like=True, tag=113):
+    """g→worker of an actor: write its checkpoint between two calls, and run no call after that."""
+
+
+class ActorSaved(Struct, array_like=True, tag=114):
+    """worker→g: the actor is saved. path: the checkpoint, "" when the actor has none to write. error: why it could
+    not be written."""
+
+    path: str
+    error: str = ""
+
+
+class DrainOver(Struct, array_like=True, tag=115):
+    """g→every r→its drivers: every checkpoint that could be written is; the program may end."""
+
+
+class RowChange(Struct, array_like=True, frozen=True):
+    """One row of the GCS's tables (`core.gcs.state_log`) as it is now. row None: the row was deleted."""
+
+    table: int
+    key: bytes
+    row: bytes | None
+
+
+class StateLogAppend(Struct, array_like=True, tag=190):
+    """g→r of the standby: rows that have changed. whole: these are all rows, and replace all earlier ones. taken:
+    by node, how many of its messages to the head the rows contain. answers: replies that processes get once the
+    standby has the rows."""
+
+    serial: int
+    changes: list[RowChange]
+    whole: bool
+    taken: dict[int, int]
+    answers: list[tuple[bytes, GcsReply]] = []
+
+
+class StateLogAck(Struct, array_like=True, tag=191):
+    """r of the standby→g: the rows of StateLogAppend `serial` are stored."""
+
+    serial: int
+
+
+class HeadLost(Struct, array_like=True, tag=192):
+    """r→r of the standby: this node cannot reach the head. The standby itself determines whether the head is dead."""
+
+    node: int
+    reason: str
+
+
+class NewHead(Struct, array_like=True, tag=193):
+    """r of the standby→every r: the head has died, and the sender replaces it. taken: how many of the receiver's
+    messages to the old head the sender has; the receiver sends the others again, then NodeInventory. reason, epoch:
+    of the old head's death, as in NodeDied."""
+
+    node: int
+    term: int
+    taken: int
+    old: int
+    reason: str
+    epoch: int

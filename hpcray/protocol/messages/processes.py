@@ -1,0 +1,128 @@
+"""Messages between a process and its raylet, as it joins and leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+WORKER, DRIVER, ATTACHED, GUEST = "worker", "driver", "attached", "guest"
+"""Values of `Hello.kind`. A guest is a process of another node of this host that reads in this store."""
+
+LOW_MEMORY = "Task was killed due to the node running low on memory."
+"""Prefix of the death reason of a worker that the node's memory monitor killed."""
+
+
+def out_of_memory(reason: str) -> str:
+    """The memory monitor's part of a death reason; "" for a death that the monitor did not cause."""
+    _, prefix, explanation = reason.partition(LOW_MEMORY)
+    return prefix + explanation
+
+
+class Hello(Struct, array_like=True, tag=1):
+    """p→r, first frame of a connection (source id NIL for a driver). kind: "driver", "attached", "worker"; or
+    "guest", with its own id: a process of another node of this host that reads in this store."""
+
+    pid: int
+    kind: str
+
+
+class JobInfo(Struct, array_like=True, frozen=True):
+    """What the driver's process sets for every worker."""
+
+    job_id: str
+    namespace: str
+    sys_path: tuple[str, ...]
+    cwd: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
+class RunInfo(Struct, array_like=True, frozen=True):
+    """What the head knows about this run of the job, for everybody.
+
+    end: Unix time at which the batch system ends it, 0 if unknown. drain_at: Unix time at which it begins to drain, 0
+    for never by itself. checkpoints: the job's checkpoint directory, "" for none. restarts: how often it was requeued.
+    signals: the numbers of the signals that begin a drain. exit_code: of a program that ends with work left to do.
+    number: which run of the job it is, counted from 0; part of the ids of its processes.
+    """
+
+    end: float = 0.0
+    drain_at: float = 0.0
+    checkpoints: str = ""
+    restarts: int = 0
+    signals: tuple[int, ...] = ()
+    exit_code: int = 75
+    number: int = 0
+
+
+class Welcome(Struct, array_like=True, tag=2):
+    """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
+    neighbours: the session directories of the other nodes of this host, by node."""
+
+    proc: bytes
+    node_id: str
+    session_dir: str
+    arena_size: int
+    cluster_size: int
+    host: str
+    job: JobInfo | None
+    config: dict[str, Any]
+    run: RunInfo = RunInfo()
+    head: int = 0
+    neighbours: dict[int, str] = {}
+
+
+class SetJob(Struct, array_like=True, tag=3):
+    """driver→r→g→every r→every p. A worker applies it before it runs anything that came after it."""
+
+    job: JobInfo
+
+
+class Exit(Struct, array_like=True, tag=4):
+    """r→p, driver→own r→g: leave now. From a driver: end the job with this exit code."""
+
+    code: int = 0
+
+
+class ProcDied(Struct, array_like=True, tag=5):
+    """r→p, r→r: a process is gone. Sent to those that may hold a lease on it, write to it, or share objects with
+    it."""
+
+    proc: bytes
+    reason: str
+
+
+class Undeliverable(Struct, array_like=True, tag=6):
+    """r→p: a frame of the receiver could not reach this process; it is dead or never was."""
+
+    proc: bytes
+    reason: str
+
+
+class ProbeViaRaylet(Struct, array_like=True, tag=7):
+    """p→p, through raylets: a connection to the receiver has ended. A living receiver does not answer; the raylet
+    of a dead one answers Undeliverable."""
+
+
+class Introspect(Struct, array_like=True, tag=180):
+    """p→any p or r: a question about the receiver. what: see `runtime.diagnostics.introspection` (processes) and
+    `runtime.raylet.raylet_introspection` (raylets); args: msgpack. Answer: GcsReply(req)."""
+
+    req: int
+    what: str
+    args: bytes = b""
+
+
+class ListRetriableTasks(Struct, array_like=True, tag=181):
+    """r→holder of leases: memory is short; which tasks do these workers of the sender run for the receiver? Answer:
+    RetriableTasks."""
+
+    number: int
+    workers: list[bytes]
+
+
+class RetriableTasks(Struct, array_like=True, tag=182):
+    """holder of leases→r: one row per worker: its proc id, the name of its task, whether that task may run again."""
+
+    number: int
+    rows: list[tuple[bytes, str, bool]]

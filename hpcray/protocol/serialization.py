@@ -1,0 +1,165 @@
+"""Values to bytes and back: cloudpickle with protocol 5, buffers out of band.
+
+A *blob* ends in a one-byte kind, so that the common case needs no slicing (`pickle.loads` stops at its STOP opcode):
+
+    PLAIN  pickle | 0
+    MULTI  buffer 0 | pad | buffer 1 | pad | ... | pickle | table (offset u64, length u64 per buffer) |
+           pickle offset u64 | buffer count u32 | 1
+    ERROR  pickle of an exception | 2
+
+Buffers start at multiples of 64 from the start of the blob, and blobs in the arena start at multiples of 64. Values
+read from a blob are read-only views of it, as in Ray. `protocol.out_of_band` adds kinds of values with such buffers.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle
+
+from hpcray.protocol.messages.objects import MULTI, PLAIN
+from hpcray.protocol.out_of_band import COPIED, Pickler
+
+ALIGN = 64
+SMALL = 1 << 16
+
+_TAIL = struct.Struct("<QIB")
+_SLOT = struct.Struct("<QQ")
+SCALARS = frozenset({int, float, bool, type(None), complex})
+PLAIN_END = bytes([PLAIN])
+
+NONE_BLOB = pickle.dumps(None, 5) + b"\0"
+
+
+class _Local(threading.local):
+    """refs: object refs met while this thread serializes (None: it does not); kept in order of appearance."""
+
+    refs: list[Any] | None = None
+
+
+_local = _Local()
+
+
+class Serialized:
+    """A value that has buffers: size known, bytes not yet laid out. `write` puts them where they belong, once.
+
+    Args:
+        stream: the pickle. buffers: what it left out; of those that are filled in place only `nbytes` is looked at.
+    """
+
+    __slots__ = ("_buffers", "_offsets", "_pickle_at", "pickle", "size")
+
+    def __init__(self, stream: bytes, buffers: Sequence[Any]) -> None:
+        at = 0
+        offsets = []
+        for buffer in buffers:
+            offsets.append(at)
+            at += -(-buffer.nbytes // ALIGN) * ALIGN
+        self.pickle, self._buffers, self._offsets, self._pickle_at = stream, buffers, offsets, at
+        self.size = at + len(stream) + _SLOT.size * len(buffers) + _TAIL.size
+
+    def with_pickle(self, stream: bytes) -> Serialized:
+        """The same buffers, left out of another pickle."""
+        return Serialized(stream, self._buffers)
+
+    def write(self, put: Callable[[int, Any], object]) -> None:
+        """Call `put(offset, buffer)` for every piece; offsets are relative to the start of the blob."""
+        for offset, buffer in zip(self._offsets, self._buffers, strict=True):
+            put(offset, buffer)
+        self.write_end(put)
+
+    def write_end(self, put: Callable[[int, Any], object]) -> None:
+        """Like `write`, without the buffers, which were filled in place."""
+        put(self._pickle_at, self.pickle + self._table())
+
+    def join(self) -> bytes:
+        """The whole blob as bytes (one copy)."""
+        parts: list[Any] = []
+        for buffer in self._buffers:
+            parts.append(buffer)
+            parts.append(bytes(-buffer.nbytes % ALIGN))
+        parts.append(self.pickle)
+        parts.append(self._table())
+        return b"".join(parts)
+
+    def _table(self) -> bytes:
+        slots = [_SLOT.pack(o, b.nbytes) for o, b in zip(self._offsets, self._buffers, strict=True)]
+        return b"".join(slots) + _TAIL.pack(self._pickle_at, len(slots), MULTI)
+
+
+def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
+    """Turn a value into a blob, or into a `Serialized` when it has out-of-band buffers.
+
+    Returns:
+        The blob, and the object refs found inside the value (in order, with repetition).
+
+    Raises:
+        TypeError: the value cannot be pickled; the message says which value.
+    """
+    kind = type(value)
+    if kind in SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
+        return pickle.dumps(value, 5) + PLAIN_END, []
+    if kind in COPIED and len(value) >= SMALL:
+        return Serialized(COPIED[kind], [memoryview(value)]), []
+    outer = _local.refs
+    refs: list[Any] = []
+    _local.refs = refs
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    try:
+        Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        text = repr(value)
+        raise TypeError(
+            f"could not serialize {text[:200]}: {error}; hint: open such objects inside the task or actor instead of "
+            "passing them"
+        ) from error
+    finally:
+        _local.refs = outer
+    if not buffers:
+        return file.getvalue() + PLAIN_END, refs
+    return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
+
+
+def serialize_error(error: BaseException) -> bytes:
+    """Blob of an exception. Never fails: what cannot be pickled is replaced by the caller beforehand."""
+    blob, _ = serialize(error)
+    joined = blob.join() if isinstance(blob, Serialized) else blob
+    # An ERROR blob is re-pickled in band: it is small, and its reader need not know the MULTI layout.
+    return (joined[:-1] if joined[-1] == PLAIN else cloudpickle.dumps(deserialize(joined), 5)) + b"\2"
+
+
+def deserialize(blob: bytes | memoryview) -> Any:
+    """The value of a blob; of an ERROR blob, the exception (see `protocol.messages.objects.is_error`)."""
+    if blob[-1] != MULTI:
+        return pickle.loads(blob)
+    view = memoryview(blob).toreadonly()
+    end = len(view) - _TAIL.size
+    pickle_at, count, _ = _TAIL.unpack_from(view, end)
+    table = end - count * _SLOT.size
+    buffers = []
+    for slot in range(count):
+        offset, length = _SLOT.unpack_from(view, table + slot * _SLOT.size)
+        buffers.append(view[offset : offset + length])
+    return pickle.loads(view[pickle_at:table], buffers=buffers)
+
+
+def note_ref(ref: Any) -> bool:
+    """Called by a ref that is being pickled. False: not by us, so the copy is out of band and must be pinned."""
+    refs = _local.refs
+    if refs is None:
+        return False
+    refs.append(ref)
+    return True
+
+
+def _contiguous(buffer: pickle.PickleBuffer) -> memoryview:
+    try:
+        return buffer.raw()
+    except BufferError:  # not contiguous: one copy makes it so
+        return memoryview(bytes(memoryview(buffer)))

@@ -1,0 +1,170 @@
+"""Protocols through which the parts of a core worker see the whole, and the core worker of this interpreter.
+
+`CoreWorker` is composed of parts (submitter, reader, writer, clients) that need its engine, its object table and its
+identity. They depend on the `CoreWorkerContext` protocol of this module and never on `core_worker.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from hpcray.common.config import Config
+from hpcray.common.exceptions import RaySystemError
+from hpcray.core.core_worker.object_table import ObjectTable, Waiter
+from hpcray.core.core_worker.task import PendingTask, SchedulingClass
+from hpcray.platform.arena import Arena
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages import ActorCall, JobInfo, PushTask, RunInfo
+from hpcray.protocol.serialization import Serialized
+from hpcray.runtime.core_worker.io_engine import IoEngine
+
+
+class ThreadState(threading.local):
+    """The task or call that this thread executes.
+
+    Attributes:
+        task: the message of the task or call; None outside of tasks.
+        protected: refs that came in its arguments; None outside of tasks.
+        since: `time.time()` at which it began.
+    """
+
+    protected: list[bytes] | None = None
+    task: PushTask | ActorCall | None = None
+    name: str = ""
+    since: float = 0.0
+
+
+class CoreWorkerContext(Protocol):
+    """The part of `CoreWorker` that its own parts use.
+
+    Attributes:
+        me: proc id of this process. node: index of its node. kind: "driver", "attached" or "worker".
+        task_counter: number in the last task id (engine's lock held); hot paths add to it without a call.
+        arena: shared memory of this node. arenas: all arenas that this process can read, by node index.
+        local: what the calling thread executes.
+        dead: the reason why nothing can be requested any more; None while everything works.
+        run: what the head knows about this run of the job.
+    """
+
+    me: bytes
+    node: int
+    kind: str
+    config: Config
+    engine: IoEngine
+    table: ObjectTable
+    arena: Arena
+    arenas: dict[int, Arena]
+    local: ThreadState
+    dead: str | None
+    job: JobInfo | None
+    run: RunInfo
+    cluster_size: int
+    session_dir: str
+    task_counter: int
+
+    def check_alive(self) -> None:
+        """Raise LocalRayletDiedError if `dead`."""
+
+    def warn_once(self, key: str) -> bool:
+        """Return True for the first call with this key (engine's lock held)."""
+
+    def drain(self) -> None:
+        """Apply the deferred destructors of refs and views to the table (engine's lock held)."""
+
+    def next_task_id(self) -> bytes:
+        """Return a fresh task id (engine's lock held)."""
+
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait for `waiter` (engine's lock held); False if `deadline` (monotonic seconds) passed first."""
+
+    def put(self, value: Any) -> Any:
+        """Store a value and return its ref."""
+
+    def put_serialized(self, blob: bytes | Serialized, refs: list[Any] | None) -> Any:
+        """Store a serialized value, which holds `refs`, in this node's store and return its ref."""
+
+    def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Return the values of `refs`; see `ObjectReader.get`."""
+
+    def wait(
+        self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Split `refs` into ready ones and the rest; see `ObjectReader.wait`."""
+
+    def when_ready_here(self, ref: Any, call: Callable[[], object]) -> None:
+        """Call `call()` once the value of `ref` can be read in this process."""
+
+    def when_available(self, ref: Any, call: Callable[[Any, BaseException | None], object]) -> None:
+        """Call `call(value, error)` in a thread for callbacks once the value of `ref` or its error is known."""
+
+    def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
+        """Count a deserialized ref; `places` is the size of its object and the nodes that store it, if known."""
+
+    def pin_forever(self, ref: Any) -> None:
+        """Keep the object of a ref that was pickled outside of arguments and values."""
+
+
+class TaskSubmission(Protocol):
+    """`TaskSubmitter` as its parts see it; described there. The engine's lock is held in all methods."""
+
+    def returns(self, task: PendingTask) -> Any: ...
+
+    def resolve(self, task: PendingTask, then: Callable[[], None]) -> bool: ...
+
+    def ready(self, task: PendingTask, scheduling_class: SchedulingClass) -> None: ...
+
+    def failed_argument(self, task: PendingTask) -> bool: ...
+
+    def slot_values(self, task: PendingTask) -> tuple[list[m.ArgRef] | None, list[bytes] | None]: ...
+
+    def announce_missing_returns(self, task: PendingTask, proc: bytes) -> None: ...
+
+    def finish(self, task: PendingTask, src: bytes, msg: m.TaskReply) -> None: ...
+
+    def drop_returns(self, src: bytes, msg: m.TaskReply) -> None: ...
+
+    def fail(self, task: PendingTask, blob: bytes, argument: bytes | None = None) -> None: ...
+
+    def fail_cancelled(self, task: PendingTask) -> None: ...
+
+    def left_behind(self, task: PendingTask, proc: bytes) -> None: ...
+
+    def resubmit_call(self, task: PendingTask) -> None: ...
+
+
+W = TypeVar("W", bound=CoreWorkerContext)
+
+
+class CurrentProcess(Generic[W]):
+    """The core worker that this interpreter is, while it takes part in a job.
+
+    Attributes:
+        process: the core worker; None outside of a job.
+        worker: the `TaskExecutor` of a worker process; None in a driver.
+    """
+
+    __slots__ = ("process", "worker")
+
+    def __init__(self) -> None:
+        self.process: W | None = None
+        self.worker: Any = None
+
+
+current: CurrentProcess[CoreWorkerContext] = CurrentProcess()
+async_task: ContextVar[ActorCall | None] = ContextVar("async_task", default=None)
+"""The call that the running asyncio task of an async actor executes."""
+
+
+def require_context() -> CoreWorkerContext:
+    """Return the core worker of this interpreter.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    process = current.process
+    if process is None:
+        raise RaySystemError("hpcray is not initialized; hint: call hpcray.init() first")
+    return process

@@ -1,0 +1,480 @@
+"""The core of every driver and worker, composed of its parts, and how it joins a session."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pickle import dumps
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from hpcray.common.config import Config
+from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
+from hpcray.common.ids import PUT_INDEX, node_of, number_of, raylet_of, show_proc
+from hpcray.core.core_worker.object_table import ObjectTable, Waiter
+from hpcray.platform.arena import Arena
+from hpcray.platform.sockets import connect_private
+from hpcray.protocol import messages as m
+from hpcray.protocol.out_of_band import view_tensors
+from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
+from hpcray.runtime.core_worker import context
+from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
+from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
+from hpcray.runtime.core_worker.gcs_client import GcsClient
+from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
+from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
+from hpcray.runtime.core_worker.object_reader import ObjectReader
+from hpcray.runtime.core_worker.object_refs import ObjectRef, creation_site, make_ref, new_ref
+from hpcray.runtime.core_worker.object_writer import ObjectReplicator, ObjectWriter
+from hpcray.runtime.core_worker.peer_sockets import greet
+from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClient
+from hpcray.runtime.core_worker.task_retries import lost_blob
+from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
+
+Handler = Callable[[bytes, Any], None]
+NO_HANDLERS: Mapping[type, Handler] = MappingProxyType({})
+
+if TYPE_CHECKING:
+    from hpcray.core.record_replay import Recorder
+
+_sessions = itertools.count()
+_DEATH_REPORT_TIMEOUT = 0.3
+"""Seconds for which the raylet may report how a peer died whose connection has ended."""
+_MAX_UNBURIED = 256
+"""Dead refs and views that `put` leaves to the background thread."""
+_OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
+
+
+class Diagnostics(Protocol):
+    """Diagnostics of a core worker (`hpcray.runtime.diagnostics`): answers about itself, reports of long waits."""
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers of the messages that ask this process about itself."""
+
+    def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:
+        """Return the text of a GetTimeoutError (engine's lock held)."""
+
+    def introspect(self, what: str, args: Any) -> Any:
+        """Answer a question of this process about itself, as another process would get it."""
+
+    def report_waits(self) -> None:
+        """Report all `get`s that wait, from the background thread."""
+
+    def free(self, refs: Iterable[ObjectRef[Any]], local_only: bool) -> None:
+        """Drop objects by hand: on all nodes, or the copies in this node's store."""
+
+    def list_stores(self, limit: int, timeout: float) -> list[dict[str, Any]]:
+        """List the object stores of all nodes."""
+
+
+class CoreWorker:
+    """A process that owns objects, borrows others, and talks to its raylet and its peers. One per interpreter.
+
+    `connect` makes it. Its parts know it as a `CoreWorkerContext`.
+
+    Attributes:
+        head: index of the node where the GCS is. job: what the driver has set for all workers; None before that.
+        on_exit: called with the exit code when the raylet ends this process. on_death: called with a dead process.
+        blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        welcome: m.Welcome,
+        arena: Arena,
+        kind: str,
+        session_dir: str,
+        diagnostics: Callable[[CoreWorker], Diagnostics],
+    ) -> None:
+        self.me = me = welcome.proc
+        self.node = node_of(me)
+        self.config = config = Config(**welcome.config)
+        self.engine = engine = IoEngine(me, session_dir, welcome.neighbours, config.spin)
+        self.dead: str | None = None
+        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
+        self.arena = arena
+        self.arenas = {self.node: arena}
+        self.local = ThreadState()
+        self.blocker: Callable[[Waiter, float | None], bool] | None = None
+        self.node_id = welcome.node_id
+        self.host = welcome.host
+        self.kind = kind
+        self.job = welcome.job
+        self.session_dir = session_dir
+        self.cluster_size = welcome.cluster_size
+        self._inline_limit = config.inline_limit
+        view_tensors(config.enable_zero_copy_torch_tensors)
+        self.run = welcome.run
+        self.head = welcome.head
+        self.on_exit: Callable[[int], None] = lambda code: None
+        self.on_death: Callable[[bytes], None] = lambda proc: None
+        self._raylet = raylet_of(self.node)
+        # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
+        self.task_counter = (next(_sessions) & 0xFF) << 32
+        released.clear()
+        self._pinned: list[ObjectRef[Any]] = []
+        self._warned: set[str] = set()
+        self._sock = sock
+        self.gcs: GcsClient = GcsClient(self)
+        self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
+        admission = DrainAdmission(self, self.submitter.leases, self.submitter.fail)
+        self.drain_client: DrainClient = DrainClient(self, admission)
+        self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
+        self.writer: ObjectWriter = ObjectWriter(self)
+        self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
+        self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbours)
+        self.table.pins.use_neighbors(welcome.neighbours, self.neighbor_stores)
+        self.diagnostics = diagnostics(self)
+        self.reader = reader = ObjectReader(self, self.diagnostics.explain)
+        # As attributes: a call costs what a method of this class costs.
+        self.get_one, self.get, self.wait, self.load_slots = reader.get_one, reader.get, reader.wait, reader.load_slots
+        self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
+
+    def start(self, listener: socket.socket | None = None, handlers: Mapping[type, Handler] = NO_HANDLERS) -> None:
+        """Begin to read and write.
+
+        Args:
+            listener: the socket for peers, if it had to exist before the raylet learned of this process.
+            handlers: those of a worker, beside HANDLERS.
+        """
+        own = {kind: handler(self) for kind, handler in HANDLERS.items()}
+        everything = own | self.diagnostics.handlers | dict(handlers)
+        self.engine.start(self._sock, everything, self._peer_lost, self.drain, listener)
+
+    def check_alive(self) -> None:
+        """Raise LocalRayletDiedError if nothing can be requested any more."""
+        if self.dead is not None:
+            raise LocalRayletDiedError(self.dead)
+
+    def warn_once(self, key: str) -> bool:
+        """Return True for the first call with this key (lock held)."""
+        if key in self._warned:
+            return False
+        self._warned.add(key)
+        return True
+
+    def drain(self) -> None:
+        """Apply the deferred destructors of refs and views to the table (lock held)."""
+        self.table.bury(released)
+
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait for `waiter` (lock held), in a worker through the hook that lends its CPU meanwhile."""
+        if waiter.count <= 0:
+            self.engine.flush()
+            return True
+        if self.blocker is not None:
+            return self.blocker(waiter, deadline)
+        return self.engine.wait(waiter, deadline)
+
+    def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
+        return lost_blob(oid, reason, why, self.dead)
+
+    # ------------------------------------------------------------ references
+
+    def next_task_id(self) -> bytes:
+        """A fresh task id (lock held)."""
+        self.task_counter += 1
+        return self.me + self.task_counter.to_bytes(5, "big")
+
+    def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
+        """Count a ref that this thread deserialized or made by hand. places: size and nodes of its object, if known."""
+        engine = self.engine
+        with engine.lock:
+            self.table.refs.ref_deserialized(oid, self.local.protected)
+            if places is not None:
+                self.table.hint_locations(oid, *places)
+            if engine.dirty:
+                engine.flush()
+
+    def pin_forever(self, ref: ObjectRef[Any]) -> None:
+        """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
+
+        Raises:
+            OufOfBandObjectRefSerializationException: RAY_allow_out_of_band_object_ref_serialization is 0.
+        """
+        if os.environ.get(_OUT_OF_BAND) == "0":
+            raise OufOfBandObjectRefSerializationException(
+                f"{ref!r} is pickled outside of arguments and values, where nobody counts it; hint: pass the ref "
+                f"itself, or what holds it, or set {_OUT_OF_BAND}=1"
+            )
+        self._pinned.append(ref)
+
+    # ------------------------------------------------------------ put
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """Make an object of a value. Small ones involve no other process.
+
+        Raises:
+            TypeError: it cannot be pickled. ObjectStoreFullError: no room in the node's store.
+        """
+        refs: list[Any] | None = None
+        if type(value) in SCALARS:
+            blob = dumps(value, 5) + PLAIN_END  # as `serialize` does, without a call
+        else:
+            made, refs = serialize(value)
+            if isinstance(made, Serialized):
+                if made.size > self._inline_limit:
+                    return self.put_serialized(made, refs)
+                blob = made.join()
+            else:
+                blob = made
+        if len(blob) > self._inline_limit:
+            return self.put_serialized(blob, refs)
+        engine = self.engine
+        with engine.lock:
+            if len(released) > _MAX_UNBURIED:
+                self.drain()
+                engine.flush()
+            engine.activity += 1  # else the background thread would wake for every ref that dies
+            self.task_counter += 1
+            oid = self.me + self.task_counter.to_bytes(5, "big") + PUT_INDEX
+            self.table.put_inline(oid, blob, refs)
+        ref: ObjectRef[Any] = make_ref(ObjectRef)  # `new_ref`, without a call
+        ref._id = oid
+        return ref
+
+    def put_serialized(self, blob: bytes | Serialized, refs: list[Any] | None) -> ObjectRef[Any]:
+        """Make an object in the node's store of a value that `serialize` has turned into this blob and these refs.
+
+        Raises:
+            ObjectStoreFullError: no room in the node's store.
+        """
+        with self.engine.lock:
+            oid = self.next_task_id() + PUT_INDEX
+            self.table.create(oid)
+        try:
+            offset, size = self.writer.write(oid, blob)
+        except BaseException:
+            with self.engine.lock:
+                self.table.abandon(oid)
+            raise
+        ref = new_ref(oid)
+        with self.engine.lock:
+            self.table.put_stored(oid, offset, size, refs or None)
+            self.engine.flush()
+        return ref
+
+    def set_job(self, job: m.JobInfo, namespace: str) -> None:
+        """Send the cluster what this driver's tasks need (its sys.path, …); `namespace` stays in this process."""
+        self.job = msgspec.structs.replace(job, namespace=namespace)
+        with self.engine.lock:
+            self.engine.send(self._raylet, m.SetJob(job))
+            self.engine.flush()
+
+    def _on_set_job(self, msg: m.SetJob) -> None:
+        known = self.job
+        self.job = msgspec.structs.replace(msg.job, namespace=known.namespace) if known is not None else msg.job
+
+    # ------------------------------------------------------------ death
+
+    def _peer_lost(self, proc: bytes, reason: str) -> None:
+        if proc == self._raylet:
+            self.dead = f"the raylet of this node is gone ({reason})"
+            self.on_exit(1)
+            self.table.fail_all(self.dead)
+            self.gcs.fail()
+            self.placement_groups.fail()
+            self.writer.fail()
+            return
+        if number_of(proc) == 0:
+            self.neighbor_stores.lost(node_of(proc))
+            return
+        leases = self.submitter.leases
+        leased = leases.workers.get(proc)
+        far = node_of(proc) != self.node
+        if not far and (leased is None or not leased.inflight):
+            self.process_died(proc, f"{show_proc(proc)}: {reason}")
+            return
+        # Its raylet knows how it died and will say so; until then nothing more is sent to it.
+        leases.suspect(proc)
+        if far:
+            self.engine.reroute_via_raylet(proc)
+            return
+        self.engine.add_timer(
+            monotonic() + _DEATH_REPORT_TIMEOUT, lambda now: self.process_died(proc, f"{show_proc(proc)}: {reason}")
+        )
+
+    def process_died(self, proc: bytes, reason: str) -> None:
+        """Drop a dead process: its leases, tasks, borrows and copies (lock held)."""
+        self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
+        self.engine.drop_peer(proc)
+        self.gcs.process_died(proc)
+        self.on_death(proc)
+        leased = self.submitter.leases.workers.get(proc)
+        for task in leased.inflight.values() if leased is not None else ():
+            self.submitter.left_behind(task, proc)
+        self.submitter.process_died(proc, reason)
+        self.table.process_died(proc, reason)
+
+    def _head_moved(self, msg: m.HeadMoved) -> None:
+        self.head = msg.node
+        self.gcs.head_moved()
+        self.placement_groups.head_moved()
+        self.submitter.actors.head_moved()
+
+    def _node_died(self, msg: m.NodeDied) -> None:
+        """Drop a dead node with its processes, leases, copies and borrowers (lock held)."""
+        table = self.table
+        if not table.recovery.mark_node_dead(msg.node):
+            return
+        retries = self.submitter.retries
+        retries.hold()
+        try:
+            for proc in sorted({*self.engine.peers_of(msg.node), *table.recovery.processes_of(msg.node)}):
+                self.process_died(proc, f"node {msg.node} died: {msg.reason}")
+            self.engine.lose_node(msg.node)
+            table.recovery.node_died(msg.node, msg.reason)
+        finally:
+            retries.submit_held()
+
+    def close(self) -> None:
+        """Leave the job: close every socket. The caller has sent its last requests to the raylet."""
+        current.process = None
+        with self.engine.lock:
+            # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
+            self.submitter.leases.tick(math.inf)
+            self.engine.flush()
+            self.dead = self.dead or "hpcray.shutdown() was called"
+            for oid, entry in list(self.table.entries.items()):
+                if entry.local_waiters or entry.ready_waiters:
+                    self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
+            self.gcs.fail()
+            self.placement_groups.fail()
+            self.writer.fail()
+        self.engine.run_pending_calls()
+        self.reader.close()
+        self.engine.close()
+        for arena in self.arenas.values():
+            arena.close()
+
+
+def _make_table(
+    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config
+) -> tuple[ObjectTable, Recorder | None]:
+    """Recording and call-site tracking are opt-in; the default table carries no overhead."""
+    recorder = None
+    if config.record:
+        from hpcray.core.record_replay import record_table  # it loads all cores, and few jobs record
+
+        table, recorder = record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
+    else:
+        table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit)
+    if config.record_ref_creation_sites:
+        table.record_creation_sites(creation_site)
+    return table, recorder
+
+
+HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
+    m.ObjectGet: lambda p: lambda src, msg: p.table.on_object_get(src, msg.id),
+    m.ObjectReady: lambda p: lambda _, msg: p.table.on_object_ready(msg),
+    m.ObjectLost: lambda p: p.table.recovery.on_object_lost,
+    m.AddLocation: lambda p: lambda _, msg: p.table.recovery.on_add_location(msg),
+    m.BorrowAdd: lambda p: p.table.refs.on_borrow_add,
+    m.BorrowAck: lambda p: lambda _, msg: p.table.refs.on_borrow_ack(msg),
+    m.BorrowDrop: lambda p: lambda _, msg: p.table.refs.on_borrow_drop(msg),
+    m.BorrowTake: lambda p: p.table.refs.on_borrow_take,
+    m.SettleBorrows: lambda p: p.table.refs.on_borrow_ask,
+    m.BorrowsSettled: lambda p: p.table.refs.on_borrow_end,
+    m.Created: lambda p: p.writer.on_created,
+    m.Opened: lambda p: p.writer.on_opened,
+    m.StoreError: lambda p: p.writer.on_store_error,
+    m.ReplicaPinned: lambda p: lambda src, msg: p.table.recovery.on_replica(msg.id, node_of(src), msg.reason),
+    m.OnDisk: lambda p: lambda _, msg: p.table.on_disk(msg),
+    m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
+    m.Welcome: lambda p: p.neighbor_stores.on_welcome,
+    m.LeaseGranted: lambda p: p.submitter.on_lease_granted,
+    m.LeaseRevoked: lambda p: lambda _, msg: p.process_died(msg.worker, msg.reason),
+    m.ReclaimIdle: lambda p: lambda src, msg: p.submitter.leases.reclaim(node_of(src), msg.busy),
+    m.Infeasible: lambda p: p.submitter.on_infeasible,
+    m.TaskDone: lambda p: p.submitter.on_task_done,
+    m.TaskReply: lambda p: p.submitter.on_task_reply,
+    m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
+    m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
+    m.CancelRef: lambda p: lambda _, msg: p.submitter.cancellation.cancel_object(msg.id, msg.force, msg.recursive),
+    m.ActorStateUpdate: lambda p: lambda _, msg: p.submitter.actors.on_state(msg),
+    m.GcsReply: lambda p: lambda _, msg: p.gcs.on_reply(msg),
+    m.PlacementGroupStateUpdate: lambda p: lambda _, msg: p.placement_groups.on_state(msg),
+    m.Drain: lambda p: p.drain_client.on_drain,
+    m.DrainOver: lambda p: p.drain_client.on_drain_over,
+    m.SetJob: lambda p: lambda _, msg: p._on_set_job(msg),
+    m.Exit: lambda p: lambda _, msg: p.on_exit(msg.code),
+    m.ProcDied: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
+    m.Undeliverable: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
+    m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
+    m.NodeDied: lambda p: lambda _, msg: p._node_died(msg),
+    m.HeadMoved: lambda p: lambda _, msg: p._head_moved(msg),
+}
+"""The handlers of every driver and worker, by message; `start` binds each entry to the process, once. Workers add
+their own (`worker.task_executor.HANDLERS`), and so do diagnostics (`diagnostics.introspection.HANDLERS`)."""
+
+
+current = cast("CurrentProcess[CoreWorker]", context.current)
+"""The core worker of this interpreter, with its type."""
+
+
+def need_process() -> CoreWorker:
+    """Return the core worker of this interpreter.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    return cast(CoreWorker, require_context())
+
+
+def _forked() -> None:
+    """Leave the job in a child that user code forked. Its copies of the sockets are closed: peers must see a
+    connection end when the parent ends."""
+    if current.process is not None:
+        current.process.engine.close_after_fork()
+    current.process = None
+    current.worker = None
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def connect(session_dir: str, kind: str, diagnostics: Callable[[CoreWorker], Diagnostics]) -> CoreWorker:
+    """Join the session in `session_dir` as a "driver", "attached" driver, or "worker". `start` it when it is complete.
+
+    Args:
+        diagnostics: what answers questions about the process: `diagnostics.introspection.ObjectInventory`.
+
+    Raises:
+        RaySystemError: no raylet answers there.
+    """
+    sock = None
+    try:
+        sock = connect_private(os.path.join(session_dir, "r.s"), timeout=30.0)
+        greet(sock, m.Hello(os.getpid(), kind))
+        head, fds, _, _ = socket.recv_fds(sock, 4, 1, socket.MSG_CMSG_CLOEXEC)
+        frame = (
+            _read_exactly(sock, int.from_bytes(head + _read_exactly(sock, 4 - len(head)), "little")) if head else b""
+        )
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise RaySystemError(f"cannot join the session in {session_dir}: {error}") from error
+    if not frame or not fds:
+        sock.close()
+        raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
+    (welcome,) = m.decode(frame[16:])
+    assert isinstance(welcome, m.Welcome)
+    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics)
+
+
+def _read_exactly(sock: socket.socket, size: int) -> bytes:
+    parts = []
+    while size > 0:
+        part = sock.recv(size)
+        if not part:
+            raise ConnectionError("connection closed")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,320 @@
+"""Generators of refs: what a task or call yields, one object each, as it comes.
+
+The objects are returns of the task: number 0 is ready when the task has ended (`completed()`), number i + 1 is what it
+yielded i-th. The caller always has one entry more than it has values: whoever waits for the next value waits for that
+entry, and learns from it too when there is none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
+
+from hpcray.common.exceptions import ObjectRefStreamEndOfStreamError
+from hpcray.common.ids import TaskID, node_of, return_index
+from hpcray.core.core_worker.object_table import PENDING, Waiter
+from hpcray.core.core_worker.task import PendingTask
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import is_error
+from hpcray.protocol.serialization import Serialized, serialize, serialize_error
+from hpcray.runtime.core_worker.context import CoreWorkerContext, require_context
+from hpcray.runtime.core_worker.object_refs import ObjectRef, T, new_ref
+from hpcray.runtime.core_worker.task_retries import TaskRetries
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+_END = serialize_error(ObjectRefStreamEndOfStreamError("the generator has no more values"))
+_EVERYTHING = 1 << 62
+
+
+class GeneratorStream:
+    """One task's values. refs: those not taken yet, and behind them the entry of the next one.
+
+    received, taken: how many values came, and were taken. dropped: no more will be taken.
+    """
+
+    __slots__ = ("dropped", "received", "refs", "taken", "task")
+
+    def __init__(self, task: PendingTask) -> None:
+        self.task = task
+        self.refs: deque[ObjectRef[Any]] = deque()
+        self.received = 0
+        self.taken = 0
+        self.dropped = False
+
+
+class GeneratorStreams:
+    """The streams that this process is the caller of. All methods want the engine's lock held."""
+
+    def __init__(self, context: CoreWorkerContext, retries: TaskRetries) -> None:
+        self._retries = retries
+        self._engine = context.engine
+        self._table = context.table
+        self._open: dict[bytes, GeneratorStream] = {}
+
+    def open(self, task: PendingTask) -> Any:
+        """Return the result of `.remote()`: a generator of refs, or for "dynamic" the ref of one."""
+        stream = self._open[task.id] = GeneratorStream(task)
+        completed = task.id + return_index(0)
+        self._table.create(completed, task)
+        self._expect_next(stream)
+        ref = new_ref(completed)
+        return ref if task.extra.dynamic else ObjectRefGenerator(stream, ref)
+
+    def is_open(self, task_id: bytes) -> bool:
+        """Return True if a task has never ended; one that has may run again for values that were lost."""
+        return task_id in self._open
+
+    def received(self, task_id: bytes) -> int:
+        """How many values came: a task that runs again need not send them again."""
+        stream = self._open.get(task_id)
+        return stream.received if stream is not None else 0
+
+    def announce_taken(self, task: PendingTask, worker: bytes) -> None:
+        """Send a worker, with the task, how many values were taken before."""
+        stream = self._open.get(task.id)
+        if task.extra.window > 0 and (stream is None or stream.taken or stream.dropped):
+            count = _EVERYTHING if stream is None or stream.dropped else stream.taken
+            self._engine.send(worker, m.StreamTaken(task.id, count))
+
+    def on_item(self, src: bytes, msg: m.StreamItem) -> None:
+        """The task yielded a value."""
+        stream = self._open.get(msg.task)
+        object_id = msg.task + return_index(msg.index + 1)
+        item = msg.item
+        if stream is not None and msg.index < stream.received:
+            self._adopt(src, item)
+            return
+        contained = self._adopt(src, item)
+        if item.size or contained:
+            self._keep(msg.task, stream, object_id)
+        if stream is not None:
+            stream.received += 1
+            if not stream.dropped:
+                self._expect_next(stream)
+        if item.size:
+            self._table.set_stored(object_id, item.size, node_of(src), contained)
+        else:
+            self._table.set_inline(object_id, item.value, contained)
+
+    def finish(self, task: PendingTask, src: bytes, msg: m.TaskReply) -> None:
+        """The task has ended. An exception is one value more."""
+        value = msg.returns[0].value
+        if not is_error(value):
+            self._end(task, None, value)
+        elif task.extra.dynamic and msg.status == 1:
+            self._end(task, value, b"")
+        else:
+            self._end(task, value, value)
+
+    def fail(self, task: PendingTask, error: bytes) -> None:
+        """The task will not end any more."""
+        self._end(task, error, error)
+
+    def _end(self, task: PendingTask, last: bytes | None, completed: bytes) -> None:
+        stream = self._open.pop(task.id, None)
+        if stream is None:
+            return
+        if last is not None:
+            object_id = task.id + return_index(stream.received + 1)
+            stream.received += 1
+            if not stream.dropped:
+                self._expect_next(stream)
+            self._table.set_inline(object_id, last)
+        contained: list[Any] | None = None
+        if task.extra.dynamic and (not completed or not is_error(completed)):
+            end = stream.refs.pop()
+            contained = list(stream.refs)
+            blob, _ = serialize(DynamicObjectRefGenerator(contained))
+            completed = blob.join() if isinstance(blob, Serialized) else blob
+            self._table.set_inline(end._id, _END)
+        else:
+            self._table.set_inline(task.id + return_index(stream.received + 1), _END)
+        self._table.set_inline(task.id + return_index(0), completed, contained)
+
+    def _keep(self, task_id: bytes, stream: GeneratorStream | None, object_id: bytes) -> None:
+        """A value that may be lost one day has come, of a first run or of a later one."""
+        kept = self._table.lineage.kept.get(task_id)
+        task = stream.task if stream is not None else kept.task if kept is not None else None
+        if task is not None:
+            self._retries.keep(task, [object_id], running=True)
+
+    def _expect_next(self, stream: GeneratorStream) -> None:
+        object_id = stream.task.id + return_index(stream.received + 1)
+        self._table.create(object_id)
+        stream.refs.append(new_ref(object_id))
+
+    def _adopt(self, src: bytes, item: m.Returned) -> list[Any] | None:
+        for inner in item.contained or ():
+            self._table.refs.adopt_returned_ref(inner, src)
+        return [new_ref(inner) for inner in item.contained] if item.contained else None
+
+
+class ObjectRefGenerator(Generic[T]):
+    """Gives the refs of what a task or actor call yields, in order, as they come. `for`, `async for`, `next`."""
+
+    def __init__(self, stream: GeneratorStream, completed: ObjectRef[Any]) -> None:
+        self._stream = stream
+        self._completed = completed
+
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
+        return self
+
+    def __next__(self) -> ObjectRef[T]:
+        """The next ref; waits until its value is there. If the task failed, the last ref's value is the error."""
+        context = require_context()
+        with context.engine.lock:
+            if self._stream.refs:
+                context.check_alive()
+                waiter = Waiter()
+                oid = self._stream.refs[0]._id
+                if not context.table.wait_ready(oid, waiter):
+                    try:
+                        context.block(waiter, None)
+                    finally:
+                        context.table.remove_waiter([oid], waiter)
+            ref = self._take(context)
+        context.engine.run_pending_calls()
+        if ref is None:
+            raise StopIteration
+        return ref
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
+        return self
+
+    async def __anext__(self) -> ObjectRef[T]:
+        context = require_context()
+        if self._stream.refs:
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            ready: asyncio.Future[None] = loop.create_future()
+            context.when_ready_here(self._stream.refs[0], lambda: loop.call_soon_threadsafe(_settle, ready))
+            await ready
+        with context.engine.lock:
+            ref = self._take(context)
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
+
+    def completed(self) -> ObjectRef[Any]:
+        """A ref that is ready when the task has ended; its value is the error if it failed."""
+        return self._completed
+
+    @property
+    def _generator_ref(self) -> ObjectRef[Any]:
+        return self._completed
+
+    def _next_sync(self, timeout_s: float | None = None) -> ObjectRef[Any]:
+        """`next` for at most so many seconds (None: for ever); the nil ref when there is none by then."""
+        ref = self.peek()
+        if ref is not None and timeout_s is not None and not require_context().wait([ref], 1, timeout_s, False)[0]:
+            return ObjectRef.nil()
+        return next(self)
+
+    def send(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.send` is not supported.")
+
+    def throw(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.throw` is not supported.")
+
+    def close(self) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.close` is not supported. hint: cancel() ends its task")
+
+    async def asend(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.asend` is not supported.")
+
+    async def athrow(self, value: Any) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.athrow` is not supported.")
+
+    async def aclose(self) -> NoReturn:
+        """Not supported, as in Ray."""
+        raise NotImplementedError("`gen.aclose` is not supported. hint: cancel() ends its task")
+
+    def next_ready(self) -> bool:
+        """Return True if `next()` would return (or stop) at once."""
+        context = require_context()
+        with context.engine.lock:
+            refs = self._stream.refs
+            return not refs or context.table.entries[refs[0]._id].state != PENDING
+
+    def is_finished(self) -> bool:
+        """Return True if the task has ended and all refs were taken."""
+        return self.peek() is None
+
+    def task_id(self) -> TaskID:
+        """Id of the task."""
+        return self._completed.task_id()
+
+    def peek(self) -> ObjectRef[Any] | None:
+        """The ref that `next()` will give, ready or not; None when it is known that there is none."""
+        context = require_context()
+        with context.engine.lock:
+            refs = self._stream.refs
+            return refs[0] if refs and context.table.entries[refs[0]._id].value != _END else None
+
+    def _take(self, context: CoreWorkerContext) -> ObjectRef[Any] | None:
+        stream = self._stream
+        if not stream.refs or context.table.entries[stream.refs[0]._id].value == _END:
+            return None
+        stream.taken += 1
+        if stream.task.extra.window > 0 and stream.task.worker is not None:
+            context.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, stream.taken))
+            context.engine.flush()
+        return stream.refs.popleft()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "You cannot return or pass a generator to other task. Serializing a ObjectRefGenerator is not allowed. "
+            "hint: pass the refs that it gives"
+        )
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._completed.hex()})"
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is None:
+            return
+        stream.dropped = True
+        stream.refs = deque()
+        if stream.task.extra.window > 0 and stream.task.worker is not None:
+            try:
+                context = require_context()
+                context.engine.call_soon(lambda: _take_all(context, stream))
+            except Exception:  # the session has ended, or the interpreter is going down
+                return
+
+
+class DynamicObjectRefGenerator:
+    """The value of a ref that `num_returns="dynamic"` gave: an iterator over the refs of what was yielded."""
+
+    def __init__(self, refs: list[ObjectRef[Any]]) -> None:
+        self._refs = refs
+
+    def __iter__(self) -> Iterator[ObjectRef[Any]]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+
+def _take_all(context: CoreWorkerContext, stream: GeneratorStream) -> None:
+    """Release the task of a dropped generator: it need not wait for a consumer."""
+    with context.engine.lock:
+        if stream.task.worker is not None:
+            context.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, _EVERYTHING))
+            context.engine.flush()
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,349 @@
+"""Reading objects: get, wait, and calls that come when a value is there."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+from pickle import loads
+from typing import Any
+
+from hpcray.common.exceptions import GetTimeoutError, RaySystemError, RayTaskError, store_full_error
+from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
+from hpcray.platform.direct_io import read_private_copy
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import ERROR, PLAIN
+from hpcray.protocol.serialization import deserialize, serialize_error
+from hpcray.runtime.core_worker.context import CoreWorkerContext
+from hpcray.runtime.core_worker.io_engine import monotonic, released
+from hpcray.runtime.core_worker.object_refs import ObjectRef, defer_release, new_ref
+
+_ROOM = "hint: drop references and arrays that are no longer needed"
+_UNREADABLE = {
+    None, errno.EIO, errno.ENXIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.ESTALE, errno.EREMOTEIO,
+    errno.ETIMEDOUT,
+}  # fmt: skip
+"""Errors of a disk that has lost the bytes (None: the file ends before), not of a process that lacks something."""
+_NOT_URGENT = 1
+"""Priority of objects that `wait` needs: behind those that a `get` needs."""
+
+
+class ObjectReader:
+    """Turns refs into values: `get`, `wait` and callbacks.
+
+    Args:
+        explain: called with (ids that are not available, timeout) under the engine's lock; returns the text of the
+            GetTimeoutError.
+    """
+
+    def __init__(self, context: CoreWorkerContext, explain: Callable[[Sequence[bytes], float | None], str]) -> None:
+        self._context = context
+        self._explain = explain
+        self._engine = context.engine
+        self._table = context.table
+        self._arenas = context.arenas
+        self._callbacks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._callback_thread: threading.Thread | None = None
+
+    def close(self) -> None:
+        """End the thread that makes callbacks."""
+        self._callbacks.put(None)
+
+    # ------------------------------------------------------------ get, wait
+
+    def get_one(self, ref: ObjectRef[Any], timeout: float | None) -> Any:
+        """The value of one ref: what `get` does, at less cost for a value that comes in a message."""
+        engine, entries, oid = self._engine, self._table.entries, ref._id
+        with engine.lock:
+            if released:
+                self._context.drain()
+            entry = entries.get(oid)
+            if entry is None:
+                raise unknown_ref(oid)
+            if entry.state != INLINE and entry.mapping is None:
+                oids = [oid]
+                pins = self._table.pins
+                pins.begin_read(oids)
+                try:
+                    self._await_local(oids, timeout)
+                finally:
+                    pins.end_read(oids)
+            elif engine.dirty:
+                engine.flush()
+            found = None if entry.state == INLINE else self._found((oid,))
+            blob = entry.value
+        if engine.pending_calls:
+            engine.run_pending_calls()
+        if found is not None:  # it is in our node's store
+            values = self._values(found)
+            return values[0] if values else self.get((ref,), timeout)[0]
+        kind = blob[-1]
+        if kind == PLAIN:
+            return loads(blob)  # as `deserialize` would
+        value = deserialize(blob)
+        if kind == ERROR:
+            try:
+                raise raised_form(value)
+            finally:
+                del value  # as in `_values`
+        return value
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
+        """The values of the refs, in order.
+
+        Raises:
+            GetTimeoutError: not all were there in time. Anything a task raised, and RayError for what was lost.
+        """
+        engine = self._engine
+        entries = self._table.entries
+        with engine.lock:
+            if released:
+                self._context.drain()
+            oids = [ref._id for ref in refs]
+            try:
+                missing = [oid for oid in oids if (entry := entries[oid]).state != INLINE and entry.mapping is None]
+            except KeyError as unknown:
+                raise unknown_ref(unknown.args[0]) from None
+            if missing:
+                pins = self._table.pins
+                pins.begin_read(oids)
+                try:
+                    self._await_local(missing, timeout)
+                finally:
+                    pins.end_read(oids)
+            elif engine.dirty:
+                engine.flush()
+            found = self._found(oids)
+        if engine.pending_calls:
+            engine.run_pending_calls()
+        values = self._values(found)
+        if len(values) < len(found):
+            return self.get(refs, timeout)  # what was refused to us was requested again by another thread
+        return values
+
+    def _found(self, oids: Sequence[bytes]) -> list[Any]:
+        """The blobs of these objects: in a message, a view of the store, or a file to be read; None: it is not there
+        (lock held)."""
+        found: list[Any] = []
+        pins = self._table.pins
+        for oid in oids:
+            entry = self._table.entries[oid]
+            if entry.state == INLINE:
+                found.append(entry.value)
+            elif entry.mapping is not None:
+                # Made for all of them first: what an error below does not let be read gives its view back too.
+                mapping, gone = entry.mapping, partial(defer_release, (oid,))
+                found.append(self._arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone))
+                pins.begin_view(oid)
+            elif oid in pins.files:
+                found.append(self._table.pins.begin_file(oid))
+            elif oid in pins.refused:
+                found.append(serialize_error(store_full_error(pins.refused[oid])))
+            else:
+                found.append(None)  # another one failed first
+        return found
+
+    def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
+        """The blob of what the store has no room for, in memory of our own; an error's where we cannot read it; None:
+        no process can, and the store was asked to get it otherwise."""
+        lost = ""
+        try:
+            return read_private_copy(msg.path, msg.position, msg.size)
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                lost = f"{error.strerror or error} (past the store)"
+                return None
+            text = f"object {msg.id.hex()} ({msg.size} bytes) is on disk; the object store has no room to bring it back"
+            return serialize_error(store_full_error(f"{text}, and reading it past the store failed: {error}. {_ROOM}"))
+        finally:
+            with self._engine.lock:
+                if lost:
+                    self._table.pins.file_failed(msg.id, lost)
+                else:
+                    self._table.pins.end_file(msg.id)
+                self._engine.flush()
+
+    def _read_files(self, found: list[Any]) -> list[Any]:
+        """The same blobs, with the bytes of files instead of their places. An interrupt leaves no file open."""
+        blobs: list[Any] = []
+        try:
+            for item in found:
+                blobs.append(self._read_file(item) if type(item) is m.OnDisk else item)
+        except BaseException:
+            with self._engine.lock:
+                for item in found[len(blobs) + 1 :]:  # that one has been ended
+                    if type(item) is m.OnDisk:
+                        self._table.pins.end_file(item.id)
+                self._engine.flush()
+            raise
+        return blobs
+
+    def _values(self, found: list[Any]) -> list[Any]:
+        """The values of blobs; fewer where some are not there.
+
+        Raises:
+            The error that is one of them.
+        """
+        if m.OnDisk in set(map(type, found)):
+            found = self._read_files(found)
+        values: list[Any] = []
+        error: BaseException | None = None
+        for item in found:
+            if type(item) is bytes:
+                kind = item[-1]
+                if kind == PLAIN:
+                    values.append(loads(item))  # as `deserialize` would
+                elif kind == ERROR:
+                    error = error if error is not None else deserialize(item)
+                else:
+                    values.append(deserialize(item))
+            elif item is not None:
+                values.append(deserialize(item))
+        if error is not None:
+            try:
+                raise raised_form(error)
+            finally:
+                del error  # or its traceback, through this frame, keeps it and what the frames above hold
+        return values
+
+    def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
+        if self._context.dead is not None:
+            self._context.check_alive()
+        waiter = Waiter(len(oids), None, True)
+        want = self._table.wait_local
+        for oid in oids:
+            if want(oid, waiter):
+                waiter.count -= 1
+        if not self._context.block(waiter, None if timeout is None else monotonic() + timeout):
+            self._table.remove_waiter(oids, waiter)
+            open_ids = [oid for oid in oids if not self._table.entries[oid].available]
+            if open_ids:
+                raise GetTimeoutError(self._explain(open_ids, timeout))
+        elif waiter.count < 0 or not waiter.eager:
+            self._table.remove_waiter(oids, waiter)
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`."""
+        with self._engine.lock:
+            self._context.check_alive()
+            self._context.drain()
+            done, rest = self._split(refs, num_returns, fetch_local)
+            if len(done) < num_returns:
+                waiter = Waiter(num_returns - len(done))
+                for ref in rest:
+                    if fetch_local:
+                        self._table.wait_local(ref._id, waiter, _NOT_URGENT)
+                    else:
+                        self._table.wait_ready(ref._id, waiter)
+                enough = self._context.block(waiter, None if timeout is None else monotonic() + timeout)
+                self._table.remove_waiter([ref._id for ref in rest], waiter)
+                done, rest = self._split(refs, num_returns, fetch_local)
+                if enough and len(done) < num_returns:  # they came, but not all of them had room here together
+                    done, rest = self._split(refs, num_returns, False)
+            else:
+                self._engine.flush()
+        self._engine.run_pending_calls()
+        return done, rest
+
+    def _split(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
+        entries, pins = self._table.entries, self._table.pins
+        odd = pins.refused or pins.files
+        done: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for index, ref in enumerate(refs):
+            entry = entries.get(ref._id)
+            if entry is None:
+                raise unknown_ref(ref._id)
+            if not local:
+                ready = entry.state != PENDING
+            elif entry.state == INLINE or entry.mapping is not None:
+                ready = True
+            else:
+                ready = bool(odd) and (ref._id in pins.refused or ref._id in pins.files)
+            if ready:
+                done.append(ref)
+                if len(done) == num_returns:
+                    rest.extend(refs[index + 1 :])
+                    break
+            else:
+                rest.append(ref)
+        return done, rest
+
+    def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
+        """Call `call()` (from any thread, no lock held) once the value can be read in this process.
+
+        It must not wait for anything: the thread that drives the engine may be the one that makes the call.
+        """
+        engine = self._engine
+        with engine.lock:
+            waiter = Waiter(callback=lambda: engine.call_soon(call))
+            if self._table.wait_local(ref._id, waiter):
+                engine.call_soon(call)
+            else:
+                self._context.check_alive()
+            engine.flush()
+        engine.run_pending_calls()
+
+    def when_available(self, ref: ObjectRef[Any], call: Callable[[Any, BaseException | None], object]) -> None:
+        """Call `call(value, None)` or `call(None, error)` once the result is known, in a thread of its own."""
+
+        def report() -> None:
+            try:
+                value = self.get([ref], None)[0]
+            except BaseException as error:
+                call(None, error)
+            else:
+                call(value, None)
+
+        with self._engine.lock:
+            if self._callback_thread is None:
+                self._callback_thread = threading.Thread(
+                    target=self._make_callbacks, name="hpcray-callbacks", daemon=True
+                )
+                self._callback_thread.start()
+        self.when_ready_here(ref, lambda: self._callbacks.put(report))
+
+    def _make_callbacks(self) -> None:
+        while (report := self._callbacks.get()) is not None:
+            try:
+                report()
+            except BaseException:
+                traceback.print_exc()
+            del report
+
+    def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
+        """The values of a task's top-level ref arguments: inline, or fetched from node stores."""
+        held = []
+        with self._engine.lock:
+            for ref in refs or ():
+                self._table.refs.ref_deserialized(ref.id, self._context.local.protected)
+                self._table.set_locations(ref.id, ref.size, ref.nodes)
+                held.append(new_ref(ref.id))
+        fetched = iter(self.get(held, None) if held else ())
+        values = []
+        for blob in inline:
+            value = deserialize(blob) if blob else next(fetched)
+            if blob and blob[-1] == ERROR:
+                raise raised_form(value)  # only constructors get here: a task with a failed argument is not sent
+            values.append(value)
+        return values
+
+
+def unknown_ref(oid: bytes) -> RaySystemError:
+    """The error for a ref that this process does not know."""
+    return RaySystemError(f"ObjectRef({oid.hex()}) is not of this session; hint: was hpcray.shutdown() called since?")
+
+
+def raised_form(error: BaseException) -> BaseException:
+    """Return what `get` raises for a stored error: also an instance of the user's class, with its remote traceback."""
+    if isinstance(error, RayTaskError):
+        return error.as_instanceof_cause()
+    return error

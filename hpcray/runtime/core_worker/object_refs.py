@@ -1,0 +1,202 @@
+"""Object refs: the only handle a user has on a remote value. One live ref counts one in the process's object table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
+from hpcray.protocol.serialization import note_ref
+from hpcray.runtime.core_worker.context import current, require_context
+from hpcray.runtime.core_worker.io_engine import released
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+
+T = TypeVar("T")
+
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_append = released.append
+
+
+def defer_release(item: Any) -> None:
+    """Queue the release of a dead ref (its id) or view (a 1-tuple of it). Safe in destructors."""
+    _append(item)
+    process = current.process
+    if process is not None and process.engine.driver:
+        process.engine.wake()
+
+
+class ObjectRef(Generic[T]):
+    """A reference to an object that exists, or will, somewhere in the job.
+
+    Equal refs name the same object. A ref can be passed to tasks, put inside values, awaited, and turned into a
+    `concurrent.futures.Future`. While a ref exists anywhere in the job, so does its object.
+    """
+
+    __slots__ = ("__weakref__", "_id")
+
+    def __init__(self, object_id: bytes) -> None:
+        if len(object_id) != OBJECT_BYTES:
+            raise ValueError(f"an object id has {OBJECT_BYTES} bytes, not {len(object_id)}")
+        self._id = object_id
+        process = current.process
+        if process is not None:
+            process.ref_arrived(object_id, None)
+
+    def __del__(self) -> None:
+        try:  # as `defer_release` does, without a call
+            _append(self._id)
+            process = current.process
+            if process is not None and process.engine.driver:
+                process.engine.wake()
+        except (AttributeError, TypeError):  # half made, or the interpreter is going down
+            pass
+
+    def binary(self) -> bytes:
+        """The object id."""
+        return self._id
+
+    def hex(self) -> str:
+        """The object id in hex."""
+        return self._id.hex()
+
+    def is_nil(self) -> bool:
+        """Return True for the nil ref."""
+        return self._id == b"\xff" * OBJECT_BYTES
+
+    @classmethod
+    def nil(cls) -> ObjectRef[Any]:
+        """A ref to nothing."""
+        return new_ref(b"\xff" * OBJECT_BYTES)
+
+    @classmethod
+    def size(cls) -> int:
+        """Bytes of an object id."""
+        return OBJECT_BYTES
+
+    def task_id(self) -> TaskID:
+        """Id of the task that makes the object."""
+        return TaskID(task_of(self._id))
+
+    def job_id(self) -> JobID:
+        """Id of the job that it belongs to."""
+        job = current.process.job if current.process is not None else None
+        return JobID(bytes.fromhex(job.job_id) if job is not None else b"")
+
+    @classmethod
+    def from_binary(cls, object_id: bytes) -> ObjectRef[Any]:
+        """The ref with these bytes."""
+        return cls(object_id)
+
+    @classmethod
+    def from_random(cls) -> ObjectRef[Any]:
+        """A ref to nothing, unlike all others."""
+        return new_ref(os.urandom(OBJECT_BYTES))
+
+    def call_site(self) -> str:
+        """Where the ref was made. It is not kept with the ref: `hpcray memory` knows, if it is recorded."""
+        return ""
+
+    def tensor_transport(self) -> None:
+        """How a tensor in it travels: there are no other ways than that of all objects."""
+
+    def owner_address(self) -> bytes:
+        """Proc id of the owner."""
+        return owner_of(self._id)
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        return self._id == other._id if isinstance(other, ObjectRef) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._id.hex()})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        process = current.process
+        places = None if process is None else process.table.known_locations(self._id)
+        if not note_ref(self) and process is not None:
+            process.pin_forever(self)
+        return (ObjectRef, (self._id,)) if places is None else (placed_ref, (self._id, *places))
+
+    def __copy__(self) -> ObjectRef[T]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ObjectRef[T]:
+        return self
+
+    def future(self) -> concurrent.futures.Future[T]:
+        """A future that gets the value, or the error."""
+        import concurrent.futures
+
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def done(value: Any, error: BaseException | None) -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        require_context().when_available(self, done)
+        return future
+
+    def as_future(self) -> asyncio.Future[T]:
+        """An asyncio future of the running loop."""
+        import asyncio  # here, as few programs need it, and it takes long
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        process = require_context()
+
+        def settle() -> None:
+            if future.done():
+                return
+            try:
+                future.set_result(process.get([self], None)[0])
+            except BaseException as error:
+                future.set_exception(error)
+
+        process.when_ready_here(self, lambda: loop.call_soon_threadsafe(settle))
+        return future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.as_future().__await__()
+
+    def _on_completed(self, callback: Callable[[Any], object]) -> None:
+        require_context().when_available(self, lambda value, error: callback(value if error is None else error))
+
+
+def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef[Any]:
+    """A ref that was pickled where its object was known to be in these nodes' stores: its owner gets no request."""
+    ref = new_ref(object_id)
+    if current.process is not None:
+        current.process.ref_arrived(object_id, (size, nodes))
+    return ref
+
+
+def new_ref(object_id: bytes) -> ObjectRef[Any]:
+    """A ref whose count the caller has already taken."""
+    ref: ObjectRef[Any] = make_ref(ObjectRef)
+    ref._id = object_id
+    return ref
+
+
+def creation_site() -> str:
+    """`file.py:12 in function`: the innermost line of this thread that is not ours; "" where there is none."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_OURS):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+make_ref = ObjectRef.__new__

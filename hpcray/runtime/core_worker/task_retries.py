@@ -1,0 +1,314 @@
+"""Tasks that run again: their worker died, they raised what is worth another try, or what they made was lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+from hpcray.common.exceptions import (
+    ActorDiedError,
+    LocalRayletDiedError,
+    ObjectLostError,
+    ObjectReconstructionFailedError,
+    ObjectReconstructionFailedLineageEvictedError,
+    ObjectReconstructionFailedMaxAttemptsExceededError,
+    OutOfMemoryError,
+    OwnerDiedError,
+    RayError,
+    RayTaskError,
+    StreamingGeneratorReplayInconsistentError,
+    UserCodeException,
+    WorkerCrashedError,
+)
+from hpcray.common.ids import TASK_BYTES, node_of, return_index, show_proc
+from hpcray.core.core_worker import lineage
+from hpcray.core.core_worker.lease_manager import LeaseManager
+from hpcray.core.core_worker.lineage import DEPENDENCY, LineageRecord
+from hpcray.core.core_worker.object_table import PENDING
+from hpcray.core.core_worker.task import PendingTask
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import deserialize, serialize_error
+from hpcray.runtime.core_worker.context import CoreWorkerContext, TaskSubmission
+from hpcray.runtime.core_worker.io_engine import monotonic
+from hpcray.runtime.core_worker.object_refs import new_ref
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
+"""Seconds before the run after the second crash, and at most."""
+
+
+def pause_before(crashes: int) -> float:
+    """Seconds before the next run of a task, after so many crashes of its workers in a row."""
+    return 0.0 if crashes <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(crashes - 2, 30))
+
+
+class TaskRetries:
+    """The second and later runs of the tasks of one process. All methods want the engine's lock held.
+
+    Attributes:
+        paused: tasks whose workers died again and again, with the time (monotonic) of their next run.
+    """
+
+    def __init__(
+        self, context: CoreWorkerContext, submission: TaskSubmission, leases: LeaseManager, crashes: CrashRetries
+    ) -> None:
+        self.paused: dict[bytes, float] = {}
+        self._engine = context.engine
+        self._table = context.table
+        self._lineage = context.table.lineage
+        self._submission = submission
+        self._leases = leases
+        self._crash_retries = crashes
+        self._crashes: dict[bytes, int] = {}
+        self._to_reconstruct: deque[PendingTask] = deque()
+        self._reconstructing = False
+        self._held: list[PendingTask] | None = None
+        context.table.recovery.remake_with(self.reconstruct)
+
+    # ------------------------------------------------------------ workers that die
+
+    def worker_crashed(self, task: PendingTask) -> None:
+        """The worker that ran it died: it runs again, the first time at once, then after longer and longer pauses."""
+        self._count(task)
+        crashes = self._crashes[task.id] = self._crashes.get(task.id, 0) + 1
+        pause = pause_before(crashes)
+        if pause <= 0.0:
+            self.submit(task)
+            return
+        when = self.paused[task.id] = monotonic() + pause
+        self._engine.add_timer(when, lambda now: self._resume(task))
+
+    def _resume(self, task: PendingTask) -> None:
+        if self.paused.pop(task.id, None) is not None and not task.cancelled:
+            self.submit(task)
+
+    def cancel_paused(self, task: PendingTask) -> None:
+        """Forget the next run of a cancelled task."""
+        self.paused.pop(task.id, None)
+
+    def submit(self, task: PendingTask) -> None:
+        """Send a task again once its arguments are there."""
+        if self._held is not None:
+            self._held.append(task)
+            return
+        task.waiting = 0
+        if task.fn is None:
+            self._submission.resubmit_call(task)
+        elif task.slots is None or self._submission.resolve(
+            task, partial(self._submission.ready, task, task.scheduling_class)
+        ):
+            self._leases.submit(task, task.scheduling_class)
+
+    def hold(self) -> None:
+        """Hold resubmissions until all losses of a dead node are known."""
+        self._held = []
+
+    def submit_held(self) -> None:
+        """Submit what `hold` has held."""
+        held, self._held = self._held, None
+        for task in held or ():
+            self.submit(task)
+
+    def _count(self, task: PendingTask) -> None:
+        if task.retries > 0:
+            task.retries -= 1
+        task.attempt += 1
+        task.worker = None
+
+    # ------------------------------------------------------------ exceptions
+
+    def task_raised(self, task: PendingTask, msg: m.TaskReply) -> None:
+        """A task that has `retry_exceptions` has raised something (lock not held: this runs the user's code)."""
+        error = deserialize(msg.returns[-1].value) if msg.returns else None
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, UserCodeException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        retriable = task.extra.retry_exceptions
+        run_again = retriable is True or isinstance(cause, tuple(retriable))
+        with self._engine.lock:
+            if run_again and not task.cancelled:
+                self._submission.drop_returns(task.worker or b"", msg)
+                for index, item in enumerate(msg.returns):
+                    if item.size and task.worker is not None:  # of a generator, which raised after it
+                        self._table.may_be_left_at(task.id + return_index(index), node_of(task.worker))
+                self._count(task)
+                self.submit(task)
+            else:
+                self._submission.finish(task, task.worker or b"", msg)
+            self._engine.flush()
+
+    # ------------------------------------------------------------ objects that are lost
+
+    def keep(self, task: PendingTask, returns: Sequence[bytes], running: bool = False) -> None:
+        """`task` made these returns, each in a node's store or with refs in it: they may have to be made again."""
+        entries = self._table.entries
+        fresh = [oid for oid in returns if (entry := entries.get(oid)) is not None and entry.state == PENDING]
+        self._table.recovery.keep_task(task, fresh, [ref._id for ref in task.keep or ()], len(task.args))
+        if running:
+            self._lineage.run_begun(task.id)
+        self._lineage.run_made(task.id, returns)
+
+    def reconstruct(self, task: PendingTask) -> None:
+        """Something that `task` made is lost: run it again, and before it what made its arguments, if they are gone."""
+        self._to_reconstruct.append(task)
+        if self._reconstructing:
+            return  # a chain of any length: no recursion
+        self._reconstructing = True
+        try:
+            while self._to_reconstruct:
+                self._reconstruct(self._to_reconstruct.popleft())
+        finally:
+            self._reconstructing = False
+
+    def _reconstruct(self, task: PendingTask) -> None:
+        kept = self._lineage.kept.get(task.id)
+        if kept is None or kept.running:
+            return  # the end of its run finds what is still missing
+        self._lineage.run_begun(task.id)
+        self._count(task)
+        self._table.recovery.recount_args(kept.args)
+        task.keep = [new_ref(oid) for oid in kept.args]
+        self.submit(task)
+
+    def missing_returns(self, task: PendingTask) -> list[int] | None:
+        """Which of its returns the coming run of a task is to make; None: all."""
+        kept = self._lineage.kept.get(task.id)
+        if kept is None or not kept.running or task.num_returns == 1:
+            return None
+        expected = [oid for oid in kept.live if self._table.entries[oid].state == PENDING]
+        self._lineage.expect(task.id, expected)
+        return sorted(map(return_position, expected))
+
+    def run_ended(self, task: PendingTask, error: bytes | None = None) -> None:
+        """A run of a task is over; `error`: it failed."""
+        self._crashes.pop(task.id, None)
+        self._crash_retries.run_ended(task.id)
+        kept = self._lineage.kept.get(task.id)
+        if kept is not None:
+            again = self._settle(task, kept, error)
+            self._lineage.run_ended(task.id)
+            if again:
+                self.reconstruct(task)
+        if self._lineage.used > self._lineage.limit:
+            self._lineage.trim()
+
+    def _settle(self, task: PendingTask, kept: LineageRecord, error: bytes | None) -> bool:
+        """Fail the returns that a run did not make. Returns True if one was lost meanwhile that can be made again."""
+        table = self._table
+        again = False
+        expected = self._lineage.take_expected(task.id)
+        for oid in sorted(kept.live):
+            entry = table.entries.get(oid)
+            if entry is None or entry.state != PENDING:
+                continue
+            why = self._lineage.why_not(task)
+            if error is not None:
+                table.set_inline(oid, error)
+            elif expected is not None and oid in expected:
+                text = f"{task.name} ran again, and did not yield value {return_position(oid)} this time"
+                table.set_inline(oid, serialize_error(StreamingGeneratorReplayInconsistentError(text)))
+            elif why:
+                table.recovery.settle_lost(oid, "it was lost while the task that makes it ran", why)
+            else:
+                again = True
+        return again
+
+    def on_argument_lost(self, task: PendingTask, argument: bytes) -> None:
+        """A task that was to run again for what is lost cannot: an argument of it is lost for good."""
+        table = self._table
+        kept = self._lineage.kept.get(task.id)
+        why = table.recovery.why_lost.get(argument)
+        if kept is None or why is None:
+            return
+        for oid in sorted(kept.live):
+            entry = table.entries.get(oid)
+            if entry is not None and entry.state == PENDING:
+                table.recovery.settle_lost(oid, f"its argument {argument.hex()} cannot be had: {why}", DEPENDENCY)
+
+
+def return_position(oid: bytes) -> int:
+    """Which return of its task an object is, counted from 0."""
+    return int.from_bytes(oid[TASK_BYTES:], "big") - 1
+
+
+class CrashRetries:
+    """The tasks of one process whose workers died.
+
+    Args:
+        oom_retries: how often a task that may run again does so after lack of memory; -1: always. These do not count
+            against its `max_retries`.
+    """
+
+    def __init__(self, oom_retries: int) -> None:
+        self._limit = oom_retries
+        self._counts: dict[bytes, int] = {}
+
+    def run_ended(self, task: bytes) -> None:
+        """A task that had run more than once is over."""
+        self._counts.pop(task, None)
+
+    def verdict(self, task: PendingTask, where: str, reason: str) -> RayError | None:
+        """The error in which a task ends that was running; None: it is to run again.
+
+        Args:
+            task: its `retries` are those left. where: the worker, for people. reason: how that died.
+        """
+        memory = m.out_of_memory(reason)
+        if not memory:
+            text = (
+                f"The worker died unexpectedly while executing this task. The worker that ran {task.name!r} died: "
+                f"{reason or where}"
+            )
+            return WorkerCrashedError(text) if task.retries == 0 else None
+        count = self._counts.pop(task.id, 0)
+        if task.retries == 0 or 0 <= self._limit <= count:
+            return OutOfMemoryError(f"{memory}\nThe task is {task.name!r}; it ran {count + 1} times")
+        self._counts[task.id] = count + 1
+        if task.retries > 0:
+            task.retries += 1  # the next run takes one
+        return None
+
+
+def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:
+    """The error of a call to an actor that is dead for this reason."""
+    memory = m.out_of_memory(reason)
+    if memory:
+        return OutOfMemoryError(f"{memory}\nThe actor is {class_name} {actor.hex()}")
+    return ActorDiedError(reason, actor_id=actor.hex(), class_name=class_name)
+
+
+_PUT = "It was made by put, which nothing can run again. hint: put(value, replicas=2) keeps a copy on a second node."
+_WORDS = {
+    lineage.RETRIES_DISABLED: "the task that made it must not run twice (max_retries=0, or max_task_retries=0 of an "
+    "actor); hint: raise it",
+    lineage.MAX_ATTEMPTS_EXCEEDED: "the task that makes it has used up its retries; hint: raise max_retries",
+    lineage.LINEAGE_EVICTED: "the description of the task that made it was dropped to save memory; hint: raise "
+    "HPCRAY_LINEAGE_LIMIT",
+    lineage.LINEAGE_DISABLED: "nothing is rebuilt, as HPCRAY_LINEAGE_LIMIT is 0",
+    lineage.TASK_CANCELLED: "the task that makes it was cancelled",
+}
+_KINDS = {
+    lineage.MAX_ATTEMPTS_EXCEEDED: ObjectReconstructionFailedMaxAttemptsExceededError,
+    lineage.LINEAGE_EVICTED: ObjectReconstructionFailedLineageEvictedError,
+}
+
+
+def lost_blob(oid: bytes, reason: str, why: str, dead: str | None) -> bytes:
+    """The error that a lost object is from now on.
+
+    Args:
+        reason: how it was lost. why: why it cannot be made again, a word of `core.core_worker.lineage`.
+        dead: why this process can ask for nothing any more.
+    """
+    if dead is not None:
+        return serialize_error(LocalRayletDiedError(dead))
+    ident, owner = oid.hex(), show_proc(oid)
+    if why == lineage.OWNER_DIED:
+        return serialize_error(OwnerDiedError(ident, owner, details=reason))
+    if why == lineage.LOST:
+        return serialize_error(ObjectLostError(ident, owner, details=reason))
+    if why == lineage.PUT:
+        return serialize_error(ObjectLostError(ident, owner, details=f"{reason}. {_PUT}"))
+    kind = _KINDS.get(why, ObjectReconstructionFailedError)
+    text = f"It is lost: {reason}. It cannot be made again: {_WORDS[why]}." if why in _WORDS else reason
+    return serialize_error(kind(ident, why, text, owner))

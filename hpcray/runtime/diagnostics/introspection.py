@@ -1,0 +1,456 @@
+"""A driver's or worker's answers about itself (`Introspect`), by whatever thread drives its engine; the job's objects.
+
+=========  ==================  =========================================================================
+what       arguments           answer
+=========  ==================  =========================================================================
+stack      []                  "threads", "coroutines", "calls" (what runs), "waiting" (ids that `get` waits for),
+                               "sets_up" (seconds for which it has been setting up its runtime_env, 0: it does not)
+explain    [object ids]        what is known of each: the fields of `ObjectStatus`, or nil
+waiting    []                  [seconds, object ids] of every `get` that waits
+calls      []                  the tasks and calls that run here
+tasks      [limit]             the tasks and calls of ours that have not returned, and how many there are
+objects    [limit]             the objects that we own or borrow, and how many there are
+events     []                  what ran here and has ended: `TaskEventBuffer.dump`
+log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
+=========  ==================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import msgspec
+
+from hpcray.common.exceptions import ObjectFreedError
+from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
+from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED
+from hpcray.core.core_worker.task import PendingTask
+from hpcray.platform.stacks import coroutine_stacks, thread_stacks
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import serialize_error
+from hpcray.runtime.core_worker.actor_submitter import ActorClient
+from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime.diagnostics.object_status import status_of_object, status_of_task, timeout_message
+from hpcray.runtime.diagnostics.wait_graph import SlowGetReport
+
+_MAX_IDS = 10_000
+"""Objects that one message asks an owner about, at most."""
+_STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", FREED: "remembered"}
+
+
+class Introspection:
+    """One process's answers. Nothing here reads a file, waits, or costs anything without a query."""
+
+    def __init__(self, process: CoreWorker, waits: SlowGetReport) -> None:
+        self._slow_gets = waits
+        self._process = process
+        self._methods: dict[str, Callable[..., Any]] = {
+            "stack": self._stack,
+            "explain": self._explain,
+            "waiting": self._waiting,
+            "calls": self._calls,
+            "tasks": self._tasks,
+            "objects": self._objects,
+            "events": self._events,
+        }
+        if process.config.record:
+            self._methods["log"] = owner_portion(process)
+
+    def on_introspect(self, src: bytes, msg: m.Introspect) -> None:
+        """Answer a query (lock held)."""
+        method = self._methods.get(msg.what)
+        if method is None:
+            reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
+        else:
+            args = msgspec.msgpack.decode(msg.args) if msg.args else []
+            try:
+                reply = m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
+            except Exception as error:  # what it looks at changes under it, user code's variables among them
+                reply = m.GcsReply(msg.req, False, f"{type(error).__name__}: {error}".encode())
+        self._process.engine.send(src, reply)
+
+    def answer_locally(self, what: str, args: Any) -> Any:
+        """Our own answer, as it would reach others (lock held)."""
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(self._methods[what](*args)))
+
+    def on_list_retriable_tasks(self, src: bytes, msg: m.ListRetriableTasks) -> None:
+        """A raylet is short of memory (lock held)."""
+        workers = self._process.submitter.leases.workers
+        rows = []
+        for proc in msg.workers:
+            leased = workers.get(proc)
+            task = next(iter(leased.inflight.values()), None) if leased is not None else None
+            rows.append((proc, task.name if task is not None else "", task is None or task.retries != 0))
+        self._process.engine.send(src, m.RetriableTasks(msg.number, rows))
+
+    # ------------------------------------------------------------ what runs
+
+    def _stack(self) -> dict[str, Any]:
+        coroutines = []
+        for loop in self._loops():
+            coroutines += [_named(row) for row in coroutine_stacks(loop)]
+        return {
+            "pid": os.getpid(),
+            "kind": self._process.kind,
+            "me": threading.get_ident(),
+            "threads": thread_stacks(),
+            "coroutines": coroutines,
+            "calls": self._calls(),
+            "sets_up": _setting_up(),
+            "waiting": [oid for _, oids in self._waiting() for oid in oids],
+        }
+
+    def _loops(self) -> Iterator[Any]:
+        worker = current.worker
+        if worker is not None and worker.actor is not None:
+            yield from worker.actor.loops()
+
+    def _calls(self) -> list[dict[str, Any]]:
+        """Return what runs: "task" (id), "name", "seconds", "thread" (0: a coroutine), "actor" (id or b"")."""
+        worker = current.worker
+        if worker is None:
+            return []
+        now = perf_counter()
+        actor = worker.actor.spec.actor if worker.actor is not None else b""
+        rows = []
+        for thread, local in list(worker.thread_locals.items()):
+            msg = local.get("task")
+            if msg is not None:
+                rows.append(_call(worker.running_name(msg), msg, now - local.get("since", now), thread, actor))
+        for loop in self._loops():
+            for row in coroutine_stacks(loop):
+                msg, since = row["local"].get("msg"), row["local"].get("started", now)
+                if isinstance(msg, m.ActorCall):
+                    rows.append(_call(worker.running_name(msg), msg, now - since, 0, actor))
+        return rows
+
+    # ------------------------------------------------------------ what is waited for
+
+    def _waiting(self) -> list[tuple[float, list[bytes]]]:
+        """The `get`s that wait: for how long, as far as that was noted, and for what that is not there."""
+        entries = self._process.table.entries
+        found = []
+        for oids in self._process.table.pins.being_read:
+            missing = [oid for oid in oids if oid in entries and not entries[oid].available]
+            if missing:
+                found.append((self._slow_gets.seconds(oids), missing))
+        return found
+
+    def _explain(self, oids: list[bytes]) -> list[dict[str, Any] | None]:
+        entries = self._process.table.entries
+        self._process.drain()
+        return [
+            asdict(status_of_object(self._process, oid, entries[oid]))
+            if oid in entries
+            else None  # freed, or never ours
+            for oid in oids
+        ]
+
+    # ------------------------------------------------------------ what there is
+
+    def _tasks(self, limit: int) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = []
+        total = 0
+        for task in self._open_tasks():
+            total += 1
+            if len(rows) < limit:
+                known = status_of_task(self._process, task)
+                client = task.scheduling_class if isinstance(task.scheduling_class, ActorClient) else None
+                rows.append({
+                    "task": task.id,
+                    "name": task.name,
+                    "class": client.class_name if client is not None else "",
+                    "state": known.state,
+                    "worker": known.worker,
+                    "actor": known.actor,
+                    "resources": known.resources,
+                    "retries": task.retries,
+                })  # fmt: skip
+        return {"total": total, "rows": rows}
+
+    def _open_tasks(self) -> Iterator[PendingTask]:
+        """Every task of ours that has not returned, once."""
+        seen: set[bytes] = set()
+        submitter = self._process.submitter
+        for scheduling_class in submitter.leases.by_index:
+            for task in scheduling_class.queue:
+                seen.add(task.id)
+                yield task
+        for leased in submitter.leases.workers.values():
+            for task in leased.inflight.values():
+                seen.add(task.id)
+                yield task
+        for client in submitter.actors._clients.values():
+            for task in (*client.inflight.values(), *client.queue, *client.late.values()):
+                seen.add(task.id)
+                yield task
+        for entry in self._process.table.entries.values():
+            if entry.state == PENDING and isinstance(entry.task, PendingTask) and entry.task.id not in seen:
+                seen.add(entry.task.id)
+                yield entry.task
+
+    def _objects(self, limit: int) -> dict[str, Any]:
+        self._process.drain()
+        me = self._process.me
+        entries = self._process.table.entries
+        rows: list[dict[str, Any]] = []
+        for oid, entry in entries.items():
+            if len(rows) >= limit:
+                break
+            rows.append({
+                "id": oid,
+                "state": _STATES[entry.state],
+                "size": len(entry.value) if entry.state == INLINE else entry.size,
+                "local": entry.local,
+                "borrowers": len(entry.borrowers or ()),
+                "mine": owner_of(oid) == me,
+                "mapped": entry.mapping is not None,
+                "nodes": entry.nodes or [],
+                "task": entry.task.name if isinstance(entry.task, PendingTask) else "",
+                "site": getattr(entry, "site", ""),
+            })  # fmt: skip
+        return {"total": len(entries), "rows": rows}
+
+    def _events(self) -> dict[str, Any]:
+        worker = current.worker
+        record = worker.replies.record if worker is not None else None
+        return {
+            "pid": os.getpid(),
+            "offset": time.time() - perf_counter(),
+            "now": perf_counter(),
+            "ended": record.dump() if record is not None else [],
+            "full": record.full if record is not None else False,
+            "running": self._calls(),
+            "actor": worker.actor.spec.actor if worker is not None and worker.actor is not None else b"",
+        }
+
+
+def _setting_up() -> float:
+    worker = current.worker
+    since = worker.environment.since if worker is not None else 0.0
+    return perf_counter() - since if since else 0.0
+
+
+def _call(name: str, msg: m.PushTask | m.ActorCall, seconds: float, thread: int, actor: bytes) -> dict[str, Any]:
+    return {"task": msg.task, "name": name, "seconds": seconds, "thread": thread, "actor": actor}
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """A coroutine's row as it travels: calls of ours by the name of their method."""
+    msg = row["local"].get("msg")
+    name = msg.method if isinstance(msg, m.ActorCall) else row["name"]
+    return {"name": name, "frames": row["frames"], "task": msg.task if isinstance(msg, m.ActorCall) else b""}
+
+
+def owner_portion(process: CoreWorker) -> Callable[..., Any]:
+    """Return the handler of "log": the recorded inputs of the object table of `process`."""
+    from hpcray.core.record_replay import portion  # it loads all cores, and few jobs record
+
+    assert process.recorder is not None
+    record = process.recorder.record
+
+    def answer(name: str = "", start: int = 0) -> Any:
+        return portion(record, start) if name else [record.core]
+
+    return answer
+
+
+class TaskEventBuffer:
+    """The last tasks and calls of one worker, a bounded ring: one append per task or call, when it ends.
+
+    Args:
+        size: how many are remembered.
+
+    Attributes:
+        add: takes one (task id, name, end, microseconds, whether it failed); end by `perf_counter`.
+    """
+
+    __slots__ = ("_ended", "add")
+
+    def __init__(self, size: int) -> None:
+        self._ended: deque[tuple[Any, ...]] = deque(maxlen=size)
+        self.add = self._ended.append
+
+    @property
+    def full(self) -> bool:
+        """True if earlier ones may be forgotten."""
+        return len(self._ended) == self._ended.maxlen
+
+    def dump(self) -> list[tuple[Any, ...]]:
+        """All that is remembered, the earliest end first."""
+        return list(self._ended)
+
+
+def qualified_name(called: Any) -> str:
+    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`."""
+    module = getattr(called, "__module__", "") or ""
+    if module == "__main__":
+        with contextlib.suppress(TypeError, OSError):
+            module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
+    return f"{module}.{getattr(called, '__qualname__', type(called).__qualname__)}"
+
+
+class ObjectInventory:
+    """The diagnostics of one process: its answers, and its queries about the job's objects.
+
+    Attributes:
+        introspection: answers about this process. slow_gets: its `get`s that wait for long.
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self._table = process.table
+        self._engine = process.engine
+        self.slow_gets = SlowGetReport(process, process.config.get_report_after)
+        self.introspection = Introspection(process, self.slow_gets)
+        # See `Diagnostics`.
+        self.explain = partial(timeout_message, process)
+        self.introspect = self.introspection.answer_locally
+        self.report_waits = self.slow_gets.report_soon
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """See `Diagnostics.handlers`."""
+        return {kind: handler(self) for kind, handler in HANDLERS.items()}
+
+    def _list_refs(self, src: bytes, msg: m.ListRefs) -> None:
+        rows = {}
+        self._process.drain()
+        for oid in msg.ids:
+            entry = self._table.entries.get(oid)
+            if entry is not None:
+                rows[oid] = {
+                    "local": entry.local,
+                    "borrowers": len(entry.borrowers or ()),
+                    "site": getattr(entry, "site", ""),
+                }
+        self._engine.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
+
+    # ------------------------------------------------------------ free
+
+    def free(self, refs: Iterable[ObjectRef[Any]], local_only: bool) -> None:
+        """Drop objects by hand: everywhere, or our node's copies of them."""
+        engine, me = self._engine, self._process.me
+        oids = list(dict.fromkeys(ref._id for ref in refs))
+        with engine.lock:
+            self._process.check_alive()
+            self._process.drain()
+            if local_only:
+                for oid in oids:
+                    self._table.unmap(oid)
+                engine.send(raylet_of(self._process.node), m.Free(oids, []))
+            else:
+                self._free_owned([oid for oid in oids if oid[:8] == me])
+                borrowed = [oid for oid in oids if oid[:8] != me]
+                for oid in borrowed:
+                    self._table.discard(oid, _freed(oid))
+                for owner, theirs in _by_owner(borrowed).items():
+                    engine.send(owner, m.FreeRequest(theirs))
+            engine.flush()
+        engine.run_pending_calls()
+
+    def _free_owned(self, oids: Iterable[bytes]) -> None:
+        for oid in oids:
+            self._table.discard(oid, _freed(oid))
+
+    # ------------------------------------------------------------ memory
+
+    def list_stores(self, limit: int, timeout: float) -> list[dict[str, Any]]:
+        """The stores of all nodes.
+
+        Args:
+            limit: most objects per node; the largest are given.
+            timeout: seconds for the nodes to answer, and again for the owners.
+
+        Returns:
+            A row per node: "node", "host", "problem" ("" unless it did not answer), then what its store reports
+            and "list", its objects. Ids are hex, processes are for people.
+        """
+        gcs = self._process.gcs
+        nodes = gcs.nodes()
+        ask = partial(m.ListStore, limit=limit)
+        alive = {raylet_of(node["Index"]): ask for node in nodes if node["Alive"]}
+        stores = gcs.ask_many(alive, timeout)
+        known = self._ask_owners(stores, timeout)
+        rows = []
+        for node in nodes:
+            store = stores.get(raylet_of(node["Index"]))
+            row = {"node": node["Index"], "host": node["NodeManagerHostname"], "problem": ""}
+            if store is None:
+                row["problem"] = f"no answer within {timeout:g} s" if node["Alive"] else f"dead: {node['DeathReason']}"
+            else:
+                row |= store
+            rows.append(row)
+        names = _names(stores)
+        for row in rows:
+            row["list"] = [_describe(obj, names, known) for obj in row.get("list", ())]
+            row.pop("processes", None)
+        return rows
+
+    def _ask_owners(self, stores: dict[bytes, Any], timeout: float) -> dict[bytes, Any]:
+        """Return what the living owners know of the objects, by id."""
+        alive = {proc for store in stores.values() for proc, _, _ in store["processes"]}
+        ids = {obj["id"] for store in stores.values() for obj in store["list"]}
+        owners = {owner: oids for owner, oids in _by_owner(ids).items() if owner in alive}
+        known: dict[bytes, Any] = {}
+        for start in range(0, max(map(len, owners.values()), default=0), _MAX_IDS):
+            part = {owner: oids[start : start + _MAX_IDS] for owner, oids in owners.items() if oids[start:]}
+            questions = {owner: partial(m.ListRefs, ids=oids) for owner, oids in part.items()}
+            for rows in self._process.gcs.ask_many(questions, timeout).values():
+                known |= rows
+        return known
+
+
+def _freed(oid: bytes) -> bytes:
+    return serialize_error(ObjectFreedError(oid.hex(), show_proc(owner_of(oid))))
+
+
+def _by_owner(oids: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    for oid in oids:
+        found[owner_of(oid)].append(oid)
+    return found
+
+
+def _names(stores: dict[bytes, Any]) -> dict[bytes, str]:
+    """Return the names of processes for people."""
+    found = {}
+    for store in stores.values():
+        for proc, pid, kind in store["processes"]:
+            found[proc] = f"{'driver' if kind != 'worker' else kind} {show_proc(proc).split()[-1]} (pid {pid})"
+    return found
+
+
+def _describe(obj: dict[str, Any], names: dict[bytes, str], known: dict[bytes, Any]) -> dict[str, Any]:
+    oid = obj["id"]
+    owner = owner_of(oid)
+    ref = known.get(oid)
+    return {
+        **obj,
+        "id": oid.hex(),
+        "owner": names.get(owner, f"{show_proc(owner)} (not found)") if number_of(owner) else show_proc(owner),
+        "pins": [names.get(proc, show_proc(proc)) for proc in obj["pins"]],
+        "refs": ref["local"] if ref else None,
+        "borrowers": ref["borrowers"] if ref else None,
+        "site": ref["site"] if ref else "",
+    }
+
+
+HANDLERS: dict[type, Callable[[ObjectInventory], Handler]] = {
+    m.ListRefs: lambda p: p._list_refs,
+    m.FreeRequest: lambda p: lambda _, msg: p._free_owned(msg.ids),
+    m.Introspect: lambda p: p.introspection.on_introspect,
+    m.ListRetriableTasks: lambda p: p.introspection.on_list_retriable_tasks,
+}
+"""The handlers of queries about a process, in that process."""

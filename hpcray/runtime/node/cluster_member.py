@@ -1,0 +1,571 @@
+"""A raylet's part in the cluster: registration, heartbeats, deaths of nodes, and the end of the job. `HANDLERS` at the
+end of this file maps each message of the cluster to its handler."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hpcray.common.ids import HEAD, number_of, raylet_of
+from hpcray.core.effects import Send
+from hpcray.core.gcs import drain, node_manager
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager, PeerProbe
+from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
+from hpcray.platform.session_directory import SessionDirectory
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages import DRIVER, NodeInfo
+from hpcray.runtime.node.head_failover import HeadReplicator, HeadStandby, JournalOpener, keep_state_log
+from hpcray.runtime.node.node_drain import NodeDrain
+from hpcray.runtime.node.shutdown import DriverChild, NodeShutdown, RayletSignals, forget_node
+from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.startup import read_launch
+
+_PARENT_GONE_DELAY = 0.05
+_HEAD_DEATH_DELAY = 2.0
+"""Seconds that a node stays after it found the head dead: mpirun silently ends all ranks when one exits with 1."""
+_START_MARGIN = 2.0
+_NOTHING: tuple[()] = ()
+
+
+class HeartbeatLoop:
+    """Sends heartbeats and checks those of other nodes, every `heartbeat_interval`, in the raylet's thread.
+
+    Args:
+        node_manager: on the head; None elsewhere.
+        head_failure_detector: on all other nodes.
+        on_check: called each time on the other nodes: with the reason why the head is dead, "" while it lives; and
+            whether no other node is heard of either.
+    """
+
+    def __init__(
+        self,
+        raylet: Raylet,
+        node_manager: NodeManager | None,
+        head_failure_detector: HeadFailureDetector | None,
+        on_check: Callable[[str, bool], None],
+    ) -> None:
+        self._raylet = raylet
+        self._node_manager = node_manager
+        self._head_failure_detector = head_failure_detector
+        self._on_check = on_check
+        config = raylet.context.config
+        self._peer_probe = PeerProbe(config.heartbeat_interval, config.node_timeout)
+
+    def lead(self, node_manager: NodeManager) -> None:
+        """This node has become the head."""
+        self._node_manager, self._head_failure_detector = node_manager, None
+
+    def head_moved(self, now: float, head: int) -> None:
+        """Another node has become the head."""
+        if self._head_failure_detector is not None:
+            self._head_failure_detector.head_moved(now, head)
+
+    def beat(self) -> None:
+        """Send a heartbeat and schedule the next."""
+        raylet, loop = self._raylet, self._raylet.loop
+        now, last_heard = loop.now, loop.last_heard
+        loop.call_at(now + raylet.context.config.heartbeat_interval, self.beat)
+        if self._node_manager is not None:
+            for node, when in last_heard.items():
+                self._node_manager.heard(when, node)
+            raylet.apply(self._node_manager.tick(now))
+        elif (detector := self._head_failure_detector) is not None:
+            head = raylet.head_location.node
+            detector.heard(last_heard.get(head, 0.0))
+            detector.heard_other(max((when for node, when in last_heard.items() if node != head), default=0.0))
+            effects, dead = detector.tick(now)
+            raylet.apply(effects)
+            self._probe_peers(head)
+            self._on_check(dead, detector.alone)
+
+    def _probe_peers(self, head: int) -> None:
+        """Ping nodes that do not reply, and accuse those that do not reply to the Ping either."""
+        raylet, router = self._raylet, self._raylet.router
+        contacted, router.contacted = router.contacted, set()
+        contacted.discard(head)
+        silent, accused = self._peer_probe.tick(raylet.loop.now, contacted, raylet.loop.last_heard, router.lost_nodes)
+        for node in silent:
+            router.send(raylet_of(node), m.Ping(raylet.node))
+        for node, seconds in accused:
+            router.send(HEAD, m.PeerFailed(node, f"it has not answered for {seconds:.1f} s"))
+
+
+class ClusterMember:
+    """One per raylet, the head's included. It implements `raylet.RayletEvents` and `head_failover.HeadSuccession`.
+
+    Args:
+        raylet: `start` it with `handlers()` and `effect_handlers()` of this object.
+        watched_processes: this process and others; the node ends when the parent of one of them ends.
+        node_manager: on the head; None elsewhere.
+        head_failure_detector: on all other nodes.
+        on_up: called on the head, and where the program runs, when all nodes are up; elsewhere when this node has the
+            node table.
+        open_journal: opens the journal on disk, if there is to be one.
+        program_is_remote: whether another rank starts the program.
+
+    Attributes:
+        failure: why the cluster did not come up or this node had to give up; "" when all went well.
+        came_up: whether `on_up` was called.
+        broken: whether other nodes may be dead or gone, so that MPI cannot be finalized.
+        drain: the announced end of the job.
+        program_lost: whether the node that ran the program has died; the head then returns the job's exit code.
+        fenced: whether the job goes on without this node, which was declared dead.
+    """
+
+    def __init__(
+        self,
+        raylet: Raylet,
+        shutdown: NodeShutdown,
+        session: SessionDirectory,
+        template_pid: int,
+        watched_processes: Sequence[ProcessIdentity],
+        node_manager: NodeManager | None,
+        head_failure_detector: HeadFailureDetector | None,
+        control: ControlTransport | None,
+        data: DataPlane | None,
+        on_up: Callable[[], None],
+        open_journal: JournalOpener,
+        program_is_remote: bool = False,
+    ) -> None:
+        self.failure = ""
+        self.broken = self.came_up = self.program_lost = self.fenced = False
+        self._raylet = raylet
+        self._loop = raylet.loop
+        self._router = raylet.router
+        self._shutdown = shutdown
+        self._session = session
+        self._template_pid = template_pid
+        self._watched_processes = watched_processes
+        self._node_manager = node_manager
+        self._head_failure_detector = head_failure_detector
+        self._control = control
+        self._data = data
+        self._on_up = on_up
+        self._open_journal = open_journal
+        self._session_name = ""
+        self._head_host = ""
+        self._under_srun = read_launch(os.environ).kind == "srun"
+        self._driver: DriverChild | None = None
+        self._processes_ended = False
+        self._exit_not_before = 0.0
+        self._isolated_since = 0.0
+        self._heartbeat = HeartbeatLoop(raylet, node_manager, head_failure_detector, self._head_checked)
+        self._standby = HeadStandby(raylet, self, open_journal)
+        self._replicator: HeadReplicator | None = None
+        self.drain = NodeDrain(raylet, self.end_job)
+        self._signals = RayletSignals(
+            self._loop, shutdown, self.drain, self._leads, program_is_remote, self.end_job, self._leave_alone
+        )
+        if node_manager is not None:
+            assert isinstance(raylet.head, Gcs)
+            node_manager.allow(shutdown.extra_time)
+            self.drain.lead(node_manager.run, raylet.head)
+
+    def handlers(self) -> dict[type, Handler]:
+        """Return `HANDLERS` bound to this object."""
+        return {kind: bind(self) for kind, bind in HANDLERS.items()}
+
+    def effect_handlers(self) -> dict[type, EffectHandler]:
+        """Return `EFFECT_HANDLERS` bound to this object."""
+        return {kind: bind(self) for kind, bind in EFFECT_HANDLERS.items()}
+
+    def join(self) -> None:
+        """Register at the head; `on_up` follows, or a failure. The head reads its journal first.
+
+        Raises:
+            StartupError: the journal of an earlier run cannot be read.
+        """
+        if self._node_manager is not None:
+            self._replicator = keep_state_log(self._raylet, self._node_manager, self._open_journal())
+        self._router.send(HEAD, m.RegisterNode(self._raylet.context.info))
+        self._tick()
+        self._heartbeat.beat()
+        if self._node_manager is None:
+            limit = self._raylet.context.config.start_timeout + _START_MARGIN
+            self._loop.call_at(self._loop.now + limit, self._check_registered)
+
+    def own_driver(self, driver: DriverChild) -> None:
+        """The driver is a child of this process: its exit code is the job's."""
+        self._driver = driver
+        self._signals.own_driver(driver)
+
+    def end_job(self, code: int) -> None:
+        """End the job on all nodes."""
+        if self._node_manager is not None:
+            self._raylet.apply(self._node_manager.stop(self._loop.now, code))
+            if self._node_manager.state == node_manager.FAILED:
+                self._shutdown.begin(code)
+        else:
+            self._router.send(HEAD, m.Exit(code))
+
+    # ------------------------------------------------------------ what this process observes
+
+    def child_ended(self) -> None:
+        """Some child of this process has ended: perhaps the driver."""
+        code = self._driver.poll() if self._driver is not None else None
+        if code is not None:
+            self._driver_ended(code)
+            self._shutdown.check()
+        reap_orphans({self._template_pid, self._driver.pid if self._driver is not None else 0})
+
+    def parent_gone(self) -> None:
+        """The process that started this one has ended or detached. The driver's last message may still arrive."""
+        self._loop.call_at(self._loop.now + _PARENT_GONE_DELAY, lambda: self._leave_alone(1))
+
+    def user_signalled(self, number: int) -> None:
+        """This process got SIGUSR1 or SIGUSR2."""
+        self._signals.user_signalled(number, self.came_up)
+
+    def signalled(self, number: int) -> None:
+        """This process got SIGINT or SIGTERM."""
+        if self._isolated_since:
+            self._loop.stop()
+        if not self._shutdown.begun:
+            self._signals.signalled(number, self.came_up)
+
+    def processes_ended(self) -> None:
+        """Only this process of the node is left."""
+        self._processes_ended = True
+        self._router.send(HEAD, m.NodeStopped(self._raylet.node))
+        if self._node_manager is None:
+            if not self._isolated_since:
+                self._loop.call_at(max(self._loop.now, self._exit_not_before), self._loop.stop)
+        elif self._node_manager.state in (node_manager.STOPPED, node_manager.FAILED):
+            self._loop.stop()
+
+    # ------------------------------------------------------------ raylet.RayletEvents
+
+    def process_joined(self, proc: bytes) -> None:
+        self.drain.process_joined(proc)
+
+    def process_died(self) -> None:
+        self._shutdown.check()
+
+    def driver_died(self, reason: str) -> None:
+        if self._driver is None:
+            self.end_job(1)
+
+    def template_gone(self, reason: str) -> None:
+        """The template process has ended, and so this node ends."""
+        if not self._shutdown.begun:
+            text = f"{reason}; it forks all workers, so this node ends"
+            self._raylet.log(text)
+            self._shutdown.begin(1)
+            if self._node_manager is None and self.came_up:
+                self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))  # the others can go on
+                self.broken = True
+            else:
+                self.failure = text
+                self.end_job(1)
+        self._shutdown.template_gone()
+
+    def give_up(self, reason: str) -> None:
+        """This node cannot go on; the job ends with code 1."""
+        if not self._shutdown.begun:
+            self.failure = reason
+            self._raylet.log(reason)
+            self.end_job(1)
+            self._shutdown.begin(1)
+
+    def node_unreachable(self, node: int, reason: str) -> None:
+        if self._node_manager is not None:
+            self._raylet.apply(self._node_manager.node_failed(self._loop.now, node, reason))
+        elif node == self._raylet.head_location.node:
+            self.head_died(reason, True)
+        else:
+            self._router.send(HEAD, m.PeerFailed(node, reason))
+            self._router.lose_node(node, reason)  # the head will declare it dead, or end this node
+
+    # ------------------------------------------------------------ start
+
+    def _on_node_table(self, now: float, src: bytes, msg: m.NodeTable) -> Iterable[Any]:
+        raylet = self._raylet
+        me = raylet.context.info
+        try:
+            connect_data_plane(self._data, me, msg.nodes)
+        except TransportError as error:
+            self.give_up(str(error))
+            return _NOTHING
+        raylet.neighbor_dirs = neighbor_directories(me, msg.nodes)
+        self._session_name = msg.session
+        self._head_host = next((info.host for info in msg.nodes if info.index == raylet.head_location.node), "")
+        if self._head_failure_detector is not None:
+            self._head_failure_detector.begin(now, [info.index for info in msg.nodes])
+        raylet.run_info = msg.run
+        self._router.send(HEAD, m.NodeReady(me.index))
+        raylet.apply(raylet.lease_manager.start(now, msg.run.number))
+        if self._node_manager is None and raylet.node != raylet.context.driver_rank:
+            self._up()
+        return _NOTHING
+
+    def _cluster_up(self, event: node_manager.ClusterUp) -> None:
+        head, driver_rank = self._raylet.head, self._raylet.context.driver_rank
+        assert isinstance(head, Gcs)
+        self._raylet.apply(head.cluster_up(self._loop.now, self._session_name, event.nodes))
+        if driver_rank != self._raylet.node:
+            self._router.send(raylet_of(driver_rank), m.StartDriver())
+        self._up()
+
+    def _on_start_driver(self, now: float, src: bytes, msg: m.StartDriver) -> Iterable[Any]:
+        if not self._shutdown.begun:
+            self._up()
+        return _NOTHING
+
+    def _up(self) -> None:
+        info = self._raylet.context.info
+        self._session.publish(self._session_name, info.index, info.node_id)
+        self.came_up = True
+        self.drain.came_up()
+        self._on_up()
+
+    def _start_failed(self, reason: str) -> None:
+        self.broken = True
+        self.failure = reason
+        self._shutdown.begin(1)
+
+    def _check_registered(self) -> None:
+        if not self._session_name and not self._shutdown.begun:
+            self._start_failed("the head did not answer; hint: see what rank 0 printed")
+
+    # ------------------------------------------------------------ deaths of nodes
+
+    def _leads(self) -> bool:
+        return self._node_manager is not None
+
+    def _to_node_manager(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
+        if self._node_manager is None:
+            return self._raylet.unexpected(now, src, msg)
+        return self._node_manager.handle(now, src, msg)
+
+    def _on_heartbeat(self, now: float, src: bytes, msg: m.Heartbeat) -> Iterable[Any]:
+        if self._node_manager is not None:
+            return self._node_manager.handle(now, src, msg)
+        self._standby.on_heartbeat(src, msg)  # the loop has noted the time
+        return _NOTHING
+
+    def _on_ping(self, now: float, src: bytes, msg: m.Ping) -> Iterable[Any]:
+        return [Send(src, m.Heartbeat(self._raylet.node))]
+
+    def _on_state_log_ack(self, now: float, src: bytes, msg: m.StateLogAck) -> Iterable[Any]:
+        if self._replicator is None:
+            return self._raylet.unexpected(now, src, msg)
+        return self._replicator.on_state_log_ack(msg)
+
+    def _on_node_died(self, now: float, src: bytes, msg: m.NodeDied) -> Iterable[Any]:
+        self.node_died(msg)
+        return _NOTHING
+
+    def node_died(self, died: m.NodeDied) -> None:
+        """Handle the head's declaration that a node is dead; perhaps this one."""
+        if died.node == self._raylet.node:
+            self._fence(died.reason)
+        elif not self._shutdown.begun:
+            self._forget_node(died)
+
+    def _declare_dead(self, event: node_manager.NodeLost) -> None:
+        """Carry out the head's own decision. The node may live, stopped or behind a cut link: NodeDied ends it then."""
+        died = m.NodeDied(event.node, event.reason, event.epoch)
+        self._router.send_now(event.node, died)
+        if not self._shutdown.begun:
+            living = self._raylet.context.cluster_size - event.epoch
+            if event.node == self._raylet.context.driver_rank:
+                self.program_lost = True
+                self._raylet.log(f"node {event.node} died, and with it the program: {event.reason}. The job ends")
+                self._driver_ended(128 + signal.SIGKILL)
+            else:
+                self._raylet.log(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
+        self._forget_node(died)
+
+    def _forget_node(self, died: m.NodeDied) -> None:
+        self.broken = True
+        forget_node(self._raylet, self._control, self._data, died)
+
+    def lead(self, head: Gcs, node_manager: NodeManager) -> None:
+        self._node_manager, self._head_failure_detector = node_manager, None
+        node_manager.allow(self._shutdown.extra_time)
+        self._heartbeat.lead(node_manager)
+        self.drain.take_over(head)
+        self._loop.call_at(self._loop.now, self.child_ended)  # the old head may have died before it ended the job
+
+    def head_moved(self, now: float, node: int) -> None:
+        self._heartbeat.head_moved(now, node)
+
+    def head_died(self, reason: str, certain: bool | None = None) -> None:
+        """The head is lost.
+
+        Args:
+            certain: whether its process has ended, else it is only silent; None: and no standby will take over.
+        """
+        if certain is not None and not self._shutdown.begun and self._standby.head_lost(reason, certain):
+            return
+        if not self._shutdown.begun:
+            self.failure = (
+                f"the head (node {self._raylet.head_location.node}, host {self._head_host or 'unknown'}) died: "
+                f"{reason}. The job cannot go on without it; hint: checkpoints of actors and program are there for the "
+                "next run (docs/explain/faults.md)"
+            )
+            self._raylet.log(self.failure)
+            self._exit_not_before = self._loop.now + _HEAD_DEATH_DELAY
+        self._leave_alone(1)
+
+    def _head_checked(self, dead: str, alone: bool) -> None:
+        """Handle a heartbeat of a node that is not the head."""
+        if self._isolated_since and max(self._loop.last_heard.values(), default=0.0) > self._isolated_since:
+            self._reconnected()
+        elif dead and alone and self._under_srun:
+            self._isolate(dead)
+        elif dead:
+            self.head_died(dead, None if alone else False)
+
+    def _fence(self, reason: str) -> None:
+        """The head has declared this node dead, and the job goes on without it. That is no failure of the job."""
+        if not self._shutdown.begun or self._isolated_since:
+            self._raylet.log(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
+        self.fenced = True
+        self._leave_alone(0)
+        if self._isolated_since:
+            self._reconnected()
+
+    def _isolate(self, reason: str) -> None:
+        """This node hears no other node: it ends its work, and only this process waits for the network. When a rank of
+        srun exits while its slurmstepd cannot report that, Slurm later kills the whole step."""
+        if not self._shutdown.begun:
+            self._isolated_since = self._loop.now
+            self.failure = f"this node is cut off: neither the head ({reason}) nor any other node is heard of"
+            self._raylet.log(f"{self.failure}. It ends its work, and leaves when the network is back")
+            self._leave_alone(1)
+
+    def _reconnected(self) -> None:
+        """The network is back. The others have gone on without this node, which is no failure of the job."""
+        self.failure, self._isolated_since = "", 0.0
+        if self._processes_ended:
+            self._loop.stop()
+
+    # ------------------------------------------------------------ the end
+
+    def _on_exit(self, now: float, src: bytes, msg: m.Exit) -> Iterable[Any]:
+        """A driver, or another raylet, ends the job. For a driver child its exit code counts, not this message."""
+        link = self._router.links.get(src)
+        if number_of(src) == 0:
+            self.end_job(msg.code)
+        elif link is not None and link.kind == DRIVER and self._driver is None:
+            self._driver_ended(msg.code)
+        return _NOTHING
+
+    def _on_driver_ended(self, now: float, src: bytes, msg: m.DriverEnded) -> Iterable[Any]:
+        self._driver_ended(msg.code)
+        return _NOTHING
+
+    def _driver_ended(self, code: int) -> None:
+        """The program has ended, here or on another node; the head ends the job."""
+        if self._node_manager is None:
+            self._router.send(HEAD, m.DriverEnded(code))
+        elif not self.drain.driver_ended(code):
+            self.end_job(code)
+
+    def _on_stop(self, now: float, src: bytes, msg: m.Stop) -> Iterable[Any]:
+        self._shutdown.begin(msg.code)
+        return _NOTHING
+
+    def _all_stopped(self, event: node_manager.AllStopped) -> None:
+        self.broken = self.broken or bool(event.missing)
+        if event.missing:
+            self._raylet.log(f"nodes {event.missing} did not stop in time")
+        if self._processes_ended:
+            self._loop.stop()
+
+    def _leave_alone(self, code: int) -> None:
+        """End this node without waiting for the others, which are gone or going."""
+        if not self._shutdown.begun:
+            self.broken = True
+            self._shutdown.begin(code, stop_timeout=0.0)
+            if self._node_manager is not None:
+                self.end_job(code)
+
+    def _tick(self) -> None:
+        raylet, now = self._raylet, self._loop.now
+        self._loop.call_at(now + raylet.context.config.tick, self._tick)
+        if any(process.orphaned for process in self._watched_processes):
+            self._leave_alone(1)
+        raylet.apply(raylet.lease_manager.tick(now))
+        raylet.apply(raylet.store.tick(now))
+        if raylet.head is not None:
+            raylet.apply(raylet.head.tick(now))
+        self.drain.tick()
+
+
+def neighbor_directories(me: NodeInfo, nodes: Iterable[NodeInfo]) -> dict[int, str]:
+    """Return the session directories of the other nodes of this host, by node, as far as they are visible here.
+
+    Two containers may have one host name and different `/tmp`. Where they share it, but are on two machines, no
+    process replies at the sockets in it, and messages go through the raylets.
+    """
+    if not me.session_dir:
+        return {}
+    return {
+        info.index: info.session_dir
+        for info in nodes
+        if info.index != me.index and info.host == me.host and os.path.isdir(info.session_dir or "")
+    }
+
+
+def connect_data_plane(data: DataPlane | None, me: NodeInfo, nodes: Sequence[NodeInfo]) -> None:
+    """Make all other nodes reachable for objects.
+
+    Raises:
+        TransportError: no way to one of them; the message names it.
+    """
+    for info in nodes:
+        if data is not None and info.index != me.index:
+            try:
+                data.connect(info.index, info.data_address, info.host == me.host)
+            except TransportError as error:
+                raise TransportError(f"no connection to node {info.index} on {info.host}: {error}") from None
+
+
+HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
+    # Start and end of the job.
+    m.NodeTable: lambda c: c._on_node_table,
+    m.StartDriver: lambda c: c._on_start_driver,
+    m.DriverEnded: lambda c: c._on_driver_ended,
+    m.Exit: lambda c: c._on_exit,
+    m.Stop: lambda c: c._on_stop,
+    # Membership; the node manager is the head's.
+    m.RegisterNode: lambda c: c._to_node_manager,
+    m.NodeReady: lambda c: c._to_node_manager,
+    m.NodeStopped: lambda c: c._to_node_manager,
+    m.PeerFailed: lambda c: c._to_node_manager,
+    m.Heartbeat: lambda c: c._on_heartbeat,
+    m.Ping: lambda c: c._on_ping,
+    m.NodeDied: lambda c: c._on_node_died,
+    # Head failover.
+    m.StateLogAppend: lambda c: c._standby.on_state_log_append,
+    m.StateLogAck: lambda c: c._on_state_log_ack,
+    m.HeadLost: lambda c: c._standby.on_head_lost,
+    m.NewHead: lambda c: c._standby.on_new_head,
+    # Drain; DrainRequest and what follows are for the head.
+    m.Drain: lambda c: c.drain.on_drain,
+    m.DrainOver: lambda c: c.drain.on_drain_over,
+    m.DrainRequest: lambda c: c.drain.on_drain_request,
+    m.DrainReady: lambda c: c.drain.on_drain_ready,
+    m.ActorSaved: lambda c: c.drain.on_actor_saved,
+    m.DriverRegistered: lambda c: c.drain.on_driver_registered,
+}
+"""The handler of each message of the cluster in a raylet, beside `runtime.raylet.raylet.HANDLERS`."""
+
+EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
+    node_manager.AllIn: lambda c: lambda event: None,
+    node_manager.ClusterUp: lambda c: c._cluster_up,
+    node_manager.StartFailed: lambda c: lambda event: c._start_failed(event.reason),
+    node_manager.NodeLost: lambda c: c._declare_dead,
+    node_manager.AllStopped: lambda c: c._all_stopped,
+    drain.Announce: lambda c: c.drain.announce,
+    drain.StartSaving: lambda c: c.drain.start_saving,
+    drain.AllSaved: lambda c: c.drain.all_saved,
+    drain.EndJob: lambda c: c.drain.end_job,
+}
+"""The handler of each effect of the node manager and of the drain core."""

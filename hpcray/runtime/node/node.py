@@ -1,0 +1,473 @@
+"""One node from start to end: session directory, arena, template process, transports, raylet, and clean-up; and
+`main` of a raylet process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import msgspec
+
+from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
+from hpcray.common.labels import parse_labels
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.platform.allocation import read_allocation
+from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, Prefaulter, default_arena_size
+from hpcray.platform.console import silenced_output, take_exit_file_path, write_exit_code
+from hpcray.platform.fork_server import ForkServerClient, start_fork_server
+from hpcray.platform.gpu_visibility import gpu_type, node_gpus
+from hpcray.platform.journal_file import JournalFile
+from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
+from hpcray.platform.numa_binding import RankPlan, limit_loaded_libraries_to_one_thread, original_affinity
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.process_tree import ProcessIdentity, become_subreaper, set_process_name
+from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
+from hpcray.platform.session_directory import SessionDirectory
+from hpcray.platform.sockets import node_ip_address
+from hpcray.platform.spill_files import SpillFiles, spill_directory
+from hpcray.protocol.messages import NodeInfo, RunInfo
+from hpcray.runtime.node.bootstrap import RayletReady
+from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.node.options import NodeOptions, bind_node, total_resources
+from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
+from hpcray.runtime.node.shutdown import (
+    USER_SIGNALS,
+    DriverChild,
+    NodeShutdown,
+    ended_by_sigterm,
+    outlive_user_signals,
+    signals,
+    watchdog,
+)
+from hpcray.runtime.node.state_log_writer import check_journal, open_journal
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
+from hpcray.runtime.raylet.local_sockets import LocalListener
+from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.raylet import Raylet, SpillIo
+from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
+from hpcray.runtime.raylet.router import Router
+from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
+from hpcray.transport.startup import Launch, few_cores, read_launch, several_tasks, threads_of_a_core
+
+_FINALIZE_TIME = 3.0
+_SLOTS = 4
+_REMOVAL_TIME = 120.0
+_ID_BYTES = 28
+_MIN_CONNECTIONS = 2
+
+
+@dataclass
+class _Node:
+    """The parts of a node that are made before any library that starts threads is loaded."""
+
+    options: NodeOptions
+    config: Config
+    launch: Launch
+    session: SessionDirectory
+    arena: Arena
+    template: ForkServerClient
+    listener: LocalListener
+    gpus: tuple[str, ...]
+    spill_dir: str
+    run: RunInfo
+    bound: RankPlan
+    exit_file: str = ""
+    moved: PathRelocation = field(default_factory=PathRelocation)
+    journal: JournalFile | None = None
+
+    @property
+    def removal_time(self) -> float:
+        """Seconds that removing the copied directories may take at the end."""
+        return _REMOVAL_TIME if self.moved.pairs else 0.0
+
+
+@dataclass
+class _Outcome:
+    """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order.
+    `requeue`: the batch system is to run the job again. `decides`: the code is the job's."""
+
+    code: int
+    broken: bool
+    failure: str
+    requeue: bool = False
+    decides: bool = False
+
+
+def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
+    """Run the raylet of one node until the job is over. The caller then ends this process with `os._exit`: where other
+    nodes died, exit handlers of MPI would wait for them.
+
+    Args:
+        options: of this node. With a `driver` in it, one rank runs that program as a child (`Config.driver_rank`).
+        ready: called with the session directory when a driver may connect.
+        life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
+
+    Returns:
+        The exit code of this process: the job's where the program ran, 0 elsewhere; 1 when this node had to give up.
+
+    Raises:
+        StartupError: this node did not come up; nothing of it is left. Its `reported_by` says who writes the message.
+        ValueError: an option is not valid.
+    """
+    outlive_user_signals()
+    launch = read_launch(os.environ) if options.distributed else Launch()
+    if options.distributed:
+        _check_driver_rank(options.settings(), launch)
+    try:
+        node = _prepare(options, launch)
+    except StartupError as error:
+        if end_step(launch, error):
+            raise StartupError(str(error), reported_by="launcher") from error
+        raise
+    options = node.options
+    try:
+        with ended_by_sigterm(node.session.remove):
+            control, data = _open_transports(node)
+            _prepare_workers(options, node, control)
+        _require_open_files()
+    except BaseException:
+        _abandon(node)
+        raise
+    with signals() as wakeup:
+        outcome = _NodeServer(node, control, data, ready, life).run(wakeup, life)
+    if outcome.requeue and (trouble := requeue_job(node.config)):
+        print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
+    if outcome.decides and outcome.broken and node.exit_file:
+        write_exit_code(node.exit_file, outcome.code)
+    if control is not None and data is not None:
+        # Peers leave at the same time, and UCX calls that an error, on standard output.
+        deadline = watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, outcome.code)
+        with deadline, silenced_output(not outcome.failure):
+            data.close()
+            control.close(abort=outcome.broken)
+    if outcome.failure:
+        raise StartupError(outcome.failure)
+    return outcome.code
+
+
+def load_worker() -> Callable[[str, int, int], NoReturn]:
+    """Import what every worker needs; runs in the template process."""
+    import numpy  # noqa: F401
+
+    import hpcray
+
+    if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
+        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
+    from hpcray.runtime.worker.worker_main import worker_main
+
+    limit_loaded_libraries_to_one_thread()
+
+    return worker_main
+
+
+def _prepare(options: NodeOptions, launch: Launch) -> _Node:
+    config, exit_file = options.settings(), take_exit_file_path(os.environ)
+    gpus = node_gpus(options.num_gpus, max(1, launch.here))
+    spill_dir = spill_directory(config.spill_dir)
+    run = read_run(config, launch)
+    check_journal(config, os.environ, launch.rank)
+    if launch.rank == 0:
+        for text in Config.unknown_variables(os.environ):
+            print(f"hpcray: {text}", file=sys.stderr, flush=True)
+    options, bound = bind_node(options, config, max(1, launch.here), gpus)
+    session = SessionDirectory.create()
+    try:
+        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * config.chunk
+        arena = Arena.create(size, slots, config.huge_pages)
+        if config.huge_pages == "reserved" and not arena.reserved:
+            print(f"hpcray: node {launch.rank}: {TOO_FEW_HUGE_PAGES}", file=sys.stderr, flush=True)
+        template = start_fork_server(load_worker, session.path, arena.fd, session.lock_fd)
+    except BaseException:
+        session.remove()
+        raise
+    become_subreaper()
+    listener = LocalListener(session.socket_path(0))
+    return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound, exit_file)
+
+
+def _require_open_files() -> None:
+    """Raise the limit of open files as far as it goes. Call it when the transports are open.
+
+    Raises:
+        StartupError: not even a driver and a worker could connect.
+    """
+    files = raise_open_file_limit()
+    if free_connections(files) < _MIN_CONNECTIONS:
+        raise StartupError(
+            f"this node's raylet may have {files} open files, too few for a driver and a worker (RLIMIT_NOFILE); "
+            "hint: ulimit -n 4096"
+        )
+
+
+def _check_driver_rank(config: Config, launch: Launch) -> None:
+    """Check that there is such a rank. All ranks find the same, and rank 0 reports it."""
+    if config.driver_rank >= launch.size:
+        if launch.rank:
+            raise StartupError("rank 0 reports the reason", reported_by="rank0")
+        raise StartupError(
+            f"the program is to run on rank {config.driver_rank} (--driver-rank, HPCRAY_DRIVER_RANK), and there are "
+            f"{launch.size} rank{'s' * (launch.size > 1)}; hint: ranks are counted from 0"
+        )
+
+
+def _warn_of_odd_starts(launch: Launch) -> None:
+    """Print on rank 0 what works, but is hardly what was meant."""
+    if launch.rank != 0 or launch.kind != "srun":
+        return
+    cores = few_cores(launch, read_allocation().cpus_meant, os.sched_getaffinity(0), threads_of_a_core())
+    for text in filter(None, (several_tasks(launch), cores)):
+        print(f"hpcray: {text}", file=sys.stderr, flush=True)
+
+
+def _open_transports(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+    _warn_of_odd_starts(node.launch)
+    if node.launch.size == 1:
+        return None, None
+    set_mpi_variables(os.environ, node.launch.kind == "srun")
+    # Not imported before: an embedded node needs neither MPI nor UCX.
+    from hpcray.transport.selection import offers, open_transports
+
+    if node.bound.adapters and offers(node.bound.adapters):
+        set_preferred_adapters(os.environ, node.bound.adapters)
+    try:
+        control, data = open_transports(node.config)
+        data.register(node.arena.view(0, node.arena.whole))
+    except StartError as error:
+        if error.reported_by == "rank0":
+            raise StartupError(str(error), reported_by="rank0") from None
+        if (node.launch.rank or error.others_wait) and end_step(node.launch, error):
+            raise StartupError(str(error), reported_by="launcher") from error
+        raise StartupError(str(error)) from error
+    except TransportError as error:
+        raise StartupError(str(error)) from error
+    return control, data
+
+
+def _prepare_workers(options: NodeOptions, node: _Node, control: ControlTransport | None) -> None:
+    """Copy directories and preload modules, before the first worker is forked."""
+    if options.broadcast_env:
+        from hpcray.runtime.node.env_broadcast import share
+
+        timeout = node.config.start_timeout
+        node.moved = share(options.broadcast_env, options.driver, control, node.session.path, timeout)
+    node.template.prepare(node.moved.pairs, [name for name in node.config.preload.split(",") if name])
+
+
+class _NodeServer:
+    """Composes the raylet of a prepared node, and runs its loop until the node has ended."""
+
+    def __init__(
+        self,
+        node: _Node,
+        control: ControlTransport | None,
+        data: DataPlane | None,
+        ready: Callable[[str], None],
+        life_fd: int,
+    ) -> None:
+        config = node.config
+        self._node = node
+        self._ready = ready
+        self._rank, size = (control.rank, control.size) if control is not None else (0, 1)
+        self._driver_rank = config.driver_rank if size > 1 else 0
+        info = _describe_node(node, self._rank, data)
+        self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
+        self._router = Router(self._rank, size, control)
+        self._loop = EventLoop(self._router, node.listener, control, data)
+        self._prefault = Prefaulter(node.arena)
+        head = Gcs(config) if self._rank == 0 else None
+        lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus)
+        spill = config.spill_threshold
+        store = ObjectStore(self._rank, node.arena.size, spill_threshold=spill, chunk=config.chunk, slots=_SLOTS)
+        self._raylet = Raylet(self._context, self._loop, self._router, lease_manager, store, head, self._prefault, data)
+        self._attach_parts()
+        self._shutdown = NodeShutdown(
+            self._loop,
+            self._raylet.processes,
+            node.template,
+            node.session,
+            config.stop_timeout,
+            lambda: self._cluster.processes_ended(),
+            node.removal_time,
+        )
+        leads = self._rank == 0
+        self._cluster = ClusterMember(
+            self._raylet,
+            self._shutdown,
+            node.session,
+            node.template.pid,
+            self._processes_to_watch(life_fd),
+            NodeManager(size, os.urandom(8).hex(), config, self._loop.now, run=node.run) if leads else None,
+            None if leads else HeadFailureDetector(self._rank, config),
+            control,
+            data,
+            self._up,
+            self._open_journal,
+            program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
+        )
+        self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
+
+    def _attach_parts(self) -> None:
+        node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
+        context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
+        recorders = None
+        processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
+        neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
+        memory_monitor = MemoryMonitor(context, loop, router, processes, lease_manager.pool, store, raylet.log)
+        share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, node.listener, context.cluster_size)
+        if node.config.record:
+            recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS)
+        introspection = RayletIntrospection(
+            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid
+        )
+        spill_io = SpillIo(raylet, SpillFiles(node.spill_dir, node.arena, raylet.log))
+        raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection)
+
+    def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:
+        pids = [os.getpid()]
+        if self._node.options.distributed and life_fd >= 0:
+            # This process is a rank's child. Where the launcher is killed, nothing else ends the rank, which may sleep.
+            pids.append(os.getppid())
+            self._node.template.watch_driver(os.getppid())
+        return [found for pid in pids if (found := ProcessIdentity.of(pid)) is not None]
+
+    def _up(self) -> None:
+        node = self._node
+        if node.options.driver and self._rank == self._driver_rank:
+            with original_affinity(node.bound.mask):
+                driver = DriverChild(node.options.driver, node.session.path, node.moved)
+            node.template.watch_driver(driver.pid)
+            self._raylet.processes.expect_driver(driver.pid)
+            self._cluster.own_driver(driver)
+        self._ready(node.session.path)
+
+    def _open_journal(self) -> JournalFile | None:
+        self._node.journal = open_journal(self._node.config, os.environ, self._raylet.log)
+        return self._node.journal
+
+    def run(self, wakeup_fd: int, life_fd: int) -> _Outcome:
+        """Run the loop. wakeup_fd: signals arrive on it. life_fd: see `run_node`."""
+        node, cluster, loop, shutdown = self._node, self._cluster, self._loop, self._shutdown
+        loop.watch(wakeup_fd, lambda event: _read_signals(wakeup_fd, cluster))
+        if life_fd >= 0:
+            loop.watch(life_fd, lambda event: _end_of_life(loop, life_fd, cluster.parent_gone))
+        try:
+            cluster.join()
+            loop.run(self._raylet)
+        finally:
+            self._prefault.stop()
+            loop.close()
+            self._raylet.spill_io.close()
+            node.template.close()
+            node.session.remove()
+            if node.journal is not None:
+                over = cluster.came_up and shutdown.begun and not cluster.fenced
+                node.journal.close(remove=over and not (shutdown.code or cluster.drain.requeue))
+        failure = cluster.failure
+        if not cluster.came_up:
+            failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
+            return _Outcome(1, cluster.broken, failure)
+        decides = self._rank == self._driver_rank or cluster.program_lost
+        code = shutdown.code if decides else 0
+        return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.requeue, decides)
+
+
+def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
+    address, config = node_ip_address(), node.config
+    return NodeInfo(
+        index=rank,
+        node_id=os.urandom(_ID_BYTES).hex(),
+        host=socket.gethostname(),
+        address=address,
+        pid=os.getpid(),
+        total=total_resources(
+            node.options,
+            address,
+            rank,
+            max(1, node.launch.here),
+            node.arena.size,
+            len(node.gpus),
+            gpu_type() if node.gpus else "",
+        ),
+        data_address=data.address() if data is not None else b"",
+        data_plane=data.name if data is not None else "",
+        arena_size=node.arena.size,
+        labels=parse_labels(config.labels),
+        session_dir=node.session.path if config.same_host else "",
+    )
+
+
+def _abandon(node: _Node) -> None:
+    """Undo `_prepare`."""
+    node.listener.close()
+    node.template.close()
+    node.template.reap()
+    node.session.remove()
+    node.arena.close()
+
+
+def _read_signals(fd: int, cluster: ClusterMember) -> None:
+    for number in set(os.read(fd, 4096)):
+        if number == signal.SIGCHLD:
+            cluster.child_ended()
+        elif number in USER_SIGNALS:
+            cluster.user_signalled(number)
+        elif number == signal.SIGHUP:
+            cluster.signalled(signal.SIGTERM)
+        else:
+            cluster.signalled(number)
+
+
+def _end_of_life(loop: EventLoop, fd: int, parent_gone: Callable[[], None]) -> None:
+    loop.unwatch(fd)
+    parent_gone()
+
+
+def main() -> NoReturn:
+    """Run the raylet as a child of the user's process, which `bootstrap.NodeChild` starts.
+
+    The last arguments are the options as JSON, and the descriptors of the ready pipe and of the life pipe.
+    """
+    given, *descriptors = sys.argv[-3:]
+    options = msgspec.json.decode(given, type=NodeOptions)
+    ready_fd, life = map(int, descriptors)
+    os.set_inheritable(ready_fd, False)
+    os.set_inheritable(life, False)
+    set_process_name("hpcray-raylet")
+    reported = False
+
+    def report(ready: RayletReady) -> None:
+        nonlocal reported
+        if not reported:
+            reported = True
+            with contextlib.suppress(OSError):  # the parent has ended; the life pipe shows that too
+                os.write(ready_fd, msgspec.json.encode(ready))
+            os.close(ready_fd)
+
+    code = 1
+    try:
+        code = run_node(options, lambda session_dir: report(RayletReady(session_dir=session_dir)), life)
+    except StartupError as error:
+        report(RayletReady(error=str(error), reported_by_rank0=error.reported_by == "rank0"))
+    except ValueError as error:
+        report(RayletReady(error=str(error)))
+    except BaseException:
+        report(RayletReady(error=traceback.format_exc()))
+        traceback.print_exc()
+    finally:
+        report(RayletReady(error="the node ended before it was up; its error output tells why"))
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,249 @@
+"""A raylet's part in the drain of its job: signals and the clock on one side, `core.gcs.drain` on the other.
+
+Every raylet passes requests to the head, forwards the head's Drain to its processes, and starts nothing new meanwhile.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from hpcray.common.exceptions import JobDrainingError, NotEnoughTimeError
+from hpcray.common.ids import HEAD, raylet_of
+from hpcray.core.gcs import drain
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages import DRIVER, WORKER
+from hpcray.protocol.serialization import serialize_error
+from hpcray.runtime.raylet.raylet import Raylet
+
+LEAVING_TIME = 8.0
+"""Seconds that the end of all processes and of MPI may take after a drain."""
+_MIN_SECONDS = 1.0
+_MAX_LINES = 10
+_EARLY = 0.5
+_NOTHING: tuple[()] = ()
+
+
+class SignalTarget(Protocol):
+    """The driver, where it is a child of this process."""
+
+    def forward(self, number: int) -> None:
+        """Send it a signal that it has a handler for."""
+
+
+class NodeDrain:
+    """One per raylet; on the head it decides.
+
+    Args:
+        end_job: ends the job with an exit code.
+
+    Attributes:
+        announced: whether the job drains.
+        requeue: whether the batch system should run the job again (on the head, when the job is over).
+    """
+
+    def __init__(self, raylet: Raylet, end_job: Callable[[int], None]) -> None:
+        self.announced = False
+        self.requeue = False
+        self._raylet = raylet
+        self._config = raylet.context.config
+        self._end_job = end_job
+        self._head: Gcs
+        self._deadline = 0.0
+        self._reason = ""
+        self._forwarded: set[int] = set()
+        self._core: drain.DrainCore | None = None
+        self._remote_driver = b""
+        raylet.head_location.listeners.append(self._register_driver)
+
+    def lead(self, run: m.RunInfo, head: Gcs) -> None:
+        """This raylet is the head."""
+        self._raylet.run_info = run
+        self._core = drain.DrainCore(run.exit_code, run.signals)
+        self._head = head
+        head.actors.set_admission(self._refuse_actor)
+
+    def take_over(self, head: Gcs) -> None:
+        """This raylet has become the head. A drain that the old one had announced begins again, with the time left."""
+        self.lead(self._raylet.run_info, head)
+        left = self._deadline - self._raylet.loop.now
+        if self.announced:
+            self._raylet.router.send(HEAD, m.DrainRequest(self._reason, max(_MIN_SECONDS, left)))
+        elif self._raylet.run_info.drain_at:
+            self._await_end()
+
+    def came_up(self) -> None:
+        """The cluster is up: schedule the drain before the end of the job's time limit."""
+        if self._core is not None and self._raylet.run_info.drain_at:
+            self._await_end()
+
+    # ------------------------------------------------------------ reasons to drain
+
+    def signalled(self, number: int, driver: SignalTarget | None) -> bool:
+        """Request a drain if this signal announces the end of the job. Returns whether it does."""
+        if number not in self._raylet.run_info.signals:
+            return False
+        if driver is not None and number not in self._forwarded:
+            self._forwarded.add(number)  # once: a driver without a handler of its own sends it back
+            driver.forward(number)
+        name = signal.Signals(number).name
+        self._raylet.router.send(HEAD, m.DrainRequest(f"{name} on node {self._raylet.node}", 0.0, number))
+        return True
+
+    def _await_end(self) -> None:
+        left = self._raylet.run_info.drain_at - time.time()
+        if left > _EARLY:
+            # The clock may be set meanwhile.
+            self._raylet.loop.call_at(self._raylet.loop.now + min(left, 60.0), self._await_end)
+        else:
+            self._raylet.router.send(HEAD, m.DrainRequest("the end of the job's time limit"))
+
+    def on_drain_request(self, now: float, src: bytes, msg: m.DrainRequest) -> Iterable[Any]:
+        """Begin the drain, on the head."""
+        if self._core is None:
+            return self._raylet.unexpected(now, src, msg)
+        known = self._core.begun
+        effects = self._core.begin(now, msg.reason, self._seconds_for(msg), msg.signal == signal.SIGTERM)
+        here = any(link.kind not in (WORKER, "") for link in self._raylet.router.links.values())
+        if not known and not here and not self._remote_driver:
+            effects += self._core.driver_ready(now)  # there is no driver whose callbacks would run first
+        return effects
+
+    def _seconds_for(self, msg: m.DrainRequest) -> float:
+        config = self._config
+        if msg.signal == signal.SIGTERM:
+            limit = config.drain_timeout
+        else:
+            limit = msg.seconds or config.drain_margin or config.drain_timeout
+        if self._raylet.run_info.end:
+            limit = min(limit, self._raylet.run_info.end - time.time() - LEAVING_TIME)
+        return max(_MIN_SECONDS, limit)
+
+    # ------------------------------------------------------------ every raylet
+
+    def on_driver_registered(self, now: float, src: bytes, msg: m.DriverRegistered) -> Iterable[Any]:
+        """Note the driver of another node, on the head."""
+        if self._core is None:
+            return self._raylet.unexpected(now, src, msg)
+        self._remote_driver = msg.proc
+        return _NOTHING
+
+    def _register_driver(self) -> None:
+        """Report the driver of this node to the head of another: DrainReady of attached processes does not count."""
+        router = self._raylet.router
+        for proc, link in router.links.items():
+            if link.kind == DRIVER and router.head_location.node != self._raylet.node:
+                router.send(HEAD, m.DriverRegistered(proc))
+
+    def process_joined(self, proc: bytes) -> None:
+        """A process of this node was welcomed: send it the Drain that it has missed."""
+        if self._raylet.router.links[proc].kind == DRIVER:
+            self._register_driver()
+        if self.announced:
+            left = max(0.0, self._deadline - self._raylet.loop.now)
+            self._raylet.router.send(proc, m.Drain(self._reason, left))
+
+    def on_drain(self, now: float, src: bytes, msg: m.Drain) -> Iterable[Any]:
+        """Forward the head's Drain to all processes, and start nothing new."""
+        raylet = self._raylet
+        first, self.announced = not self.announced, True
+        self._reason = msg.reason
+        self._deadline = now + msg.seconds
+        for proc in raylet.router.links:
+            raylet.router.send(proc, msg)
+        return raylet.lease_manager.drain(now) if first else _NOTHING
+
+    def on_drain_over(self, now: float, src: bytes, msg: m.DrainOver) -> Iterable[Any]:
+        """Forward the end of the drain to the drivers: all actors are saved."""
+        for proc, link in self._raylet.router.links.items():
+            if link.kind != WORKER:
+                self._raylet.router.send(proc, msg)
+        return _NOTHING
+
+    # ------------------------------------------------------------ the head
+
+    def driver_ended(self, code: int) -> bool:
+        """The driver has ended. Returns whether the drain decides about the end of the job."""
+        self._remote_driver = b""
+        if self._core is None or self._core.state == drain.OVER:
+            return False
+        if not self._core.begun:
+            # Slurm signals all processes of a step: the driver may be the first to end.
+            if code != drain.SIGNALLED + signal.SIGUSR1 or signal.SIGUSR1 not in self._raylet.run_info.signals:
+                return False
+            request = m.DrainRequest("SIGUSR1 to the program", 0.0, signal.SIGUSR1)
+            self._raylet.apply(self._core.begin(self._raylet.loop.now, request.reason, self._seconds_for(request)))
+        self._raylet.apply(self._core.driver_ended(self._raylet.loop.now, code))
+        return True
+
+    def tick(self) -> None:
+        """Advance the drain; every `config.tick`."""
+        if self._core is not None and self._core.begun:
+            self._raylet.apply(self._core.tick(self._raylet.loop.now, self._head.actors.living_workers()))
+
+    def on_drain_ready(self, now: float, src: bytes, msg: m.DrainReady) -> Iterable[Any]:
+        """The driver's callbacks have run, on the head."""
+        if self._core is None:
+            return self._raylet.unexpected(now, src, msg)
+        link = self._raylet.router.links.get(src)
+        if src != self._remote_driver and (link is None or link.kind != DRIVER):
+            return _NOTHING
+        return self._core.driver_ready(now, msg.interested)
+
+    def on_actor_saved(self, now: float, src: bytes, msg: m.ActorSaved) -> Iterable[Any]:
+        """An actor has written its checkpoint, or failed to, on the head."""
+        if self._core is None:
+            return self._raylet.unexpected(now, src, msg)
+        return self._core.saved(now, src, msg.path, msg.error)
+
+    def announce(self, effect: drain.Announce) -> None:
+        """Send Drain to all nodes."""
+        raylet = self._raylet
+        raylet.log(f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
+        for node in range(raylet.context.cluster_size):
+            raylet.router.send(raylet_of(node), m.Drain(effect.reason, effect.seconds))
+        raylet.apply(self._head.actors.recheck_waiting(raylet.loop.now))
+
+    def start_saving(self, effect: drain.StartSaving) -> None:
+        """Have all actors write their checkpoints."""
+        assert self._core is not None
+        self._raylet.apply(self._core.save(self._raylet.loop.now, self._head.actors.living_workers()))
+
+    def all_saved(self, effect: drain.AllSaved) -> None:
+        """Print what was saved, and send DrainOver to all nodes."""
+        raylet = self._raylet
+        if effect.saved:
+            raylet.log(f"checkpoints written below {self._raylet.run_info.checkpoints}, actors: {len(effect.saved)}")
+        for text in effect.failed[:_MAX_LINES]:
+            raylet.log(f"no checkpoint of {text}")
+        if len(effect.failed) > _MAX_LINES:
+            raylet.log(f"nor of {len(effect.failed) - _MAX_LINES} more actors")
+        for node in range(raylet.context.cluster_size):
+            raylet.router.send(raylet_of(node), m.DrainOver())
+
+    def end_job(self, effect: drain.EndJob) -> None:
+        """End the job with the exit code of the drain."""
+        if effect.late:
+            self._raylet.log("the time is up and the program still runs: it is ended")
+        self.requeue = effect.again
+        self._end_job(effect.code)
+
+    def _refuse_actor(self, now: float, spec: m.ActorSpec) -> tuple[str, bytes] | None:
+        """Return why an actor is not started, and the error of its calls; None when it may start."""
+        error: BaseException | None = None
+        what = f"actor {spec.class_name}"
+        if self._core is not None and self._core.begun:
+            why = f"the job drains ({self._core.reason}), {max(0.0, self._core.deadline - now):.0f} s are left"
+            error = JobDrainingError(f"{what} was not started: {why}; hint: end the program, the next run can start it")
+        elif spec.max_runtime and self._raylet.run_info.drain_at:
+            left = max(0.0, self._raylet.run_info.drain_at - time.time())
+            if left < spec.max_runtime:
+                error = NotEnoughTimeError(what, spec.max_runtime, left)
+        if error is None:
+            return None
+        importlib.import_module(type(error).__module__)  # else it would be pickled as another class of that name
+        return str(error), serialize_error(error)

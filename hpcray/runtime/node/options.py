@@ -1,0 +1,266 @@
+"""The options of one node, from `hpcray.init()` or a command line to the raylet process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hpcray.common.config import Config
+from hpcray.common.labels import parse_labels
+from hpcray.common.resources import Resources, to_units
+from hpcray.platform import resource_limits
+from hpcray.platform.gpu_visibility import local_rank
+from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
+
+ADDRESS = "HPCRAY_ADDRESS"
+HEAD_RESOURCE = "node:__internal_head__"
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_HELP_WIDTH = 30
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as `512m`, `2g`, `1.5GiB` or `1000000`.
+
+    Raises:
+        ValueError: `text` is not a positive size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = math.floor(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    if size <= 0:
+        raise ValueError(f"{text!r} is not a size; hint: write 2g, 512m or a number of bytes")
+    return size
+
+
+def parse_count(text: str) -> int:
+    """A whole number, 0 or more.
+
+    Raises:
+        ValueError: `text` is not one.
+    """
+    if not text.isdecimal():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _resources(text: str) -> dict[str, float]:
+    found = None
+    with contextlib.suppress(ValueError):
+        found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r} is not a JSON object; hint: '{{\"disk\": 2}}'")
+    return found
+
+
+class HelpRequested(Exception):
+    """`-h` or `--help` is among the options."""
+
+
+class NodeFlag(NamedTuple):
+    """One option of a node on a command line."""
+
+    name: str  # the field of `NodeOptions`, or the key in its `config`
+    metavar: str  # of the value in `--help`; "" for a switch, which takes no value
+    parse: Callable[[str], Any]  # raises ValueError with the reason
+    help: str
+    in_config: bool = False
+
+    @property
+    def flag(self) -> str:
+        """The option as `python -m hpcray` spells it."""
+        return "--" + self.name.replace("_", "-")
+
+
+NODE_FLAGS = (
+    NodeFlag("num_cpus", "K", float, "CPUs of this node (default: its share of the host)"),
+    NodeFlag("num_gpus", "K", float, "GPUs of this node (default: those it was given)"),
+    NodeFlag("memory", "BYTES", float, "memory that tasks may ask for (default: what there is)"),
+    NodeFlag("object_store_memory", "BYTES", parse_count, "size of the object store (default: 30 % of memory)", True),
+    NodeFlag("resources", "JSON", _resources, "custom resources, such as '{\"disk\": 2}'"),
+    NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),
+    NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
+    NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
+    NodeFlag("broadcast_env", "DIR", str, "read this directory once per job, use copies on the nodes"),
+)
+"""In the order of `--help` and of `to_argv`. `hpcray-launch` builds its options from the same rows."""
+_BY_FLAG = {row.flag: row for row in NODE_FLAGS}
+
+
+class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Amounts are in the user's units (CPU: 0.5); None: the node finds the amount out.
+
+    Attributes:
+        config: settings given by name; the others come from the environment or are defaults.
+        num_cpus: CPUs of this node.
+        num_gpus: GPUs of this node; a node that has none declares this many without hardware.
+        memory: bytes for tasks that request `memory=`.
+        resources: the node's custom resources.
+        distributed: whether this process is a rank of a launcher; False: the only node.
+        as_ray: whether `import ray` in the program is hpcray.
+        broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
+        driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
+    """
+
+    config: dict[str, Any] = {}
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: float | None = None
+    resources: dict[str, float] = {}
+    distributed: bool = False
+    as_ray: bool = False
+    broadcast_env: str = ""
+    driver: list[str] = []
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any], driver: Sequence[str]) -> NodeOptions:
+        """The options of a launcher's rank.
+
+        Args:
+            values: by the names of `NODE_FLAGS`; missing, None, False and "" all mean: not given.
+            driver: the program's command line after the interpreter.
+        """
+        given = {row: values[row.name] for row in NODE_FLAGS if _is_given(values.get(row.name))}
+        config = {row.name: value for row, value in given.items() if row.in_config}
+        fields = {row.name: value for row, value in given.items() if not row.in_config}
+        return cls(config=config, distributed=True, driver=list(driver), **fields)
+
+    @classmethod
+    def from_argv(cls, argv: Sequence[str]) -> NodeOptions:
+        """The inverse of `to_argv`. Uses no command-line library: the raylet forks the workers, and what it has loaded
+        would shadow the version in a task's own environment.
+
+        Raises:
+            ValueError: the command line is wrong; the message names the place.
+            HelpRequested: `-h` or `--help` is among the options.
+        """
+        words, values = list(argv), dict[str, Any]()
+        while words and words[0].startswith("-") and words[0] not in ("-", "--", "-m", "-c"):
+            flag, equals, text = words.pop(0).partition("=")
+            if flag in ("-h", "--help"):
+                raise HelpRequested
+            row = _BY_FLAG.get(flag)
+            if row is None:
+                raise ValueError(f"unrecognized option {flag}")
+            if bool(equals) > bool(row.metavar):
+                raise ValueError(f"{flag} takes no value")
+            if row.metavar and not equals:
+                if not words:
+                    raise ValueError(f"{flag} needs a value")
+                text = words.pop(0)
+            try:
+                values[row.name] = row.parse(text) if row.metavar else True
+            except ValueError as error:
+                raise ValueError(f"{flag}: {error}") from None
+        driver = words[1:] if words[:1] == ["--"] else words
+        if driver[:1] in (["-m"], ["-c"], []) and len(driver) < 2:
+            raise ValueError("no script given; hint: python -m hpcray script.py")
+        return cls.from_values(values, driver)
+
+    def to_argv(self) -> list[str]:
+        """The words after `python -m hpcray` on a rank's command line."""
+        words = []
+        for row in NODE_FLAGS:
+            value = self.config.get(row.name) if row.in_config else getattr(self, row.name)
+            if not _is_given(value):
+                continue
+            words.append(row.flag)
+            if row.metavar:
+                words.append(_to_text(value))
+        return [*words, *self.driver]
+
+    @staticmethod
+    def help_text() -> str:
+        """The options, a line each, for `python -m hpcray --help`."""
+        rows = [("-h, --help", "show this message and exit")]
+        rows += [(f"{row.flag} {row.metavar}".rstrip(), row.help) for row in NODE_FLAGS]
+        rows += [
+            ("-m MODULE ...", "run a module; what follows belongs to it"),
+            ("-c CODE ...", "run code; what follows belongs to it"),
+            ("SCRIPT ...", "the program and its arguments"),
+        ]
+        return "\n".join(f"  {left:<{_HELP_WIDTH}}  {right}" for left, right in rows)
+
+    def settings(self) -> Config:
+        """The node's settings.
+
+        Raises:
+            ValueError: a setting or a variable is not valid.
+        """
+        config = Config.from_env(os.environ, **self.config)
+        parse_labels(config.labels)
+        return config
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value not in ("", {})  # 0 is a value
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def bind_node(
+    options: NodeOptions, config: Config, local_size: int, gpus: tuple[str, ...]
+) -> tuple[NodeOptions, RankPlan]:
+    """Bind this process to the cores of its plan. Call before the template process is forked: it inherits the
+    binding.
+
+    Args:
+        options: of this node.
+        config: the node's settings.
+        local_size: ranks on this host.
+        gpus: ids of the node's GPUs.
+
+    Returns:
+        The options with the number of CPUs filled in, counted before the binding, and the plan that was carried out.
+    """
+    cpus = options.num_cpus if options.num_cpus is not None else resource_limits.cpus_per_rank(local_size)
+    plan = plan_rank(gpus, local_rank(os.environ), local_size, cpus, os.environ, config.bind)
+    bind_rank(plan)
+    return msgspec.structs.replace(options, num_cpus=cpus), plan
+
+
+def total_resources(
+    options: NodeOptions, address: str, node: int, local_size: int, arena_size: int, gpus: int = 0, gpu_type: str = ""
+) -> Resources:
+    """The resources that this node offers, in units.
+
+    Args:
+        options: of this node.
+        address: the node's IP address.
+        node: its index.
+        local_size: ranks on this host, which share what it has.
+        arena_size: bytes of its object store.
+        gpus: number of its GPUs.
+        gpu_type: Ray's name for their type, "" if unknown.
+
+    Raises:
+        ValueError: a given amount is not valid.
+    """
+    cpus = options.num_cpus if options.num_cpus is not None else resource_limits.cpus_per_rank(local_size)
+    memory = options.memory
+    if memory is None:
+        memory = max(0, resource_limits.usable_memory() // local_size - arena_size)
+    amounts: dict[str, float] = {
+        **options.resources,
+        "CPU": cpus,
+        "GPU": gpus,
+        "memory": int(memory),
+        "object_store_memory": arena_size,
+        f"node:{address}": 1,
+    }
+    if gpus and gpu_type:
+        amounts.setdefault(f"accelerator_type:{gpu_type}", 1)
+    if node == 0:
+        amounts[HEAD_RESOURCE] = 1
+    return to_units(amounts)

@@ -1,0 +1,179 @@
+"""This run of the job as Slurm and the settings describe it: its end, its checkpoints, its signals, its requeue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcray.common.config import Config
+from hpcray.platform.allocation import ask_end_time, end_time, job_to_ask
+from hpcray.protocol.messages import RunInfo
+from hpcray.transport.startup import Launch
+
+_DIRECTORY = "hpcray-checkpoints"
+_QUERY_TIMEOUT = 5.0
+_SHARE = 0.25
+"""The largest share of a short job's time that its drain takes."""
+_SIGNALS = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM}
+_REQUEUE = ("auto", "scontrol", "exit")
+_SCONTROL_TIME = 10.0
+_DAMPING, _LONGEST_DAMPING = 0.01, 3.0
+_ALIVE = ("RUNNING", "SIGNALING")
+"""States of a job that Slurm has not ended: SIGNALING follows a signal of `--signal` for a while."""
+
+
+def read_run(config: Config, launch: Launch, environ: Mapping[str, str] | None = None) -> RunInfo:
+    """Return the facts about the whole job, as rank 0 knows them: only that rank queries Slurm's controller.
+
+    Raises:
+        ValueError: a setting is not valid.
+    """
+    environ = os.environ if environ is None else environ
+    if config.requeue not in _REQUEUE:
+        raise ValueError(f"requeue={config.requeue!r} is not valid; hint: one of {', '.join(_REQUEUE)}")
+    if not 0 <= config.drain_exit_code <= 255:
+        raise ValueError(f"drain_exit_code={config.drain_exit_code} is not valid; hint: 0 to 255")
+    known = end_time(environ) if launch.rank else ask_end_time(environ, _QUERY_TIMEOUT)
+    end = config.end_time or known or 0.0
+    return RunInfo(
+        end=end,
+        drain_at=drain_start(end, time.time(), config.drain_margin),
+        checkpoints=checkpoint_directory(config, environ),
+        restarts=restart_count(environ),
+        signals=drain_signals(config, launch, environ),
+        exit_code=config.drain_exit_code,
+    )
+
+
+def drain_start(end: float, now: float, margin: float) -> float:
+    """Return the Unix time at which a job that ends at `end` begins to drain; 0 for never."""
+    if not end or not margin:
+        return 0.0
+    return end - min(margin, max(0.0, end - now) * _SHARE)
+
+
+def checkpoint_directory(config: Config, environ: Mapping[str, str]) -> str:
+    """Return the directory of this job's checkpoints, the same in all its runs; "" when it is not known."""
+    if config.checkpoint_dir:
+        return os.path.abspath(os.path.expanduser(config.checkpoint_dir))
+    home, job = environ.get("SLURM_SUBMIT_DIR"), environ.get("SLURM_JOB_ID")
+    return os.path.join(home, _DIRECTORY, job) if home and job else ""
+
+
+def restart_count(environ: Mapping[str, str]) -> int:
+    """Return how often Slurm has put this job back into the queue."""
+    text = environ.get("SLURM_RESTART_COUNT", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def drain_signals(config: Config, launch: Launch, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the numbers of the signals that begin a drain.
+
+    By default those with which Slurm announces the end of a job. mpirun kills its ranks a second after the SIGTERM
+    that it sends them: there is no time for a drain.
+    """
+    text = config.drain_signals.upper()
+    if text == "AUTO":
+        if not environ.get("SLURM_JOB_ID"):
+            return ()
+        return (signal.SIGUSR1,) if launch.kind in ("mpirun", "pmi") else (signal.SIGUSR1, signal.SIGTERM)
+    if text == "NONE":
+        return ()
+    names = [name.strip().removeprefix("SIG") for name in text.split(",")]
+    unknown = [name for name in names if name not in _SIGNALS]
+    if unknown:
+        raise ValueError(
+            f"drain_signals={config.drain_signals!r} is not valid; hint: auto, none, or some of {', '.join(_SIGNALS)}"
+        )
+    return tuple(_SIGNALS[name] for name in names)
+
+
+def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str:
+    """Requeue this job, if the settings require it and Slurm has not decided otherwise.
+
+    A job that is preempted by requeue runs on for the partition's GraceTime, and counts as failed when it ends by then.
+    One that was cancelled, or is out of time, is no longer running for Slurm, and is not requeued.
+
+    Returns:
+        The error; "" when there was none.
+    """
+    environ = os.environ if environ is None else environ
+    job = job_to_ask(environ)
+    if config.requeue == "exit" or (not job and config.requeue == "auto"):
+        return ""
+    if not job:
+        return "this is no Slurm job (no SLURM_JOB_ID); hint: HPCRAY_REQUEUE=exit"
+    try:
+        shown = _scontrol("show", "job", "-o", job)
+        if wants_requeue(config.requeue, shown):
+            _scontrol("requeue", job)
+    except (OSError, subprocess.SubprocessError) as error:
+        trouble = str(getattr(error, "stderr", "") or error).strip()
+        return f"{trouble}; hint: `scontrol requeue {job}` by hand; the job needs `#SBATCH --requeue`"
+    return ""
+
+
+def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None = None) -> bool:
+    """Print why this rank cannot start, and end the others, which would wait for it in `MPI_Init`: by Slurm, or by an
+    mpirun that runs with `--enable-recovery`. (Any other mpirun ends all ranks by itself when one fails.)
+
+    Returns:
+        Whether the reason was printed; if Slurm does not end the others, their start times out.
+    """
+    environ = os.environ if environ is None else environ
+    launcher = _patient_mpirun() if launch.kind == "mpirun" else 0
+    if (launch.kind != "srun" and not launcher) or launch.size == 1:
+        return False
+    where = f"rank {launch.rank} on {socket.gethostname()}"
+    print(f"hpcray: {where} does not start, and so the job does not: {error}", file=sys.stderr, flush=True)
+    if launcher:
+        with contextlib.suppress(OSError):
+            os.kill(launcher, signal.SIGTERM)
+        return True
+    # Many ranks may fail alike: the first scancel ends the others before they run theirs.
+    time.sleep(random.uniform(0, min(_DAMPING * launch.rank, _LONGEST_DAMPING)))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+        # SIGTERM lets them tidy up. Without --signal, scancel kills the tasks of a step at once.
+        line = ["scancel", "--signal=TERM", step]
+        subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCONTROL_TIME)
+    return True
+
+
+def _patient_mpirun() -> int:
+    """Return the pid of the parent if it is an mpirun that survives a rank's death, or its daemon here; else 0."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{parent}/cmdline").read_bytes()
+        if b"--enable-recovery" in line or b"/prted\0" in line:
+            return parent
+    return 0
+
+
+def wants_requeue(setting: str, shown: str) -> bool:
+    """Return whether a job is to be requeued. shown: the output of `scontrol show job -o` for it."""
+    facts = dict(part.split("=", 1) for part in shown.split() if "=" in part)
+    if facts.get("JobState") not in _ALIVE:
+        return False
+    preempted = facts.get("PreemptTime", "None") not in ("None", "") and facts.get("Requeue") == "1"
+    return setting == "scontrol" or preempted
+
+
+def _scontrol(*command: str) -> str:
+    # Slurm sends SIGTERM to all processes of a job that is requeued, also to the scontrol that waits for the reply.
+    return subprocess.run(
+        ["sh", "-c", "trap '' TERM; exec scontrol \"$@\"", "sh", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_SCONTROL_TIME,
+        check=True,
+    ).stdout

@@ -1,0 +1,122 @@
+"""The Unix-socket connections of a raylet: its listening socket, and one link per connected process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import Union
+
+from hpcray.platform.sockets import bind_private, peer_pid_and_uid
+from hpcray.protocol.frames import FrameReader
+
+RECEIVE = 256 * 1024
+_SEND = 256 * 1024
+_BACKLOG = 1024
+
+Piece = Union[bytes, memoryview]
+
+
+class LocalSocket:
+    """One connected process.
+
+    Attributes:
+        proc: its process id, NIL until it said Hello.
+        kind: "driver", "attached", "worker" or "guest"; "" until it said Hello.
+        pid: its pid, as the kernel knows it.
+        out: frames to be sent, in order. A caller that appends to the empty list adds the link to `Router.dirty`.
+        blocked: the socket buffer is full; the rest waits until it is writable.
+        closing: no more can be sent; the report of the process's end is awaited.
+        peers: processes and raylets with which it exchanged frames through this raylet.
+    """
+
+    __slots__ = ("blocked", "closing", "fd", "kind", "out", "peers", "pid", "proc", "reader", "sock")
+
+    def __init__(self, sock: socket.socket, proc: bytes, pid: int) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.proc = proc
+        self.kind = ""
+        self.pid = pid
+        self.reader = FrameReader()
+        self.out: list[Piece] = []
+        self.blocked = False
+        self.closing = False
+        self.peers: set[bytes] = set()
+
+    def flush(self) -> bool:
+        """Send frames of `out` without blocking. Returns False while some are left.
+
+        Raises:
+            OSError: the peer is gone.
+        """
+        out = self.out
+        while out:
+            count = size = 0
+            for piece in out:
+                count += 1
+                size += len(piece)
+                if size >= _SEND:
+                    break
+            data = out[0] if count == 1 else b"".join(out[:count])
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent < size:
+                out[:count] = [memoryview(data)[sent:]]
+                return False
+            del out[:count]
+        return True
+
+
+class LocalListener:
+    """The raylet's listening socket.
+
+    Attributes:
+        on_full: called when a connection was refused because no descriptor is left.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.on_full: Callable[[], None] = lambda: None
+        self._spare = os.eventfd(0, os.EFD_CLOEXEC)
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bind_private(self._sock, path)
+        self._sock.listen(_BACKLOG)
+        self._sock.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for epoll."""
+        return self._sock.fileno()
+
+    def accept(self) -> tuple[socket.socket, int] | None:
+        """Return a new connection and the pid of its peer; None when there is none. Other users are refused."""
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._refuse()
+                return None
+            pid, uid = peer_pid_and_uid(sock)
+            if uid == os.getuid():
+                sock.setblocking(False)
+                return sock, pid
+            sock.close()
+
+    def _refuse(self) -> None:
+        """Close a connection with the spare descriptor: its process would wait forever otherwise."""
+        os.close(self._spare)
+        try:
+            self._sock.accept()[0].close()
+        except OSError:
+            pass  # the process has ended
+        finally:
+            self._spare = os.eventfd(0, os.EFD_CLOEXEC)
+        self.on_full()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._sock.close()
+        os.close(self._spare)

@@ -1,0 +1,161 @@
+"""An actor in a drain, the announced end of its job: its hooks run, and its state is saved, and restored later."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hpcray.common.exceptions import JobDrainingError
+from hpcray.common.ids import HEAD
+from hpcray.platform import checkpoints
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import serialize_error
+from hpcray.runtime.core_worker.actor_submitter import MARK
+from hpcray.runtime.worker.context import ActorContext, WorkerContext
+
+SAVE, RESTORE = "__hpcray_checkpoint__", "__hpcray_restore__"
+URGENT = (m.SaveActor, m.Drain)
+"""Messages that go before all calls that wait."""
+_OPEN_CALLS_SHARE = 0.5
+"""Share of the time left that open calls get before the state is saved."""
+_IDLE_CHECK = 0.002
+"""Seconds between two looks for their end."""
+
+
+class ActorDrain:
+    """The checkpoints and drain hooks of the actor that one worker may become."""
+
+    def __init__(self, worker: WorkerContext) -> None:
+        self._worker = worker
+        self._client = worker.process.drain_client
+        self._saved = False
+        self._marked_called = False
+        self._client.on_begin.append(self._begin)
+
+    def restore(self, actor: ActorContext) -> None:
+        """Give a named actor that has just been constructed the newest checkpoint of its name."""
+        hook = getattr(type(actor.instance), RESTORE, None)
+        if hook is None or not actor.spec.name:
+            return
+        found = checkpoints.latest(self._worker.process.run.checkpoints, self._directory(actor))
+        if found is not None:
+            _run(actor, lambda: hook(actor.instance, found))
+
+    def on_save_actor(self, _: bytes, msg: m.SaveActor) -> None:
+        """The head wants its state saved (lock held)."""
+        actor = self._worker.actor
+        if actor is None or getattr(type(actor.instance), SAVE, None) is None:
+            self._send_saved("", "")
+        else:
+            self._worker.enqueue_first(msg)
+
+    def run_urgent(self, msg: Any) -> None:
+        """Handle a drain or a request to save, on the main thread, between two calls."""
+        actor = self._worker.actor
+        if actor is None:
+            return
+        self._call_marked(actor)
+        if type(msg) is m.SaveActor:
+            self._save(actor)
+
+    def before_leaving(self, actor: ActorContext) -> None:
+        """Save the state of an actor that ends while the job drains."""
+        if self._client.reason and getattr(type(actor.instance), SAVE, None) is not None:
+            self._save(actor)
+
+    # ------------------------------------------------------------ inside
+
+    def _begin(self) -> None:
+        actor = self._worker.actor
+        if actor is not None and _marked(actor.instance):
+            self._worker.enqueue_first(m.Drain("", 0.0))
+
+    def _call_marked(self, actor: ActorContext) -> None:
+        if self._marked_called:
+            return
+        self._marked_called = True
+        for method in _marked(actor.instance):
+            try:
+                _run(actor, partial(method, actor.instance, self._client.seconds_left()))
+            except BaseException:
+                traceback.print_exc()
+
+    def _directory(self, actor: ActorContext) -> str:
+        job = self._worker.process.job
+        own = actor.spec.namespace if job is None or actor.spec.namespace != job.namespace else ""
+        return checkpoints.directory_name(actor.spec.name, own)
+
+    def _save(self, actor: ActorContext) -> None:
+        if self._saved:
+            return
+        self._saved = True
+        actor.refuse_calls(self._refuse)
+        path = error = ""
+        root = self._worker.process.run.checkpoints
+        if not actor.spec.name:
+            error = "it has no name, so no later run could find it; hint: .options(name=...)"
+        elif not root:
+            error = "no checkpoint directory is known; hint: HPCRAY_CHECKPOINT_DIR"
+        else:
+            self._await_open_calls(actor)
+            try:
+                with checkpoints.writing(root, self._directory(actor)) as path:
+                    _run(actor, lambda: getattr(type(actor.instance), SAVE)(actor.instance, path))
+            except BaseException as raised:
+                traceback.print_exc()
+                error = f"{type(raised).__name__}: {raised}"
+        with self._worker.engine.lock:
+            self._send_saved("" if error else path, error and f"{actor.spec.class_name} {actor.spec.name!r}: {error}")
+            self._worker.engine.flush()
+
+    def _await_open_calls(self, actor: ActorContext) -> None:
+        """Threads and coroutines of calls that have begun get half of the time left; then their state is what it is."""
+        until = time.monotonic() + _OPEN_CALLS_SHARE * self._client.seconds_left()
+        while time.monotonic() < until:
+            if actor.idle():
+                return
+            time.sleep(_IDLE_CHECK)
+
+    def _refuse(self, src: bytes, msg: m.ActorCall) -> None:
+        actor = self._worker.actor
+        name = f"{actor.spec.class_name}.{msg.method}" if actor is not None else msg.method
+        error = serialize_error(
+            JobDrainingError(
+                f"call {name!r} was not run: the job drains ({self._client.reason}) and the actor's checkpoint is "
+                "written; hint: end the program, the next run goes on from there"
+            )
+        )
+        with self._worker.engine.lock:
+            returns = [m.Returned(error) for _ in range(abs(msg.num_returns))]
+            self._worker.engine.send(src, m.TaskReply(msg.task, 1, returns, 0))
+            self._worker.engine.flush()
+
+    def _send_saved(self, path: str, error: str) -> None:
+        self._worker.engine.send(HEAD, m.ActorSaved(path, error))
+
+
+def _marked(instance: Any) -> list[Callable[..., Any]]:
+    """The methods of its class that `on_drain` decorates."""
+    return [member for _, member in inspect.getmembers(type(instance), inspect.isfunction) if hasattr(member, MARK)]
+
+
+def _run(actor: ActorContext, function: Callable[[], Any]) -> None:
+    """Run a hook: on the actor's event loop if it has one."""
+    loop = actor.loop
+    if loop is None:
+        function()
+        return
+
+    async def run() -> None:
+        result = function()
+        if inspect.isawaitable(result):
+            await result
+
+    if threading.current_thread() is threading.main_thread():
+        asyncio.run_coroutine_threadsafe(run(), loop).result()

@@ -1,0 +1,262 @@
+"""One actor inside its worker: constructor, calls (one by one, or in lanes), end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hpcray.common.exceptions import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.ids import HEAD
+from hpcray.core.core_worker.object_table import Waiter
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import deserialize, serialize_error
+from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
+from hpcray.runtime.core_worker.arguments import NO_ARGS
+from hpcray.runtime.worker.actor_drain import ActorDrain
+from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner, CallRunner, ThreadedCallRunner
+from hpcray.runtime.worker.context import WorkerContext
+from hpcray.runtime.worker.replies import GeneratorExecutor, task_error
+
+perf_counter = time.perf_counter
+
+
+class ActorExecutor:
+    """The actor that this worker is for the rest of its life.
+
+    Attributes:
+        call: starts one call, in the order of arrival.
+    """
+
+    def __init__(
+        self, worker: WorkerContext, msg: m.BecomeActor, drain: ActorDrain, generators: GeneratorExecutor
+    ) -> None:
+        self.worker = worker
+        self._drain = drain
+        self._generators = generators
+        self._refuses = False
+        self.spec = msg.spec
+        self.restarts = msg.restarts
+        self.cls: Any = None
+        self.instance: Any = None
+        self.is_async = False
+        self.call: Callable[[bytes, m.ActorCall], None] = self.run
+        self._runners: dict[str, CallRunner] = {}
+        self._groups: dict[str, str] = {}
+        self._drops_cancelled = False
+        self._label: tuple[str, str] | None = None
+        self._names: dict[str, str] = {}
+
+    # ------------------------------------------------------------ life
+
+    def construct(self) -> None:
+        """Run the constructor and report to the GCS."""
+        worker, spec = self.worker, self.spec
+        process = worker.process
+        local = process.local
+        local.task, local.name, local.since = m.ActorCall(spec.actor, "__init__", b""), spec.class_name, perf_counter()
+        error = b""
+        problem = worker.env_problem
+        try:
+            if problem:
+                raise RuntimeEnvSetupError(problem)
+            self.cls = deserialize(spec.cls)
+            self.is_async = has_async_method(self.cls)
+            self._open_runners()
+            args, kwargs = worker.arguments(spec.args, spec.inline, spec.refs)
+            self.instance = self.cls(*args, **kwargs)
+            del args, kwargs
+            self._drain.restore(self)
+        except BaseException as raised:
+            if not problem:
+                label = (spec.class_name, spec.actor.hex())
+                cause = task_error(raised, f"{spec.class_name}.__init__", label)
+                raised = ActorDiedError(cause, actor_id=spec.actor.hex())
+            error = serialize_error(raised)
+        local.task = None
+        engine = process.engine
+        with engine.lock:
+            # The creator lets go of the arguments once it hears that we are up: our own borrows must be known by then.
+            while process.table.refs.unacked:
+                engine.wait(Waiter(), time.monotonic() + 0.01)
+            engine.send(HEAD, m.ActorReady(spec.actor, error, []))
+            engine.flush()
+
+    def _open_runners(self) -> None:
+        spec = self.spec
+        if self.is_async or spec.max_concurrency > 1 or spec.concurrency_groups:
+            self.worker.engine.busy_poll.stop()  # calls run in threads, which need the interpreter
+            self._runners[""] = self._runner("", spec.max_concurrency)
+            self.call = self._runners[""].call
+        for group, limit in spec.concurrency_groups.items():
+            self._runners[group] = self._runner(group, limit)
+        if spec.concurrency_groups:
+            self.route_by_group()
+
+    def _runner(self, group: str, limit: int) -> CallRunner:
+        name = f"{self.spec.class_name}:{group}" if group else self.spec.class_name
+        if self.is_async:
+            return AsyncioCallRunner(self, self._generators, name, limit)
+        return ThreadedCallRunner(self, name, limit)
+
+    def finish(self, reason: str) -> None:
+        """Leave once everything that was accepted has run."""
+        self._drain.before_leaving(self)
+        while not self.idle():
+            time.sleep(0.002)
+        self.worker.leave(reason)
+
+    def idle(self) -> bool:
+        """Return True if every call that was accepted has run (but for one on the calling thread)."""
+        return all(runner.idle() for runner in self._runners.values())
+
+    def loops(self) -> list[asyncio.AbstractEventLoop]:
+        """The event loops of an async actor, one per concurrency group."""
+        return [runner.loop for runner in list(self._runners.values()) if isinstance(runner, AsyncioCallRunner)]
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop of an async actor's default group."""
+        runner = self._runners.get("")
+        return runner.loop if isinstance(runner, AsyncioCallRunner) else None
+
+    # ------------------------------------------------------------ calls
+
+    def cancel(self, task: bytes) -> None:
+        """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
+        if not self._drops_cancelled:
+            self._drops_cancelled = True
+            self.worker.reply = partial(self._reply_unless_cancelled, self.worker.reply)
+        for runner in self._runners.values():
+            runner.cancel(task)
+        if not self._runners:
+            self.worker.cancelled.add(task)
+
+    def _reply_unless_cancelled(
+        self, reply: Callable[..., None], src: bytes, task: bytes, num_returns: int, value: Any,
+        error: BaseException | None, name: str, *rest: Any,
+    ) -> None:  # fmt: skip
+        if error is None and task in self.worker.cancelled:
+            value, error = None, TaskCancelledError(error_message=f"{name} was cancelled while it ran")
+        reply(src, task, num_returns, value, error, name, *rest)
+
+    def route_by_group(self) -> None:
+        """Route each further call by its concurrency group: there are some, or a call names one."""
+        if self._refuses:
+            return
+        named = ((name, options.get("concurrency_group")) for name, options in self.spec.methods.items())
+        self._groups = {name: group for name, group in named if group}
+        self.call = self._route
+
+    def refuse_calls(self, refuse: Callable[[bytes, m.ActorCall], None]) -> None:
+        """Hand every further call to `refuse`: the state of the actor is saved, and must not change."""
+        self._refuses = True
+        self.call = refuse
+
+    def _route(self, src: bytes, msg: m.ActorCall) -> None:
+        own = self.worker.options.get(msg.task)
+        group = (own.group if own is not None else "") or self._groups.get(msg.method, "")
+        runner = self._runners.get(group)
+        if runner is not None:
+            runner.call(src, msg)
+        elif not group:
+            self.run(src, msg)
+        else:
+            text = (
+                f"the actor {self.spec.class_name} has no concurrency group {group!r}, only {list(self._runners)[1:]}"
+            )
+            hint = 'hint: declare it, @remote(concurrency_groups={"name": limit})'
+            name = f"{self.spec.class_name}.{msg.method}"
+            self.worker.reply(src, msg.task, msg.num_returns, None, ValueError(f"{text}; {hint}"), name, 0, None)
+
+    def run(self, src: bytes, msg: m.ActorCall, hold: Callable[[], bool] | None = None) -> None:
+        """One call, from its arguments to its reply. hold: whether that may wait a moment, for others."""
+        started = perf_counter()
+        worker = self.worker
+        local = vars(worker.process.local)  # several times faster than its attributes
+        protected: list[bytes] = []
+        local["protected"] = protected
+        local["since"] = started
+        local["task"] = msg
+        local["name"] = self.spec.class_name
+        value: Any = None
+        error: BaseException | None = None
+        leaving = ""
+        try:
+            if msg.args == NO_ARGS:
+                value = self.method(msg.method)()
+            else:
+                args, kwargs = worker.arguments(msg.args, msg.inline, msg.refs)
+                value = self.method(msg.method)(*args, **kwargs)
+                del args, kwargs
+            if msg.num_returns < 0:
+                self._generators.run(src, msg, value)
+                value = None
+        except SystemExit as exit_:
+            error, leaving = self.exit_error(exit_)
+        except BaseException as raised:
+            error = raised
+        us = int((perf_counter() - started) * 1e6)
+        name = self._names.get(msg.method) or self.name_of(msg.method)
+        label = self.error_label() if error is not None else None
+        held = hold is not None and hold()
+        worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, held)
+        del value, error
+        local["protected"] = local["task"] = None
+        if worker.options or worker.cancelled:
+            worker.forget_options(msg.task)
+        if leaving:
+            worker.leave(leaving)
+
+    def name_of(self, method: str) -> str:
+        """Return the name of a call of this method, for people."""
+        return self._names.setdefault(method, f"{self.spec.class_name}.{method}")
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return the function that a call of this name runs."""
+        if name.startswith("__ray_"):
+            if name == "__ray_ready__":
+                return lambda: True
+            if name == "__ray_call__":
+                return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
+            if name == "__ray_terminate__":
+                return _exit
+        found: Callable[..., Any] = getattr(self.instance, name)
+        return found
+
+    def exit_error(self, exit_: BaseException) -> tuple[ActorDiedError, str]:
+        """A method ended the actor: what its caller gets, and the reason in words.
+
+        Any exit code but 0 means a crash, as in Ray: the process ends, and the actor is restarted if it may be.
+        """
+        if isinstance(exit_, SystemExit) and exit_.code != 0:
+            print(f"hpcray: actor {self.spec.class_name} raised SystemExit({exit_.code!r})", file=sys.stderr)
+            self.worker.leave("", (exit_.code & 0xFF or 1) if isinstance(exit_.code, int) else 1)
+        reason = "exit_actor() was called"
+        if isinstance(exit_, SystemExit) and not isinstance(exit_, ExitActor):
+            reason = f"it raised SystemExit({exit_.code})"
+        spec = self.spec
+        died = ActorDiedError(
+            f"The actor exited: {reason}", actor_id=spec.actor.hex(), class_name=spec.class_name, name=spec.name
+        )
+        return died, reason
+
+    def error_label(self) -> tuple[str, str]:
+        """The actor's repr and id, for errors."""
+        if self._label is None:
+            # The default repr holds an address; a user's own __repr__ is what people want to see.
+            own = getattr(type(self.instance), "__repr__", None) is not object.__repr__
+            text = self.spec.class_name
+            if own:
+                with contextlib.suppress(Exception):  # of the user's; the caller must get its answer all the same
+                    text = repr(self.instance)
+            self._label = (text, self.spec.actor.hex())
+        return self._label
+
+
+def _exit() -> None:
+    raise ExitActor(0)

@@ -1,0 +1,231 @@
+"""Where an actor's calls run when it is not one after the other: in threads, or on an asyncio loop.
+
+An actor has one runner, and one more for each of its concurrency groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from types import CoroutineType
+from typing import Any, Protocol
+
+from hpcray.common.exceptions import AsyncioActorExit, TaskCancelledError
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.arguments import NO_ARGS
+from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.worker.context import ActorContext
+from hpcray.runtime.worker.replies import GeneratorExecutor
+
+perf_counter = time.perf_counter
+REPLY_HOLD = 0.001
+"""Seconds for which replies may wait for others, so that they leave together."""
+
+
+class CallRunner(Protocol):
+    """Runs calls, at most `limit` at a time; they start in the order of arrival."""
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """Start one call, now or when there is room."""
+
+    def cancel(self, task: bytes) -> None:
+        """Cancel a call, if it is one of ours."""
+
+    def idle(self) -> bool:
+        """Return True if everything that was accepted has run."""
+
+
+class ThreadedCallRunner:
+    """Calls in threads."""
+
+    def __init__(self, actor: ActorContext, name: str, limit: int) -> None:
+        self._actor = actor
+        self._pool = ThreadPoolExecutor(limit, name, actor.worker.register_thread)
+        self._lock = threading.Lock()
+        self._open: set[bytes] = set()
+        self._limit = limit
+        self._flushed = 0.0
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """See `CallRunner`."""
+        with self._lock:
+            self._open.add(msg.task)
+        self._pool.submit(self._run, src, msg)
+
+    def cancel(self, task: bytes) -> None:
+        """See `CallRunner`. One that runs is not interrupted: it may ask `is_canceled()`."""
+        with self._lock:
+            if task in self._open:
+                self._actor.worker.cancelled.add(task)
+
+    def idle(self) -> bool:
+        """See `CallRunner`."""
+        return not self._open
+
+    def _run(self, src: bytes, msg: m.ActorCall) -> None:
+        actor = self._actor
+        try:
+            if msg.task in actor.worker.cancelled:
+                error = TaskCancelledError(error_message=f"{msg.method} was cancelled before it started")
+                actor.worker.reply(src, msg.task, msg.num_returns, None, error, msg.method, 0, None)
+            else:
+                actor.run(src, msg, self._hold)
+        finally:
+            with self._lock:
+                self._open.discard(msg.task)
+                if actor.worker.options or actor.worker.cancelled:
+                    actor.worker.forget_options(msg.task)
+
+    def _hold(self) -> bool:
+        """Return True if a reply may wait for the next one, as calls wait for a thread. See `IoEngine.flush_soon`."""
+        if len(self._open) <= self._limit:
+            return False
+        now = perf_counter()
+        if now - self._flushed < REPLY_HOLD:
+            return True
+        self._flushed = now
+        return False
+
+
+class AsyncioCallRunner:
+    """Calls on an asyncio `loop` in a thread of its own."""
+
+    def __init__(self, actor: ActorContext, generators: GeneratorExecutor, name: str, limit: int) -> None:
+        self._actor = actor
+        self._generators = generators
+        self._limit = limit
+        # Written by one thread each, so without a lock: by who takes calls in, and by the loop's.
+        self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
+        self._taken = self._ended = 0
+        self._posted = False
+        self._flushed = 0.0
+        self._flush_posted = False
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        self._semaphore: asyncio.Semaphore
+        # Of our own: what blocks in the loop's default one, which is the user's, must not keep replies back.
+        self.threads = ThreadPoolExecutor(limit, thread_name_prefix=f"{name}:io")
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run_loop, name=name, daemon=True).start()
+
+    def call(self, src: bytes, msg: m.ActorCall) -> None:
+        """See `CallRunner`."""
+        self._taken += 1
+        self._pending.append((src, msg))
+        if not self._posted:
+            self._posted = True
+            self.loop.call_soon_threadsafe(self._start_pending)
+
+    def cancel(self, task: bytes) -> None:
+        """See `CallRunner`."""
+        self.loop.call_soon_threadsafe(self._cancel, task)
+
+    def idle(self) -> bool:
+        """See `CallRunner`."""
+        return self._taken == self._ended
+
+    def _cancel(self, task: bytes) -> None:
+        if task in self._tasks:
+            # Not at once: a coroutine that is cancelled before its first step would never see it, nor answer.
+            self.loop.call_soon(self._cancel_now, task)
+
+    def _cancel_now(self, task: bytes) -> None:
+        running = self._tasks.get(task)
+        if running is not None:  # else it has ended meanwhile: what is cancelled would be its answer
+            running.cancel()
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self._semaphore = asyncio.Semaphore(self._limit)
+        self.loop.run_forever()
+
+    def _start_pending(self) -> None:
+        self._posted = False  # first: what comes after the last look below posts again
+        pending = self._pending
+        while pending:
+            src, msg = pending.popleft()
+            self._tasks[msg.task] = self.loop.create_task(self._run(src, msg))
+
+    def _hold(self, now: float) -> bool:
+        """Return True if a reply may wait for those of other calls, until the end of this round of the loop."""
+        if self._taken - self._ended == 1 or now - self._flushed >= REPLY_HOLD:
+            self._flushed = now
+            return False
+        if not self._flush_posted:
+            self._flush_posted = True
+            self.loop.call_soon(self._flush)
+        return True
+
+    def _flush(self) -> None:
+        self._flush_posted = False
+        engine = self._actor.worker.engine
+        with engine.lock:
+            engine.flush()
+
+    async def _run(self, src: bytes, msg: m.ActorCall) -> None:
+        actor = self._actor
+        worker = actor.worker
+        value: Any = None
+        error: BaseException | None = None
+        leaving = ""
+        protected: list[bytes] = []
+        started = perf_counter()
+        try:
+            await self._semaphore.acquire()
+            try:
+                started = perf_counter()
+                async_task.set(msg)
+                if msg.args == NO_ARGS:
+                    value = actor.method(msg.method)()
+                else:
+                    if msg.refs:
+                        # Some are in a store, and may have to be pulled: not on the loop.
+                        args, kwargs = await self.loop.run_in_executor(self.threads, self._arguments, msg, protected)
+                    else:
+                        args, kwargs = self._arguments(msg, protected)
+                    value = actor.method(msg.method)(*args, **kwargs)
+                    del args, kwargs
+                if type(value) is CoroutineType or inspect.isawaitable(value):
+                    value = await value
+                if msg.num_returns < 0:
+                    await self._generators.run_async(self.threads, src, msg, value)
+                    value = None
+            finally:
+                self._semaphore.release()
+        except (SystemExit, AsyncioActorExit) as exit_:
+            error, leaving = actor.exit_error(exit_)
+        except BaseException as raised:
+            error = raised
+        ended = perf_counter()
+        us = int((ended - started) * 1e6)
+        name = actor.name_of(msg.method)
+        label = actor.error_label() if error is not None else None
+        if leaving:
+            # SystemExit must not escape into the loop; the reply goes out, then this process does.
+            worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
+            worker.leave(leaving)
+        self._tasks.pop(msg.task, None)
+        if worker.options or worker.cancelled:
+            worker.forget_options(msg.task)
+        large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
+        try:
+            if large and error is None:
+                await self.loop.run_in_executor(
+                    self.threads, worker.reply, src, msg.task, msg.num_returns, value, error, name, us, protected, label
+                )  # a large value is written to the store: not on the loop
+            else:
+                hold = self._hold(ended)
+                worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, hold)
+        finally:
+            self._ended += 1
+
+    def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
+        local = self._actor.worker.process.local
+        local.protected = protected
+        try:
+            return self._actor.worker.arguments(msg.args, msg.inline, msg.refs)
+        finally:
+            local.protected = None

@@ -1,0 +1,78 @@
+"""Protocols through which the parts of a worker see its `TaskExecutor` and `ActorExecutor`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.io_engine import IoEngine
+
+if TYPE_CHECKING:
+    import asyncio  # drivers load this module too, and asyncio takes 12 ms
+
+
+class WorkerContext(Protocol):
+    """`TaskExecutor` as its parts see it; described there."""
+
+    process: CoreWorker
+    engine: IoEngine
+    queue: deque[tuple[bytes, Any]]
+    options: dict[bytes, m.CallOptions]
+    cancelled: set[bytes]
+    reply: Callable[..., None]
+
+    @property
+    def actor(self) -> ActorContext | None: ...
+
+    @property
+    def env_problem(self) -> str: ...
+
+    def arguments(
+        self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
+    ) -> tuple[Sequence[Any], dict[str, Any]]: ...
+
+    def display_name(self, task: bytes, name: str) -> str: ...
+
+    def forget_options(self, task: bytes) -> None: ...
+
+    def register_thread(self) -> None: ...
+
+    def enqueue_first(self, msg: m.Message) -> None: ...
+
+    def leave(self, reason: str, code: int = 0) -> NoReturn: ...
+
+
+class ActorContext(Protocol):
+    """`ActorExecutor` as its parts see it; described there."""
+
+    spec: m.ActorSpec
+    cls: Any
+    instance: Any
+    call: Callable[[bytes, m.ActorCall], None]
+
+    @property
+    def worker(self) -> WorkerContext: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+
+    def loops(self) -> list[asyncio.AbstractEventLoop]: ...
+
+    def idle(self) -> bool: ...
+
+    def run(self, src: bytes, msg: m.ActorCall, hold: Callable[[], bool] | None = None) -> None: ...
+
+    def method(self, name: str) -> Callable[..., Any]: ...
+
+    def name_of(self, method: str) -> str: ...
+
+    def exit_error(self, exit_: BaseException) -> tuple[Exception, str]: ...
+
+    def error_label(self) -> tuple[str, str]: ...
+
+    def route_by_group(self) -> None: ...
+
+    def refuse_calls(self, refuse: Callable[[bytes, m.ActorCall], None]) -> None: ...

@@ -1,0 +1,384 @@
+"""The results of a worker on their way to their owners: returns, exceptions, and values that generators yield."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import sys
+import traceback
+import types
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Executor
+from time import perf_counter
+from typing import Any
+
+import cloudpickle
+
+from hpcray.common.exceptions import (
+    ActorDiedError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    TaskCancelledError,
+    make_task_error,
+)
+from hpcray.common.ids import raylet_of, return_index
+from hpcray.core.core_worker.object_table import Waiter
+from hpcray.platform.sockets import node_ip_address
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import NONE_BLOB, Serialized, serialize, serialize_error
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.object_writer import ObjectOccupied
+from hpcray.runtime.diagnostics.introspection import TaskEventBuffer
+from hpcray.runtime.worker.context import WorkerContext
+
+_FLUSH_US = 1_000
+_AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
+
+
+class _Broken(Exception):
+    """A generator failed after some values, which were ready by then."""
+
+    def __init__(self, returns: list[m.Returned], error: BaseException) -> None:
+        super().__init__()
+        self.returns, self.error = returns, error
+
+
+class Replies:
+    """Sends the replies of one worker.
+
+    Attributes:
+        since_flush: microseconds of work whose replies may still be buffered. record: what has run here, if kept.
+    """
+
+    def __init__(self, worker: WorkerContext, process: CoreWorker) -> None:
+        self._worker = worker
+        self._process = process
+        self._engine = process.engine
+        self._refs = process.table.refs
+        self._raylet = raylet_of(process.node)
+        self._inline_limit = process.config.inline_limit
+        self.since_flush = 0
+        size = process.config.task_events
+        self.record = TaskEventBuffer(size) if size else None
+        self._ended = self.record.add if self.record is not None else None
+
+    def reply(
+        self,
+        src: bytes,
+        task: bytes,
+        num_returns: int,
+        value: Any,
+        error: BaseException | None,
+        name: str,
+        us: int,
+        protected: list[bytes] | None,
+        actor: tuple[str, str] | None = None,
+        hold: bool = False,
+    ) -> None:
+        """Send a result (or an exception) to the submitter; large values go into the node's store first.
+
+        Args:
+            hold: more replies follow at once, and then a flush.
+        """
+        if self._ended is not None:
+            called = self._worker.display_name(task, name) if self._worker.options else name
+            self._ended((task, called, perf_counter(), us, error is not None))
+        returns: list[m.Returned] | None = None
+        first: Sequence[m.Returned] = ()
+        if error is None:
+            try:
+                if num_returns == 1:
+                    blob, refs = (NONE_BLOB, []) if value is None else serialize(value)
+                    if type(blob) is bytes and len(blob) <= self._inline_limit and not refs and not protected:
+                        self._send(src, m.TaskDone(task, blob, us), us, hold)
+                        return
+                    returns = [self.returned(src, task, 0, blob, refs)]
+                else:
+                    returns = self._many(src, task, num_returns, value)
+            except _Broken as broken:
+                first, error = broken.returns, broken.error
+            except BaseException as raised:
+                error = raised
+        status = 0
+        if error is not None:
+            status = 1
+            blob = self.error_blob(error, name, actor, task)
+            returns = [*first, *(m.Returned(blob) for _ in range(abs(num_returns) - len(first)))]
+        value = error = None
+        self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us, hold)
+
+    def kept(self, protected: list[bytes] | None, src: bytes) -> list[bytes] | None:
+        """Count us for the refs from the arguments that we still hold; the reply to `src` names those that it owns."""
+        if not protected:
+            return None
+        with self._engine.lock:
+            self._process.drain()
+            return self._refs.end_protection(protected, src) or None
+
+    def error_blob(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> bytes:
+        """The blob of an exception, as its `get` will raise it."""
+        kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
+        if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
+            self._worker.cancelled.discard(task)
+            return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
+        if issubclass(kind, _AS_THEY_ARE) and not issubclass(kind, RayTaskError):
+            return serialize_error(error)
+        return serialize_error(task_error(error, name, actor))
+
+    def returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
+        """One return value as its owner `src` gets it; a large one is in the node's store then."""
+        contained = [ref._id for ref in refs] or None
+        size = blob.size if isinstance(blob, Serialized) else len(blob)
+        value = b""
+        object_id = task + return_index(index)
+        if size <= self._inline_limit:
+            value = blob.join() if isinstance(blob, Serialized) else blob
+            size = 0
+        else:
+            try:
+                self._process.writer.write(object_id, blob)
+            except ObjectOccupied:  # it is made again, and its earlier form is still being read here: this one travels
+                value, size = blob.join() if isinstance(blob, Serialized) else blob, 0
+        if refs or size:
+            with self._engine.lock:
+                for ref in refs:
+                    self._refs.pledge_to(ref._id, src)
+                if size:
+                    self._engine.send(self._raylet, m.Release([object_id]))
+        return m.Returned(value, size, contained)
+
+    def _withdraw(self, src: bytes, task: bytes, returns: list[m.Returned]) -> None:
+        """The first of several returns were ready when a later one failed: an error will be sent instead."""
+        with self._engine.lock:
+            for index, item in enumerate(returns):
+                for inner in item.contained or ():
+                    self._refs.withdraw_pledge(inner, src)
+                if item.size:
+                    self._engine.send(self._raylet, m.Free([task + return_index(index)], []))
+
+    def _many(self, src: bytes, task: bytes, num_returns: int, value: Any) -> list[m.Returned]:
+        if num_returns <= 0:
+            return [m.Returned(NONE_BLOB) for _ in range(-num_returns)]  # of a generator: its values have been sent
+        if isinstance(value, types.GeneratorType):
+            return self._of_generator(src, task, num_returns, value)
+        try:
+            values = list(value)
+        except TypeError:
+            values = [value]
+        if len(values) != num_returns:
+            raise ValueError(f"Task returned {len(values)} objects, but num_returns={num_returns}.")
+        returns: list[m.Returned] = []
+        own = self._worker.options.get(task)
+        want = own.missing if own is not None else None
+        try:
+            for index, item in enumerate(values):
+                if want is not None and index not in want:
+                    returns.append(m.Returned(b""))  # its owner still has that of an earlier run
+                else:
+                    returns.append(self.returned(src, task, index, *serialize(item)))
+        except BaseException:
+            self._withdraw(src, task, returns)
+            raise
+        return returns
+
+    def _of_generator(self, src: bytes, task: bytes, num_returns: int, values: Iterator[Any]) -> list[m.Returned]:
+        """Return the values of a generator, those before an error too; surplus ones are dropped, as in Ray."""
+        returns: list[m.Returned] = []
+        own = self._worker.options.get(task)
+        want = own.missing if own is not None else None
+        try:
+            for item in values:
+                index = len(returns)
+                if index == num_returns:
+                    print(f"hpcray: a generator yields more than num_returns={num_returns} values", file=sys.stderr)
+                    break
+                known = want is not None and index not in want  # its owner still has that of an earlier run
+                returns.append(m.Returned(b"") if known else self.returned(src, task, index, *serialize(item)))
+            count = len(returns)
+            if count < num_returns:
+                self._withdraw(src, task, returns)
+                returns = []
+                raise ValueError(f"Task returned {count} objects, but num_returns={num_returns}.")
+        except BaseException as raised:
+            if len(returns) < num_returns:
+                raise _Broken(returns, raised) from raised
+            traceback.print_exc()
+        return returns
+
+    def send_now(self, dest: bytes, msg: m.Message) -> None:
+        """Send what a task yields."""
+        with self._engine.lock:
+            if self._refs.unacked:
+                self._refs.send_after_acks(dest, msg)
+            else:
+                self._engine.send(dest, msg)
+            self._engine.flush()
+
+    def _send(self, dest: bytes, msg: m.Message, us: int, hold: bool) -> None:
+        """Queue a reply. It leaves at once unless more short work waits (then after a millisecond of it at most)."""
+        engine = self._engine
+        with engine.lock:
+            if self._refs.unacked:
+                self._refs.send_after_acks(dest, msg)
+                engine.flush()
+                return
+            peer = engine.peers.get(dest) or engine.peer(dest)  # `send`, without a call
+            peer.out.append(msg)
+            if not peer.dirty:
+                peer.dirty = True
+                engine.dirty.append(peer)
+            self.since_flush += us + 10
+            if hold:
+                engine.flush_soon()
+            elif not self._worker.queue or self.since_flush > _FLUSH_US:
+                self.since_flush = 0
+                engine.flush()
+            else:
+                engine.flush_soon()
+
+
+def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
+    """Wrap what user code raised. Never fails: the submitter waits for the reply."""
+    try:
+        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+    except BaseException as problem:  # user code runs when an exception is pickled, or inspected
+        text = f"it raised {type(error).__name__}, of which nothing can be told: {type(problem).__name__} was raised"
+        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+
+
+class GeneratorExecutor:
+    """All tasks of one worker that yield now, by task id, with how many of their values were taken.
+
+    A task whose caller takes no more values is in none of these.
+    """
+
+    def __init__(self, worker: WorkerContext, replies: Replies) -> None:
+        self.replies = replies
+        self._worker = worker
+        self._taken: dict[bytes, int] = {}
+        self._callers: dict[bytes, bytes] = {}
+        self._waiters: dict[bytes, Waiter] = {}
+        worker.process.on_death = self._caller_died
+
+    def on_taken(self, _: bytes, msg: m.StreamTaken) -> None:
+        """The caller took a value (lock held)."""
+        known = self._worker.options
+        if msg.task not in self._taken:
+            if msg.task not in known:
+                return
+            # It has not begun yet. Others that were counted so, and were given back since, are forgotten here.
+            self._taken = {task: count for task, count in self._taken.items() if task in known}
+        self._taken[msg.task] = max(msg.count, self._taken.get(msg.task, 0))
+        self._wake(msg.task)
+
+    def _wake(self, task: bytes) -> None:
+        waiter = self._waiters.get(task)
+        if waiter is not None and waiter.count > 0:
+            waiter.count = 0
+            self._worker.engine.notify(waiter)
+
+    def _caller_died(self, proc: bytes) -> None:
+        """Close the generators of a dead caller: each ends when it yields its next value (lock held)."""
+        for task in [task for task, caller in self._callers.items() if caller == proc]:
+            self._close(task)
+
+    def _close(self, task: bytes) -> None:
+        self._taken.pop(task, None)
+        self._callers.pop(task, None)
+        self._wake(task)
+        self._waiters.pop(task, None)
+
+    def run(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> None:
+        """Send what `value`, a generator, yields. Its exceptions are the caller's."""
+        if not isinstance(value, Iterator):
+            raise TypeError(f"num_returns='streaming' needs a generator, not {type(value).__name__}; hint: yield")
+        sender = _Sender(self, self._worker, src, msg)
+        try:
+            drive(value, sender)
+        finally:
+            sender.close()
+
+    async def run_async(self, threads: Executor, src: bytes, msg: m.ActorCall, value: Any) -> None:
+        """The same on an asyncio loop, which is never blocked: plain generators run in one of `threads`."""
+        loop = asyncio.get_running_loop()
+        if not isinstance(value, AsyncIterator):
+            context = contextvars.copy_context()
+            await loop.run_in_executor(threads, context.run, self.run, src, msg, value)
+            return
+        sender = _Sender(self, self._worker, src, msg)
+        try:
+            async for item in value:
+                if sender.blocks or not isinstance(item, (int, float, str, bytes, bool, type(None))):
+                    await loop.run_in_executor(threads, sender.send, item)
+                else:
+                    sender.send(item)
+        finally:
+            sender.close()
+
+    # ------------------------------------------------------------ for the senders
+
+    def begin(self, task: bytes, caller: bytes) -> None:
+        """Count what is taken of this task."""
+        with self._worker.engine.lock:
+            self._callers[task] = caller
+            self._taken.setdefault(task, 0)
+
+    def end(self, task: bytes) -> None:
+        """The task yields no more."""
+        with self._worker.engine.lock:
+            self._close(task)
+
+    def await_room(self, task: bytes, sent: int, window: int) -> None:
+        """Wait until fewer than `window` of the values sent have not been taken; a negative one never waits.
+
+        Raises:
+            TaskCancelledError: no more values are taken, as the caller is dead or the task has ended.
+        """
+        if window <= 0 and task in self._taken:
+            return
+        engine = self._worker.engine
+        with engine.lock:
+            while (taken := self._taken.get(task)) is not None and sent - taken >= window:
+                waiter = self._waiters[task] = Waiter()
+                engine.wait(waiter)
+            if taken is None:
+                raise TaskCancelledError(error_message="nobody takes what this generator yields any more")
+
+
+class _Sender:
+    """Sends the values of one task. Those that an earlier run of it has sent are left out."""
+
+    def __init__(
+        self, yielding: GeneratorExecutor, worker: WorkerContext, src: bytes, msg: m.PushTask | m.ActorCall
+    ) -> None:
+        own = worker.options.get(msg.task)
+        self._yielding, self._worker = yielding, worker
+        self._src, self._task = src, msg.task
+        self._window = own.window if own is not None else -1
+        self._skip = own.skip if own is not None else 0
+        self._want = frozenset(own.missing) if own is not None and own.missing is not None else None
+        self._index = 0
+        self.blocks = self._window > 0
+        yielding.begin(msg.task, src)
+
+    def send(self, value: Any) -> None:
+        index = self._index
+        self._index += 1
+        if index < self._skip:
+            return
+        self._yielding.await_room(self._task, index, self._window)
+        if self._want is not None and index + 1 not in self._want:
+            return
+        replies = self._yielding.replies
+        item = replies.returned(self._src, self._task, index + 1, *serialize(value))
+        replies.send_now(self._src, m.StreamItem(self._task, index, item))
+
+    def close(self) -> None:
+        self._yielding.end(self._task)
+
+
+def drive(values: Iterator[Any], sender: _Sender) -> None:
+    """Run a generator to its end. This frame is between the task and user code (`worker.in_user_code`)."""
+    for value in values:
+        sender.send(value)

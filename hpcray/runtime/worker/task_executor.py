@@ -1,0 +1,504 @@
+"""The worker process: runs tasks, or one actor, in the order in which they come."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from hpcray.common.exceptions import RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.ids import raylet_of
+from hpcray.core.core_worker.object_table import PENDING, Waiter
+from hpcray.platform.gpu_visibility import apply_gpu_visibility
+from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import deserialize, serialize_error
+from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
+from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler
+from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
+from hpcray.runtime.diagnostics.introspection import qualified_name
+from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
+from hpcray.runtime.worker.actor_executor import ActorExecutor
+from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
+from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
+
+_LEND_AFTER = 0.001
+"""Seconds of waiting inside a task after which its CPU is lent to others."""
+_RESEND_DELAY = 0.001
+"""Seconds after which an interrupt is sent again that came in the middle of our code."""
+_EXIT_WRITE_TIMEOUT = 5.0
+"""Seconds for which a worker that exits waits until its last replies are read."""
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+perf_counter = time.perf_counter
+
+
+_NEEDED_CHECK = 0.02
+"""Seconds between two checks of what keeps a worker that has had its `max_calls`."""
+
+
+class _Retire:
+    """In the queue of a worker behind its last call (`max_calls`)."""
+
+
+class _ReturningQueue(deque[tuple[bytes, Any]]):
+    """The queue of a worker that runs its last call: tasks that still come go back to their submitter at once."""
+
+    def __init__(self, engine: IoEngine, items: Iterable[tuple[bytes, Any]]) -> None:
+        super().__init__(items)
+        self._engine = engine
+
+    def append(self, item: tuple[bytes, Any]) -> None:
+        src, msg = item
+        if type(msg) is m.PushTask:
+            self._engine.send(src, m.TasksReturned([msg.task], False))
+        else:
+            super().append(item)
+
+
+class TaskExecutor:
+    """Executes what submitters push. The main thread runs tasks and drives the engine in between.
+
+    Attributes:
+        queue: what came and has not started. lessee: who holds the lease. holds, env: what goes with it; a worker has
+            one environment for life.
+        environment: the rest of its runtime_env. options: of tasks that have their own.
+        cancelled: tasks that were cancelled while they ran.
+    """
+
+    def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
+        self.process = process
+        self.engine = process.engine
+        self.actor: ActorExecutor | None = None
+        self.running: bytes | None = None
+        self.thread_locals: dict[int, dict[str, Any]] = {}
+        self.register_thread()
+        self.lessee = b""
+        self.holds: dict[str, int] = {}
+        self.env: dict[str, str] = {}
+        self.environment = environment
+        self.queue: deque[tuple[bytes, Any]] = deque()
+        self.options: dict[bytes, m.CallOptions] = {}
+        self.cancelled: set[bytes] = set()
+        self.replies = Replies(self, process)
+        self.generators = GeneratorExecutor(self, self.replies)
+        self.drain = ActorDrain(self)
+        self.reply: Callable[..., None] = self.replies.reply
+        self._retirement: Waiter | None = None
+        self._idle: Waiter | None = None
+        self._prefetcher = QueuedArgumentPrefetcher(process)
+        self._blobs: dict[bytes, m.FunctionDef] = {}
+        self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
+        self._blocked = 0
+        self._interruptible = False
+        self._children_from = 0
+        self._raylet = raylet_of(process.node)
+        process.blocker = self._block
+        process.on_exit = os._exit
+        if process.job is not None:
+            self.apply_job(process.job)
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers of the messages that only workers get."""
+        return {kind: handler(self) for kind, handler in HANDLERS.items()}
+
+    @property
+    def env_problem(self) -> str:
+        """Why the runtime_env cannot be had; "" if it can."""
+        return self.environment.problem
+
+    # ------------------------------------------------------------ messages (lock held)
+
+    def _on_function(self, _: bytes, msg: m.FunctionDef) -> None:
+        self._blobs[msg.id] = msg
+
+    def _on_options(self, _: bytes, msg: m.CallOptions) -> None:
+        self.options[msg.task] = msg
+        if msg.group and self.actor is not None:
+            self.actor.route_by_group()
+
+    def forget_options(self, task: bytes) -> None:
+        """Forget the options of a task or call that has ended."""
+        self.options.pop(task, None)
+        self.cancelled.discard(task)
+
+    def _on_leased(self, src: bytes, msg: m.LeaseAttached) -> None:
+        self.lessee = src
+        self.holds = self.process.placement_groups.enter(msg.resources, msg.strategy)
+        if thread_count_changes(self.holds.get("CPU", 0)):
+            self._on_work(src, msg)
+        if msg.env:
+            self._take_env(msg.env)
+
+    def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
+        """The variables of a task or actor go before those of its job."""
+        self.env = expanded((name, value) for name, value in env if name != RUNTIME_ENV_VARIABLE)
+        os.environ.update(self.env)
+        apply_gpu_visibility(os.environ)
+
+    def _on_call(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
+        idle = self._idle
+        if msg.refs is not None and (idle is None or self.queue):
+            self._prefetcher.fetch(msg.refs)
+        self.queue.append((src, msg))
+        if idle is not None and idle.count:  # `_wake`, without a call
+            idle.count = 0
+            self.engine.notify(idle)
+
+    def _on_work(self, src: bytes, msg: Any) -> None:
+        self.queue.append((src, msg))
+        self._wake()
+
+    def enqueue_first(self, msg: m.Message) -> None:
+        """Queue a message before all that waits (lock held)."""
+        self.queue.appendleft((b"", msg))
+        self._wake()
+
+    def _wake(self) -> None:
+        idle = self._idle
+        if idle is not None and idle.count:
+            idle.count = 0
+            self.engine.notify(idle)
+
+    def return_tasks(self, src: bytes | None, asked: bool) -> None:
+        """Return what has not started: to the submitter that requested it, or to all because we block."""
+        back: dict[bytes, list[bytes]] = {src: []} if src is not None else {}
+        kept: deque[tuple[bytes, Any]] = deque()
+        for item in self.queue:
+            if type(item[1]) is m.PushTask and (src is None or item[0] == src):
+                back.setdefault(item[0], []).append(item[1].task)
+                self.options.pop(item[1].task, None)
+            else:
+                kept.append(item)
+        self.queue.clear()
+        self.queue.extend(kept)  # in place: the queue of a worker that retires returns what comes
+        for submitter, tasks in back.items():
+            self.engine.send(submitter, m.TasksReturned(tasks, asked))
+
+    def _on_cancel(self, src: bytes, msg: m.CancelTask) -> None:
+        for item in self.queue:
+            if getattr(item[1], "task", None) == msg.task:
+                self.queue.remove(item)
+                self.options.pop(msg.task, None)
+                error = serialize_error(TaskCancelledError(error_message="cancelled before it started"))
+                returns = [m.Returned(error) for _ in range(abs(item[1].num_returns))]
+                self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
+                return
+        if self.actor is not None:
+            self.actor.cancel(msg.task)
+        elif self.running == msg.task:
+            if msg.recursive:
+                self.process.submitter.cancellation.cancel_children(self._children_from, msg.force)
+            if msg.force:
+                self.engine.flush()
+                os._exit(1)
+            self.cancelled.add(msg.task)
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def apply_job(self, job: m.JobInfo) -> None:
+        """Take over the driver's working directory, import path and environment."""
+        self.process.job = job
+        for path in map(PathRelocation.of(os.environ).copy, reversed(job.sys_path)):
+            if path not in sys.path:
+                sys.path.insert(0, path)
+        with contextlib.suppress(OSError):
+            os.chdir(job.cwd)
+        os.environ.update(expanded(job.env))
+        os.environ.update(self.env)
+        apply_gpu_visibility(os.environ)
+        self.environment.enter()
+
+    def interrupted(self, signum: int, frame: FrameType | None) -> None:
+        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
+
+        And not the middle of a table update of ours either: then the signal is sent again a moment later.
+        """
+        if self.running not in self.cancelled or not self._interruptible:
+            return
+        main = threading.get_ident()
+        if main in self.engine.asleep or in_user_code(frame):
+            raise KeyboardInterrupt
+        again = threading.Timer(_RESEND_DELAY, signal.pthread_kill, (main, signum))
+        again.daemon = True
+        again.start()
+
+    # ------------------------------------------------------------ the loop
+
+    def serve(self) -> NoReturn:
+        """Run what comes, for ever."""
+        lock = self.engine.lock
+        waiter = Waiter()
+        while True:
+            try:
+                with lock:
+                    while not self.queue:
+                        waiter.count = 1
+                        self._idle = waiter
+                        self.engine.wait(waiter)
+                        self._idle = None
+                        self.replies.since_flush = 0
+                    src, msg = self.queue.popleft()
+                    kind = type(msg)
+                    if kind is m.PushTask:
+                        self.running = msg.task
+                        self._children_from = self.process.task_counter
+                if kind is m.PushTask:
+                    self._run_task(src, msg)
+                elif kind is m.ActorCall:
+                    assert self.actor is not None
+                    self.actor.call(src, msg)
+                elif kind is m.LeaseAttached:
+                    set_thread_count(self.holds.get("CPU", 0))
+                elif kind in URGENT:
+                    self.drain.run_urgent(msg)
+                elif kind is _Retire:
+                    self._finish_retirement()
+                elif kind is m.BecomeActor:
+                    hold = msg.spec.hold
+                    set_thread_count(self.process.placement_groups.enter(hold.resources, hold.strategy).get("CPU", 0))
+                    self._take_env(msg.spec.hold.env)
+                    self.actor = ActorExecutor(self, msg, self.drain, self.generators)
+                    self.actor.construct()
+                elif self.actor is not None:
+                    self.actor.finish("it was terminated: no handle was left, or it was asked to end")
+            except KeyboardInterrupt:
+                continue  # a cancellation that came after its task had ended
+
+    def _run_task(self, src: bytes, msg: m.PushTask) -> None:
+        started = perf_counter()
+        local = vars(self.process.local)  # several times faster than its attributes
+        protected: list[bytes] = []
+        local["protected"] = protected
+        local["since"] = started
+        local["task"] = msg
+        error: BaseException | None = None
+        value: Any = None
+        name = ""
+        try:
+            self._interruptible = True
+            if self.cancelled and msg.task in self.cancelled:
+                raise KeyboardInterrupt  # since it left the queue
+            found = self._functions.get(msg.fn) or self._load(msg.fn)
+            name, function = found
+            local["name"] = name
+            if msg.args == NO_ARGS:
+                value = function()
+            else:
+                args, kwargs = self.arguments(msg.args, msg.inline, msg.refs)
+                value = function(*args, **kwargs)
+                del args, kwargs
+            if msg.num_returns < 0:
+                self.generators.run(src, msg, value)
+                value = None
+        except SystemExit as leaving:
+            code = leaving.code
+            os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+        except BaseException as raised:
+            error = raised
+        # No call comes between the end of the try block and this: nothing can interrupt us before the reply.
+        self.running = None
+        self._interruptible = False
+        us = int((perf_counter() - started) * 1e6)
+        self.reply(src, msg.task, msg.num_returns, value, error, name, us, protected)
+        del value, error
+        local["protected"] = local["task"] = None
+        if self.options or self.cancelled:
+            self.forget_options(msg.task)
+
+    def arguments(
+        self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Unpack the arguments of a task or call, fetching what is in node stores."""
+        args, kwargs = deserialize(blob)
+        if inline is not None:
+            values = self.process.load_slots(inline, refs)
+            args = [fill_slot(value, values) for value in args]
+            kwargs = {key: fill_slot(value, values) for key, value in kwargs.items()}
+        return args, kwargs
+
+    def _load(self, ident: bytes) -> tuple[str, Callable[..., Any]]:
+        if self.env_problem:  # checked once per function: without its environment this worker loads none
+            raise RuntimeEnvSetupError(self.env_problem)
+        definition = self._blobs[ident]
+        function = deserialize(definition.blob)
+        if definition.max_calls:
+            function = self._counted(function, definition.max_calls)
+        found = self._functions[ident] = (definition.name, function)
+        del self._blobs[ident]
+        return found
+
+    def register_thread(self) -> None:
+        """The calling thread will run tasks or calls: `thread_locals` shows to others what it runs."""
+        self.thread_locals[threading.get_ident()] = vars(self.process.local)
+
+    def display_name(self, task: bytes, name: str) -> str:
+        """Return the name of a task for people: its option `name`, else `name`."""
+        own = self.options.get(task)
+        return own.name if own is not None and own.name else name
+
+    def running_name(self, msg: m.PushTask | m.ActorCall) -> str:
+        """Return the name, for people, of a task or call that runs. Runs no code of the user."""
+        if own := self.display_name(msg.task, ""):
+            return own
+        if isinstance(msg, m.ActorCall):
+            return f"{self.actor.spec.class_name}.{msg.method}" if self.actor is not None else msg.method
+        found = self._functions.get(msg.fn)
+        blob = self._blobs.get(msg.fn)
+        return found[0] if found is not None else blob.name if blob is not None else ""
+
+    def names_of(self, msg: m.PushTask | m.ActorCall) -> tuple[str, str]:
+        """The names of a running task, for people: its own (or what it calls), and that of the function."""
+        if isinstance(msg, m.PushTask):
+            name, function = self._functions.get(msg.fn) or ("", None)
+            called = qualified_name(function)
+        else:
+            assert self.actor is not None
+            name = f"{self.actor.spec.class_name}.{msg.method}"
+            cls, method = self.actor.cls, getattr(self.actor.cls, msg.method, None)
+            called = qualified_name(method)  # of a class sent by value only its functions remember where it was defined
+            if not called.endswith(f"{cls.__name__}.{msg.method}"):
+                called = f"{qualified_name(cls)}.{msg.method}"
+        return self.display_name(msg.task, name), called
+
+    # ------------------------------------------------------------ blocking
+
+    def _block(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile."""
+        engine = self.engine
+        if not any(scheduling_class.queue for scheduling_class in self.process.submitter.leases.by_index):
+            soon = monotonic() + _LEND_AFTER
+            if deadline is not None and deadline <= soon:
+                return engine.wait(waiter, deadline)
+            if engine.wait(waiter, soon):
+                return True
+        self._blocked += 1
+        if self._blocked == 1:
+            self.return_tasks(None, False)
+            self.lend_cpu()
+        try:
+            return engine.wait(waiter, deadline)
+        finally:
+            self._blocked -= 1
+            if self._blocked == 0:
+                engine.send(self._raylet, m.Unblocked())
+                engine.flush()
+
+    def lend_cpu(self) -> None:
+        """Our CPU may be used by others while we wait (lock held)."""
+        self.engine.send(self._raylet, m.Blocked())
+
+    # ------------------------------------------------------------ max_calls
+
+    def _retire(self) -> None:
+        """Take no more tasks: the one that runs is the last (called by that task)."""
+        with self.engine.lock:
+            self.return_tasks(None, False)
+            self.engine.send(self.lessee, m.TasksReturned([], True, True))
+            self.queue = _ReturningQueue(self.engine, self.queue)
+            self.queue.append((b"", _Retire()))
+            self.engine.flush()
+
+    def _finish_retirement(self) -> None:
+        """The last reply is on its way: announce the exit, and exit when no other process needs this one any more."""
+        engine, table = self.engine, self.process.table
+        with engine.lock:
+            engine.flush()
+            while table.refs.unacked:  # the reply waits for them
+                engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
+            # Only the submitter's answer shows that it has read the replies: a broken connection would lose them.
+            self._retirement = Waiter()
+            engine.send(self.lessee, m.TasksReturned([], False, True))
+            engine.wait(self._retirement)
+            if self._is_needed():
+                self.lend_cpu()
+                while self._is_needed():
+                    engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
+        self.leave("it has had its max_calls")
+
+    def _on_return_tasks(self, src: bytes, msg: m.ReturnTasks) -> None:
+        if self._retirement is None:
+            self.return_tasks(src, True)
+        elif msg.leaving:
+            self._retirement.count = 0
+            self.engine.notify(self._retirement)
+
+    def _is_needed(self) -> bool:
+        """Return True if a task of ours is unfinished, or an object of ours is referred to elsewhere (lock held)."""
+        self.process.drain()
+        me = self.process.me
+        entries = self.process.table.entries.items()
+        return any(entry.borrowers or entry.state == PENDING for oid, entry in entries if oid[:8] == me)
+
+    def _counted(self, function: Callable[..., Any], limit: int) -> Callable[..., Any]:
+        """The function, with its calls counted: number `limit` is the last of this worker."""
+        left = limit
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._retire()
+            return function(*args, **kwargs)
+
+        made: Any = call
+        _COUNTED.add(made.__code__)
+        return call
+
+    # ------------------------------------------------------------ leaving
+
+    def leave(self, reason: str, code: int = 0) -> NoReturn:
+        """End this worker on purpose (without a `reason`: as if it crashed); buffers are written, exit handlers run."""
+        with self.engine.lock:
+            if self.actor is not None and reason:
+                self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
+            self.engine.flush()
+            self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        with contextlib.suppress(BaseException):
+            for stream in (sys.stdout, sys.stderr):
+                getattr(stream, "finish", stream.flush)()
+        os._exit(code)
+
+
+_CALLS_USERS = {TaskExecutor._run_task.__code__, drive.__code__}
+_COUNTED: set[Any] = set()
+"""Code of ours between a task and its function: an interrupt there is one of user code (`in_user_code`)."""
+
+
+def in_user_code(frame: FrameType | None) -> bool:
+    """Return True if none of our code is at work: our innermost frame is the one that called the task's function."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return frame.f_code in _CALLS_USERS or frame.f_code in _COUNTED
+        frame = frame.f_back
+    return False
+
+
+HANDLERS: dict[type, Callable[[TaskExecutor], Handler]] = {
+    m.FunctionDef: lambda w: w._on_function,
+    m.CallOptions: lambda w: w._on_options,
+    m.PushTask: lambda w: w._on_call,
+    m.ActorCall: lambda w: w._on_call,
+    m.LeaseAttached: lambda w: w._on_leased,
+    m.ReturnTasks: lambda w: w._on_return_tasks,
+    m.CancelTask: lambda w: w._on_cancel,
+    m.StreamTaken: lambda w: w.generators.on_taken,
+    m.BecomeActor: lambda w: w._on_work,
+    m.TerminateActor: lambda w: w._on_work,
+    m.SaveActor: lambda w: w.drain.on_save_actor,
+    m.SetJob: lambda w: lambda _, msg: w.apply_job(msg.job),
+}
+"""The handlers of a worker, by message, beside `core_worker.HANDLERS`."""

@@ -1,0 +1,197 @@
+"""A worker's runtime_env: another Python, packages in its import path, a working directory, a hook. Set up once.
+
+A worker serves one environment for life. Another Python replaces the forked worker before it has joined the node
+(`exec` keeps its pid, by which the raylet knows it); the rest is done between joining and the first task. A worker
+whose environment cannot be set up lives all the same, and answers every task with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping, MutableMapping
+from time import perf_counter
+from typing import Any
+
+from hpcray.common.exceptions import RayError
+from hpcray.platform.gpu_visibility import gpu_visibility_state
+from hpcray.platform.log_format import configure_root_logger
+from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, PYTHON_FIELDS, RUNTIME_ENV_VARIABLE
+from hpcray.platform.runtime_env_setup import PackageError, PythonSetupError, set_up_python, unpack_package
+from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime.worker.context import WorkerContext
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+# What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
+_PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+_COMMAND = _PATHS + "from hpcray.runtime.worker.worker_main import other_python_main; other_python_main(*sys.argv[2:6])"
+_TRIAL = _PATHS + "import hpcray.runtime.worker.worker_main"
+_SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
+
+
+_UNSET = re.compile(r"\$\{\w+\}")
+_expanded: dict[tuple[str, str], str] = {}
+
+
+def expanded(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Variables of a runtime_env with `${NAME}` in their values replaced by what this process has, "" for nothing.
+
+    Each is looked at once: given again, when `PATH` has become `${PATH}:/more`, it is as before.
+    """
+    found = {}
+    for name, value in variables:
+        if "$" in value:
+            if (name, value) not in _expanded:
+                _expanded[name, value] = _UNSET.sub("", os.path.expandvars(value))
+            value = _expanded[name, value]
+        found[name] = value
+    return found
+
+
+class WorkerRuntimeEnv:
+    """The fields of a runtime_env, beside its variables, set up in this worker.
+
+    Args:
+        text: the fields as JSON; "" for none.
+
+    Attributes:
+        problem: why it cannot be had; "" if it can, as far as is known.
+        since: when it began to be set up (`perf_counter`); 0 before and after that.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fields: dict[str, Any] = json.loads(text) if text else {}
+        self.problem = ""
+        self.since = 0.0
+        self._front: list[str] = []
+        self._directory = ""
+        self._paths_of_python: list[str] = []
+
+    @classmethod
+    def take(cls, environ: MutableMapping[str, str]) -> WorkerRuntimeEnv:
+        """The environment that this worker was forked for. Child processes must not see the variable."""
+        return cls(environ.pop(RUNTIME_ENV_VARIABLE, ""))
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the setup may take; None: any time."""
+        seconds = (self.fields.get("config") or {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
+        return None if seconds == -1 else float(seconds)
+
+    # ------------------------------------------------------------ another Python
+
+    def become_python(self, session_dir: str, number: int) -> None:
+        """Go on as the Python that the environment asks for, if it does: this call does not come back then."""
+        if not any(self.fields.get(field) for field in PYTHON_FIELDS):
+            return
+        try:
+            paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
+            python, variables = set_up_python(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths])
+            os.environ.update(variables)
+            gpus = json.dumps(gpu_visibility_state())
+            os.execv(python, [python, "-c", _COMMAND, paths, session_dir, str(number), self.text, gpus])
+        except PythonSetupError as error:
+            self.problem = str(error)
+        except Exception as error:  # whatever it is: the tasks of this worker raise it
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def in_own_python(self) -> None:
+        """This is the Python of the environment: its import path goes before that of the job's Python."""
+        self._paths_of_python = [path for path in sys.path if _of_a_python(path)]
+
+    # ------------------------------------------------------------ packages, directory, hook
+
+    def set_up(self, worker: WorkerContext) -> None:
+        """Set up all but the Python, before the first task."""
+        if not self.fields:
+            return
+        self.since = perf_counter()
+        blocker = worker.process.blocker
+        worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
+        if "logging_config" in self.fields:
+            log_as(worker.process, self.fields["logging_config"])
+        try:
+            if not self.problem:
+                self._fetch_packages(worker)
+                self.enter()
+                self._run_hook(worker)
+        except (RayError, PackageError, OSError) as error:
+            self.problem = f"{type(error).__name__}: {error}"
+        except BaseException:
+            self.problem = f"worker_process_setup_hook failed:\n{traceback.format_exc()}"
+        worker.process.blocker = blocker
+        self.since = 0.0
+
+    def enter(self) -> None:
+        """Put the environment's directories first. Again when the job's have been put there."""
+        if self._paths_of_python:
+            own = [path for path in sys.path if not _of_a_python(path)]
+            others = [path for path in sys.path if _of_a_python(path) and path not in self._paths_of_python]
+            sys.path[:] = [*own, *self._paths_of_python, *others]
+        if self._front:
+            sys.path[:] = [*self._front, *(path for path in sys.path if path not in self._front)]
+            importlib.invalidate_caches()
+        if self._directory:
+            os.chdir(self._directory)
+
+    def _fetch_packages(self, worker: WorkerContext) -> None:
+        modules = [self._fetched(worker, entry) for entry in self.fields.get("py_modules") or ()]
+        if self.fields.get("working_dir"):
+            self._directory = self._fetched(worker, self.fields["working_dir"])
+            modules.insert(0, self._directory)
+        self._front = modules
+        if modules:
+            os.environ["PYTHONPATH"] = os.pathsep.join([*modules, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+    def _fetched(self, worker: WorkerContext, entry: Mapping[str, str]) -> str:
+        return unpack_package(
+            worker.process.session_dir, entry["hash"], lambda: bytes(self._value(worker, entry["object"]))
+        )
+
+    def _value(self, worker: WorkerContext, object_id: str) -> Any:
+        ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(object_id))
+        return worker.process.get([ref], self.timeout)[0]
+
+    def _run_hook(self, worker: WorkerContext) -> None:
+        hook = self.fields.get("worker_process_setup_hook")
+        if not hook:
+            return
+        if "object" in hook:
+            self._value(worker, hook["object"])()
+        else:
+            module, _, name = hook["name"].rpartition(".")
+            getattr(importlib.import_module(module), name)()
+
+
+def log_as(process: CoreWorker, config: Mapping[str, Any]) -> None:
+    """Apply a `LoggingConfig` to this process."""
+
+    def context() -> dict[str, Any]:
+        known = {
+            "job_id": process.job.job_id if process.job else "",
+            "worker_id": process.me.hex(),
+            "node_id": process.node_id,
+        }
+        worker = current.worker
+        running = async_task.get() or process.local.task
+        if worker is not None and running is not None:
+            name, function = worker.names_of(running)
+            known |= {"task_id": running.task.hex(), "task_name": name, "task_func_name": function}
+        if worker is not None and worker.actor is not None:
+            known |= {"actor_id": worker.actor.spec.actor.hex(), "actor_name": worker.actor.spec.name}
+        return known
+
+    configure_root_logger(config["encoding"], config["log_level"], config["additional_log_standard_attrs"], context)
+
+
+def _of_a_python(path: str) -> bool:
+    """Return True if a directory of the import path belongs to some Python's installation."""
+    end = os.path.basename(path.rstrip("/"))
+    return end in _SYSTEM or (end.startswith("python3") and os.path.basename(os.path.dirname(path)).startswith("lib"))

@@ -1,0 +1,291 @@
+"""Text of the commands that look at a running job: tables, `hpcray status`, `memory` and `stack`.
+
+The functions yield lines. Lines are complete however wide they are; `print_table` adds colours and rules on a terminal
+that has room for them.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hpcray.core.object_store.allocator import format_size
+from hpcray.platform.stacks import TEMPLATE, is_users, part_of_hpcray
+from hpcray.runtime.diagnostics.cluster_query import show_kernel
+
+MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
+_WIDEST_CELL = 60  # characters, on a terminal
+_UNLIMITED_WIDTH = 1 << 16  # columns of the console that plain text is made on
+_STANDARD_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
+_SUMMED = ("objects", "capacity", "used", "on_disk", "pinned", "evictable", "spilled", "waiting")
+_MOST_PINS = 3
+_STORE_COLUMNS = ("size", "state", "refs", "owner", "pinned by", "object", "created at")
+_MOST_IDS = 3
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Collection[str] = ()) -> Iterator[str]:
+    """Aligned columns under their names, as plain text; nothing where there are no rows.
+
+    Args:
+        columns: names.
+        rows: one value per column; None is shown as nothing.
+        right: names of columns that are aligned on the right.
+    """
+    rows = list(rows)
+    if rows:
+        console = Console(file=io.StringIO(), width=_UNLIMITED_WIDTH, color_system=None, force_terminal=False)
+        with console.capture() as captured:
+            console.print(_table(columns, rows, right, None))
+        for line in captured.get().splitlines():
+            yield line.rstrip()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table to standard output: plain and complete, or with rules and short cells on a terminal wide enough."""
+    rows = list(rows)
+    console = Console()
+    if rows and console.is_terminal:
+        short = [[_shortened(value) for value in row] for row in rows]
+        table = _table(columns, short, (), box.SIMPLE_HEAD)
+        if console.measure(table, options=console.options.update(width=_UNLIMITED_WIDTH)).maximum <= console.width:
+            console.print(table)
+            return
+        rows = short
+    for line in table_lines(columns, rows):
+        print(line)
+
+
+def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """(name, counts) for each name of a summary, sorted."""
+    rows = []
+    for name, known in sorted(summary.items()):
+        counts = known.get("state_counts") or known.get("task_state_counts") or {}
+        others = [f"{key}: {_number(value)}" for key, value in known.items() if isinstance(value, (int, float))]
+        rows.append([name, ", ".join([*(f"{state}: {count}" for state, count in sorted(counts.items())), *others])])
+    return rows
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[str], lines: box.Box | None
+) -> Table:
+    table = Table(box=lines, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(Text(name), justify="right" if name in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            *(value if isinstance(value, Text) else Text("" if value is None else str(value)) for value in row)
+        )
+    return table
+
+
+def _shortened(value: Any) -> Any:
+    text = "" if value is None else str(value)
+    return value if len(text) <= _WIDEST_CELL else f"{text[: _WIDEST_CELL - 1]}…"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
+
+
+def show_demand(status: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines about waiting tasks and actors, and about placement groups; none where there are neither.
+
+    Args:
+        status: the GCS's answer to "status". groups: its answer to "placement_groups".
+    """
+    lines = [_unmet(row) for row in status["unmet"]]
+    lines += [_actor(row, count) for row, count in _alike(status["waiting_actors"])]
+    if lines:
+        lines.insert(0, "waiting:")
+    present = [group for group in groups if group["state"] != "REMOVED"]
+    if present:
+        lines.append("placement groups:")
+        lines += [_group(group) for group in present[:MOST_GROUPS]]
+    if len(present) > MOST_GROUPS:
+        lines.append(f"  and {len(present) - MOST_GROUPS} more")
+    return lines
+
+
+def node_columns(status: Mapping[str, Any]) -> dict[int, dict[str, str]]:
+    """For each living node, by its index: the used and total CPUs, GPUs and custom resources, and the waiting tasks."""
+    return {
+        row["index"]: {
+            "CPU": _used(row, "CPU"),
+            "GPU": _used(row, "GPU"),
+            "others": ", ".join(f"{name} {_used(row, name)}" for name in sorted(row["total"]) if _is_other(name)),
+            "waiting": str(status["demand"].get(str(row["index"]), 0) or ""),
+        }
+        for row in status["nodes"]
+    }
+
+
+def _used(row: Mapping[str, Any], name: str) -> str:
+    total = row["total"].get(name, 0)
+    return f"{total - row['available'].get(name, 0):g}/{total:g}" if total else ""
+
+
+def _is_other(name: str) -> bool:
+    return name not in _STANDARD_RESOURCES and not name.startswith(("node:", "accelerator_type:"))
+
+
+def _unmet(row: Mapping[str, Any]) -> str:
+    where = f" on {row['strategy']}" if row["strategy"] else ""
+    never = "" if row["feasible"] else ", which no node can ever serve"
+    processes = "process" if row["holders"] == 1 else "processes"
+    return f"  {row['count']} x {_amounts(row['resources'])}{where} for tasks of {row['holders']} {processes}{never}"
+
+
+def _alike(actors: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], int]]:
+    found: dict[tuple[str, str, bool], list[Mapping[str, Any]]] = {}
+    for row in actors:
+        found.setdefault((row["class_name"], _amounts(row["resources"]), row["feasible"]), []).append(row)
+    return [(rows[0], len(rows)) for rows in found.values()]
+
+
+def _actor(row: Mapping[str, Any], count: int) -> str:
+    never = "" if row["feasible"] else ", which no node can ever serve"
+    return f"  {count} x {_amounts(row['resources'])} for actors {row['class_name']}{never}"
+
+
+def _group(group: Mapping[str, Any]) -> str:
+    kinds = Counter(_amounts(bundle) for bundle in group["bundles"])
+    bundles = ", ".join(text if count == 1 else f"{count} x {text}" for text, count in kinds.items())
+    name = group["name"] or group["group"].hex()
+    nodes = sorted({node for node in group["nodes"] if node >= 0})
+    where = f" on node {', '.join(map(str, nodes))}" if nodes else ""
+    return f"  {name}: {group['state']}, {group['strategy']} of {bundles}{where}"
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items())) + "}"
+
+
+def sum_stores(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Totals over the nodes that answered; used, on_disk, evictable and capacity in bytes, the others in objects."""
+    answered = [row for row in rows if not row["problem"]]
+    return {"nodes": len(answered), **{name: sum(row[name] for row in answered) for name in _SUMMED}}
+
+
+def show_stores(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A table of objects per node, and the totals.
+
+    Args:
+        rows: as `ObjectInventory.list_stores` gives them.
+    """
+    for row in rows:
+        where = f"node {row['node']} ({row['host']})"
+        if row["problem"]:
+            yield f"{where}: {row['problem']}"
+            continue
+        yield f"{where}: {_store_line(row)}"
+        for line in table_lines(_STORE_COLUMNS, map(_store_cells, row["list"]), right=("size",)):
+            yield f"  {line}"
+        if row["objects"] > len(row["list"]):
+            yield f"  {row['objects'] - len(row['list'])} smaller ones are not shown; hint: --limit"
+    total = sum_stores(rows)
+    yield f"all {total['nodes']} nodes: {_store_line(total)}"
+
+
+def _store_line(row: dict[str, Any]) -> str:
+    text = f"{row['objects']} objects; {format_size(row['used'])} of {format_size(row['capacity'])} used"
+    text += f", {format_size(row['evictable'])} of that can be evicted" if row["evictable"] else ""
+    text += f"; {format_size(row['on_disk'])} on disk" if row["on_disk"] else ""
+    return text + (f"; {row['waiting']} wait for room" if row["waiting"] else "")
+
+
+def _store_cells(obj: dict[str, Any]) -> tuple[str, ...]:
+    state = f"{obj['state']}, copy" if obj["copy"] else obj["state"]
+    refs = "?" if obj["refs"] is None else f"{obj['refs']} + {obj['borrowers']} borrowed"
+    return format_size(obj["size"]), state, refs, obj["owner"], _pins(obj), obj["id"], obj["site"]
+
+
+def _pins(obj: dict[str, Any]) -> str:
+    names = [name.partition(" (")[0] for name in obj["pins"][:_MOST_PINS]]
+    if len(obj["pins"]) > _MOST_PINS:
+        names.append(f"{len(obj['pins']) - _MOST_PINS} more")
+    if obj["reads"]:
+        names.append(f"{obj['reads']} transfers")
+    return ", ".join(names) or "-"
+
+
+def show_stacks(rows: Iterable[dict[str, Any]], everything: bool) -> Iterator[str]:
+    """Threads and coroutines of every process, with their frames.
+
+    Args:
+        rows: as `diagnosis.stacks` gives them.
+        everything: also hpcray's own threads, and raylets.
+    """
+    hidden = 0
+    for node in rows:
+        yield f"node {node['node']} ({node['host']}){': ' + node['problem'] if node['problem'] else ''}"
+        for row in node["processes"]:
+            yield from _process(row, everything)
+            hidden += 0 if everything else sum(1 for thread in row["threads"] if not _shown(row, thread))
+    if hidden:
+        yield f"{hidden} threads of hpcray's own are not shown; hint: --all"
+
+
+def _process(row: dict[str, Any], everything: bool) -> Iterator[str]:
+    what = f"actor {row['actor']}" if row["actor"] else row["kind"]
+    state = f", {row['state']}" if row["state"] else ""
+    yield f"  {row['process']} ({what}, pid {row['pid']}{state})"
+    if row["problem"]:
+        yield f"    {row['problem']}; the kernel says: {show_kernel(row['kernel'])}"
+        yield from (f"    {line}" for line in row["kernel"].get("stacks", "").splitlines())
+        return
+    calls = {call["thread"]: call for call in row["calls"] if call["thread"]}
+    if row["waiting"]:
+        more = f" and {len(row['waiting']) - _MOST_IDS} more" if len(row["waiting"]) > _MOST_IDS else ""
+        yield f"    waits in get for {', '.join(row['waiting'][:_MOST_IDS])}{more}; hint: hpcray why REF"
+    for thread in row["threads"]:
+        if everything or _shown(row, thread):
+            call = calls.get(thread["ident"])
+            runs = f" runs {call['name']} for {call['seconds']:.1f} s" if call else ""
+            yield f"    thread {thread['name']!r}{runs}"
+            yield from _frames(thread["frames"], everything)
+    running = {call["task"]: call for call in row["calls"] if not call["thread"]}
+    for coroutine in row["coroutines"]:
+        call = running.get(coroutine["task"])
+        since = f" for {call['seconds']:.1f} s" if call else ""
+        yield f"    coroutine {call['name'] if call else coroutine['name']!r}{since}"
+        yield from _frames(coroutine["frames"], everything)
+
+
+def _shown(row: dict[str, Any], thread: dict[str, Any]) -> bool:
+    """True if a thread runs a task, or has frames of the user's code on its stack."""
+    if row["kind"] == "raylet":
+        return False
+    if any(call["thread"] == thread["ident"] for call in row["calls"]):
+        return True
+    return not thread["name"].startswith("hpcray-") and any(map(is_users, _after_fork(thread["frames"])))
+
+
+def _after_fork(frames: list[list[Any]]) -> list[list[Any]]:
+    """The frames without those of the template process that the worker was forked from."""
+    last = max((place for place, frame in enumerate(frames) if part_of_hpcray(frame[0]) == TEMPLATE), default=-1)
+    return frames[last + 1 :]
+
+
+def _frames(frames: list[list[Any]], everything: bool) -> Iterator[str]:
+    for file, line, function in frames if everything else _interesting(_after_fork(frames)):
+        text = linecache.getline(file, line).strip()
+        yield f"      {file}:{line} in {function}{': ' + text if text else ''}"
+
+
+def _interesting(frames: list[list[Any]]) -> Iterator[list[Any]]:
+    """The frames from the user's first on; of hpcray's frames only those that the user's code calls directly."""
+    first = next((place for place, frame in enumerate(frames) if is_users(frame)), 0)
+    follows_users = True
+    for frame in frames[first:]:
+        ours = bool(part_of_hpcray(frame[0]))
+        if not ours or follows_users:
+            yield frame
+        follows_users = not ours

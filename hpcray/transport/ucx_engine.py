@@ -1,0 +1,479 @@
+"""UCX: one progress engine per raylet, for object bytes and for the doorbell.
+
+Uses the synchronous layer of ucxx (`ucxx._lib.libucxx`); its asyncio layer costs several times more per message.
+
+The doorbell: MPI has no descriptor to sleep on. The sender of an MPI message also sends ten bytes over UCX: its rank
+(u16) and how many messages it has sent to this peer so far (u64). The two wires are not ordered; from the count the
+sleeper knows that a message is still on its way when the bell overtook it, and stays awake.
+
+A failed endpoint does not mean a dead peer: it gets a new one. The first bell over that one has the number of the link,
+so that the peer gives up its end of the old link too: what either has sent over that may be lost. The next bell repeats
+the last one. A peer whose links go on failing is reported as dead.
+
+UCX takes messages from whoever speaks its protocol. What is matched here carries, in its tag, a number that only the
+job can know (`UcxEngine.label`): a stranger's bell or object is never matched. See docs/security.md for what remains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hpcray.transport.base import TransportError
+
+_BELL = 1 << 60
+_WHOLE_TAG = (1 << 64) - 1
+_LABEL_MASK = (1 << 60) - 1
+_LABEL = struct.Struct("<HHQ")
+_BELL_BODY = struct.Struct("<HQ")
+_PID = struct.Struct("<I")  # behind UCX's own address
+_RDMA = re.compile(r"\b(rc|dc|ud|gga|srd)_?\w*/")
+_RESOURCE = re.compile(r"-- *(\S+)/(\S+)")
+_SLICE = 0.001  # seconds of UCX's work in one `progress`
+_CHECK_PERIOD = 0.25  # seconds between two looks at the endpoints
+_MAX_LINK_FAILURES = 3  # within _FAILURE_WINDOW; then the peer counts as dead
+_FAILURE_WINDOW = 10.0  # seconds
+_RECONNECT_TIMEOUT = 2.0  # seconds until the first bell over a new endpoint must be out
+_NEW_LINK = 1 << 63  # in the count of a bell: it is not of messages but of the links that its sender has made to us
+
+# What we ask of UCX unless the site has set it (`UCX_<name>` wins).
+_WANTED = {
+    # Lets an endpoint with error handling use shared memory. Without error handling the death of a peer on this host,
+    # while one of its objects is read, is a fatal error inside UCX that takes the reader with it. Objects are then
+    # copied through shared memory by both sides at once, not by process_vm_readv: as fast, where two cores are free.
+    "POSIX_ERROR_HANDLING": "y",
+    "SYSV_ERROR_HANDLING": "y",
+    # UCX looks after its peers every 20 s by default; a transfer with a dead one hangs until then.
+    "KEEPALIVE_INTERVAL": "1s",
+}
+# UCX makes System V segments with mode 0660: whoever shares our group, on many sites everybody, could map them.
+_NOT_PRIVATE = "sysv"
+# A job of one host needs no port that other hosts could reach.
+_OUTWARD = "tcp"
+
+
+@contextmanager
+def _environment_untouched() -> Iterator[None]:
+    """Importing ucxx sets UCX_* variables for GPU work; MPI's own UCX and the user's programs must not see them."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def load() -> Any:
+    """Import libucxx. Must come before the first import of `mpi4py.MPI`: of two UCX libraries in one process, the first
+    one loaded serves both, and the other order ends in undefined symbols.
+
+    Raises:
+        TransportError: ucxx or the UCX library is not there, or does not load.
+    """
+    with _environment_untouched():
+        try:
+            return importlib.import_module("ucxx._lib.libucxx")
+        except Exception as error:
+            raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+
+
+class UcxEngine:
+    """UCX context, worker and endpoints. Carries the doorbell; `UcxData` adds the objects.
+
+    Args:
+        rank: own rank, which bells and transfers carry.
+        secret: bytes that all ranks of the job have, and nobody else.
+        one_host: whether all ranks are on this host; then there is no TCP.
+
+    Attributes:
+        worker: the UCX worker.
+        ripe: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at. Any
+            progress may have brought it, that of a bell too, and UCX does not wake us for it again.
+        on_link_broken: called with the node and the reason when a link breaks, at this end or at the node's.
+        sent_count: number of messages sent to a node so far, to ring its bell again over a new endpoint.
+
+    Raises:
+        TransportError: UCX does not start.
+    """
+
+    def __init__(self, rank: int, secret: bytes, one_host: bool = False) -> None:
+        lib = load()
+        self.rank = rank
+        self._keyed = hashlib.blake2b(key=secret, digest_size=8)
+        self.lib = lib
+        self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
+        self._context, self._guards_shm = make_context(lib, one_host)
+        try:
+            self.worker = lib.UCXWorker(self._context, False, False)
+            self.worker.init_blocking_progress_mode()
+        except Exception as error:
+            raise TransportError(f"UCX does not start: {error}") from None
+        self._fd: int = self.worker.epoll_file_descriptor
+        self._endpoints: dict[int, Any] = {}
+        self._peers: dict[int, tuple[Any, bool, int]] = {}  # address, whether errors are handled, pid on this host
+        self._links_made: dict[int, int] = {}
+        self._failures: dict[int, list[float]] = {}  # when links to a peer failed lately
+        self._reconnecting: dict[int, float] = {}  # deadlines
+        self._quiet = False  # a failure to reconnect is for us to report, not for UCX
+        self._dead: dict[int, str] = {}
+        self._newly_dead: list[tuple[int, str]] = []
+        self._next_check = 0.0
+        self._more = False
+        self._moved = False
+        self.ripe: Callable[[], bool] = lambda: False
+        self.on_link_broken: Callable[[int, str], None] = lambda node, why: None
+        self.sent_count: Callable[[int], int] = lambda node: 0
+        self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
+        self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
+        self._ring_buffer = bytearray(_BELL_BODY.size)
+        self._ring_array = self.array(self._ring_buffer)
+        self._unrung: dict[int, int] = {}
+        self._ringing: dict[int, tuple[Any, Any]] = {}
+        self._cut_off: list[tuple[Any, Any]] = []  # bells of broken links that UCX has not ended yet
+        self._heard_buffer = bytearray(_BELL_BODY.size)
+        self._heard_array = self.array(self._heard_buffer)
+        self._bell = self._post_bell()
+
+    def label(self, source: int, dest: int, number: int) -> int:
+        """60 bits that stand for a transfer in its UCX tag; who does not know the job's secret cannot guess them.
+
+        Args:
+            source: rank that sends.
+            dest: rank that receives.
+            number: what tells the receiver's transfers apart.
+        """
+        keyed = self._keyed.copy()
+        keyed.update(_LABEL.pack(source, dest, number))
+        return int.from_bytes(keyed.digest(), "little") & _LABEL_MASK
+
+    def address(self) -> bytes:
+        """The worker's address, for the peers' `connect`."""
+        own = bytes(memoryview(self.worker.address))  # older versions of ucxx have no `tobytes`
+        return own + _PID.pack(os.getpid())
+
+    def connect(self, node: int, address: bytes, same_host: bool) -> None:
+        """Make an endpoint to a peer.
+
+        Raises:
+            TransportError: no transport of this UCX reaches it.
+        """
+        try:
+            peer = self.lib.UCXAddress.create_from_buffer(address[: -_PID.size])
+            (pid,) = _PID.unpack(address[-_PID.size :])
+            self._peers[node] = peer, self._guards_shm or not same_host, pid if same_host else 0
+            self._links_made[node] = 0
+            self._make_endpoint(node)
+        except Exception as error:
+            raise TransportError(
+                f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX, UCX_TLS=all "
+                "allows it every transport"
+            ) from None
+        if node in self._unrung:
+            self.ring(node, self._unrung.pop(node))
+
+    def connected(self) -> int:
+        """Number of peers that `connect` was called for."""
+        return len(self._peers)
+
+    def endpoint(self, node: int) -> Any:
+        """The endpoint of a peer; a new one, if its link broke.
+
+        Raises:
+            TransportError: the peer is dead, was never connected, or cannot be reached now.
+        """
+        endpoint = self._endpoints.get(node)
+        if endpoint is not None and not endpoint.alive:
+            self._fail(node, _reason(endpoint))
+            endpoint = None
+        if endpoint is None:
+            if node in self._dead or node not in self._peers:
+                raise TransportError(self._dead.get(node, f"node {node} is not connected"))
+            self._reconnect(node)
+            endpoint = self._endpoints.get(node)
+        if endpoint is None:
+            raise TransportError(self._dead.get(node, f"the UCX link to node {node} is broken"))
+        return endpoint
+
+    def forget(self, node: int, why: str) -> None:
+        """Drop a dead peer; UCX then ends its transfers with an error."""
+        self._dead.setdefault(node, why)
+        self._drop_endpoint(node)
+
+    def failed(self) -> list[tuple[int, str]]:
+        """Peers that UCX newly found dead, each once. Broken links to the others are made anew."""
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_PERIOD
+            self._reap_rings()  # a loop that never sleeps does not call `heard`
+            for node, endpoint in list(self._endpoints.items()):
+                if not endpoint.alive:
+                    self._fail(node, _reason(endpoint))
+            for node, deadline in list(self._reconnecting.items()):
+                if node not in self._ringing:
+                    del self._reconnecting[node]
+                elif now >= deadline:
+                    self._fail(node, f"no new connection within {_RECONNECT_TIMEOUT:g} s")
+            if len(self._endpoints) + len(self._dead) < len(self._peers):
+                for node in self._peers.keys() - self._endpoints.keys() - self._dead.keys():
+                    self._reconnect(node)
+            elif self._quiet and not self._reconnecting:
+                _set_log_level("warn")
+                self._quiet = False
+        found, self._newly_dead = self._newly_dead, []
+        return found
+
+    def _make_endpoint(self, node: int) -> None:
+        peer, guarded, _ = self._peers[node]
+        self._links_made[node] += 1
+        self._endpoints[node] = self.lib.UCXEndpoint.create_from_worker_address(self.worker, peer, guarded)
+
+    def _drop_endpoint(self, node: int) -> None:
+        endpoint = self._endpoints.pop(node, None)
+        if endpoint is not None and endpoint.alive:  # ucxx crashes when asked to close one that has failed
+            endpoint.close()
+        self._reconnecting.pop(node, None)
+        self._cut_off = [bell for bell in self._cut_off if not bell[0].completed]
+        if node in self._ringing:
+            self._cut_off.append(self._ringing.pop(node))
+
+    def _fail(self, node: int, why: str) -> None:
+        """The link broke: a new one is made at the next check, or the peer counts as dead."""
+        if node in self._dead:
+            return
+        why = f"UCX: {why}"
+        now = time.monotonic()
+        recent = [when for when in self._failures.get(node, ()) if now - when < _FAILURE_WINDOW]
+        self._failures[node] = [*recent, now]
+        if len(self._failures[node]) >= _MAX_LINK_FAILURES or _is_gone(self._peers[node][2]):
+            self._newly_dead.append((node, why))
+            self.forget(node, why)
+        else:
+            self._drop_endpoint(node)
+        self.on_link_broken(node, why)
+
+    def _peer_reconnected(self, node: int, number: int) -> None:
+        """The peer's end of the link is a new one."""
+        made = self._links_made.get(node, 0)
+        if node in self._dead or not 0 < made <= number:
+            return
+        if made < number:
+            self._drop_endpoint(node)
+            self._links_made[node] = number - 1
+            self._reconnect(node)
+        self.on_link_broken(node, "UCX: the link broke at the other end")
+
+    def _reconnect(self, node: int) -> None:
+        self._quiet = self._quiet or _set_log_level("fatal")
+        try:
+            self._make_endpoint(node)
+        except Exception as error:
+            self._fail(node, str(error))
+            return
+        self._unrung.pop(node, None)
+        self._reconnecting[node] = time.monotonic() + _RECONNECT_TIMEOUT
+        self.ring(node, _NEW_LINK | self._links_made[node])
+        if node in self._endpoints and (count := self.sent_count(node)):
+            self.ring(node, count)
+
+    def progress(self) -> bool:
+        """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object.
+
+        Returns:
+            Whether anything moved.
+        """
+        once = self.worker.progress_once
+        self._more = False
+        if not once():
+            return False
+        self._moved = True
+        end = time.monotonic() + _SLICE
+        while once():
+            if time.monotonic() > end:
+                self._more = True
+                break
+        return True
+
+    def hungry(self) -> bool:
+        """Whether the last `progress` stopped with work left."""
+        return self._more
+
+    def fileno(self) -> int:
+        """Readable when UCX has something to do, once armed."""
+        return self._fd
+
+    def arm(self) -> bool:
+        """True: the descriptor will wake us. False: UCX still has something to do, progress again."""
+        armed: bool = self.worker.arm()
+        if not armed and not self._moved:
+            # It waits for room in the peer's queue; on a shared core the peer must run to make some.
+            os.sched_yield()
+        self._moved = False
+        return armed
+
+    def ring(self, node: int, count: int) -> None:
+        """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then.
+
+        While one bell is still in our hands (the peer's queue is full, it is far from asleep) later ones wait for it
+        and become one.
+        """
+        endpoint = self._endpoints.get(node)
+        if endpoint is None or node in self._ringing:
+            self._unrung[node] = count
+            if endpoint is not None:
+                self.worker.progress_once()
+                self._reap_rings()
+            return
+        _BELL_BODY.pack_into(self._ring_buffer, 0, self.rank, count)
+        try:
+            request = endpoint.tag_send(self._ring_array, self._bell_tag)
+        except Exception as error:
+            self._fail(node, str(error))
+            return
+        if not request.completed:
+            self._ringing[node] = (request, self._ring_array)
+            self._ring_buffer = bytearray(_BELL_BODY.size)
+            self._ring_array = self.array(self._ring_buffer)
+
+    def heard(self) -> list[tuple[int, int]]:
+        """Bells that rang, as (rank, count); call after `progress`."""
+        bells: list[tuple[int, int]] = []
+        while self._bell.completed:
+            rank, count = _BELL_BODY.unpack(self._heard_buffer)
+            self._bell = self._post_bell()
+            if count & _NEW_LINK:
+                self._peer_reconnected(rank, count ^ _NEW_LINK)
+            else:
+                bells.append((rank, count))
+        if self._ringing:
+            self._reap_rings()
+        return bells
+
+    def _post_bell(self) -> Any:
+        return self.worker.tag_recv(self._heard_array, self._bell_tag, self._whole_tag)
+
+    def _reap_rings(self) -> None:
+        for node, (request, _) in list(self._ringing.items()):
+            if not request.completed:
+                continue
+            del self._ringing[node]
+            try:
+                request.check_error()
+            except Exception as error:
+                self._fail(node, str(error))
+                continue
+            self._reconnecting.pop(node, None)
+            if node in self._unrung:
+                self.ring(node, self._unrung.pop(node))
+
+    def resources(self) -> list[str]:
+        """What UCX found to communicate with, as "transport/device"."""
+        return resources_of(self._context.info)
+
+    def close(self) -> None:
+        """Close the endpoints; peers see an orderly end."""
+        for endpoint in self._endpoints.values():
+            if endpoint.alive:
+                endpoint.close()
+        for _ in range(64):
+            if not self.worker.progress_once():
+                break
+        self._endpoints.clear()
+        self._peers.clear()
+        self._ringing.clear()
+        self._cut_off.clear()
+        self._bell = None
+        self.worker = None
+        self._context = None
+
+
+def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
+    """A UCX context as hpcray wants it, and whether endpoints on this host may have error handling.
+
+    Args:
+        lib: libucxx, from `load`.
+        one_host: whether all ranks are on this host.
+
+    Raises:
+        TransportError: UCX does not start.
+    """
+    features = (lib.Feature.TAG, lib.Feature.WAKEUP)
+    wanted = {name: value for name, value in _WANTED.items() if "UCX_" + name not in os.environ}
+    guards = not any(os.environ.get(f"UCX_{name}_ERROR_HANDLING") in ("n", "no", "0") for name in ("POSIX", "SYSV"))
+    for unwanted in _unwanted(one_host):
+        try:
+            context = lib.UCXContext(wanted | ({"TLS": "^" + ",".join(unwanted)} if unwanted else {}), features)
+        except Exception:
+            continue  # an older UCX that does not know an option refuses all of them
+        if not unwanted or _has_shared_memory(resources_of(context.info)):
+            return context, guards
+    try:
+        return lib.UCXContext({}, features), False
+    except Exception as error:
+        raise TransportError(f"UCX does not start: {error}") from None
+
+
+def _is_gone(pid: int) -> bool:
+    """True if this process has ended; UCX would print an error about its memory. 0 is a process of another host."""
+    try:
+        return pid > 0 and not os.listdir(f"/proc/{pid}/fd")  # one that is not reaped yet has no files
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return True
+    except OSError:  # this process has no descriptor left, for one
+        return False
+
+
+def _reason(endpoint: Any) -> str:
+    try:
+        endpoint.raise_on_error()
+    except Exception as error:
+        return str(error).rpartition(" error: ")[2]  # without UCX's address of the endpoint
+    return "the peer closed the connection"
+
+
+def resources_of(info: str) -> list[str]:
+    """The "transport/device" pairs in the text of `UCXContext.info`."""
+    return [f"{transport}/{device}" for transport, device in _RESOURCE.findall(info)]
+
+
+def _unwanted(one_host: bool) -> list[tuple[str, ...]]:
+    """Which transports to do without: the best choice first, nothing at last."""
+    if "UCX_TLS" in os.environ:
+        return [()]
+    return [(_NOT_PRIVATE, _OUTWARD), (_OUTWARD,), ()] if one_host else [(_NOT_PRIVATE,), ()]
+
+
+def _has_shared_memory(resources: list[str]) -> bool:
+    return any(name.startswith(("posix/", "sysv/")) for name in resources)
+
+
+def has_rdma(resources: list[str]) -> bool:
+    """Whether any of them can write into another node's memory without its processor."""
+    return any(_RDMA.match(name) for name in resources)
+
+
+def _set_log_level(level: str) -> bool:
+    """Set which of its messages UCX prints, unless the site has; True if that worked."""
+    try:
+        ucs = ctypes.CDLL(library_path("libucs"))
+        return "UCX_LOG_LEVEL" not in os.environ and not ucs.ucs_global_opts_set_value(b"LOG_LEVEL", level.encode())
+    except (OSError, AttributeError):
+        return False
+
+
+def library_path(name: str = "libucp") -> str:
+    """The library of UCX that this process has loaded, or ""."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.split(maxsplit=5)[-1].strip()
+            if f"/{name}." in path or f"/{name}-" in path:
+                return path
+    return ""

@@ -1,0 +1,412 @@
+"""The groups of `hpcray.util.collective`: `StoreGroup` over the object stores, `NcclGroup` on GPUs.
+
+Both have the same operations on NumPy arrays and PyTorch tensors, which write their results in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from hpcray.api.actor import get_actor
+from hpcray.api.decorator import remote
+from hpcray.api.objects import get, put
+from hpcray.api.session import require_session
+from hpcray.common.exceptions import GetTimeoutError, RayActorError
+from hpcray.platform.sockets import node_ip_address
+
+_INLINE_LIMIT = 1 << 15  # bytes; larger arrays go through the object store
+_NAMESPACE = "hpcray.util.collective"
+_KEY_POLL_INTERVAL = 0.01  # seconds
+_ACTOR_POLL_INTERVAL = 0.1  # seconds
+_NCCL_NAMESPACE = "hpcray.util.collective.nccl"
+_NCCL_POLL_INTERVAL = 0.02  # seconds
+
+
+class ReduceOp(Enum):
+    """Reduction operations."""
+
+    SUM = 0
+    PRODUCT = 1
+    MIN = 2
+    MAX = 3
+    AVERAGE = 4
+
+
+_REDUCE: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVERAGE: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+
+
+class Rendezvous:
+    """Actor through which the ranks of one group exchange small values: at most some KB each, or refs of objects.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._joined: set[int] = set()
+        self._rounds: dict[Any, dict[int, Any]] = {}
+        self._full: dict[Any, asyncio.Event] = {}
+        self._left: dict[Any, int] = {}
+        self._mail: dict[Any, asyncio.Queue[Any]] = {}
+
+    async def join(self, rank: int) -> bool:
+        """Register a rank. Returns False for a rank that is registered: it found the rendezvous of an earlier group."""
+        new = rank not in self._joined
+        self._joined.add(rank)
+        return new
+
+    async def exchange(self, key: Any, rank: int, value: Any) -> list[Any]:
+        """Contribute a value to a round. Returns the values of all ranks, by rank, when all have contributed."""
+        values = self._rounds.setdefault(key, {})
+        full = self._full.setdefault(key, asyncio.Event())
+        values[rank] = value
+        if len(values) == self._size:
+            full.set()
+        await full.wait()
+        result = [values[each] for each in range(self._size)]
+        self._left[key] = self._left.get(key, 0) + 1
+        if self._left[key] == self._size:
+            for rounds in (self._rounds, self._full, self._left):
+                del rounds[key]
+        return result
+
+    async def missing(self, key: Any) -> list[int]:
+        """Return the ranks that have not contributed to a round."""
+        return [rank for rank in range(self._size) if rank not in self._rounds.get(key, {})]
+
+    async def post(self, key: Any, value: Any) -> None:
+        """Store a value for one rank."""
+        self._mail.setdefault(key, asyncio.Queue()).put_nowait(value)
+
+    async def take(self, key: Any) -> Any:
+        """Wait for the next stored value, in the order of `post`."""
+        return await self._mail.setdefault(key, asyncio.Queue()).get()
+
+
+class StoreGroup:
+    """Membership of one rank in a group over the object stores: each rank puts its array and reads those of the others.
+
+    On one node the arrays are in shared memory; between nodes they move like other objects (UCX). No port is opened. A
+    reduction of large arrays moves each byte twice, as a ring does: every rank reduces one part and puts the result.
+
+    Args:
+        name: name of the group.
+        world_size, rank: as in MPI.
+        timeout: seconds that the other ranks may take to join, and to start each operation.
+
+    Raises:
+        RuntimeError: the other ranks did not join within `timeout`.
+    """
+
+    def __init__(self, name: str, world_size: int, rank: int, timeout: float) -> None:
+        self.name, self.world_size, self.rank = name, world_size, rank
+        self._timeout = timeout
+        self._rounds = 0
+        self._mail_counts: dict[tuple[int, int], int] = {}
+        self._rendezvous = self._find_rendezvous() if rank else self._create_rendezvous()
+        self._exchange("join", None)
+
+    def _key(self) -> bytes:
+        return self.name.encode()
+
+    def _create_rendezvous(self) -> Any:
+        name = f"{self.name}-{uuid.uuid4().hex}"
+        cls = remote(num_cpus=0, name=name, namespace=_NAMESPACE, max_concurrency=10_000)(Rendezvous)
+        rendezvous = cls.remote(self.world_size)
+        get(rendezvous.join.remote(0))
+        require_session().gcs.call("kv_put", self._key(), name.encode(), True, _NAMESPACE)
+        return rendezvous
+
+    def _find_rendezvous(self) -> Any:
+        deadline = time.monotonic() + self._timeout
+        while time.monotonic() < deadline:
+            name = require_session().gcs.call("kv_get", self._key(), _NAMESPACE)
+            if name is not None:
+                try:
+                    rendezvous = get_actor(name.decode(), _NAMESPACE)
+                    if get(rendezvous.join.remote(self.rank)):
+                        return rendezvous
+                except (ValueError, RayActorError):
+                    pass  # the actor of an earlier group of this name
+                time.sleep(_ACTOR_POLL_INTERVAL)
+            time.sleep(_KEY_POLL_INTERVAL)
+        raise RuntimeError(
+            f"rank 0 of the collective group {self.name!r} did not join within {self._timeout:g} s, for which rank "
+            f"{self.rank} of {self.world_size} waited; hint: all ranks call init_collective_group, at the same time"
+        )
+
+    def destroy(self) -> None:
+        """Leave the group. Rank 0 removes its name."""
+        if self.rank == 0 and require_session().gcs.call("kv_get", self._key(), _NAMESPACE) is not None:
+            require_session().gcs.call("kv_del", self._key(), _NAMESPACE)
+        self._rendezvous = None
+
+    def _exchange(self, what: str, value: Any) -> list[Any]:
+        """Contribute a value to the next round; returns the values of all ranks."""
+        self._rounds += 1
+        key = what, self._rounds
+        try:
+            values: list[Any] = get(self._rendezvous.exchange.remote(key, self.rank, value), timeout=self._timeout)
+        except GetTimeoutError:
+            late = get(self._rendezvous.missing.remote(key))
+            raise RuntimeError(
+                f"{what} of the collective group {self.name!r}: ranks {late} of {self.world_size} did not arrive "
+                f"within {self._timeout:g} s; hint: every rank has to call the same operations in the same order, "
+                "gloo_timeout says how long they may take (ms)"
+            ) from None
+        except RayActorError as error:
+            raise RuntimeError(
+                f"{what}: the collective group {self.name!r} has ended, rank 0 has left it ({error})"
+            ) from None
+        return values
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._exchange("barrier", None)
+
+    def allgather(self, tensors: list[Any], tensor: Any) -> None:
+        """Gather the tensors of all ranks into `tensors`, by rank."""
+        for mine, values in zip(tensors, self._exchange("allgather", _to_message(_array_of(tensor))), strict=True):
+            _fill(mine, _from_message(values))
+
+    def broadcast(self, tensor: Any, root: int) -> None:
+        """Copy the tensor of rank `root`."""
+        values = self._exchange("broadcast", _to_message(_array_of(tensor)) if self.rank == root else None)
+        if self.rank != root:
+            _fill(tensor, _from_message(values[root]))
+
+    def allreduce(self, tensor: Any, op: ReduceOp) -> None:
+        """Reduce the tensors of all ranks element by element, in the order of the ranks."""
+        _refuse_half(tensor)
+        array = _array_of(tensor)
+        if array.nbytes <= _INLINE_LIMIT or self.world_size == 1:
+            _fill(tensor, _reduced(self._exchange("allreduce", _to_message(array)), op))
+            return
+        parts = np.array_split(array.reshape(-1), self.world_size)
+        values = self._exchange("allreduce", _to_message(self._reduced_part("allreduce", parts, op)))
+        _fill(tensor, np.concatenate([_from_message(item) for item in values]).reshape(array.shape))
+
+    def reduce(self, tensor: Any, root: int, op: ReduceOp) -> None:
+        """Reduce the tensors of all ranks on rank `root`."""
+        _refuse_half(tensor)
+        values = self._exchange("reduce", _to_message(_array_of(tensor)))
+        if self.rank == root:
+            _fill(tensor, _reduced(values, op))
+
+    def reducescatter(self, tensor: Any, tensors: list[Any], op: ReduceOp) -> None:
+        """Reduce `tensors` of all ranks into `tensor`, the part of this rank."""
+        _refuse_half(tensor)
+        _fill(tensor, self._reduced_part("reducescatter", [_array_of(part) for part in tensors], op))
+
+    def send(self, tensor: Any, to: int) -> None:
+        """Send a tensor to another rank. Returns before `recv`."""
+        message = _to_message(_array_of(tensor))
+        get(self._rendezvous.post.remote(self._mail_key(self.rank, to), message), timeout=self._timeout)
+
+    def recv(self, tensor: Any, source: int) -> None:
+        """Receive the next tensor that `source` sent to this rank."""
+        try:
+            message = get(self._rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout)
+            values = _from_message(message)
+        except GetTimeoutError:
+            raise RuntimeError(
+                f"recv of the collective group {self.name!r}: rank {source} sent nothing to rank {self.rank} within "
+                f"{self._timeout:g} s"
+            ) from None
+        _fill(tensor, values)
+
+    def _reduced_part(self, what: str, parts: list[Any], op: ReduceOp) -> Any:
+        values = self._exchange(what, [_to_message(part) for part in parts])
+        return _reduced([row[self.rank] for row in values], op)
+
+    def _mail_key(self, source: int, to: int) -> tuple[str, int, int, int]:
+        number = self._mail_counts[source, to] = self._mail_counts.get((source, to), 0) + 1
+        return "mail", source, to, number
+
+
+def _to_message(array: Any) -> Any:
+    """Return a small array itself, a large one as [ref]; the list keeps the rendezvous from fetching the value."""
+    if array.nbytes <= _INLINE_LIMIT:
+        return np.array(array)
+    return [put(np.ascontiguousarray(array))]
+
+
+def _from_message(item: Any) -> Any:
+    return get(item[0]) if isinstance(item, list) else item
+
+
+def _reduced(messages: list[Any], op: ReduceOp) -> Any:
+    arrays = [_from_message(message) for message in messages]
+    total = np.array(arrays[0])
+    for array in arrays[1:]:
+        _REDUCE[op](total, array, out=total, casting="unsafe")
+    return (total / len(arrays)).astype(total.dtype) if op is ReduceOp.AVERAGE else total
+
+
+def _array_of(tensor: Any) -> Any:
+    """Return the values as a NumPy array, as a view where possible."""
+    if not is_torch(tensor):
+        return tensor
+    plain = tensor.detach().cpu()
+    torch = sys.modules["torch"]
+    return (plain.view(torch.int16) if plain.dtype is torch.bfloat16 else plain).numpy()
+
+
+def _fill(tensor: Any, values: Any) -> None:
+    """Write values into a tensor.
+
+    Raises:
+        RuntimeError: the array is read-only, like arrays from `get`. ValueError: the shapes differ.
+    """
+    if is_torch(tensor):
+        torch = sys.modules["torch"]
+        new = torch.from_numpy(np.array(values)).reshape(tensor.shape)
+        with torch.no_grad():
+            tensor.copy_(new.view(torch.bfloat16) if tensor.dtype is torch.bfloat16 else new)
+        return
+    if not tensor.flags.writeable:
+        raise RuntimeError(
+            "the array is read-only, and the result has to be written into it; hint: arrays that get() returned are "
+            "views of the object store: use a copy, np.array(x)"
+        )
+    if tensor.size != np.size(values):
+        raise ValueError(f"an array of shape {tensor.shape} cannot take values of shape {np.shape(values)}")
+    np.copyto(tensor, np.reshape(values, tensor.shape), casting="unsafe")
+
+
+def _refuse_half(tensor: Any) -> None:
+    """Raise RuntimeError for bfloat16, which NumPy cannot reduce."""
+    if is_torch(tensor) and tensor.dtype is sys.modules["torch"].bfloat16:
+        raise RuntimeError("bfloat16 cannot be reduced on CPUs by this backend; hint: tensor.float()")
+
+
+def is_torch(tensor: Any) -> bool:
+    """Return True for a PyTorch tensor. Does not import PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def nccl_available() -> bool:
+    """Return True if this process has PyTorch, NCCL and a GPU."""
+    try:
+        import torch
+        import torch.distributed
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available() and torch.distributed.is_nccl_available())
+
+
+class NcclGroup:
+    """Membership of one rank in a group of PyTorch tensors on GPUs: `torch.distributed` with NCCL.
+
+    PyTorch's TCPStore, through which the ranks find each other, listens on a port of rank 0's node while the group
+    exists.
+
+    Args:
+        name: name of the group.
+        world_size, rank: as in MPI.
+        timeout: seconds that the other ranks may take to join.
+
+    Raises:
+        RuntimeError: rank 0 did not join within `timeout`.
+    """
+
+    def __init__(self, name: str, world_size: int, rank: int, timeout: float) -> None:
+        import torch.distributed as dist
+
+        self.name, self.world_size, self.rank = name, world_size, rank
+        limit = datetime.timedelta(seconds=timeout)
+        host, port = node_ip_address(), 0
+        key = name.encode()
+        if rank == 0:
+            self._store = dist.TCPStore(host, 0, world_size, True, limit, wait_for_workers=False)
+            address = f"{host}:{self._store.port}"
+            require_session().gcs.call("kv_put", key, address.encode(), True, _NCCL_NAMESPACE)
+        else:
+            deadline = time.monotonic() + timeout
+            while (address := require_session().gcs.call("kv_get", key, _NCCL_NAMESPACE)) is None:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"rank 0 of the collective group {name!r} did not join within {timeout:g} s")
+                time.sleep(_NCCL_POLL_INTERVAL)
+            host, _, text = address.decode().rpartition(":")
+            port = int(text)
+            self._store = dist.TCPStore(host, port, world_size, False, limit)
+        self._group = dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), rank, world_size)
+
+    def destroy(self) -> None:
+        """Leave the group."""
+        if self.rank == 0:
+            require_session().gcs.call("kv_del", self.name.encode(), _NCCL_NAMESPACE)
+        self._group = self._store = None
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        import torch
+
+        self.allreduce(torch.zeros(1, device="cuda"), ReduceOp.SUM)
+        torch.cuda.synchronize()
+
+    def allreduce(self, tensor: Any, op: ReduceOp) -> None:
+        """Reduce in place on all ranks."""
+        self._group.allreduce([tensor], _options("AllreduceOptions", reduceOp=_op(op))).wait()
+
+    def reduce(self, tensor: Any, root: int, op: ReduceOp) -> None:
+        """Reduce in place on rank `root`."""
+        self._group.reduce([tensor], _options("ReduceOptions", reduceOp=_op(op), rootRank=root)).wait()
+
+    def broadcast(self, tensor: Any, root: int) -> None:
+        """Copy the tensor of rank `root` in place."""
+        self._group.broadcast([tensor], _options("BroadcastOptions", rootRank=root)).wait()
+
+    def allgather(self, tensors: list[Any], tensor: Any) -> None:
+        """Gather the tensors of all ranks into `tensors`, by rank."""
+        self._group.allgather([tensors], [tensor]).wait()
+
+    def reducescatter(self, tensor: Any, tensors: list[Any], op: ReduceOp) -> None:
+        """Reduce `tensors` of all ranks into `tensor`, this rank's part."""
+        self._group.reduce_scatter([tensor], [tensors], _options("ReduceScatterOptions", reduceOp=_op(op))).wait()
+
+    def send(self, tensor: Any, to: int) -> None:
+        """Send a tensor to another rank."""
+        self._group.send([tensor], to, 0).wait()
+
+    def recv(self, tensor: Any, source: int) -> None:
+        """Receive a tensor from another rank, in place."""
+        self._group.recv([tensor], source, 0).wait()
+
+
+def _op(op: ReduceOp) -> Any:
+    import torch.distributed as dist
+
+    return {
+        ReduceOp.SUM: dist.ReduceOp.SUM,
+        ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+        ReduceOp.MIN: dist.ReduceOp.MIN,
+        ReduceOp.MAX: dist.ReduceOp.MAX,
+        ReduceOp.AVERAGE: dist.ReduceOp.AVG,
+    }[op]
+
+
+def _options(kind: str, **values: Any) -> Any:
+    import torch.distributed as dist
+
+    options = getattr(dist, kind)()
+    for name, value in values.items():
+        setattr(options, name, value)
+    return options

@@ -1,0 +1,123 @@
+"""Rankings against the plain way to find the best, and what a node tells the head of its books."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpcray.common.resources import to_units
+from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, Rank, merged_views
+from hpcray.core.raylet.local_resources import DECREASE_REPORT_DELAY, SMALL_CLUSTER, LocalResources
+from hpcray.protocol.messages import NodeView
+
+NODES = 5
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["better", "better", "worse", "secretly worse", "ask", "ask without", "some"]),
+            st.integers(0, NODES - 1),
+            st.integers(0, 3),
+        ),
+        max_size=60,
+    )
+)
+def test_a_ranking_finds_the_best_node_whatever_changed(course: list[tuple[str, int, int]]) -> None:
+    """That a node became worse may go unsaid, that it became better may not."""
+    used: dict[int, int | None] = dict.fromkeys(range(NODES), 2)
+    changes = NodeChangeLog()
+
+    def rank(node: int) -> Rank | None:
+        value = used[node]
+        return None if value is None else (0, float(value), 0, node)
+
+    rankings = [NodeRanking(range(NODES), rank, changes) for _ in range(2)]
+    for number, (what, node, value) in enumerate(course):
+        ranking = rankings[number % 2]
+        present = sorted(found for other in used if (found := rank(other)) is not None)
+        if what == "ask":
+            assert ranking.best() == (present[0][-1] if present else None)
+        elif what == "ask without":
+            others = [found[-1] for found in present if found[-1] != node]
+            assert ranking.best(but=node) == (others[0] if others else None)
+        elif what == "some":
+            assert ranking.some(value) == [found[-1] for found in present[:value]]
+        else:
+            known = used[node]
+            worse = None if value == 3 else max(value, known if known is not None else 0)
+            used[node] = value if what == "better" else None if known is None else worse
+            if what != "secretly worse":
+                changes.add(node)
+
+
+def test_a_change_right_after_the_first_read_of_a_ranking_counts() -> None:
+    used, changes = {0: 1, 1: 2}, NodeChangeLog()
+    changes.add(1)
+    ranking = NodeRanking(used, lambda node: (0, float(used[node]), 0, node), changes)
+    assert ranking.best() == 0
+    used[1] = 0
+    changes.add(1)
+    assert ranking.best() == 1
+
+
+def test_a_ranking_misses_no_change_that_the_log_has_dropped() -> None:
+    used = {node: node for node in range(3)}
+    changes = NodeChangeLog()
+    ranking = NodeRanking(used, lambda node: (0, float(used[node]), 0, node), changes)
+    assert ranking.best() == 0
+    for _ in range(1000):
+        changes.add(1)
+        changes.add(2)
+    used[2] = -1
+    changes.add(2)
+    assert ranking.best() == 2
+
+
+def resources(size: int = 2) -> LocalResources:
+    return LocalResources(0, to_units({"CPU": 4, "memory": 8}), cluster_size=size)
+
+
+def seen(view: NodeView | None) -> dict[str, int] | None:
+    return None if view is None else view.available
+
+
+def test_a_node_view_with_more_is_sent_at_once_and_one_with_less_later() -> None:
+    mine = resources()
+    assert seen(mine.next_view(0.0)) == to_units({"CPU": 4, "memory": 8})
+    mine.pool.available["CPU"] = 10_000
+    assert mine.next_view(DECREASE_REPORT_DELAY / 2) is None, "nobody waits for less"
+    assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 10_000}, "only what changed"
+    mine.pool.available["CPU"] = 20_000
+    assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 20_000}
+    mine.pool.available["CPU"] = 10_000
+    assert mine.next_view(DECREASE_REPORT_DELAY) is None
+    mine.pool.available["CPU"] = 20_000
+    assert mine.next_view(DECREASE_REPORT_DELAY) is None, "a lease came and went: there is nothing to tell"
+
+
+def test_a_head_that_may_be_wrong_gets_the_whole_node_view() -> None:
+    mine = resources()
+    mine.next_view(0.0)
+    mine.pool.held_by_actors["CPU"] = 5_000
+    view = mine.next_view(0.0, force=True)
+    assert view is not None and view.available == to_units({"CPU": 4, "memory": 8})
+    assert view.lasting == {"CPU": 5_000, "memory": 0}
+
+
+def test_nodes_of_a_large_cluster_send_few_views() -> None:
+    mine = resources(size=20 * SMALL_CLUSTER)
+    mine.next_view(0.0)
+    told = 0
+    for step in range(1, 1001):
+        mine.pool.available["CPU"] = 10_000 + step
+        told += mine.next_view(step * 1e-3) is not None
+    assert told <= 10
+
+
+def test_node_views_before_the_cluster_is_up_are_merged() -> None:
+    first = NodeView(3, 1, {"CPU": 4, "GPU": 1}, {"a": 1}, {"CPU": 0})
+    both = merged_views(first, NodeView(3, 2, {"CPU": 2}, {"b": 2}, {"CPU": 1}))
+    assert both == NodeView(3, 2, {"CPU": 2, "GPU": 1}, {"a": 1, "b": 2}, {"CPU": 1})
+    assert merged_views(None, first) is first

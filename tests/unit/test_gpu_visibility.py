@@ -1,0 +1,235 @@
+"""Which GPUs a node offers, their type, and what a worker gets to see."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcray.common.exceptions import StartupError
+from hpcray.common.resources import ASSIGNED_GPUS, UNIT
+from hpcray.platform import gpu_visibility, numa_binding
+from hpcray.platform.gpu_visibility import (
+    apply_gpu_visibility,
+    assigned_gpus,
+    gpu_ids_are_indices,
+    gpu_type,
+    gpu_type_of_model,
+    node_gpus,
+    record_node_environment,
+)
+from hpcray.runtime.node.options import NodeOptions, total_resources
+
+FOUR = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No GPU, whatever this machine has; and no trace of what a test makes this process believe."""
+    for name in ("_NVIDIA", "_NVIDIA_GPUS", "_KFD_NODES", "_DEVICES"):
+        monkeypatch.setattr(gpu_visibility, name, tmp_path / "none")
+    yield
+    gpu_visibility._Confinement.ids = ()
+    gpu_visibility._Confinement.numbered = True
+    gpu_visibility._Confinement.base = None
+    gpu_visibility._Confinement.done = {}
+
+
+class TestNode:
+    def test_a_node_offers_the_gpus_that_it_was_given(self) -> None:
+        assert node_gpus(None, 1, FOUR) == ("4", "5", "6", "7")
+        assert node_gpus(2, 1, FOUR) == ("4", "5")
+        assert node_gpus(0, 1, FOUR) == ()
+        assert node_gpus(None, 1, {}) == ()
+
+    def test_gpus_are_made_up_on_a_node_that_was_given_none(self) -> None:
+        assert node_gpus(3, 1, {}) == ("0", "1", "2")
+
+    def test_more_gpus_than_a_node_was_given_are_refused(self) -> None:
+        with pytest.raises(StartupError, match=r"have 5 GPUs, but it was given 4: CUDA_VISIBLE_DEVICES='4,5,6,7'"):
+            node_gpus(5, 1, FOUR)
+        with pytest.raises(StartupError, match="given 0"):
+            node_gpus(1, 1, {"CUDA_VISIBLE_DEVICES": ""})
+
+    def test_a_fraction_of_a_gpu_for_a_node_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="must be a whole number"):
+            node_gpus(1.5, 1, {})
+
+    @pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID"])
+    def test_ranks_that_share_a_host_share_its_list_of_gpus(self, variable: str) -> None:
+        parts = [node_gpus(None, 3, {**FOUR, variable: str(rank)}) for rank in range(3)]
+        assert parts == [("4", "5"), ("6",), ("7",)]
+        with pytest.raises(StartupError, match=r"given 1.*3 rank\(s\)"):
+            node_gpus(2, 3, {**FOUR, variable: "1"})
+
+    def test_ranks_with_gpus_of_their_own_from_srun_keep_them(self) -> None:
+        """What Slurm 22.05 sets for `srun -n2 --gpus-per-task=1`."""
+        step = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2", "SLURM_LOCALID": "1"}
+        assert node_gpus(None, 2, {**step, "CUDA_VISIBLE_DEVICES": "1", "SLURM_STEP_GPUS": "1"}) == ("1",)
+        locked_away = {**step, "CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "1"}
+        assert node_gpus(None, 2, locked_away) == ("0",)
+        shared = {**step, "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "0,1"}
+        assert node_gpus(None, 2, shared) == ("1",)
+
+    def test_variables_of_the_allocation_bind_no_rank_of_mpirun(self) -> None:
+        rank = {**FOUR, "SLURM_GPUS_ON_NODE": "8", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+        assert node_gpus(None, 2, rank) == ("6", "7")
+
+
+class TestType:
+    @pytest.mark.parametrize(
+        ("model", "name"),
+        [
+            ("NVIDIA A100-SXM4-40GB", "A100"),
+            ("NVIDIA H100 80GB HBM3", "H100"),
+            ("Tesla V100-SXM2-16GB", "V100"),
+            ("NVIDIA GH200 480GB", "GH200"),
+            ("NVIDIA L40S", "L40S"),
+            ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+            ("NVIDIA GeForce RTX 5090", "GeForce-RTX-5090"),
+        ],
+    )
+    def test_the_gpu_type_follows_from_the_model_name(self, model: str, name: str) -> None:
+        assert gpu_type_of_model(model) == name
+
+    def test_the_gpu_type_is_read_from_the_nvidia_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        about = tmp_path / "gpus" / "0000:01:00.0" / "information"
+        about.parent.mkdir(parents=True)
+        about.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 43\n")
+        monkeypatch.setattr(gpu_visibility, "_NVIDIA_GPUS", tmp_path / "gpus")
+        assert gpu_type({"SLURM_GPUS_PER_NODE": "a100:2"}) == "H100"
+
+    def test_the_gpu_type_is_read_from_the_amd_topology(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for node, text in (("0", "simd_count 0\ndevice_id 0\n"), ("1", f"simd_count 440\ndevice_id {0x7408}\n")):
+            (tmp_path / node).mkdir()
+            (tmp_path / node / "properties").write_text(text)
+        monkeypatch.setattr(gpu_visibility, "_KFD_NODES", tmp_path)
+        assert gpu_type({}) == "AMD-Instinct-MI250X"
+
+    @pytest.mark.parametrize(
+        ("environ", "name"),
+        [
+            ({"SLURM_GPUS_PER_NODE": "a100:2"}, "A100"),
+            ({"SLURM_GPUS_PER_NODE": "2"}, ""),
+            ({"SLURM_GPUS_PER_NODE": "gpu:2"}, ""),
+            ({"SLURM_GPUS": "gpu:h100:8"}, "H100"),
+            ({"SLURM_TRES_PER_TASK": "cpu=2,gres/gpu:v100=1"}, "V100"),
+            ({"SLURM_TRES_PER_TASK": "gres/gpu=1"}, ""),
+            ({}, ""),
+        ],
+    )
+    def test_the_gpu_type_is_read_from_the_variables_of_slurm(self, environ: dict[str, str], name: str) -> None:
+        assert gpu_type(environ) == name
+
+    def test_the_gpu_type_is_a_resource_of_the_node(self) -> None:
+        total = total_resources(NodeOptions(num_cpus=2), "10.0.0.1", 1, 1, 0, 2, "H100")
+        assert total["GPU"] == 2 * UNIT and total["accelerator_type:H100"] == UNIT
+        assert "GPU" not in total_resources(NodeOptions(num_cpus=2), "10.0.0.1", 1, 1, 0)
+
+
+def worker(node: dict[str, str], **extra: str) -> dict[str, str]:
+    """The environment of a worker of a node with this one, forked with these."""
+    record_node_environment(node)
+    environ = {**node, **extra}
+    apply_gpu_visibility(environ)
+    return environ
+
+
+class TestWorker:
+    def test_a_worker_sees_its_own_gpus_only(self) -> None:
+        environ = worker(FOUR, **{ASSIGNED_GPUS: "5,7"})
+        assert environ == {"CUDA_VISIBLE_DEVICES": "5,7"}
+        assert assigned_gpus() == ["5", "7"] and not gpu_ids_are_indices()
+
+    def test_made_up_gpus_have_numbers_as_ids(self) -> None:
+        assert worker({}, **{ASSIGNED_GPUS: "1"}) == {"CUDA_VISIBLE_DEVICES": "1"}
+        assert assigned_gpus() == ["1"] and gpu_ids_are_indices()
+
+    def test_a_worker_on_amd_sees_its_own_gpus_only(self) -> None:
+        node = {"ROCR_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "0,1"}
+        environ = worker(node, **{ASSIGNED_GPUS: "5"})
+        assert environ == {"ROCR_VISIBLE_DEVICES": "5", "HIP_VISIBLE_DEVICES": "0"}
+
+    def test_variables_set_later_do_not_undo_the_confinement_to_gpus(self) -> None:
+        environ = worker(FOUR, **{ASSIGNED_GPUS: "6", "CUDA_VISIBLE_DEVICES": "0"})
+        assert environ["CUDA_VISIBLE_DEVICES"] == "6"
+        environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+        apply_gpu_visibility(environ)
+        assert environ["CUDA_VISIBLE_DEVICES"] == "6"
+
+    def test_a_worker_without_gpus_sees_those_of_the_node(self) -> None:
+        assert worker(FOUR) == FOUR and assigned_gpus() == []
+
+    @pytest.mark.parametrize("word", ["1", "true", "True"])
+    def test_override_on_zero_hides_all_gpus_from_a_worker_without(self, word: str) -> None:
+        name = gpu_visibility.OVERRIDE_ON_ZERO
+        assert worker({**FOUR, name: word})["CUDA_VISIBLE_DEVICES"] == ""
+        assert worker({**FOUR, name: "0"})["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+    def test_a_noset_variable_leaves_the_visible_gpus_to_the_program(self) -> None:
+        noset = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        environ = worker(FOUR, **{ASSIGNED_GPUS: "6"}, **noset)
+        assert environ == {**FOUR, **noset} and assigned_gpus() == ["6"], "they are its own all the same"
+
+    def test_a_noset_variable_of_the_job_counts_after_the_fork(self) -> None:
+        for node in (FOUR, {}):
+            environ = worker(node, **{ASSIGNED_GPUS: "6"})
+            assert environ["CUDA_VISIBLE_DEVICES"] == "6"
+            environ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+            apply_gpu_visibility(environ)
+            assert environ.get("CUDA_VISIBLE_DEVICES") == node.get("CUDA_VISIBLE_DEVICES")
+            environ["CUDA_VISIBLE_DEVICES"] = "6"
+            apply_gpu_visibility(environ)
+            assert environ["CUDA_VISIBLE_DEVICES"] == "6", "now it is the program's own word"
+
+
+class TestThreads:
+    @pytest.fixture(autouse=True)
+    def unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(numa_binding.OMP_NUM_THREADS, "")  # so that monkeypatch takes away again what the tests set
+        monkeypatch.delenv(numa_binding.OMP_NUM_THREADS)
+        monkeypatch.setattr(numa_binding._ThreadLimit, "cpus", 0)
+        monkeypatch.setattr(numa_binding._ThreadLimit, "text", None)
+        monkeypatch.setattr(numa_binding._ThreadLimit, "loaded", 1)
+
+    @pytest.mark.parametrize(("units", "count"), [(0, "1"), (UNIT // 2, "1"), (UNIT, "1"), (5 * UNIT // 2, "2")])
+    def test_a_task_has_as_many_threads_as_cpus(self, units: int, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "threadpoolctl", _Limits())
+        numa_binding.set_thread_count(units)
+        assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == count
+
+    def test_omp_num_threads_of_the_user_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limits = _Limits()
+        monkeypatch.setitem(sys.modules, "threadpoolctl", limits)
+        monkeypatch.setenv(numa_binding.OMP_NUM_THREADS, "7")
+        numa_binding.set_thread_count(2 * UNIT)
+        numa_binding.limit_loaded_libraries_to_one_thread()
+        assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == "7" and limits.said == []
+
+    def test_threads_are_set_for_each_lease_and_for_loaded_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limits = _Limits()
+        monkeypatch.setitem(sys.modules, "threadpoolctl", limits)
+        for cpus, count in ((1, "1"), (3, "3"), (2, "2"), (1, "1")):
+            assert numa_binding.thread_count_changes(cpus * UNIT)
+            numa_binding.set_thread_count(cpus * UNIT)
+            assert not numa_binding.thread_count_changes(cpus * UNIT)
+            assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == count
+        assert limits.said == [3, 2, 1]
+
+    def test_libraries_of_the_fork_server_have_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        limits = _Limits()
+        monkeypatch.setitem(sys.modules, "threadpoolctl", limits)
+        numa_binding.limit_loaded_libraries_to_one_thread()
+        assert numa_binding.OMP_NUM_THREADS not in numa_binding.os.environ and limits.said == [1]
+
+
+class _Limits:
+    """Stands for the module threadpoolctl."""
+
+    def __init__(self) -> None:
+        self.said: list[int] = []
+
+    def threadpool_limits(self, limits: int) -> None:
+        self.said.append(limits)
