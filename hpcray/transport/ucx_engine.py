@@ -53,8 +53,8 @@ _WANTED = {
     "SYSV_ERROR_HANDLING": "y",
     # UCX looks after its peers every 20 s by default; a transfer with a dead one hangs until then.
     "KEEPALIVE_INTERVAL": "1s",
-    # UCX connects a new endpoint over TCP inside the call that makes it. To a host that has just vanished that takes the
-    # kernel two minutes, in which the raylet would answer nobody.
+    # By default UCX connects over TCP inside the call that makes an endpoint. If the host has just vanished, the kernel
+    # takes two minutes for that, and the raylet would answer nobody.
     "TCP_CONN_NB": "y",
 }
 # UCX makes System V segments with mode 0660: whoever shares our group, on many sites everybody, could map them.
