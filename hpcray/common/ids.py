@@ -7,8 +7,9 @@ Layout (big endian)::
     object id 16 B   task id | index u24      (index 0: a put; 1..: the returns of the task)
     actor id  13 B   the task id of the actor's creation
 
-The run is the number of the job's run (0 for the first), so that ids of a run and of the next one, which goes on from
-the journal of the first, differ. Raylets have run 0 in every run: their ids are made from the node index alone.
+The run is the number of the job's run: of a requeued job how often it was requeued, of a job that goes on from a
+journal one more than in the run before, else a random one (`first_run`). So ids that a program keeps, in a pickle, mean
+nothing in another run. Raylets have run 0 in every run: their ids are made from the node index alone.
 
 The owner of an object is the process that made its id, so an id alone is enough to find the owner: a reference
 travels as 16 bytes. Process number 0 of a node is its raylet; one of these hosts the GCS, node 0's at first.
@@ -17,6 +18,7 @@ travels as 16 bytes. Process number 0 of a node is its raylet; one of these host
 from __future__ import annotations
 
 import struct
+import zlib
 
 PROC_BYTES = 8
 TASK_BYTES = 13
@@ -25,6 +27,7 @@ OBJECT_BYTES = 16
 _PROC = struct.Struct(">HIH")
 
 RUN_MASK = 0xFFFF
+_FIRST_RUNS = 0x8000  # set in the number of a job's first run: no requeued job counts as far
 PUT_INDEX = b"\0\0\0"
 FIRST_RETURN = b"\0\0\1"
 NIL_PROC = b"\xff" * PROC_BYTES
@@ -70,6 +73,17 @@ class JobID(Ident):
 def make_proc(node: int, number: int, run: int = 0) -> bytes:
     """Id of process `number` on node `node`, in the job's run number `run` (its low 16 bits count)."""
     return _PROC.pack(node, number, run & RUN_MASK)
+
+
+def first_run(session: str) -> int:
+    """Return the number of a job's first run: 15 bits of the session's name, which is random."""
+    return _FIRST_RUNS | (zlib.crc32(session.encode()) & ~_FIRST_RUNS & RUN_MASK)
+
+
+def run_of(ident: bytes) -> int:
+    """Return the run in a proc, task, actor or object id."""
+    run: int = _PROC.unpack_from(ident)[2]
+    return run
 
 
 def raylet_of(node: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from simnet import SimNet
 
 from hpcray.common.config import Config
-from hpcray.common.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.common.resources import to_units
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
@@ -125,7 +125,7 @@ class SimProcesses:
         return len(self._node.workers)
 
     def fork(self, number: int, env: Any) -> None:
-        self._node.later(0.01, lambda: self._node.join(make_proc(self._node.rank, number), "worker"))
+        self._node.later(0.01, lambda: self._node.join(self._node.raylet.proc_of(number), "worker"))
 
     def kill(self, worker: bytes, reason: str = "") -> None:
         self._node.later(0.002, lambda: self._node.die(worker, reason or "killed by signal 9"))
@@ -268,7 +268,7 @@ class SimNode:
 
     def client(self) -> bytes:
         """A process that asks things."""
-        proc = make_proc(self.rank, self.raylet.new_number())
+        proc = self.raylet.proc_of(self.raylet.new_number())
         self.join(proc, "attached")
         return proc
 

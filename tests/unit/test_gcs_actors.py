@@ -457,3 +457,12 @@ class TestArgumentsThatComeLater:
         head.states()
         head.handle(OWNER, m.CreateActor(0, spec(name="n")))
         assert head.started_on() == []
+
+
+def test_a_handle_kept_from_another_run_is_answered_as_of_a_dead_actor() -> None:
+    gcs = Gcs(Config())
+    gcs.begin_run(7)
+    kept, new = make_proc(0, 1, 6) + bytes(5), make_proc(0, 1, 7) + bytes(5)
+    (told,) = gcs.handle(0.0, make_proc(0, 2, 7), m.WatchActor(kept))
+    assert isinstance(told, Send) and isinstance(told.msg, m.ActorStateUpdate) and told.msg.state == "DEAD"
+    assert gcs.handle(0.0, make_proc(0, 2, 7), m.WatchActor(new)) == [], "it may still be registered"

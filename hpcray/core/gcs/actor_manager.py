@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hpcray.common.ids import node_of, owner_of, raylet_of, show_proc
+from hpcray.common.ids import node_of, owner_of, raylet_of, run_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, node_affinity
 from hpcray.common.resources import REPORT_AFTER, Resources, bundle_of, group_of
 from hpcray.core.effects import Effect, Send
@@ -45,19 +45,22 @@ class PendingActorLookups:
     Attributes:
         pending: by actor id.
         dead_creators: processes that will register nothing more.
+        run: of this job; a handle that was kept from another run (in a pickle) is of an actor that will never come.
         forgotten: the last actors that were dead and have left the table.
     """
 
     def __init__(self) -> None:
         self.pending: dict[bytes, PendingLookup] = {}
         self.dead_creators: dict[bytes, None] = {}
+        self.run = 0
         self._dead_nodes: set[int] = set()
         self.forgotten: dict[bytes, None] = {}
 
     def may_come(self, actor: bytes) -> bool:
         """Whether an actor that is not in the table can still be registered."""
         creator = owner_of(actor)
-        return not (actor in self.forgotten or creator in self.dead_creators or node_of(creator) in self._dead_nodes)
+        ended = actor in self.forgotten or creator in self.dead_creators or node_of(creator) in self._dead_nodes
+        return not ended and run_of(creator) == self.run
 
     def lookup_of(self, actor: bytes) -> PendingLookup:
         """The lookup of an actor that may come; made if there is none."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hpcray.common.config import Config
-from hpcray.common.ids import node_of, raylet_of
+from hpcray.common.ids import RUN_MASK, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.actor_manager import ActorManager
@@ -97,7 +97,7 @@ class Gcs:
             The number.
         """
         self._earlier = earlier
-        self.run = number if earlier is None else read_roster(earlier).run + 1
+        self._set_run(number if earlier is None else read_roster(earlier).run + 1)
         return self.run
 
     @property
@@ -107,9 +107,14 @@ class Gcs:
 
     def restore(self, now: float, snapshot: TableSnapshot) -> NodeRoster:
         """Become, before anything else, what another head was. Then call `node_died` for nodes that died since."""
+        self._set_run(read_roster(snapshot).run)
         roster = load_snapshot(self._tables, now, snapshot)
-        self.session, self.job, self.run = roster.session, roster.job, roster.run
+        self.session, self.job = roster.session, roster.job
         return roster
+
+    def _set_run(self, number: int) -> None:
+        self.run = number
+        self.actors.pending_lookups.run = number & RUN_MASK
 
     def reconcile(
         self, now: float, held: Mapping[int, m.NodeInventory], gone: Mapping[tuple[int, bytes], m.ActorGone]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Union
 
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import RUN_MASK, node_of, raylet_of
+from hpcray.common.ids import RUN_MASK, first_run, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import UP, NodeManager
@@ -281,7 +281,8 @@ def keep_state_log(raylet: Raylet, node_manager: NodeManager, file: JournalFile 
     """
     head = raylet.head
     assert isinstance(head, Gcs)
-    number = head.begin_run(node_manager.run.restarts, read_back(file) if file is not None else None)
+    number = node_manager.run.restarts or first_run(node_manager.session)
+    number = head.begin_run(number, read_back(file) if file is not None else None)
     node_manager.begin_run(number & RUN_MASK)
     if file is None and not _has_standby(raylet):
         return None
