@@ -212,10 +212,14 @@ def init(
         raise NotImplementedError(unsupported_field_error(environment))
     config = _node_config(settings, object_store_memory, labels, log_to_driver)
     options = NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {})
-    entry, process = _join(address or os.environ.get("RAY_ADDRESS") or None, options)
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address and address != "local":
+        logger.info("Connecting to existing Ray cluster at address: %s...", address)
+    entry, process = _join(address, options)
     if entry.node is None:
         _warn_of_ignored_arguments({**given, **config})
     _start_driver(process, namespace, environment, logging_config)
+    logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
     return ClientContext(process)
 
 
@@ -306,12 +310,16 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
 
 
 def _configure_logging(level: int | str, line_format: str | None) -> None:
-    logger.setLevel(level.upper() if isinstance(level, str) else level)
-    if line_format and not logger.handlers:
-        handler = logging.StreamHandler()
+    """Set level and format of hpcray's messages; in programs that say `import ray`, of Ray's logger, which has them."""
+    target = logger.parent if logger.parent is not None and logger.parent.name == "ray" else logger
+    target.setLevel(level.upper() if isinstance(level, str) else level)
+    if not line_format:
+        return
+    if not target.handlers:
+        target.addHandler(logging.StreamHandler())
+        target.propagate = False
+    for handler in target.handlers:
         handler.setFormatter(logging.Formatter(line_format))
-        logger.addHandler(handler)
-        logger.propagate = False
 
 
 def _warn_of_ignored_arguments(requested: dict[str, Any]) -> None:

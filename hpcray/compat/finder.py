@@ -18,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.compat import table
+from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.worker.log_output import VARIABLE as DEDUP_VARIABLE
 
 RAY_VERSION = table.RAY_VERSION
@@ -193,6 +194,7 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
         assert isinstance(spec, importlib.machinery.ModuleSpec)
         present = sys.modules["ray"] = FINDER.create_module(spec)
         FINDER.exec_module(present)
+    generate_logging_config()
     return present
 
 

@@ -23,8 +23,14 @@ _ACCELERATORS = (
 _CONSTANTS = (
     f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
     "DEFAULT_DASHBOARD_PORT DEFAULT_PORT HEAD_NODE_RESOURCE_NAME KV_NAMESPACE_PACKAGE LOGGER_FORMAT NODE_ID_PREFIX "
-    "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_JOB_CONFIG_JSON_ENV_VAR "
-    "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer env_set_by_user"
+    "LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME "
+    "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_DEDUP_LOGS RAY_JOB_CONFIG_JSON_ENV_VAR "
+    "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX TESTING_NEVER_DEDUP_TOKEN env_bool env_float "
+    "env_integer env_set_by_user"
+)
+_LOG = (
+    "INTERNAL_TIMESTAMP_LOG_KEY PlainRayHandler _setup_log_record_factory clear_logger generate_logging_config "
+    "logger_initialized"
 )
 _STATE = (
     "GlobalState actors available_resources available_resources_per_node cluster_resources node_ids nodes state "
@@ -41,6 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard": (),
     "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
     "ray.exceptions": ("hpcray.exceptions",),
+    "ray.log": (f"{_NAMES}.log:{_LOG}",),
     "ray.job_config": (f"{_NAMES}:JobConfig",),
     "ray.job_submission": (f"{_NAMES}:JobStatus JobSubmissionClient",),
     "ray.remote_function": ("hpcray.api.remote_function",),
@@ -113,6 +120,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "is_client_mode_enabled_by_default",
     ),
     "ray._private.internal_api": (f"{_NAMES}.private:memory_summary", "hpcray.internal:Buffer create free"),
+    "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS,),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.constants": (

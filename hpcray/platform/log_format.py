@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ENCODINGS = ("TEXT", "JSON")
 STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 """Attributes that every log record has; others were given with `extra`."""
-_TEXT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
+TEXT_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
+INTERNAL_TIMESTAMP_LOG_KEY = "_ray_timestamp_ns"
+"""Attribute of log records: the time in nanoseconds."""
+_STAMPS = "_gives_ray_timestamp_ns"
 _ALWAYS = ("asctime", "levelname", "message", "filename", "lineno")
 
 Context = Callable[[], Mapping[str, Any]]
@@ -18,7 +22,7 @@ Context = Callable[[], Mapping[str, Any]]
 
 class _Formatter(logging.Formatter):
     def __init__(self, attributes: Sequence[str], context: Context) -> None:
-        super().__init__(_TEXT)
+        super().__init__(TEXT_FORMAT)
         self._attributes = attributes
         self._context = context
 
@@ -42,6 +46,23 @@ class _Json(_Formatter):
         if record.exc_info:
             line["exc_text"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def setup_log_record_factory() -> None:
+    """Give every log record from now on its time in nanoseconds, as `_ray_timestamp_ns`."""
+    make: Callable[..., logging.LogRecord] = logging.getLogRecordFactory()
+    if hasattr(make, _STAMPS):
+        return
+
+    def stamped(*args: Any, **named: Any) -> logging.LogRecord:
+        record = make(*args, **named)
+        now = time.time_ns()
+        record.created = now / 1e9
+        vars(record)[INTERNAL_TIMESTAMP_LOG_KEY] = now
+        return record
+
+    setattr(stamped, _STAMPS, True)
+    logging.setLogRecordFactory(stamped)
 
 
 def configure_root_logger(encoding: str, level: str, attributes: Sequence[str], context: Context) -> None:

@@ -1,11 +1,14 @@
-"""Decorators that mark the stability of a name. They do not change the behavior of the decorated object."""
+"""Decorators that mark the stability of a name and say so in its docstring.
+
+A use of a deprecated name can warn too; nothing else of the decorated object changes.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
-from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -25,76 +28,118 @@ class RayDeprecationWarning(DeprecationWarning):
     """Warning that a name will be removed."""
 
 
-def _marked(target: Any, kind: AnnotationType) -> Any:
-    target._annotated = getattr(target, "__name__", "")
-    target._annotated_type = kind
-    return target
+if not sys.warnoptions:
+    # Python hides deprecations outside of __main__; one of these is shown once for each module that uses the name.
+    warnings.filterwarnings("module", category=RayDeprecationWarning)
 
-
-def _mark(kind: AnnotationType) -> Callable[..., Any]:
-    def decorate(*args: Any, **options: Any) -> Any:
-        if len(args) == 1 and not options and callable(args[0]):
-            return _marked(args[0], kind)
-        return lambda target: _marked(target, kind)
-
-    return decorate
-
-
-_public = _mark(AnnotationType.PUBLIC_API)
-_developer = _mark(AnnotationType.DEVELOPER_API)
+_STABILITIES = ("stable", "beta", "alpha")
+_DEPRECATED = "This API is deprecated and may be removed in future Ray releases."
+_SILENCE = 'You could suppress this warning by setting env variable PYTHONWARNINGS="ignore::DeprecationWarning"'
 
 
 def PublicAPI(*args: Any, **options: Any) -> Any:
     """Mark a name for users.
 
     Args:
-        stability: "stable", "beta" or "alpha".
-        api_group: without effect.
+        stability: "stable", "beta" or "alpha". Of the latter two the docstring warns.
+        api_group: where documentation lists the name.
+
+    Raises:
+        AssertionError: the stability is another one.
     """
-    if args and not options and len(args) == 1 and callable(args[0]):
-        return _public(args[0])
+    if len(args) == 1 and not options and callable(args[0]):
+        return PublicAPI()(args[0])
     stability = options.get("stability", "stable")
-    if stability not in ("stable", "beta", "alpha"):
-        raise ValueError(f"stability must be stable, beta or alpha, not {stability!r}")
-    return _public(**options)
+    assert stability in _STABILITIES, stability
+
+    def mark(target: Any) -> Any:
+        if stability != "stable":
+            text = f"This API is in {stability} and may change before becoming stable."
+            _append_doc(target, f"**PublicAPI ({stability}):** {text}")
+        return _marked(target, AnnotationType.PUBLIC_API, options.get("api_group", "Others"))
+
+    return mark
 
 
 def DeveloperAPI(*args: Any, **options: Any) -> Any:
     """Mark a name for developers of libraries."""
-    return _developer(*args, **options)
+    if len(args) == 1 and not options and callable(args[0]):
+        return DeveloperAPI()(args[0])
+
+    def mark(target: Any) -> Any:
+        _append_doc(target, "**DeveloperAPI:** This API may change across minor Ray releases.")
+        return _marked(target, AnnotationType.DEVELOPER_API)
+
+    return mark
 
 
 def Deprecated(*args: Any, **options: Any) -> Any:
     """Mark a name that will be removed.
 
     Args:
-        message: the replacement.
+        message: the replacement, for the docstring and the warning.
         warning: issue a RayDeprecationWarning at each use.
+
+    Raises:
+        ValueError: there is no such argument.
     """
     if len(args) == 1 and not options and callable(args[0]):
-        return _marked(args[0], AnnotationType.DEPRECATED)
-    message, warn = options.get("message", ""), options.get("warning", False)
+        return Deprecated()(args[0])
+    unknown = options.keys() - {"message", "warning"}
+    if unknown:
+        raise ValueError(f"Unknown kwargs: {sorted(unknown)}")
+    more = [options["message"]] if "message" in options else []
 
-    def decorate(target: Any) -> Any:
-        text = f"{target.__name__} is deprecated. {message}".rstrip()
-        if not warn:
-            return _marked(target, AnnotationType.DEPRECATED)
-        if inspect.isclass(target):
-            old = target.__init__
+    def mark(target: Any) -> Any:
+        _append_doc(target, "\n".join([f"**DEPRECATED**: {_DEPRECATED}", *more]), directive="warning")
+        _marked(target, AnnotationType.DEPRECATED)
+        return _warning(target, "\n".join([f"{_DEPRECATED} {_SILENCE}", *more])) if options.get("warning") else target
 
-            @functools.wraps(old)
-            def init(self: Any, *values: Any, **named: Any) -> None:
-                warnings.warn(text, RayDeprecationWarning, stacklevel=2)
-                old(self, *values, **named)
+    return mark
 
-            setattr(target, "__init__", init)  # noqa: B010
-            return _marked(target, AnnotationType.DEPRECATED)
 
-        @functools.wraps(target)
-        def call(*values: Any, **named: Any) -> Any:
-            warnings.warn(text, RayDeprecationWarning, stacklevel=2)
-            return target(*values, **named)
+def _warning(target: Any, text: str) -> Any:
+    """Make the use of a class or function warn; a class is changed in place."""
+    used = target.__init__ if inspect.isclass(target) else target
 
-        return _marked(call, AnnotationType.DEPRECATED)
+    @functools.wraps(used)
+    def use(*values: Any, **named: Any) -> Any:
+        warnings.warn(text, RayDeprecationWarning, stacklevel=2)
+        return used(*values, **named)
 
-    return decorate
+    if not inspect.isclass(target):
+        return use
+    target.__init__ = use  # type: ignore[method-assign]
+    return target
+
+
+def _marked(target: Any, kind: AnnotationType, group: str = "Others") -> Any:
+    if hasattr(target, "__name__"):
+        target._annotated = target.__name__
+        target._annotated_type = kind
+        target._annotated_api_group = group
+    return target
+
+
+def _is_annotated(target: Any) -> bool:
+    """True if the object itself, not only a class it derives from, is marked."""
+    return hasattr(target, "_annotated") and bool(target._annotated == target.__name__)
+
+
+def _get_annotation_type(target: Any) -> str | None:
+    return str(target._annotated_type.value) if _is_annotated(target) else None
+
+
+def _get_indent(docstring: str | None) -> int:
+    """Return the number of spaces before the second line of a docstring that is not empty; 0 without one."""
+    lines = [line for line in (docstring or "").splitlines() if line]
+    return len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 1 else 0
+
+
+def _append_doc(target: Any, message: str, directive: str | None = None) -> None:
+    """Add a paragraph, as deep as the docstring's others, or a reStructuredText directive with it."""
+    doc = (target.__doc__ or "").rstrip()
+    edge = " " * _get_indent(doc)
+    message = message.replace("\n", f"\n{edge}    ")
+    text = f"{edge}{message}" if directive is None else f"{edge}.. {directive}::\n\n{edge}    {message}"
+    target.__doc__ = f"{doc}\n\n{text}\n{edge}"

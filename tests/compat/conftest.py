@@ -7,6 +7,7 @@ differ, and of what is missing, fail then).
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import time
@@ -27,6 +28,7 @@ def _without_ray() -> None:
     for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
         del sys.modules[name]
     sys.modules.pop("hpcray.compat.ray", None)
+    logging.getLogger("hpcray").parent = logging.getLogger()
 
 
 @pytest.fixture(scope="package")

@@ -6,6 +6,8 @@ These tests pass on the real Ray too (`HPCRAY_TEST_ENGINE=ray`), but for those t
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -420,3 +422,16 @@ def test_pickling_a_ref_outside_of_tasks_can_be_forbidden(ray: Any) -> None:
         ray.get(ray.remote(num_cpus=0)(pickled).options(runtime_env=env).remote(), timeout=60)
     held = ray.put(bytes(1 << 20))
     assert held.hex() in memory_summary()
+
+
+def test_the_logger_ray_writes_to_stderr_and_takes_level_and_format_of_init() -> None:
+    program = (
+        "import logging, hpcray.compat.ray, ray\n"
+        "ray.init(num_cpus=1, logging_format='<%(message)s>')\n"
+        "logging.getLogger('ray.data').info('of a library')\n"
+        "logging.getLogger('ray').setLevel('ERROR')\n"
+        "logging.getLogger('hpcray').warning('not shown')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "<Started a local Ray instance.>" in done.stderr and "<of a library>" in done.stderr, done.stderr
+    assert "not shown" not in done.stderr

@@ -332,8 +332,9 @@ def test_annotations_log_once_and_timer_behave_as_in_ray(as_ray: Any) -> None:
         return 2
 
     assert f() == 1
-    with pytest.warns(RayDeprecationWarning, match="old is deprecated. use f"):
+    with pytest.warns(RayDeprecationWarning, match="deprecated and may be removed in future Ray releases.*\\nuse f"):
         assert old() == 2
+    assert "DEPRECATED" in (old.__doc__ or "") and "use f" in (old.__doc__ or "")
     reset_log_once("table")
     assert [log_once("table"), log_once("table")] == [True, False]
     timer = _Timer(window_size=2)

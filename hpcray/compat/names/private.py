@@ -20,6 +20,7 @@ from hpcray.api.session import require_session
 from hpcray.common.ids import show_proc
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import gpu_type, node_gpus
+from hpcray.platform.log_format import TEXT_FORMAT
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current, need_process
@@ -40,7 +41,13 @@ HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
 NODE_ID_PREFIX = "node:"
 KV_NAMESPACE_PACKAGE = b"package"
 DEBUG_AUTOSCALING_STATUS = "__autoscaling_status"
-LOGGER_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
+LOGGER_FORMAT = TEXT_FORMAT
+LOG_PREFIX_ACTOR_NAME = ":actor_name:"
+LOG_PREFIX_TASK_NAME = ":task_name:"
+LOG_PREFIX_JOB_ID = ":job_id:"
+LOG_PREFIX_INFO_MESSAGE = ":info_message:"
+RAY_DEDUP_LOGS = os.environ.get("RAY_DEDUP_LOGS", "1") not in ("0", "false", "False")
+TESTING_NEVER_DEDUP_TOKEN = "__ray_testing_never_deduplicate__"
 RAY_RUNTIME_ENV_PLUGINS_ENV_VAR = "RAY_RUNTIME_ENV_PLUGINS"
 _MEMORY_SUMMARY_ROWS = 100
 _MEMORY_SUMMARY_TIMEOUT = 10.0  # seconds
