@@ -64,7 +64,17 @@ _WHERE = {
 _ALIASES = {"actor_group": "actor_pool", "check_serialize": "serialization", "timer": "debug"}
 """Ray's modules whose names are in another module here."""
 _MODULES = {
-    *("accelerators", "collective", "dask", "joblib", "metrics", "multiprocessing", "queue", "scheduling_strategies"),
+    *(
+        "accelerators",
+        "collective",
+        "dask",
+        "iter",
+        "joblib",
+        "metrics",
+        "multiprocessing",
+        "queue",
+        "scheduling_strategies",
+    ),
     *("state", *_WHERE.values(), *_ALIASES),
 }
 

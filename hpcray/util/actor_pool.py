@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,25 +13,12 @@ from hpcray.api.actor import ActorClass, ActorHandle, kill
 from hpcray.api.decorator import remote
 from hpcray.api.objects import get, wait
 from hpcray.api.runtime_context import get_gpu_ids, get_runtime_context
+from hpcray.common.exceptions import ActorDiedError
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 V = TypeVar("V")
 Call = Callable[[ActorHandle, Any], Any]
-
-
-@dataclass
-class _Running:
-    """A running call of the pool. `result` is a ref, or the list of refs of several returns."""
-
-    actor: ActorHandle
-    result: Any
-
-    @property
-    def last(self) -> ObjectRef[Any]:
-        """One ref of the call: all of its returns become ready together."""
-        ref: ObjectRef[Any] = self.result[-1] if isinstance(self.result, list) else self.result
-        return ref
 
 
 class ActorPool:
@@ -41,28 +29,37 @@ class ActorPool:
     """
 
     def __init__(self, actors: Iterable[ActorHandle]) -> None:
+        # Subclasses and programs read these fields, so their names are Ray's.
         self._idle_actors: list[ActorHandle] = list(actors)
-        self._running: dict[int, _Running] = {}
-        self._queue: deque[tuple[Call, Any]] = deque()
-        self._started = 0
-        self._cursor = 0
+        self._index_to_future: dict[int, Any] = {}  # a ref, or the list of refs of several returns
+        self._future_to_actor: dict[Any, tuple[int, ActorHandle]] = {}
+        self._next_task_index = 0
+        self._next_return_index = 0
+        self._pending_submits: deque[tuple[Call, Any]] = deque()
 
     def map(self, fn: Callable[[ActorHandle, V], Any], values: Iterable[V]) -> Iterator[Any]:
         """Apply `fn` to all values, and iterate over the results in the order of the values.
 
-        Results of earlier calls are awaited and dropped. Calls start at once while actors are idle; each result taken
-        starts another.
+        Results of earlier calls are dropped, also those that are not ready: their actors count as idle. Calls start at
+        once while actors are idle; each result taken starts another.
 
         Args:
             fn: takes (actor, value), and returns the ref of a call of the actor.
             values: the values.
         """
-        self._submit_all(fn, values)
+        self._drop_results(lambda: self.get_next(timeout=0, ignore_if_timedout=True))
+        for value in values:
+            self.submit(fn, value)
         return self._results(self.get_next)
 
     def map_unordered(self, fn: Callable[[ActorHandle, V], Any], values: Iterable[V]) -> Iterator[Any]:
-        """Apply `fn` to all values, as `map`; results come in the order in which they become ready."""
-        self._submit_all(fn, values)
+        """Apply `fn` to all values, as `map`; results come in the order in which they become ready.
+
+        Results of earlier calls are awaited and dropped.
+        """
+        self._drop_results(self.get_next_unordered)
+        for value in values:
+            self.submit(fn, value)
         return self._results(self.get_next_unordered)
 
     def submit(self, fn: Callable[[ActorHandle, V], Any], value: V) -> None:
@@ -72,24 +69,27 @@ class ActorPool:
             TypeError: `fn` returned neither a ref nor a list of refs. The actor stays in the pool.
         """
         if not self._idle_actors:
-            self._queue.append((fn, value))
+            self._pending_submits.append((fn, value))
             return
         actor = self._idle_actors.pop()
         try:
-            result = fn(actor, value)
-            _check_result(result)
+            future = fn(actor, value)
+            _check_result(future)
         except BaseException:
             self._idle_actors.append(actor)
             raise
-        self._running[self._started] = _Running(actor, result)
-        self._started += 1
+        self._future_to_actor[_key(future)] = (self._next_task_index, actor)
+        self._index_to_future[self._next_task_index] = future
+        self._next_task_index += 1
 
     def has_next(self) -> bool:
         """Return True if a result is ready or pending."""
-        return bool(self._running)
+        return bool(self._future_to_actor)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the next result in the order of submission, or raise the exception of the call.
+
+        An actor that died leaves the pool.
 
         Args:
             timeout: in seconds; None waits without limit.
@@ -99,23 +99,24 @@ class ActorPool:
             StopIteration: no calls are left. TimeoutError: the result is late; the next call returns it unless it was
                 dropped. ValueError: get_next_unordered() was called before.
         """
-        if not self._running:
+        if not self.has_next():
             raise StopIteration("No more results to get")
-        if self._cursor >= self._started:
+        if self._next_return_index >= self._next_task_index:
             raise ValueError("It is not allowed to call get_next() after get_next_unordered().")
-        late = timeout is not None and not wait([self._running[self._cursor].last], timeout=timeout)[0]
+        future = self._index_to_future[self._next_return_index]
+        late = timeout is not None and not wait([_last(future)], timeout=timeout)[0]
         if late and not ignore_if_timedout:
             raise TimeoutError("Timed out waiting for result")
-        return self._take(self._cursor, late)
+        return self._take(future, late)
 
     def get_next_unordered(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return any ready result. Arguments and errors are those of `get_next`.
 
         With `ignore_if_timedout` the result of the oldest call is dropped.
         """
-        if not self._running:
+        if not self.has_next():
             raise StopIteration("No more results to get")
-        by_ref = {running.last: index for index, running in self._running.items()}
+        by_ref = {_last(future): future for future in self._index_to_future.values()}
         ready, late = wait(list(by_ref), num_returns=1, timeout=timeout)
         if not ready and not ignore_if_timedout:
             raise TimeoutError("Timed out waiting for result")
@@ -123,7 +124,7 @@ class ActorPool:
 
     def has_free(self) -> bool:
         """Return True if an actor is idle and no call is queued."""
-        return bool(self._idle_actors) and not self._queue
+        return bool(self._idle_actors) and not self._pending_submits
 
     def pop_idle(self) -> ActorHandle | None:
         """Remove an idle actor from the pool and return it; None where no actor is idle."""
@@ -135,39 +136,50 @@ class ActorPool:
         Raises:
             ValueError: the actor is in the pool already.
         """
-        if actor in self._idle_actors or any(running.actor == actor for running in self._running.values()):
+        if actor in self._idle_actors or any(busy == actor for _, busy in self._future_to_actor.values()):
             raise ValueError("Actor already belongs to current ActorPool")
-        self._free(actor)
+        self._return_actor(actor)
 
-    def _submit_all(self, fn: Callable[[ActorHandle, V], Any], values: Iterable[V]) -> None:
-        while self._running:
-            index = next(iter(self._running))
-            wait([self._running[index].last])
-            self._release(index)
-        for value in values:
-            self.submit(fn, value)
+    def _drop_results(self, take: Callable[[], Any]) -> None:
+        while self.has_next():
+            with contextlib.suppress(TimeoutError):
+                take()
 
     def _results(self, take: Callable[[], Any]) -> Iterator[Any]:
-        while self._running:
+        while self.has_next():
             yield take()
 
-    def _take(self, index: int, late: bool) -> Any:
-        result = self._release(index)
+    def _take(self, future: Any, late: bool) -> Any:
+        index, actor = self._future_to_actor.pop(_key(future))
+        del self._index_to_future[index]
+        self._next_return_index = max(self._next_return_index, index + 1)
         if late:
-            raise TimeoutError(f"Timed out waiting for result. The task {result} has been ignored.")
-        return get(result)
+            self._return_actor(actor)
+            raise TimeoutError(f"Timed out waiting for result. The task {future} has been ignored.")
+        alive = True
+        try:
+            return get(future)
+        except ActorDiedError:
+            alive = False
+            raise
+        finally:
+            self._return_actor(actor, alive)
 
-    def _release(self, index: int) -> Any:
-        """Remove a call, and free its actor. Returns the ref or refs of the call."""
-        running = self._running.pop(index)
-        self._cursor = max(self._cursor, index + 1)
-        self._free(running.actor)
-        return running.result
+    def _return_actor(self, actor: ActorHandle, is_alive: bool = True) -> None:
+        if is_alive:  # each call on a dead actor would fail
+            self._idle_actors.append(actor)
+        if self._pending_submits and self._idle_actors:
+            self.submit(*self._pending_submits.popleft())
 
-    def _free(self, actor: ActorHandle) -> None:
-        self._idle_actors.append(actor)
-        if self._queue:
-            self.submit(*self._queue.popleft())
+
+def _key(future: Any) -> Any:
+    return tuple(future) if isinstance(future, list) else future
+
+
+def _last(future: Any) -> ObjectRef[Any]:
+    """One ref of a call: all of its returns become ready together."""
+    ref: ObjectRef[Any] = future[-1] if isinstance(future, list) else future
+    return ref
 
 
 def _check_result(result: Any) -> None:

@@ -53,15 +53,18 @@ class DispatchFuture(concurrent.futures.Future[Any]):
 class DispatchedCall:
     """A queued call and the future of its result."""
 
-    __slots__ = ("future", "payload", "read")
+    __slots__ = ("future", "payload", "place", "read")
 
-    def __init__(self, payload: tuple[Any, ...], read: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, payload: tuple[Any, ...], read: Callable[[Any], Any] | None = None, place: int | None = None
+    ) -> None:
         """
         Args:
             payload: argument of the dispatcher's `start`.
             read: converts the value of the call to the result of the future; may raise.
+            place: number of the actor that has to run it, of `ActorWorkers`; None: any.
         """
-        self.payload, self.read = payload, read
+        self.payload, self.read, self.place = payload, read, place
         self.future = DispatchFuture()
 
 
@@ -85,6 +88,19 @@ class Dispatcher(ABC):
     def call_ended(self, call: DispatchedCall, error: BaseException | None) -> None:  # noqa: B027 - tasks need nothing
         """Hook: a call has ended; the next one has not started. The caller holds the lock."""
 
+    def enqueue(self, call: DispatchedCall) -> None:
+        """Append a call to the queue. The caller holds the lock, as for the next two methods."""
+        self._queue.append(call)
+
+    def dequeue(self) -> DispatchedCall | None:
+        """Remove and return the call to start next; None where none can start."""
+        return self._queue.popleft() if self._queue and len(self._refs) < self.width else None
+
+    def dequeue_all(self) -> list[DispatchedCall]:
+        """Remove and return all queued calls."""
+        calls, self._queue = list(self._queue), deque()
+        return calls
+
     def submit(self, call: DispatchedCall) -> DispatchFuture:
         """Queue a call.
 
@@ -96,7 +112,7 @@ class Dispatcher(ABC):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._unfinished += 1
-            self._queue.append(call)
+            self.enqueue(call)
             self._start_queued()
         return call.future
 
@@ -108,7 +124,7 @@ class Dispatcher(ABC):
     def cancel_queued(self) -> None:
         """Cancel the calls that have not started."""
         with self._idle:
-            calls, self._queue = list(self._queue), deque()
+            calls = self.dequeue_all()
         for call in calls:
             call.future.cancel()
             if not call.future.set_running_or_notify_cancel():
@@ -157,8 +173,8 @@ class Dispatcher(ABC):
                 return
             self._starting = True
             try:
-                while self._queue and len(self._refs) < self.width:
-                    self._start_call(self._queue.popleft())
+                while (call := self.dequeue()) is not None:
+                    self._start_call(call)
             finally:
                 self._starting = False
 
@@ -338,43 +354,75 @@ class ActorWorkers(Dispatcher):
         self._class: ActorClass[Any] = remote(**given)(_Slot)
         self._init = (initializer, tuple(initargs))
         self._limit = calls_per_actor
-        self._idle_actors: list[ActorHandle] = []
-        self._busy: dict[DispatchedCall, ActorHandle] = {}
-        self._served: dict[ActorHandle, int] = {}
+        self._actors: dict[int, ActorHandle] = {}
+        self._served: dict[int, int] = {}
+        self._idle_places = list(range(size - 1, -1, -1))  # the last one is used first: that of a started actor
+        self._busy: dict[DispatchedCall, int] = {}
+        self._own_queues: dict[int, deque[DispatchedCall]] = {}
 
     def start_all(self) -> list[ActorHandle]:
         """Start the actors that do not run yet. Returns the handles of all."""
         with self._idle:
-            while len(self._served) < self.width and not self._closed:
-                self._idle_actors.append(self._start())
-            return list(self._served)
+            for place in range(self.width):
+                if not self._closed:
+                    self._actor(place)
+            return list(self._actors.values())
+
+    def served(self) -> list[tuple[ActorHandle, int]]:
+        """Return (actor, number of calls that it has served) of each actor."""
+        with self._idle:
+            return [(actor, self._served[place]) for place, actor in sorted(self._actors.items())]
 
     def stop(self, timeout: float) -> None:
         """End all actors after their current calls. Actors that have not ended after `timeout` seconds are killed."""
         with self._idle:
             self._closed = True
-            actors = list(self._served)
-            self._served.clear()
-            self._idle_actors.clear()
+            actors = list(self._actors.values())
+            self._actors.clear()
         end_actors(actors, timeout)
 
+    def enqueue(self, call: DispatchedCall) -> None:
+        if call.place is None:
+            super().enqueue(call)
+        else:
+            self._own_queues.setdefault(call.place, deque()).append(call)
+
+    def dequeue(self) -> DispatchedCall | None:
+        if self._own_queues:
+            for place in self._idle_places:
+                if own := self._own_queues.get(place):
+                    call = own.popleft()
+                    if not own:
+                        del self._own_queues[place]
+                    return call
+        return super().dequeue()
+
+    def dequeue_all(self) -> list[DispatchedCall]:
+        pinned = [call for own in self._own_queues.values() for call in own]
+        self._own_queues.clear()
+        return super().dequeue_all() + pinned
+
     def start(self, call: DispatchedCall) -> ObjectRef[Any]:
-        actor = self._busy[call] = self._idle_actors.pop() if self._idle_actors else self._start()
-        return actor.run.remote(*call.payload)  # type: ignore[no-any-return]
+        place = self._idle_places[-1] if call.place is None else call.place
+        self._idle_places.remove(place)
+        self._busy[call] = place
+        return self._actor(place).run.remote(*call.payload)  # type: ignore[no-any-return]
 
     def call_ended(self, call: DispatchedCall, error: BaseException | None) -> None:
-        actor = self._busy.pop(call, None)
-        if actor is None or actor not in self._served:
+        place = self._busy.pop(call, None)
+        if place is None:
             return
-        self._served[actor] += 1
-        if isinstance(error, RayActorError) or self._served[actor] == self._limit:
-            del self._served[actor]
-        else:
-            self._idle_actors.append(actor)
+        self._idle_places.append(place)
+        if place in self._actors:
+            self._served[place] += 1
+            if isinstance(error, RayActorError) or self._served[place] == self._limit:
+                del self._actors[place]
 
-    def _start(self) -> ActorHandle:
-        actor: ActorHandle = self._class.remote(*self._init)
-        self._served[actor] = 0
+    def _actor(self, place: int) -> ActorHandle:
+        actor = self._actors.get(place)
+        if actor is None:
+            actor = self._actors[place] = self._class.remote(*self._init)
+            self._served[place] = 0
         return actor
 
 

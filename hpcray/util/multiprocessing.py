@@ -10,13 +10,15 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing import TimeoutError
+from multiprocessing import JoinableQueue, TimeoutError
 from time import monotonic
 from typing import Any, NoReturn
 
-from hpcray.api.objects import put
+from hpcray.api.actor import ActorHandle
+from hpcray.api.objects import get, put
 from hpcray.api.runtime_context import cluster_resources
 from hpcray.api.session import init, is_initialized
+from hpcray.common.exceptions import ActorDiedError
 from hpcray.transport.startup import read_launch
 from hpcray.util.dispatcher import (
     CALL,
@@ -25,13 +27,20 @@ from hpcray.util.dispatcher import (
     ActorWorkers,
     CallFailure,
     DispatchedCall,
-    Dispatcher,
     DispatchFuture,
     chunks_of,
     values_or_raise,
 )
 
-__all__ = ["AsyncResult", "IMapIterator", "OrderedIMapIterator", "Pool", "TimeoutError", "UnorderedIMapIterator"]
+__all__ = [
+    "AsyncResult",
+    "IMapIterator",
+    "JoinableQueue",
+    "OrderedIMapIterator",
+    "Pool",
+    "TimeoutError",
+    "UnorderedIMapIterator",
+]
 
 Callback = Callable[[Any], object]
 
@@ -48,7 +57,7 @@ class AsyncResult:
 
     def __init__(
         self,
-        workers: Dispatcher,
+        workers: ActorWorkers,
         futures: list[DispatchFuture],
         read: Callable[[list[Any]], Any],
         callback: Callback | None = None,
@@ -83,7 +92,7 @@ class AsyncResult:
 
         Raises:
             multiprocessing.TimeoutError: the result did not arrive within `timeout` seconds.
-            RayActorError: the process died. concurrent.futures.CancelledError: the pool was terminated.
+            RayActorError: the process died, or the pool was terminated.
         """
         self.wait(timeout)
         if not self._done.is_set():
@@ -117,6 +126,8 @@ class AsyncResult:
         try:
             outcomes = [outcome for future in self._futures for outcome in future.result()]
             self._value = self._read(values_or_raise(outcomes))
+        except concurrent.futures.CancelledError:
+            self._error = ActorDiedError("the pool was terminated before the call started")
         except BaseException as error:
             self._error = error
         self._futures = []
@@ -132,10 +143,11 @@ class AsyncResult:
 class IMapIterator(Iterator[Any]):
     """Results of a lazy map. A few chunks per process are in flight; each result taken admits another.
 
-    The exception of an item is raised at its turn; the iteration can continue after it.
+    The exception of an item takes the place of its result; the RayActorError of a chunk whose process died, that of the
+    results of the chunk.
     """
 
-    def __init__(self, workers: Dispatcher, calls: Iterator[Callable[[], DispatchFuture]], ahead: int) -> None:
+    def __init__(self, workers: ActorWorkers, calls: Iterator[Callable[[], DispatchFuture]], ahead: int) -> None:
         """
         Args:
             workers: the dispatcher of the calls.
@@ -155,7 +167,7 @@ class IMapIterator(Iterator[Any]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Return the next result, or raise the exception of the function.
+        """Return the next result, or the exception of the function.
 
         Raises:
             multiprocessing.TimeoutError: the result did not arrive within `timeout` seconds; call `next` again.
@@ -168,11 +180,12 @@ class IMapIterator(Iterator[Any]):
                 future = self._wait(timeout)
                 self._futures.remove(future)
                 self._fill()
-                self._outcomes.extend(future.result())
+                try:
+                    self._outcomes.extend(future.result())
+                except Exception as error:
+                    return error
             outcome = self._outcomes.popleft()
-        if isinstance(outcome, CallFailure):
-            raise outcome.error()
-        return outcome
+        return outcome.error() if isinstance(outcome, CallFailure) else outcome
 
     @abstractmethod
     def _wait(self, timeout: float | None) -> DispatchFuture:
@@ -235,7 +248,7 @@ class Pool:
 
     Raises:
         ValueError: `processes` or `maxtasksperchild` is not positive, or the cluster has fewer CPUs.
-        TypeError: the initializer is not callable.
+        TypeError: the initializer is not callable. RayActorError: it failed.
     """
 
     def __init__(
@@ -257,7 +270,11 @@ class Pool:
         self._processes = _connect(processes, ray_address)
         self._state = _RUNNING
         self._workers = ActorWorkers(self._processes, initializer, initargs or (), maxtasksperchild, ray_remote_args)
-        self._workers.start_all()
+        try:
+            get([actor.__ray_ready__.remote() for actor in self._workers.start_all()])
+        except BaseException:
+            self.terminate()
+            raise
 
     def apply(
         self,
@@ -290,7 +307,7 @@ class Pool:
         return AsyncResult(self._workers, [future], lambda values: values[0], callback, error_callback)
 
     def map(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None) -> list[Any]:
-        """Return `[func(item) for item in iterable]`, computed by all processes.
+        """Return `[func(item) for item in iterable]`. The chunks are dealt to the processes in turn.
 
         Args:
             chunksize: number of items per chunk; None: four chunks per process.
@@ -326,7 +343,10 @@ class Pool:
         return self._map(func, iterable, chunksize, STARMAP, callback, error_callback)
 
     def imap(self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int = 1) -> IMapIterator:
-        """Iterate over `func(item)` in order. Items are read as results are taken, so the iterable may be endless."""
+        """Iterate over the results of `func(item)`, or the exceptions it raised, in order.
+
+        Items are read as results are taken, so the iterable may be endless.
+        """
         return OrderedIMapIterator(*self._lazily(func, iterable, chunksize))
 
     def imap_unordered(
@@ -359,6 +379,11 @@ class Pool:
         self._workers.join()
         self._workers.stop(_JOIN_TIMEOUT)
 
+    @property
+    def _actor_pool(self) -> list[tuple[ActorHandle, int]]:
+        """Ray's list of (actor, number of chunks it has served)."""
+        return self._workers.served()
+
     def __enter__(self) -> Pool:
         self._check_running()
         return self
@@ -386,7 +411,10 @@ class Pool:
         items = list(iterable)
         size = chunksize or max(1, -(-len(items) // (self._processes * _CHUNKS_PER_PROCESS)))
         shared = put(func) if len(items) > size else func
-        futures = [self._submit(shared, chunk, kind) for chunk in chunks_of(items, size)]
+        futures = [
+            self._submit(shared, chunk, kind, number % self._processes)
+            for number, chunk in enumerate(chunks_of(items, size))
+        ]
         return AsyncResult(self._workers, futures, lambda values: values, callback, error_callback)
 
     def _lazily(
@@ -399,8 +427,8 @@ class Pool:
         calls = (functools.partial(self._submit, shared, chunk, MAP) for chunk in chunks_of(iterable, chunksize))
         return self._workers, calls, self._processes * _CHUNKS_AHEAD
 
-    def _submit(self, func: Any, items: list[Any], kind: str) -> DispatchFuture:
-        return self._workers.submit(DispatchedCall((func, items, kind)))
+    def _submit(self, func: Any, items: list[Any], kind: str, place: int | None = None) -> DispatchFuture:
+        return self._workers.submit(DispatchedCall((func, items, kind), place=place))
 
 
 def _connect(processes: int | None, address: str | None) -> int:

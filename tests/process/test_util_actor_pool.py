@@ -76,6 +76,33 @@ class TestActorPool:
         pool.submit(double, 100)
         assert list(pool.map(double, [1])) == [2]
 
+    def test_map_does_not_wait_for_what_was_submitted_before(self, workers, tmp_path):
+        @ray.remote(max_concurrency=4)
+        class Threaded:
+            def wait(self, value):
+                while value == "late" and not (tmp_path / "gate").exists():
+                    time.sleep(0.01)
+                return value
+
+        pool = ray.util.ActorPool([Threaded.remote()])
+        pool.submit(lambda actor, value: actor.wait.remote(value), "late")
+        assert list(pool.map(lambda actor, value: actor.wait.remote(value), [1, 2])) == [1, 2]
+        (tmp_path / "gate").touch()
+
+    def test_an_actor_that_died_leaves_the_pool(self):
+        @ray.remote
+        class Mortal:
+            def work(self, value):
+                return os._exit(1) if value == "die" else value
+
+        pool = ray.util.ActorPool([Mortal.remote(), Mortal.remote()])
+        for value in ("die", 1, 2, 3):
+            pool.submit(lambda actor, value: actor.work.remote(value), value)
+        with pytest.raises(exceptions.ActorDiedError):
+            pool.get_next()
+        assert [pool.get_next() for _ in range(3)] == [1, 2, 3]
+        assert (len(pool._idle_actors), len(pool._pending_submits)) == (1, 0)
+
     def test_get_next_returns_results_in_the_order_of_submission(self, pool):
         assert not pool.has_next()
         for value in range(5):

@@ -10,7 +10,6 @@ import os
 import pickle
 import threading
 import time
-from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
@@ -159,12 +158,20 @@ class TestIterators:
         gate.touch()
         assert sorted(results) == [0, 1]
 
-    def test_an_error_in_imap_fails_one_item(self, pool):
-        results = pool.imap(fail_at_three, range(6), chunksize=2)
-        got = [next(results) for _ in range(3)]
-        with pytest.raises(ValueError, match="three"):
-            next(results)
-        assert got + list(results) == [0, 1, 2, 4, 5]
+    @pytest.mark.parametrize("method", ["imap", "imap_unordered"])
+    def test_an_error_takes_the_place_of_its_result(self, pool, method):
+        results = list(getattr(pool, method)(fail_at_three, range(6), chunksize=2))
+        (error,) = (result for result in results if isinstance(result, Exception))
+        results.remove(error)
+        assert sorted(results) == [0, 1, 2, 4, 5]
+
+    @hpcray_only
+    def test_the_error_of_imap_is_that_of_the_function(self, pool):
+        assert [repr(result) for result in pool.imap(fail_at_three, [2, 3])] == ["2", "ValueError('three')"]
+
+    def test_map_gives_every_process_as_many_chunks(self, pool):
+        pids = pool.map(pid, range(40), chunksize=1)
+        assert {pids.count(one) for one in set(pids)} == {20}
 
     def test_imap_reads_an_endless_iterable_lazily(self, pool):
         assert list(itertools.islice(pool.imap(square, itertools.count()), 20)) == [x * x for x in range(20)]
@@ -229,10 +236,13 @@ class TestProcesses:
                 pool.apply(die, (0,))
             assert pool.apply(pid) not in (before, os.getpid())
 
-    @hpcray_only
-    def test_a_failing_initializer_fails_the_calls(self):
-        with Pool(1, lambda: 1 / 0) as pool, pytest.raises(exceptions.RayActorError, match="division"):
-            pool.apply(pid)
+    def test_every_process_is_initialized_when_a_pool_is_there(self, tmp_path):
+        with Pool(3, lambda: (tmp_path / str(os.getpid())).touch()):
+            assert len(list(tmp_path.iterdir())) == 3
+
+    def test_a_failing_initializer_fails_the_pool(self):
+        with pytest.raises(exceptions.RayActorError, match="division"):
+            Pool(2, lambda: 1 / 0)
 
     def test_invalid_numbers_of_processes_are_refused(self):
         for processes in (0, -1, 1000):
@@ -283,7 +293,7 @@ class TestEnd:
         pool.terminate()
         with pytest.raises(exceptions.RayActorError):
             inside.get(PATIENCE)
-        with pytest.raises(CancelledError):
+        with pytest.raises(exceptions.RayActorError):
             behind.get(PATIENCE)
         pool.join()
 

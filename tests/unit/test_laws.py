@@ -141,6 +141,7 @@ CONCRETE_BASES_ALLOWED = {
     "BaseID": "Ray's hierarchy of id classes",
     "IMapIterator": "the iterators of multiprocessing.pool, as the standard library has them",
     "Metric": "Ray's base of Counter, Gauge and Histogram",
+    "ObjectStoreWriter": "Ray's base of the writers of a shuffle, which programs extend too",
     "RemoteFunction": "`function.options(...)` is a function with options of its own",
     "Rule": "the kinds of rule for an option; `Rule` is the simplest of them",
     "StateSchema": "Ray's base of the rows of the state API",
