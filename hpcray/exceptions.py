@@ -1,6 +1,7 @@
-"""The exceptions of hpcray, for `from hpcray.exceptions import ...`. `hpcray.common.exceptions` defines them."""
+"""The exceptions of hpcray, for `from hpcray.exceptions import ...`. They are defined in `hpcray.common`."""
 
 from hpcray.common.exceptions import *  # noqa: F403
+from hpcray.common.task_errors import *  # noqa: F403
 
 __all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and issubclass(value, Exception)]
 for _name in [name for name in globals() if not name.startswith("__") and name not in __all__]:

@@ -9,6 +9,7 @@ import types
 from typing import Any, Generic, NoReturn, TypeVar
 
 from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
+from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.options import NO_GRAPHS, ActorOptions
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
@@ -16,7 +17,7 @@ from hpcray.api.session import check_namespace, require_session
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.common.ids import HEAD
 from hpcray.protocol import messages as m
-from hpcray.protocol.serialization import Serialized, serialize
+from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
 from hpcray.runtime.core_worker.core_worker import current
 
@@ -50,8 +51,9 @@ class _ExportedClass:
         """Pickle the class at its first use: a class that is being unpickled has no methods yet."""
         if not self.blob:
             self.methods = _methods_of(cls)
-            blob, self.keep = serialize(cls)
-            self.blob = blob.join() if isinstance(blob, Serialized) else blob
+            blob, self.keep = exported(cls, f"the actor class {full_name(cls)}.__init__")
+            check_size(blob, "actor", cls.__name__)
+            self.blob = blob
 
 
 T = TypeVar("T")
@@ -207,6 +209,8 @@ class ActorClass(Generic[T]):
             if options.get_if_exists:
                 return get_actor(options.name, namespace)
             raise
+        except SerializationError as error:
+            raise unserializable_argument(error, f"{full_name(cls)}.__init__") from error
         return ActorHandle(
             spec.actor, cls.__name__, export.methods, options.max_task_retries, options.max_pending_calls, keep,
             out_of_order,

@@ -8,11 +8,13 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
 
 import cloudpickle
 
+from hpcray.api.export import unserializable_argument
 from hpcray.api.options import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
 from hpcray.api.session import require_session
 from hpcray.api.signature import ANYTHING, Arity, AsyncMethod, DecorateMethod, Method, arity
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
+from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
@@ -132,9 +134,12 @@ class ActorMethod:
             if plan.slow:
                 return self._call_with_own_options(args, kwargs)
             plan.arity.check(self._name, args, kwargs)
-        return (current.process or require_session()).submitter.actors.call(
-            self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
-        )
+        try:
+            return (current.process or require_session()).submitter.actors.call(
+                self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+            )
+        except SerializationError as error:
+            raise unserializable_argument(error, f"{self._handle._class_name}.{self._name}") from error
 
     def options(self, **overrides: Any) -> ActorMethod:
         """Return the method with some options replaced.
@@ -162,9 +167,12 @@ class ActorMethod:
         if plan.unsupported:
             raise NotImplementedError(plan.unsupported)
         plan.arity.check(self._name, args, kwargs)
-        return (current.process or require_session()).submitter.actors.call_with(
-            plan.extra, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
-        )
+        try:
+            return (current.process or require_session()).submitter.actors.call_with(
+                plan.extra, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+            )
+        except SerializationError as error:
+            raise unserializable_argument(error, f"{self._handle._class_name}.{self._name}") from error
 
     @property
     def bind(self) -> NoReturn:

@@ -7,6 +7,8 @@ from operator import attrgetter
 from typing import Any, TypeVar, overload
 
 from hpcray.api.session import require_session
+from hpcray.protocol.serializability import not_serializable
+from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -82,7 +84,10 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
             "ray.ObjectRef in a list and call 'put' on it."
         )
     if replicas is _ONE and _owner is None and _tensor_transport is None:
-        return (current.process or require_session()).put(value)
+        try:
+            return (current.process or require_session()).put(value)
+        except SerializationError as error:
+            raise not_serializable("the put value %", value) from error
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 1:
         raise ValueError(f"replicas={replicas!r} is not a number of nodes; hint: 2 keeps a second copy on another node")
     if _owner is not None:

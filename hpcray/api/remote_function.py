@@ -8,20 +8,19 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
+from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.options import NO_GRAPHS, STREAMS, TaskOptions
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
 from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
-from hpcray.protocol.serialization import Serialized, serialize
+from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-MAX_FUNCTION = 95 << 20  # bytes of a pickled function
 
 
 class _ExportedFunction:
@@ -39,13 +38,8 @@ class _ExportedFunction:
 
     def to(self, process: CoreWorker) -> None:
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        blob, self.keep = serialize(self.function)
-        data = blob.join() if isinstance(blob, Serialized) else blob
-        if len(data) > MAX_FUNCTION:
-            raise ValueError(
-                f"the function {name} pickles to {len(data) >> 20} MiB, more than {MAX_FUNCTION >> 20} MiB; "
-                "hint: it captures a large object; put() that and pass the ref"
-            )
+        data, self.keep = exported(self.function, f"the function {full_name(self.function)}")
+        check_size(data, "remote function", f"{self.function.__module__}.{name}")
         # Not before the first call: a function that is being unpickled has no defaults yet.
         self.arity = arity(describe(self.function))
         ident = hashlib.blake2b(data, digest_size=16, salt=self.max_calls.to_bytes(8, "big")).digest()
@@ -126,9 +120,13 @@ class RemoteFunction(Generic[P, R]):
         options, export = self._options, self._export
         if kwargs or not self._low <= len(args) <= self._high:
             export.arity.check(export.record.name, args, kwargs)
-        return process.submitter.submit(
-            export.record, self._scheduling_class, options.num_returns, options.max_retries, self._extra, args, kwargs,
-        )  # fmt: skip
+        try:
+            return process.submitter.submit(
+                export.record, self._scheduling_class, options.num_returns, options.max_retries, self._extra, args,
+                kwargs,
+            )  # fmt: skip
+        except SerializationError as error:
+            raise unserializable_argument(error, self._function_name) from error
 
     @overload
     def options(self, *, num_returns: int | str, **overrides: Any) -> RemoteFunction[..., Any]: ...
@@ -155,7 +153,7 @@ class RemoteFunction(Generic[P, R]):
 
     @property
     def _function_name(self) -> str:
-        return f"{self._function.__module__}.{getattr(self._function, '__qualname__', '')}"
+        return full_name(self._function)
 
     def _bind(self) -> CoreWorker:
         process = require_session()
@@ -180,9 +178,12 @@ class RemoteFunction(Generic[P, R]):
             process = self._bind()
         options, export = self._options, self._export
         export.arity.check(export.record.name, args, kwargs)
-        return process.submitter.submit_with(
-            self._extra, export.record, self._shape, self._num_returns, options.max_retries, args, kwargs,
-        )  # fmt: skip
+        try:
+            return process.submitter.submit_with(
+                self._extra, export.record, self._shape, self._num_returns, options.max_retries, args, kwargs,
+            )  # fmt: skip
+        except SerializationError as error:
+            raise unserializable_argument(error, self._function_name) from error
 
     def unbind(self) -> None:
         """Resolve the placement again at the next call: this process now runs in another placement group."""

@@ -17,6 +17,10 @@ _PICKLE_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
+CUSTOM: set[type] = set()
+"""Classes whose instances the user pickles in ways of his own (`register_serializer`)."""
+
+
 class Portable:
     """Pickles as the exception it holds; unpickling does not call the `__init__` of the exception.
 
@@ -30,7 +34,11 @@ class Portable:
 
     def __reduce__(self) -> tuple[Any, ...]:
         cls = type(self._exc)
-        if cls in copyreg.dispatch_table or any(_is_heap_type(base) and _has_hook(base) for base in cls.__mro__):
+        if (
+            cls in copyreg.dispatch_table
+            or cls in CUSTOM
+            or any(_is_heap_type(base) and _has_hook(base) for base in cls.__mro__)
+        ):
             return _itself, (self._exc,)
         return reduce_exception(self._exc)
 

@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
-import sys
-import types
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any, Literal
 
-from hpcray.common.exception_pickling import (
-    Portable,
-    bare_instance,
-    copy_builtin_attributes,
-    reduce_exception,
-    remote_traceback,
-)
+from hpcray.common.exception_pickling import reduce_exception
 
 SPILL_FAILED = "Spilling to disk failed: "
 """Prefix of the object store's error text when its spill disk refuses a write."""
 
 _FULL_DISK = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-_TRACEBACK_HEAD = "Traceback (most recent call last):"
-_PUBLIC_MODULE = "hpcray.exceptions"
+PUBLIC_MODULE = "hpcray.exceptions"
+"""Module that tracebacks and pickles name: the one that users import from."""
 
 
 class RayError(Exception):
@@ -71,6 +60,12 @@ class PeerLostError(_MessageError):
 
 class AuthenticationError(_MessageError):
     """Ray's error for a rejected token, so that programs can catch it. hpcray has no tokens and never raises it."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.message}. Note: RAY_AUTH_MODE is currently 'disabled' (not 'token'). For tokens in Ray see "
+            "https://docs.ray.io/en/latest/ray-security/token-auth.html"
+        )
 
 
 class RpcError(_MessageError):
@@ -508,234 +503,11 @@ class NotEnoughTimeError(RayError):
         )
 
 
-# -------------------------------------------------------------------- exceptions of user code
+def publish(names: dict[str, Any]) -> None:
+    """Give the public errors among these names the module that users import from."""
+    for value in list(names.values()):
+        if isinstance(value, type) and issubclass(value, RayError) and not value.__name__.startswith("_"):
+            value.__module__ = PUBLIC_MODULE
 
 
-class UnserializableException(RayError):
-    """Replaces an exception that does not pickle or unpickle, and holds its text."""
-
-    def __init__(self, original_stack_trace: str) -> None:
-        super().__init__(original_stack_trace)
-        self._original_stack_trace = original_stack_trace
-
-    def __str__(self) -> str:
-        return (
-            "an exception could not be sent between processes; its text is below. "
-            "hint: give its class a __reduce__ that keeps only picklable values\n"
-            f"Original exception:\n{self._original_stack_trace}"
-        )
-
-
-class UserCodeException(RayError):
-    """Wraps an exception of user code; the retry rules look at its cause."""
-
-
-class CrossLanguageError(RayError):
-    """An exception raised by a program in another language."""
-
-
-class ActorLabel(NamedTuple):
-    """The actor that a method ran on: its repr and its id in hex."""
-
-    repr: str
-    id: str
-
-
-class RayTaskError(RayError):
-    """A task or actor method raised an exception.
-
-    Attributes:
-        function_name: name of the function, or `Class.method`.
-        traceback_str: the remote traceback, as text.
-        cause: the exception that the task raised.
-        proctitle, pid, ip: the process that ran the task, and the IP address of its node.
-        actor_repr, actor_id: the actor that ran the method, or None.
-    """
-
-    def __init__(
-        self,
-        function_name: str,
-        traceback_str: str,
-        cause: BaseException,
-        proctitle: str | None = None,
-        pid: int | None = None,
-        ip: str | None = None,
-        actor_repr: str | None = None,
-        actor_id: str | None = None,
-    ) -> None:
-        self.function_name = function_name
-        self.traceback_str = traceback_str
-        self.cause = cause
-        self.proctitle = proctitle or f"hpcray::{function_name}"
-        self.pid = pid or os.getpid()
-        self.ip = ip or ""
-        self.actor_repr = actor_repr
-        self.actor_id = actor_id
-        self._cause_blob: bytes | None = None
-        super().__init__(function_name, traceback_str, cause, self.proctitle, self.pid, self.ip)
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        """Hide the classes that `as_instanceof_cause` derives from the `__init_subclass__` of a user's exception."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: value for name, value in self.__dict__.items() if name not in ("cause", "_cause_blob")}
-        return _load_task_error, (fields, self._cause_blob or Portable(self.cause))
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return self.__reduce__()
-
-    def __str__(self) -> str:
-        place = f"(pid={self.pid}"
-        if self.ip:
-            place += f", ip={self.ip}"
-        if self.actor_repr:
-            place += f", actor_id={self.actor_id}, repr={self.actor_repr}"
-        head = f"{self.proctitle}() {place})"
-        lines = self.traceback_str.strip().split("\n")
-        if _TRACEBACK_HEAD not in lines:
-            return "\n".join([head, *lines])
-        return "\n".join(head if line == _TRACEBACK_HEAD else line for line in lines)
-
-    def as_instanceof_cause(self) -> RayTaskError:
-        """Make an error that is an instance of both `RayTaskError` and the class of the cause.
-
-        Returns:
-            `self` where the class cannot be extended, or where raising the cause would end the process or cancel a
-            coroutine (SystemExit, KeyboardInterrupt, CancelledError).
-        """
-        cause = root_cause(self.cause)
-        if issubclass(RayTaskError, type(cause)) or is_control_flow(cause):
-            return self
-        try:
-            return _dual_instance(self, cause)
-        except Exception:  # a user's class can refuse in any way; the error must still arrive
-            return self
-
-
-def make_task_error(
-    function_name: str,
-    exc: BaseException,
-    pid: int,
-    ip: str,
-    actor: ActorLabel | tuple[str, str] | None = None,
-    dumps: Callable[[Any], bytes] = pickle.dumps,
-) -> RayTaskError:
-    """Wrap an exception that a task raised in a `RayTaskError` that can be sent to other processes.
-
-    Args:
-        function_name: name of the function, or `Class.method`.
-        exc: the exception, with its traceback; of another task's error only the cause is kept, not the chain.
-        pid: id of the process that ran the task.
-        ip: address of its node.
-        actor: repr and hex id of the actor that ran the method.
-        dumps: pickles the cause; workers pass cloudpickle's, which also takes classes of the user's script.
-
-    Returns:
-        An error that pickles. An `UnserializableException` with its text replaces a cause that does not.
-    """
-    text = remote_traceback(exc)
-    cause = root_cause(exc)
-    if isinstance(cause, KeyboardInterrupt) or _is_asyncio_cancel(cause):
-        cause = TaskCancelledError(error_message=f"{type(cause).__name__} in {function_name}")
-    blob: bytes | None = None
-    try:
-        blob = dumps(Portable(cause))
-        pickle.loads(blob)
-    except Exception as error:  # pickling runs user code
-        cause, blob = _stand_in(cause, error, text), None
-    actor_repr, actor_id = actor or (None, None)
-    failure = RayTaskError(function_name, text, cause, pid=pid, ip=ip, actor_repr=actor_repr, actor_id=actor_id)
-    failure._cause_blob = blob
-    return failure
-
-
-def root_cause(exc: BaseException) -> BaseException:
-    """Unwrap an exception from any number of task errors around it."""
-    while isinstance(exc, RayTaskError) and exc.cause is not None:
-        exc = exc.cause
-    return exc
-
-
-def is_control_flow(exc: BaseException) -> bool:
-    """True if raising `exc` would stop the interpreter or cancel a coroutine instead of reporting an error."""
-    return isinstance(exc, (KeyboardInterrupt, SystemExit, GeneratorExit)) or _is_asyncio_cancel(exc)
-
-
-def _is_asyncio_cancel(exc: BaseException) -> bool:
-    # Not imported: asyncio costs 50 ms, and a process that raised its CancelledError has loaded it.
-    asyncio = sys.modules.get("asyncio.exceptions")
-    return asyncio is not None and isinstance(exc, asyncio.CancelledError)
-
-
-def _stand_in(cause: BaseException, error: Exception, text: str) -> UnserializableException:
-    name = f"{type(cause).__module__}.{type(cause).__qualname__}"
-    return UnserializableException(f"{name} does not pickle ({type(error).__name__}: {error})\n{text}")
-
-
-def _load_task_error(fields: dict[str, Any], cause: bytes | BaseException) -> RayTaskError:
-    blob = None
-    if isinstance(cause, bytes):
-        blob = cause
-        try:
-            cause = pickle.loads(blob)
-            if not isinstance(cause, BaseException):
-                raise TypeError(f"it unpickled as {type(cause).__name__}")
-        except Exception as error:  # unpickling runs user code
-            reason = f"{type(error).__name__}: {error}"
-            cause = UnserializableException(f"its cause does not unpickle here ({reason})\n{fields['traceback_str']}")
-    failure = RayTaskError(fields["function_name"], fields["traceback_str"], cause)
-    failure.__dict__.update(fields)
-    failure.args = (*failure.args[:3], failure.proctitle, failure.pid, failure.ip)
-    failure._cause_blob = blob
-    return failure
-
-
-# A derived class keeps the class of its cause alive, never the other way round: entries go when both are unused.
-_dual_classes: WeakValueDictionary[type, type[RayTaskError]] = WeakValueDictionary()
-
-
-def _dual_instance(error: RayTaskError, cause: BaseException) -> RayTaskError:
-    cause_cls = type(cause)
-    cls = _dual_classes.get(cause_cls)
-    if cls is None:
-        name = f"RayTaskError({cause_cls.__name__})"
-        cls = types.new_class(name, (RayTaskError, cause_cls), {}, lambda body: body.update(_DUAL_BODY))
-        cls.__module__ = _PUBLIC_MODULE
-        _dual_classes[cause_cls] = cls
-    dual: RayTaskError = bare_instance(cls, cause.args)
-    object.__setattr__(dual, "cause", cause)
-    object.__setattr__(dual, "_task_error", error)
-    copy_builtin_attributes(cause, dual)
-    _set_args(dual, (cause,))
-    return dual
-
-
-def _dual_getattr(self: Any, name: str) -> Any:
-    """Look an attribute up on the cause first (`pid` is that of the user's exception), then on the task error."""
-    own = object.__getattribute__(self, "__dict__")
-    if (name.startswith("__") and name != "__notes__") or "_task_error" not in own:
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-    try:
-        return getattr(own["cause"], name)
-    except AttributeError:
-        return getattr(own["_task_error"], name)
-
-
-def _dual_reduce(self: Any) -> tuple[Any, ...]:
-    return RayTaskError.as_instanceof_cause, (self._task_error,)
-
-
-_DUAL_BODY: dict[str, Any] = {
-    "args": BaseException.__dict__["args"],  # the user's class may make `args` read-only
-    "__getattr__": _dual_getattr,
-    "__reduce__": _dual_reduce,
-    "__str__": lambda self: str(self._task_error),
-    "as_instanceof_cause": lambda self: self,
-}
-_set_args = BaseException.__dict__["args"].__set__
-
-
-for _value in list(globals().values()):
-    # Tracebacks and pickles name the module that users import from.
-    if isinstance(_value, type) and issubclass(_value, RayError) and not _value.__name__.startswith("_"):
-        _value.__module__ = _PUBLIC_MODULE
+publish(globals())

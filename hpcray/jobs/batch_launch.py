@@ -26,7 +26,7 @@ from typing import Any
 
 import cloudpickle
 
-from hpcray.common.exceptions import make_task_error
+from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import (
     CALL,
     CANCELLED,

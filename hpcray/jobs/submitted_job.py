@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hpcray.common.exceptions import GetTimeoutError, JobError, RayTaskError, SubmitError
+from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
+from hpcray.common.task_errors import RayTaskError
 from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, slurm_queue
 from hpcray.platform.process_tree import ProcessIdentity
 

@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 
 import cloudpickle
 
-from hpcray.common.exceptions import StartupError, make_task_error
+from hpcray.common.exceptions import StartupError
+from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name

@@ -15,6 +15,8 @@ from typing import Any
 
 import cloudpickle
 
+from hpcray.common.exception_pickling import CUSTOM
+
 _DATES = "mM"
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 
@@ -51,8 +53,10 @@ def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:
     """Values of exactly this class are pickled as `reducer` says (as `__reduce__` would); None: as ever."""
     if reducer is None:
         _reducers.pop(kind, None)
+        CUSTOM.discard(kind)
     else:
         _reducers[kind] = reducer
+        CUSTOM.add(kind)
 
 
 def _reduce_array(array: Any) -> Any:

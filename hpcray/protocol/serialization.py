@@ -18,11 +18,12 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
-from hpcray.protocol.messages.objects import MULTI, PLAIN
+from hpcray.common.task_errors import make_argument_error
+from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
 from hpcray.protocol.out_of_band import COPIED, Pickler
 
 ALIGN = 64
@@ -31,6 +32,8 @@ SMALL = 1 << 16
 _TAIL = struct.Struct("<QIB")
 _SLOT = struct.Struct("<QQ")
 SCALARS = frozenset({int, float, bool, type(None), complex})
+_MAX_CHAIN = 32
+"""Errors of arguments of tasks whose errors are arguments of tasks..., at most; below the code of `pickle.STOP`."""
 PLAIN_END = bytes([PLAIN])
 
 NONE_BLOB = pickle.dumps(None, 5) + b"\0"
@@ -43,6 +46,18 @@ class _Local(threading.local):
 
 
 _local = _Local()
+
+
+class SerializationError(TypeError):
+    """A value does not pickle.
+
+    Attributes:
+        value: the value.
+    """
+
+    def __init__(self, message: str, value: Any) -> None:
+        super().__init__(message)
+        self.value = value
 
 
 class Serialized:
@@ -99,7 +114,7 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
         The blob, and the object refs found inside the value (in order, with repetition).
 
     Raises:
-        TypeError: the value cannot be pickled; the message says which value.
+        SerializationError: the value cannot be pickled; the message says which value.
     """
     kind = type(value)
     if kind in SCALARS or ((kind is str or kind is bytes) and len(value) < SMALL):
@@ -115,9 +130,10 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
         Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         text = repr(value)
-        raise TypeError(
+        raise SerializationError(
             f"could not serialize {text[:200]}: {error}; hint: open such objects inside the task or actor instead of "
-            "passing them"
+            "passing them",
+            value,
         ) from error
     finally:
         _local.refs = outer
@@ -126,12 +142,46 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
 
 
+def dumps_in_band(value: Any) -> bytes:
+    """The pickle of a value, alone and whole, by the same rules."""
+    file = io.BytesIO()
+    Pickler(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
 def serialize_error(error: BaseException) -> bytes:
     """Blob of an exception. Never fails: what cannot be pickled is replaced by the caller beforehand."""
     blob, _ = serialize(error)
     joined = blob.join() if isinstance(blob, Serialized) else blob
     # An ERROR blob is re-pickled in band: it is small, and its reader need not know the MULTI layout.
     return (joined[:-1] if joined[-1] == PLAIN else cloudpickle.dumps(deserialize(joined), 5)) + b"\2"
+
+
+def serialize_argument_error(blob: bytes | memoryview, name: str, pid: int, ip: str) -> bytes:
+    """Blob of the error of a task `name` that did not run, as one of its arguments is an error, which has this blob.
+
+    It is not unpickled here, as that runs code of users. Of a long chain of such tasks the first ones are named.
+    """
+    depth = blob[-2] if blob[-2] < _MAX_CHAIN else 0  # between the pickle, which ends in ".", and the kind
+    if depth + 1 == _MAX_CHAIN:
+        return bytes(blob)
+    return pickle.dumps(_ArgumentError(name, pid, ip, bytes(blob)), 5) + bytes([depth + 1, ERROR])
+
+
+class _ArgumentError(NamedTuple):
+    """Unpickles as the error of the task."""
+
+    name: str
+    pid: int
+    ip: str
+    blob: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _load_argument_error, tuple(self)
+
+
+def _load_argument_error(name: str, pid: int, ip: str, blob: bytes) -> BaseException:
+    return make_argument_error(name, deserialize(blob), pid, ip)
 
 
 def deserialize(blob: bytes | memoryview) -> Any:

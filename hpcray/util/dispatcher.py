@@ -21,7 +21,8 @@ from hpcray.api.decorator import remote
 from hpcray.api.objects import cancel, wait
 from hpcray.api.remote_function import RemoteFunction
 from hpcray.api.runtime_context import cluster_resources
-from hpcray.common.exceptions import RayActorError, RayTaskError, make_task_error
+from hpcray.common.exceptions import RayActorError
+from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef

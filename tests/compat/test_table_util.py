@@ -304,7 +304,7 @@ def test_a_registered_serializer_is_used_until_deregistered(ray: Any) -> None:
     ray.util.register_serializer(Locked, serializer=lambda o: o.x, deserializer=lambda x: Locked(x + 1))
     assert ray.get(ray.put(Locked(1))).x == 2
     ray.util.deregister_serializer(Locked)
-    with pytest.raises(TypeError, match="could not serialize"):
+    with pytest.raises(TypeError, match="Could not serialize the put value"):
         ray.put(Locked(1))
 
 

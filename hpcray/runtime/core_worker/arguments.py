@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcray.common.ids import raylet_of
 from hpcray.protocol import messages as m
-from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
+from hpcray.protocol.serialization import PLAIN_END, SCALARS, SerializationError, Serialized, serialize
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
@@ -60,8 +60,9 @@ def pack(context: CoreWorkerContext, args: Sequence[Any], kwargs: Mapping[str, A
         if len(args) + len(kwargs) > 1 and any(map(_is_long, (*args, *kwargs.values()))):
             args, kwargs = _store_large(context, args, kwargs, _is_long, slots)
         data, refs = serialize((args, kwargs))
-    except TypeError:
-        _name_culprit(args, kwargs)
+    except SerializationError:
+        for value in (*args, *kwargs.values()):
+            serialize(value)  # the error of all together does not tell which argument it is
         raise
     if _size(data) > limit:
         values = (*args, *kwargs.values())
@@ -96,15 +97,6 @@ class QueuedArgumentPrefetcher:
             while len(requested) > _MAX_REMEMBERED:
                 del requested[next(iter(requested))]
             context.engine.send(raylet_of(context.node), m.Prefetch(missing))
-
-
-def _name_culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError for the argument that cannot be pickled; an error of all together does not name it."""
-    for name, value in (*enumerate(args), *kwargs.items()):
-        try:
-            serialize(value)
-        except TypeError as error:
-            raise TypeError(f"argument {name!r}: {error}") from error
 
 
 def _slotted(value: Any, slots: list[Any]) -> Any:

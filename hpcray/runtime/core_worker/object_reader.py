@@ -11,7 +11,8 @@ from functools import partial
 from pickle import loads
 from typing import Any
 
-from hpcray.common.exceptions import GetTimeoutError, RaySystemError, RayTaskError, store_full_error
+from hpcray.common.exceptions import GetTimeoutError, RaySystemError, store_full_error
+from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m

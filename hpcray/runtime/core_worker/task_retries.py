@@ -16,12 +16,11 @@ from hpcray.common.exceptions import (
     OutOfMemoryError,
     OwnerDiedError,
     RayError,
-    RayTaskError,
     StreamingGeneratorReplayInconsistentError,
-    UserCodeException,
     WorkerCrashedError,
 )
 from hpcray.common.ids import TASK_BYTES, node_of, return_index, show_proc
+from hpcray.common.task_errors import RayTaskError, UserCodeException
 from hpcray.core.core_worker import lineage
 from hpcray.core.core_worker.lease_manager import LeaseManager
 from hpcray.core.core_worker.lineage import DEPENDENCY, LineageRecord

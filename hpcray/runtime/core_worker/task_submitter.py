@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, rayle
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor, PendingTask, SchedulingClass
+from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
-from hpcray.protocol.serialization import serialize_error
+from hpcray.protocol.serialization import serialize_argument_error, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ActorSubmitter
 from hpcray.runtime.core_worker.arguments import NO_ARGS, pack
 from hpcray.runtime.core_worker.context import CoreWorkerContext
@@ -55,6 +57,7 @@ class TaskSubmitter:
         self.wait_reasons: dict[int, str] = {}
         self._failing: deque[tuple[PendingTask, bytes, bytes | None]] = deque()
         self._in_fail = self._ticking = False
+        self._ip = ""
 
     # ------------------------------------------------------------ submitting
 
@@ -177,9 +180,18 @@ class TaskSubmitter:
             entry = self._table.entries[object_id]
             if entry.state == INLINE and is_error(entry.value):
                 task.waiting = -1
-                self.fail(task, entry.value, object_id)
+                self.fail(task, self._argument_error(task, entry.value), object_id)
                 return True
         return False
+
+    def _argument_error(self, task: PendingTask, blob: bytes) -> bytes:
+        """The error of a task one of whose arguments is the error `blob`. One that runs again keeps the reason of the
+        loss as it is."""
+        if task.attempt:
+            return blob
+        self._ip = self._ip or node_ip_address()
+        name = task.name if task.fn is not None else f"{task.scheduling_class.class_name}.{task.method}"
+        return serialize_argument_error(blob, name, os.getpid(), self._ip)
 
     def slot_values(self, task: PendingTask) -> tuple[list[m.ArgRef] | None, list[bytes] | None]:
         """Return where the worker gets the values of the slots: refs in order, for each empty `inline` item."""

@@ -48,7 +48,6 @@ class ActorExecutor:
         self._runners: dict[str, CallRunner] = {}
         self._groups: dict[str, str] = {}
         self._drops_cancelled = False
-        self._label: tuple[str, str] | None = None
         self._names: dict[str, str] = {}
 
     # ------------------------------------------------------------ life
@@ -247,15 +246,10 @@ class ActorExecutor:
 
     def error_label(self) -> tuple[str, str]:
         """The actor's repr and id, for errors."""
-        if self._label is None:
-            # The default repr holds an address; a user's own __repr__ is what people want to see.
-            own = getattr(type(self.instance), "__repr__", None) is not object.__repr__
-            text = self.spec.class_name
-            if own:
-                with contextlib.suppress(Exception):  # of the user's; the caller must get its answer all the same
-                    text = repr(self.instance)
-            self._label = (text, self.spec.actor.hex())
-        return self._label
+        text = self.spec.class_name
+        with contextlib.suppress(Exception):  # of the user's; the caller must get its answer all the same
+            text = repr(self.instance)
+        return text, self.spec.actor.hex()
 
 
 def _exit() -> None:

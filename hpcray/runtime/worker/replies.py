@@ -13,20 +13,20 @@ from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any
 
-import cloudpickle
-
-from hpcray.common.exceptions import (
-    ActorDiedError,
-    RayTaskError,
-    RuntimeEnvSetupError,
-    TaskCancelledError,
-    make_task_error,
-)
+from hpcray.common.exceptions import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
 from hpcray.common.ids import raylet_of, return_index
+from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
-from hpcray.protocol.serialization import NONE_BLOB, Serialized, serialize, serialize_error
+from hpcray.protocol.serialization import (
+    NONE_BLOB,
+    SerializationError,
+    Serialized,
+    dumps_in_band,
+    serialize,
+    serialize_error,
+)
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_writer import ObjectOccupied
 from hpcray.runtime.diagnostics.introspection import TaskEventBuffer
@@ -240,11 +240,14 @@ class Replies:
 
 def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
     """Wrap what user code raised. Never fails: the submitter waits for the reply."""
+    if isinstance(error, SerializationError):  # it holds the value that does not pickle
+        cause, error = error.__cause__, TypeError(str(error))
+        error.__cause__ = cause
     try:
-        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, dumps_in_band)
     except BaseException as problem:  # user code runs when an exception is pickled, or inspected
         text = f"it raised {type(error).__name__}, of which nothing can be told: {type(problem).__name__} was raised"
-        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, cloudpickle.dumps)
+        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor)
 
 
 class GeneratorExecutor:

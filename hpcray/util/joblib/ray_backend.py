@@ -14,7 +14,7 @@ from joblib.parallel import BatchedCalls
 
 from hpcray.api.objects import put
 from hpcray.api.runtime_context import cluster_resources
-from hpcray.common.exceptions import RayTaskError
+from hpcray.common.task_errors import RayTaskError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.util.executor import Executor
