@@ -1,6 +1,5 @@
 """`ray.actor`: handles, classes, exit_actor."""
 
-from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, exit_actor
-from hpcray.api.signature import ActorProxy
+from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, ActorProxy, exit_actor
 
 __all__ = ["ActorClass", "ActorHandle", "ActorMethod", "ActorProxy", "exit_actor"]

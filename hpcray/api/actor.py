@@ -6,10 +6,11 @@ import functools
 import hashlib
 import inspect
 import types
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, method, travelling
+from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, ActorProxy, travelling
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.method import method
 from hpcray.api.options import NO_GRAPHS, ActorOptions
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
@@ -26,6 +27,7 @@ __all__ = [
     "ActorClassInheritanceException",
     "ActorHandle",
     "ActorMethod",
+    "ActorProxy",
     "exit_actor",
     "get_actor",
     "kill",
@@ -97,8 +99,8 @@ class ClassMetadata:
 class ActorClass(Generic[T]):
     """An actor class, the result of `@remote` on a class. `.remote(...)` creates an actor.
 
-    For type checkers T is the class, and `.remote` returns Any: annotate the handle as `ActorHandle`, or as
-    `ActorProxy[T]`, which has the methods that `@method` marks.
+    For type checkers T is the class, and the handle is an `ActorProxy[T]`, which has the methods that `@method` marks;
+    with `hpcray.mypy_plugin` it is an `ActorHandle[T]`, which has all.
     """
 
     def __init__(self, cls: type, options: ActorOptions, export: _ExportedClass | None = None) -> None:
@@ -108,13 +110,15 @@ class ActorClass(Generic[T]):
         self.__ray_actor_class__ = cls
         self._options = options
         self._export = export or _ExportedClass()
-        functools.update_wrapper(self, cls, updated=())
+        functools.update_wrapper(cast(Any, self), cls, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        name = self.__ray_actor_class__.__name__
-        raise TypeError(
-            f"Actors cannot be instantiated directly. Instead of '{name}()', you should use '{name}.remote()'."
-        )
+    if not TYPE_CHECKING:  # so that type checkers refuse the call
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            name = self.__ray_actor_class__.__name__
+            raise TypeError(
+                f"Actors cannot be instantiated directly. Instead of '{name}()', you should use '{name}.remote()'."
+            )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not kwargs.pop("_made_by_hpcray", False):
@@ -163,7 +167,7 @@ class ActorClass(Generic[T]):
         """
         return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._export)
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, *args: Any, **kwargs: Any) -> ActorProxy[T]:
         """Create an actor.
 
         Args:
@@ -318,7 +322,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     return rows if all_namespaces else [row["name"] for row in rows]
 
 
-def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+def kill(actor: ActorHandle | ActorProxy[Any], *, no_restart: bool = True) -> None:
     """Kill the process of an actor. Its pending calls raise `ActorDiedError`.
 
     Args:

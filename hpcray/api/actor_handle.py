@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 import cloudpickle
 
 from hpcray.api.export import unserializable_argument
 from hpcray.api.options import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
 from hpcray.api.session import require_session
-from hpcray.api.signature import ANYTHING, Arity, AsyncMethod, DecorateMethod, Method, arity
+from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 METHOD = "__hpcray_method__"
@@ -25,51 +29,11 @@ RETRY = "retry_exceptions"
 
 
 P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
-
-
-@overload
-def method(function: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /) -> AsyncMethod[P, R]: ...
-
-
-@overload
-def method(function: Callable[Concatenate[S, P], R], /) -> Method[P, R]: ...
-
-
-@overload
-def method(**options: Any) -> DecorateMethod: ...
-
-
-def method(*args: Any, **options: Any) -> Any:
-    """Set the options of an actor method: `@method(num_returns=2)`. Without options the decorator has no effect.
-
-    Args:
-        options: `num_returns`, `concurrency_group`, `max_task_retries`, `retry_exceptions` and others of Ray.
-
-    Raises:
-        AssertionError: an option is unknown, as in Ray. ValueError, TypeError: its value is not allowed.
-    """
-    if len(args) == 1 and callable(args[0]) and not options:
-        return args[0]
-    if args:
-        raise AssertionError(
-            "The @ray.method decorator must be applied using no arguments or at least one of the arguments in the list "
-            f"{list(METHOD_RULES)}, for example '@ray.method(num_returns=2)'; got {args}"
-        )
-    for keyword in options.keys() - METHOD_RULES.keys():
-        raise AssertionError(
-            f"Unexpected keyword argument to @ray.method: '{keyword}'. The supported keyword arguments are "
-            f"{list(METHOD_RULES)}"
-        )
-    for keyword, value in options.items():
-        METHOD_RULES[keyword].check(keyword, value)
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        setattr(function, METHOD, options)
-        return function
-
-    return decorate
+R_co = TypeVar("R_co", covariant=True)
+if TYPE_CHECKING:  # Python's own has no default before 3.13
+    C = TypeVarWithDefault("C", default=Any)
+else:
+    C = TypeVar("C")
 
 
 def travelling(options: dict[str, Any]) -> dict[str, Any]:
@@ -110,13 +74,32 @@ class _Plan:
         self.low, self.high = float("inf") if self.slow else self.arity.low, self.arity.high
 
 
-class ActorMethod:
-    """A method of an actor handle. Call it with `.remote(...)`."""
+class ActorMethod(Generic[P, R_co]):
+    """A method of an actor handle. Call it with `.remote(...)`.
+
+    For type checkers P are the parameters and R is the result of the method. Where one of the first four positional
+    arguments is a ref, the arguments are not checked, except by `hpcray.mypy_plugin`.
+    """
 
     __slots__ = ("_handle", "_name", "_plan")
 
     def __init__(self, handle: ActorHandle, name: str, plan: _Plan) -> None:
         self._handle, self._name, self._plan = handle, name, plan
+
+    @overload
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method.
@@ -141,7 +124,13 @@ class ActorMethod:
         except SerializationError as error:
             raise unserializable_argument(error, f"{self._handle._class_name}.{self._name}") from error
 
-    def options(self, **overrides: Any) -> ActorMethod:
+    @overload
+    def options(self, *, num_returns: int | str, **overrides: Any) -> AnyMethod: ...
+
+    @overload
+    def options(self, **overrides: Any) -> ActorMethod[P, R_co]: ...
+
+    def options(self, **overrides: Any) -> ActorMethod[..., Any]:
         """Return the method with some options replaced.
 
         Args:
@@ -188,15 +177,61 @@ class ActorMethod:
         given: int | str | None = self._plan.given.get("num_returns")
         return 1 if given is None else given
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise TypeError(
-            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
-            f"try 'object.{self._name}.remote()'."
-        )
+    if not TYPE_CHECKING:  # so that type checkers refuse the call
+
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise TypeError(
+                f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
+                f"try 'object.{self._name}.remote()'."
+            )
 
 
-class ActorHandle:
+if TYPE_CHECKING:
+    ActorProxy = type[C]
+
+    class AnyMethod(ActorMethod[..., Any]):
+        """A method of which type checkers know nothing."""
+
+        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    class StreamingMethod(ActorMethod[P, R_co]):
+        """A method that is a generator."""
+
+        @overload  # type: ignore[override]
+        def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
+
+        @overload
+        def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
+
+        @overload
+        def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
+
+        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        @overload
+        def options(self, *, num_returns: int | str, **overrides: Any) -> AnyMethod: ...
+
+        @overload
+        def options(self, **overrides: Any) -> StreamingMethod[P, R_co]: ...
+
+        def options(self, **overrides: Any) -> Any: ...
+else:
+
+    class ActorProxy(Generic[C]):
+        """In annotations: the handle of an actor of this class.
+
+        For type checkers it is the class itself, of which a method that `@method` marks has `.remote`, while the same
+        method of an instance, as inside of the actor, is a plain one.
+        """
+
+
+class ActorHandle(Generic[C]):
     """A reference to an actor. Handles can be passed to tasks and actors; the actor ends with its last handle."""
+
+    if TYPE_CHECKING:
+        __ray_ready__: AnyMethod
+        __ray_call__: AnyMethod
+        __ray_terminate__: AnyMethod
 
     _ray_is_cross_language = False
     _plans: dict[str, _Plan] = {}  # noqa: RUF012  # stays empty; read from handles that are being unpickled
@@ -215,13 +250,9 @@ class ActorHandle:
         self._retries, self._limit, self._keep, self._out_of_order = retries, limit, keep, out_of_order
         self._plans = {}
 
-    def __class_getitem__(cls, parameters: Any) -> types.GenericAlias:
-        """Return a generic alias, for the annotation `ActorHandle[Class]`."""
-        return types.GenericAlias(cls, parameters)
-
-    def __getattr__(self, name: str) -> ActorMethod:
+    def __getattr__(self, name: str) -> AnyMethod:
         plan = self._plans.get(name) or self._planned(name)
-        return ActorMethod(self, name, plan)
+        return ActorMethod(self, name, plan)  # type: ignore[return-value]
 
     def _planned(self, name: str) -> _Plan:
         options = self.__dict__.get("_methods", {}).get(name)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import Any, Generic, Protocol, get_origin, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_origin, overload
 
 from hpcray.api.actor import ActorClass, make_actor_class
 from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions
 from hpcray.api.remote_function import RemoteFunction
-from hpcray.api.signature import C, P, R, StreamingFunction
 
+if TYPE_CHECKING:
+    from hpcray.api.remote_function import StreamingFunction
+
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 _ALIASES = (types.GenericAlias, type(Generic[C]))  # type: ignore[index]
 _ALL_OPTIONS = list({**TASK_RULES, **ACTOR_RULES})
 
@@ -23,10 +28,10 @@ class Decorate(Protocol):
     def __call__(self, target: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
 
     @overload
-    def __call__(self, target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+    def __call__(self, target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...
 
     @overload
-    def __call__(self, target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+    def __call__(self, target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...
 
     @overload
     def __call__(self, target: Callable[P, R], /) -> RemoteFunction[P, R]: ...
@@ -44,11 +49,11 @@ def remote(target: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-ov
 
 
 @overload
-def remote(target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+def remote(target: Callable[P, Generator[R, Any, Any]], /) -> StreamingFunction[P, R]: ...
 
 
 @overload
-def remote(target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...  # type: ignore[overload-overlap]
+def remote(target: Callable[P, AsyncGenerator[R, Any]], /) -> StreamingFunction[P, R]: ...
 
 
 @overload
@@ -56,11 +61,11 @@ def remote(target: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 
 
 @overload
-def remote(*, num_returns: int | str, **options: Any) -> DecorateMany: ...
+def remote(*, num_returns: Literal[1] | None = None, **options: Any) -> Decorate: ...
 
 
 @overload
-def remote(**options: Any) -> Decorate: ...
+def remote(*, num_returns: int | str, **options: Any) -> DecorateMany: ...
 
 
 def remote(*args: Any, **options: Any) -> Any:

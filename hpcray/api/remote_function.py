@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.options import NO_GRAPHS, STREAMS, TaskOptions
@@ -19,8 +19,11 @@ from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
+if TYPE_CHECKING:
+    from hpcray.runtime.core_worker.generators import ObjectRefGenerator
+
 P = ParamSpec("P")
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
 class _ExportedFunction:
@@ -47,11 +50,11 @@ class _ExportedFunction:
         self.process = process
 
 
-class RemoteFunction(Generic[P, R]):
+class RemoteFunction(Generic[P, R_co]):
     """A remote function, the result of `@remote` on a function. Call it with `.remote(...)`.
 
     For type checkers P are the parameters and R is the result of the function. Where one of the first four positional
-    arguments is a ref, the arguments are not checked.
+    arguments is a ref, the arguments are not checked, except by `hpcray.mypy_plugin`.
     """
 
     def __init__(
@@ -75,28 +78,30 @@ class RemoteFunction(Generic[P, R]):
             window=options.given.get("_generator_backpressure_num_objects") or -1,
         )
         self._slow = self._extra.announced
-        functools.update_wrapper(self, function, updated=())
+        functools.update_wrapper(cast(Any, self), function, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name = getattr(self._function, "__name__", "f")
-        raise TypeError(
-            f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
-        )
+    if not TYPE_CHECKING:  # so that type checkers refuse the call
 
-    @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]: ...
-
-    @overload
-    def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            name = getattr(self._function, "__name__", "f")
+            raise TypeError(
+                f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
+            )
 
     @overload
-    def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
 
     @overload
-    def remote(self, a: Any, b: Any, c: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+    def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
 
     @overload
-    def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R]: ...
+    def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
+
+    @overload
+    def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submit the function as a task.
@@ -132,7 +137,7 @@ class RemoteFunction(Generic[P, R]):
     def options(self, *, num_returns: int | str, **overrides: Any) -> RemoteFunction[..., Any]: ...
 
     @overload
-    def options(self, **overrides: Any) -> RemoteFunction[P, R]: ...
+    def options(self, **overrides: Any) -> RemoteFunction[P, R_co]: ...
 
     def options(self, **overrides: Any) -> RemoteFunction[..., Any]:
         """Return the function with some options replaced.
@@ -191,6 +196,31 @@ class RemoteFunction(Generic[P, R]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._function, dict(self._options.given))
+
+
+if TYPE_CHECKING:
+
+    class StreamingFunction(RemoteFunction[P, R_co]):
+        """A remote generator function."""
+
+        @overload  # type: ignore[override]
+        def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
+
+        @overload
+        def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
+
+        @overload
+        def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
+
+        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        @overload
+        def options(self, *, num_returns: int | str, **overrides: Any) -> RemoteFunction[..., Any]: ...
+
+        @overload
+        def options(self, **overrides: Any) -> StreamingFunction[P, R_co]: ...
+
+        def options(self, **overrides: Any) -> Any: ...
 
 
 def streams(function: Callable[..., Any], options: TaskOptions) -> bool:

@@ -1,21 +1,14 @@
-"""Signatures of remote functions and methods: texts that check arguments at the call, types for type checkers.
+"""Signatures of remote functions and methods as texts, by which arguments are checked at the call.
 
 Actor handles contain the signatures of methods, so a signature is a short text: `x,y=,/,*rest,scale=,**more`.
-
-For type checkers a remote function keeps its parameters: `f.remote(...)` is checked and returns `ObjectRef[R]`.
-Python's types cannot express "the methods of T, each with `.remote`" for an actor handle. Methods that `@method` marks
-have both ways to be called, so calls through a handle annotated as `ActorProxy[T]` are checked for the marked methods.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
-
-from hpcray.runtime.core_worker.generators import ObjectRefGenerator
-from hpcray.runtime.core_worker.object_refs import ObjectRef
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -104,69 +97,3 @@ def _shown(signature: inspect.Signature) -> str:
         for parameter in signature.parameters.values()
     ]
     return str(signature.replace(parameters=shown))[1:-1].replace("=Ellipsis", "=…")
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
-C = TypeVar("C")
-
-if TYPE_CHECKING:
-    ActorProxy = Annotated[C, "an actor of this class"]
-else:
-
-    class ActorProxy(Generic[C]):
-        """In annotations: the handle of an actor of this class."""
-
-
-class StreamingFunction(Protocol[P, R]):
-    """A remote generator function."""
-
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R]:
-        """Submit the function as a task."""
-
-    def options(self, **overrides: Any) -> StreamingFunction[P, R]: ...
-
-
-class RemoteMethod(Protocol[P, R]):
-    """A method of an actor: a plain method inside the actor, called with `.remote` from outside."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Call the method from outside the actor."""
-
-    def options(self, **overrides: Any) -> Any: ...
-
-
-class AsyncRemoteMethod(Protocol[P, R]):
-    """A coroutine method of an actor."""
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
-
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Call the method from outside the actor."""
-
-    def options(self, **overrides: Any) -> Any: ...
-
-
-class Method(Protocol[P, R]):
-    """The result of `@method` on a method."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> RemoteMethod[P, R]: ...
-
-
-class AsyncMethod(Protocol[P, R]):
-    """The result of `@method` on a coroutine method."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> AsyncRemoteMethod[P, R]: ...
-
-
-class DecorateMethod(Protocol):
-    """`@method(...)` with options."""
-
-    @overload
-    def __call__(self, target: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /) -> AsyncMethod[P, R]: ...
-
-    @overload
-    def __call__(self, target: Callable[Concatenate[S, P], R], /) -> Method[P, R]: ...

@@ -1,4 +1,4 @@
-"""mypy accepts what is right, infers what it should, and refuses what is wrong, line by line."""
+"""mypy accepts right programs, infers what it should, and refuses wrong lines, with the plugin and without."""
 
 from __future__ import annotations
 
@@ -9,25 +9,63 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.documents import blocks
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+SAMPLES = ("right.py", "wrong.py", "classes.py")
+MODES = ("plain", "plugin")
+_SAID = re.compile(r"^(.*?):(\d+): error: .*\[([a-z-]+)\]$", re.MULTILINE)
+_MARK = re.compile(r"# (error|plain|plugin): ([a-z-]+(?: [a-z-]+)?(?:, [a-z-]+ [a-z-]+)*)$")
+
+
+def wanted_of(path: Path, mode: str) -> set[tuple[str, int, str]]:
+    """The marked lines: `# plugin: code` in one mode, `# error: code` in both, `# error: plugin code, plain other`."""
+    found = set()
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if mark := _MARK.search(line):
+            kind, text = mark.groups()
+            for part in text.split(", "):
+                only, _, code = part.rpartition(" ")
+                if (only or kind) in (mode, "error"):
+                    found.add((path.name, number, code))
+    return found
+
+
+def said_by_mypy(tmp_path: Path, mode: str, *samples: Path) -> tuple[set[tuple[str, int, str]], str]:
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nstrict = True\n" + ("plugins = hpcray.mypy_plugin\n" if mode == "plugin" else ""))
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--no-error-summary", "--hide-error-context"]
+    command += ["--cache-dir", str(tmp_path / "cache"), *map(str, samples)]
+    env = {**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
+    said = [(Path(path), int(line), code) for path, line, code in _SAID.findall(done.stdout)]
+    ours = {(ROOT / path).parent for path in samples}
+    return {
+        (path.name, line, code) for path, line, code in said if (ROOT / path).parent in ours
+    }, done.stdout + done.stderr
 
 
 @pytest.mark.slow  # mypy reads all of hpcray: half a minute, without its cache
-@pytest.mark.timeout(300)
-def test_mypy_accepts_right_programs_and_rejects_wrong_ones(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"]
-    command += ["--cache-dir", str(tmp_path), str(HERE / "right.py"), str(HERE / "wrong.py")]
-    env = {**os.environ, "MYPYPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
-    said = re.findall(r"^(.*?):(\d+): error: .*\[([a-z-]+)\]$", done.stdout, re.MULTILINE)
-    ours = Path("tests/typing")
-    found = {(Path(path).name, int(line), code) for path, line, code in said if Path(path).parent == ours}
-    wanted = {
-        ("wrong.py", number, mark.group(1))
-        for number, line in enumerate((HERE / "wrong.py").read_text().splitlines(), 1)
-        if (mark := re.search(r"# error: ([a-z-]+)$", line))
-    }
-    assert len(wanted) > 5
-    assert found == wanted, done.stdout + done.stderr
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", MODES)
+def test_mypy_accepts_right_programs_and_rejects_wrong_ones(tmp_path: Path, mode: str) -> None:
+    samples = [HERE / name for name in SAMPLES]
+    wanted = set().union(*(wanted_of(path, mode) for path in samples))
+    assert len(wanted) > 15
+    for _ in range(2):  # the second time from mypy's cache
+        found, output = said_by_mypy(tmp_path, mode, *samples)
+        assert found == wanted, output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_page_about_types_says_what_mypy_says(tmp_path: Path) -> None:
+    programs = [block for block in blocks() if block.page == "docs/how-to/typing.md" and block.language == "python"]
+    samples = [tmp_path / f"program_{index}.py" for index in range(len(programs))]
+    for path, block in zip(samples, programs, strict=True):
+        path.write_text(block.text)
+    wanted = set().union(*(wanted_of(path, "plugin") for path in samples))
+    assert len(wanted) == 5
+    found, output = said_by_mypy(tmp_path, "plugin", *samples)
+    assert found == wanted, output

@@ -31,9 +31,12 @@ def wrong() -> None:
     ref: ObjectRef[str] = add.remote(1)  # error: assignment
     words: list[str] = ray.get([add.remote(1)])  # error: list-item
     proxy: ActorProxy[Base] = ray.remote(Base).remote()
-    proxy.typed.remote("x")  # error: arg-type
-    proxy.typed.remote()  # error: call-arg
+    proxy.typed.remote("x")  # error: call-overload
+    proxy.typed.remote()  # error: call-overload
     number: int = ray.get(proxy.typed.remote(1))  # error: assignment
-    proxy.later.remote("x")  # error: arg-type
+    proxy.later.remote("x")  # error: call-overload
     proxy.missing.remote()  # error: attr-defined
+    add(1)  # error: operator
+    proxy.typed(1)  # error: operator
+    ray.remote(Base)()  # error: operator
     print(text, ref, words, number)

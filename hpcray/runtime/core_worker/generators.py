@@ -19,7 +19,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext, require_context
-from hpcray.runtime.core_worker.object_refs import ObjectRef, T, new_ref
+from hpcray.runtime.core_worker.object_refs import ObjectRef, T_co, new_ref
 from hpcray.runtime.core_worker.task_retries import TaskRetries
 
 if TYPE_CHECKING:
@@ -153,17 +153,17 @@ class GeneratorStreams:
         return [new_ref(inner) for inner in item.contained] if item.contained else None
 
 
-class ObjectRefGenerator(Generic[T]):
+class ObjectRefGenerator(Generic[T_co]):
     """Gives the refs of what a task or actor call yields, in order, as they come. `for`, `async for`, `next`."""
 
     def __init__(self, stream: GeneratorStream, completed: ObjectRef[Any]) -> None:
         self._stream = stream
         self._completed = completed
 
-    def __iter__(self) -> Iterator[ObjectRef[T]]:
+    def __iter__(self) -> Iterator[ObjectRef[T_co]]:
         return self
 
-    def __next__(self) -> ObjectRef[T]:
+    def __next__(self) -> ObjectRef[T_co]:
         """The next ref; waits until its value is there. If the task failed, the last ref's value is the error."""
         context = require_context()
         with context.engine.lock:
@@ -182,10 +182,10 @@ class ObjectRefGenerator(Generic[T]):
             raise StopIteration
         return ref
 
-    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T_co]]:
         return self
 
-    async def __anext__(self) -> ObjectRef[T]:
+    async def __anext__(self) -> ObjectRef[T_co]:
         context = require_context()
         if self._stream.refs:
             import asyncio

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import concurrent.futures
 
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _append = released.append
@@ -31,7 +31,7 @@ def defer_release(item: Any) -> None:
         process.engine.wake()
 
 
-class ObjectRef(Generic[T]):
+class ObjectRef(Generic[T_co]):
     """A reference to an object that exists, or will, somewhere in the job.
 
     Equal refs name the same object. A ref can be passed to tasks, put inside values, awaited, and turned into a
@@ -125,17 +125,17 @@ class ObjectRef(Generic[T]):
             process.pin_forever(self)
         return (ObjectRef, (self._id,)) if places is None else (placed_ref, (self._id, *places))
 
-    def __copy__(self) -> ObjectRef[T]:
+    def __copy__(self) -> ObjectRef[T_co]:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ObjectRef[T]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ObjectRef[T_co]:
         return self
 
-    def future(self) -> concurrent.futures.Future[T]:
+    def future(self) -> concurrent.futures.Future[T_co]:
         """A future that gets the value, or the error."""
         import concurrent.futures
 
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: concurrent.futures.Future[T_co] = concurrent.futures.Future()
 
         def done(value: Any, error: BaseException | None) -> None:
             if not future.set_running_or_notify_cancel():
@@ -148,12 +148,12 @@ class ObjectRef(Generic[T]):
         require_context().when_available(self, done)
         return future
 
-    def as_future(self) -> asyncio.Future[T]:
+    def as_future(self) -> asyncio.Future[T_co]:
         """An asyncio future of the running loop."""
         import asyncio  # here, as few programs need it, and it takes long
 
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T_co] = loop.create_future()
         process = require_context()
 
         def settle() -> None:
@@ -167,7 +167,7 @@ class ObjectRef(Generic[T]):
         process.when_ready_here(self, lambda: loop.call_soon_threadsafe(settle))
         return future
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         return self.as_future().__await__()
 
     def _on_completed(self, callback: Callable[[Any], object]) -> None:
