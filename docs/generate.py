@@ -76,12 +76,12 @@ def attributes(docstring: str) -> dict[str, str]:
 
 def settings() -> str:
     """The page on settings."""
-    from hpcray.common.config import _RAY_VARIABLES, Config
+    from hpcray.common.config import RAY_VARIABLES, Config
 
     meanings = attributes(Config.__doc__ or "")
     rows = []
     for field in fields(Config):
-        ray = _RAY_VARIABLES.get(field.name, ("",))[0]
+        ray = RAY_VARIABLES.get(field.name, "")
         kind = _KINDS.get(str(field.type), str(field.type))
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
         meaning = meanings[field.name]

@@ -138,7 +138,7 @@ def init(
     num_gpus: float | None = None,
     resources: dict[str, float] | None = None,
     labels: dict[str, str] | None = None,
-    object_store_memory: int | None = None,
+    object_store_memory: float | None = None,
     local_mode: bool = False,
     ignore_reinit_error: bool = False,
     include_dashboard: bool | None = None,
@@ -152,6 +152,7 @@ def init(
     log_to_driver: bool | None = None,
     namespace: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
+    object_spilling_directory: str | None = None,
     **settings: Any,
 ) -> ClientContext:
     """Start or join a session.
@@ -173,9 +174,10 @@ def init(
         ignore_reinit_error: return the context of the running session instead of raising RuntimeError.
         log_to_driver: print the output of workers in the driver.
         labels: labels of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
+        object_spilling_directory: where objects go for which the object store has no room: the setting `spill_dir`.
         local_mode, include_dashboard, dashboard_host, dashboard_port: without effect; `local_mode` logs a warning.
-        settings: any field of `hpcray.common.config.Config`. Names with a leading underscore, internals of Ray, are
-            accepted without effect.
+        settings: any field of `hpcray.common.config.Config`. Of Ray's internals two take effect: `_memory` (bytes for
+            tasks with `memory=`), and `_system_config` as far as hpcray has the settings in it.
 
     Returns:
         The addresses of the session.
@@ -206,12 +208,20 @@ def init(
     if configure_logging:
         _configure_logging(logging_level, logging_format)
     given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
-    _check_options({**given, "runtime_env": runtime_env, "object_store_memory": object_store_memory}, labels)
+    memory: float | None = settings.get("_memory")
+    if isinstance(object_store_memory, float):
+        object_store_memory = int(object_store_memory)  # 100e6
+    _check_options(
+        {**given, "memory": memory, "runtime_env": runtime_env, "object_store_memory": object_store_memory}, labels
+    )
     environment = validated_runtime_env(runtime_env)
     if unsupported_field_error(environment):
         raise NotImplementedError(unsupported_field_error(environment))
+    if object_spilling_directory is not None:
+        os.makedirs(object_spilling_directory, exist_ok=True)
+        settings["spill_dir"] = object_spilling_directory
     config = _node_config(settings, object_store_memory, labels, log_to_driver)
-    options = NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, resources=resources or {})
+    options = NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, memory=memory, resources=resources or {})
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address and address != "local":
         logger.info("Connecting to existing Ray cluster at address: %s...", address)
@@ -236,13 +246,14 @@ def _running_session(process: CoreWorker, ignore_reinit_error: bool) -> ClientCo
 
 def _node_config(
     settings: Mapping[str, Any],
-    object_store_memory: int | None,
+    object_store_memory: float | None,
     labels: dict[str, str] | None,
     log_to_driver: bool | None,
 ) -> dict[str, Any]:
-    config: dict[str, Any] = {name: value for name, value in settings.items() if name in _SETTINGS}
+    config = Config.from_system_config(settings.get("_system_config") or {})
+    config |= {name: value for name, value in settings.items() if name in _SETTINGS}
     if object_store_memory is not None:
-        config["object_store_memory"] = int(object_store_memory)
+        config["object_store_memory"] = object_store_memory
     if labels:
         config["labels"] = labels_text(labels)
     if log_to_driver is not None:

@@ -20,12 +20,21 @@ _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no 
 _OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "TMPDIR")
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
 _MIN_CHUNK = 64 << 10  # bytes
-# Settings that users of Ray know by these names, and how many of Ray's units are one of ours.
-_RAY_VARIABLES = {
-    "memory_usage_threshold": ("RAY_memory_usage_threshold", 1),
-    "memory_monitor_period": ("RAY_memory_monitor_refresh_ms", 1000),
-    "task_oom_retries": ("RAY_task_oom_retries", 1),
+# Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
+# ours. All others of Ray's are internals of its processes.
+_RAY_SETTINGS = {
+    "memory_usage_threshold": ("memory_usage_threshold", 1),
+    "memory_monitor_refresh_ms": ("memory_monitor_period", 1000),
+    "task_oom_retries": ("task_oom_retries", 1),
+    "local_gc_interval_s": ("gc_interval", 1),
+    "local_gc_min_interval_s": ("gc_min_interval", 1),
+    "global_gc_min_interval_s": ("global_gc_min_interval", 1),
+    "object_spilling_threshold": ("spill_threshold", 1),
+    "max_direct_call_object_size": ("inline_limit", 1),
+    "record_ref_creation_sites": ("record_ref_creation_sites", 1),
 }
+RAY_VARIABLES = {field: f"RAY_{name}" for name, (field, _) in _RAY_SETTINGS.items()}
+"""Ray's variable for a setting, by the name of our field."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,11 @@ class Config:
         memory_limit: bytes that this node's processes may use together; 0: what the machine, cgroup or Slurm allow.
         task_oom_retries: how often a task that may run again does so after its worker was ended for lack of memory;
             -1: always. (RAY_task_oom_retries)
+        gc_interval: each process collects cyclic garbage at least so often: Python's own collector may be switched off,
+            and does not know what memory a ref or an actor handle in a cycle holds.
+        gc_min_interval: and at most so often, where the objects of its node do not fit into memory.
+        global_gc_min_interval: all processes of the job do so at most so often, where objects do not fit or requests
+            wait for resources.
         record: whether the cores record their inputs, for `hpcray dump` and `hpcray replay`.
         end_time: Unix time at which the job's time limit ends it; 0: Slurm's.
         drain_margin: a job begins to drain this long before its end, not before three quarters of its time; 0: never.
@@ -132,6 +146,9 @@ class Config:
     memory_monitor_period: Seconds = 0.25
     memory_limit: Bytes = 0
     task_oom_retries: CountOrMinusOne = -1
+    gc_interval: Seconds = 5400.0
+    gc_min_interval: Seconds = 10.0
+    global_gc_min_interval: Seconds = 10.0
     record: bool = False
     end_time: Seconds = 0.0
     drain_margin: Seconds = 60.0
@@ -156,16 +173,26 @@ class Config:
         """
         texts: dict[str, str] = {}
         variables: dict[str, str] = {}
+        for name, (field, units) in _RAY_SETTINGS.items():
+            if (text := environ.get(ray_name := "RAY_" + name)) is not None:
+                texts[field], variables[field] = _in_our_units(text, units), ray_name
         for field in (field.name for field in fields(cls)):
-            ray_name, units = _RAY_VARIABLES.get(field, ("", 1))
             if (text := environ.get(name := "HPCRAY_" + field.upper())) is not None:
                 texts[field], variables[field] = text, name
-            elif (text := environ.get(ray_name)) is not None:
-                texts[field], variables[field] = _in_our_units(text, units), ray_name
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**_converted(cls, texts, sources, strict=False), **_converted(cls, overrides, {}, strict=True)}
         return _check_heartbeats(cls(**values))
+
+    @staticmethod
+    def from_system_config(ray_settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Our settings, by field, in what a program of Ray's gives as `_system_config`; the rest has no effect."""
+        found: dict[str, Any] = {}
+        for name, value in ray_settings.items():
+            field, units = _RAY_SETTINGS.get(name, ("", 1))
+            if field:
+                found[field] = value if units == 1 else value / units
+        return found
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:

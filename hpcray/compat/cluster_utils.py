@@ -229,7 +229,7 @@ class Cluster:
         self._launcher = subprocess.Popen(
             _line(mpirun, [node._options for node in self._nodes], self._directory),
             stdin=subprocess.DEVNULL,
-            env=_environ(),
+            env=_environ([node._options for node in self._nodes]),
             start_new_session=True,
         )
         try:
@@ -285,8 +285,11 @@ def _options(row: dict[str, Any]) -> list[str]:
     return found
 
 
-def _environ() -> dict[str, str]:
+def _environ(rows: list[dict[str, Any]]) -> dict[str, str]:
     environ = dict(os.environ)
+    for row in rows:  # whichever node names it, it holds for all of them
+        for field, value in Config.from_system_config(row.get("_system_config") or {}).items():
+            environ[f"HPCRAY_{field.upper()}"] = str(int(value) if isinstance(value, bool) else value)
     environ.pop("HPCRAY_ADDRESS", None)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     paths = environ.get("PYTHONPATH", "").split(os.pathsep)

@@ -122,7 +122,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
         "is_client_mode_enabled_by_default",
     ),
-    "ray._private.internal_api": (f"{_NAMES}.private:memory_summary", "hpcray.internal:Buffer create free"),
+    "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
+    "ray._private.internal_api": (f"{_NAMES}.private:global_gc memory_summary", "hpcray.internal:Buffer create free"),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS,),
     "ray._private.runtime_env": (),

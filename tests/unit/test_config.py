@@ -66,3 +66,10 @@ def test_heartbeat_intervals_that_would_kill_every_node_are_refused() -> None:
     with pytest.raises(ValueError, match="heartbeat_interval=0 s"):
         Config.from_env({"HPCRAY_HEARTBEAT_INTERVAL": "0"})
     assert Config.from_env({"HPCRAY_NODE_TIMEOUT": "60"}).node_timeout == 60.0
+
+
+def test_a_system_config_of_rays_sets_what_hpcray_has_too() -> None:
+    given = {"local_gc_interval_s": 7, "memory_monitor_refresh_ms": 100, "gcs_rpc_server_reconnect_timeout_s": 1}
+    config = Config.from_env({"RAY_local_gc_interval_s": "9"}, **Config.from_system_config(given))
+    assert (config.gc_interval, config.memory_monitor_period) == (7, 0.1)
+    assert Config.from_env({"RAY_local_gc_interval_s": "9"}).gc_interval == 9

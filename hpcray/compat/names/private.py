@@ -253,6 +253,15 @@ def get_accelerator_manager_for_resource(resource_name: str) -> type[Accelerator
 # -------------------------------------------------------------------- ray._private.internal_api
 
 
+def global_gc() -> None:
+    """Have every worker and driver of the job run Python's garbage collector, soon.
+
+    Raises:
+        RaySystemError: hpcray is not initialized.
+    """
+    need_process().request_global_gc()
+
+
 def memory_summary(address: str | None = None, *_: Any, **__: Any) -> str:
     """Return the text that `hpcray memory` prints for the job of this process.
 

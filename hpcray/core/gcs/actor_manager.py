@@ -626,6 +626,10 @@ class ActorManager:
             text = self._resources.why_waiting(hold, actors[0].title() + more)
             out.append(Send(owner, m.Infeasible(ACTOR_SCHEDULING_CLASS, text, waits=True)))
 
+    def longest_wait(self, now: float) -> float:
+        """For how many seconds an actor has waited to be placed; 0: none waits."""
+        return now - min(self._waiting_since.values(), default=now)
+
     def _waits_no_more(self, ident: bytes) -> bool:
         actor = self.actors.get(ident)
         return actor is None or actor.state in (ALIVE, DEAD)

@@ -276,6 +276,11 @@ class ClusterScheduler:
         self._contention.tick(now, self._open, out)
         return out
 
+    def longest_wait(self, now: float) -> float:
+        """For how many seconds a process has got no lease although it waits for some; 0: none waits."""
+        began = (demand.starving_since for waiting in self._open.values() for demand in waiting.values())
+        return now - min(began, default=now)
+
     def cluster_changed(self, now: float) -> list[Effect]:
         """Nodes came: place everything again."""
         self._contention.forget()

@@ -12,6 +12,7 @@ from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.actor_manager import ActorManager
 from hpcray.core.gcs.cluster_resources import ClusterResources, merged_views
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
+from hpcray.core.gcs.garbage_collection import GlobalGarbageCollection
 from hpcray.core.gcs.placement_group_manager import PlacementGroupManager
 from hpcray.core.gcs.query_service import QueryService
 from hpcray.core.gcs.recovery import (
@@ -30,7 +31,7 @@ from hpcray.protocol import messages as m
 HANDLES: tuple[type, ...] = (
     m.CreateActor, m.WatchActor, m.KillActor, m.ActorReady, m.ActorGone, m.ActorOutOfScope, m.StartActorRefused,
     m.GcsCall, m.UnmetLeaseRequest, m.GrantLeasesRefused, m.NodeView, m.SetJob,
-    m.CreateGroup, m.WatchGroup, m.RemoveGroup, m.BundlesPrepared,
+    m.CreateGroup, m.WatchGroup, m.RemoveGroup, m.BundlesPrepared, m.RequestGarbageCollection,
 )  # fmt: skip
 """Message types for `Gcs.handle`. In the head's raylet KillActor and SetJob are for the GCS, unless their source is the
 head itself."""
@@ -41,7 +42,7 @@ class Gcs:
 
     Attributes:
         log: of all that must not be lost with this process, see `gcs.recovery`.
-        actors, groups, queries, resources, scheduler: its parts.
+        actors, garbage, groups, queries, resources, scheduler: its parts.
         run: number of the job's run; with it the ids of one run differ from those of the next.
         resumed: what came back from the run before; None until the program has sent SetJob, or if there was none.
     """
@@ -61,6 +62,7 @@ class Gcs:
         self.scheduler = ClusterScheduler(self.resources, self.groups.is_removed, config.locality_wait)
         self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed_group)
         self.queries = QueryService(self.resources, self.scheduler, self.actors, self.groups, self._dirty_rows)
+        self.garbage = GlobalGarbageCollection(config.global_gc_min_interval)
         self._tables = GcsTables(self.resources, self.actors, self.groups, self.queries)
         reader = TableReader(self._tables, lambda: SessionRow(self.session, self.job, self.run))
         self.log = StateLog(reader.read_row, reader.all_keys, self._dirty_rows)
@@ -81,6 +83,7 @@ class Gcs:
             m.WatchGroup: lambda now, src, msg: self.groups.watch_group(src, msg),
             m.RemoveGroup: lambda now, src, msg: self.groups.remove_group(now, msg),
             m.BundlesPrepared: self._bundles_prepared,
+            m.RequestGarbageCollection: self._request_garbage_collection,
         }
 
     # ------------------------------------------------------------ the run
@@ -167,7 +170,8 @@ class Gcs:
         out = self.groups.tick(now)
         out += self.scheduler.tick(now)
         self.actors.tick(now, out)
-        return out
+        waited = max(self.actors.longest_wait(now), self.scheduler.longest_wait(now))
+        return out + self._collect_garbage(now, waited)
 
     def place_waiting(self, now: float, out: list[Effect]) -> None:
         """Place all actors and groups that wait, as far as there is room."""
@@ -196,6 +200,15 @@ class Gcs:
     def _group_removed(self, now: float, group: str, out: list[Effect]) -> None:
         self.scheduler.group_removed(group, out)
         self.actors.end_waiting_in_group(now, group, out)
+
+    def _request_garbage_collection(self, now: float, src: bytes, msg: m.RequestGarbageCollection) -> list[Effect]:
+        self.garbage.request()
+        return self._collect_garbage(now)
+
+    def _collect_garbage(self, now: float, waited: float = 0.0) -> list[Effect]:
+        if not self.garbage.due(now, waited):
+            return []
+        return [Send(raylet_of(node), m.CollectGarbage()) for node in sorted(self.resources.nodes)]
 
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         self.job = msg.job

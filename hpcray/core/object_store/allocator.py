@@ -246,11 +246,13 @@ class CreateRequestQueue:
     Attributes:
         pending: requests without a block, oldest first.
         changed: there may be room now for one of them.
+        shortages: number of requests so far that found no room at once.
     """
 
     def __init__(self, blocks: Allocator, eviction: LruEvictionPolicy, overtake_timeout: float) -> None:
         self.pending: dict[bytes, StoredObject] = {}
         self.changed = False
+        self.shortages = 0
         self._blocks = blocks
         self._eviction = eviction
         self._overtake_timeout = overtake_timeout

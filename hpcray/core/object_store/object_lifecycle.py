@@ -82,6 +82,7 @@ class ObjectLifecycle:
         elif self.blocks.could_hold(obj.size):
             self._enqueue(now, obj, out)
         else:
+            self.queue.shortages += 1
             self.fail(obj, "full", self.full_reason(obj, "is larger than the whole store"), out)
 
     def make_room(self, now: float, out: list[Effect]) -> list[Effect]:
@@ -102,6 +103,7 @@ class ObjectLifecycle:
             self._serve_queue(now, out)
         elif not self._allocate(now, obj, out):
             self.queue.pending[obj.id] = obj
+        self.queue.shortages += obj.id in self.queue.pending
 
     def _serve_queue(self, now: float, out: list[Effect]) -> None:
         """Serve pending requests. A small one may overtake a large one that does not fit, but not for ever."""

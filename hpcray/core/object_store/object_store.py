@@ -215,6 +215,11 @@ class ObjectStore:
         return largest_objects(self._objects.values(), limit)
 
     @property
+    def shortages(self) -> int:
+        """Number of requests for a block so far that found no room at once."""
+        return self.lifecycle.queue.shortages
+
+    @property
     def high_water(self) -> int:
         """End of the part of the arena that was ever handed out."""
         return self.lifecycle.blocks.high_water

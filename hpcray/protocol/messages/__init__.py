@@ -19,7 +19,8 @@ from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 
 Message = Union[
-    Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable, ProbeViaRaylet,
+    Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
+    RequestGarbageCollection,
     RequestLeases, LeaseGranted, ReturnLease, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     UnmetLeaseRequest, GrantLeases, GrantLeasesRefused, NodeView, ResourceContention,
     RegisterNode, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved,

@@ -27,6 +27,14 @@ class Hello(Struct, array_like=True, tag=1):
     kind: str
 
 
+class CollectGarbage(Struct, array_like=True, tag=8):
+    """g→r→p: run Python's garbage collector: cycles that nothing reaches may hold refs and actor handles. No answer."""
+
+
+class RequestGarbageCollection(Struct, array_like=True, tag=9):
+    """p→g, r→g: have all processes of the job collect garbage, soon. No answer."""
+
+
 class JobInfo(Struct, array_like=True, frozen=True):
     """What the driver's process sets for every worker."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pickle import dumps
 from types import MappingProxyType
@@ -15,7 +17,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
-from hpcray.common.ids import PUT_INDEX, node_of, number_of, raylet_of, show_proc
+from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
 from hpcray.platform.sockets import connect_private
@@ -25,6 +27,7 @@ from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serial
 from hpcray.runtime.core_worker import context
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
+from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
@@ -119,6 +122,7 @@ class CoreWorker:
         # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
         self.task_counter = (next(_sessions) & 0xFF) << 32
         released.clear()
+        self._gc_thread: PythonGCThread | None = None
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
         self._sock = sock
@@ -172,6 +176,27 @@ class CoreWorker:
         if self.blocker is not None:
             return self.blocker(waiter, deadline)
         return self.engine.wait(waiter, deadline)
+
+    def _collect_garbage(self) -> None:
+        """Have this process collect its garbage, in a thread that is started for the first time (lock held)."""
+        if self._gc_thread is None:
+            self._gc_thread = PythonGCThread(gc_collect_func=self._collect_and_release)
+            self._gc_thread.start()
+        self._gc_thread.trigger_gc()
+
+    def _collect_and_release(self) -> int:
+        found = gc.collect()
+        with self.engine.lock:
+            self.drain()
+            self.engine.flush()
+        return found
+
+    def request_global_gc(self) -> None:
+        """Have all processes of the job collect their garbage."""
+        with self.engine.lock:
+            self.check_alive()
+            self.engine.send(HEAD, m.RequestGarbageCollection())
+            self.engine.flush()
 
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
         return lost_blob(oid, reason, why, self.dead)
@@ -349,6 +374,8 @@ class CoreWorker:
             self.placement_groups.fail()
             self.writer.fail()
         self.engine.run_pending_calls()
+        if self._gc_thread is not None and self._gc_thread is not threading.current_thread():
+            self._gc_thread.stop()
         self.reader.close()
         self.engine.close()
         for arena in self.arenas.values():
@@ -388,6 +415,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.ReplicaPinned: lambda p: lambda src, msg: p.table.recovery.on_replica(msg.id, node_of(src), msg.reason),
     m.OnDisk: lambda p: lambda _, msg: p.table.on_disk(msg),
     m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
+    m.CollectGarbage: lambda p: lambda _, msg: p._collect_garbage(),
     m.Welcome: lambda p: p.neighbor_stores.on_welcome,
     m.LeaseGranted: lambda p: p.submitter.on_lease_granted,
     m.LeaseRevoked: lambda p: lambda _, msg: p.process_died(msg.worker, msg.reason),

@@ -493,6 +493,7 @@ class ClusterMember:
             self._leave_alone(1)
         raylet.apply(raylet.lease_manager.tick(now))
         raylet.apply(raylet.store.tick(now))
+        raylet.garbage.tick()
         if raylet.head is not None:
             raylet.apply(raylet.head.tick(now))
         self.drain.tick()

@@ -21,6 +21,7 @@ from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
@@ -101,6 +102,7 @@ class Raylet:
         self.neighbor_dirs: dict[int, str] = {}
         self.forgotten_nodes: set[int] = set()
         self.handlers: dict[type, Handler] = {}
+        self.garbage = NodeGarbageCollection(context.config, loop, router)
         self._me = raylet_of(self.node)
         self._prefault = prefault
         self._data = data
@@ -302,6 +304,7 @@ class Raylet:
     def _allocate(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         effects = self.store.handle(now, src, msg)
         self._prefault.allocated_to(self.store.high_water)
+        self.garbage.note_shortages(self.store.shortages)
         return effects
 
     def _prefetch(self, now: float, src: bytes, msg: m.Prefetch) -> Iterable[Any]:
@@ -486,9 +489,11 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.NodeView: lambda r: r._to_gcs,
     m.WatchGroup: lambda r: r._to_gcs,
     m.RemoveGroup: lambda r: r._to_gcs,
+    m.RequestGarbageCollection: lambda r: r._to_gcs,
     m.BundlesPrepared: lambda r: r._to_gcs,
     m.NodeInventory: lambda r: r._to_recovering_gcs,
     # Memory and introspection.
+    m.CollectGarbage: lambda r: r.garbage.on_collect,
     m.RetriableTasks: lambda r: r.memory_monitor.on_retriable_tasks,
     m.Introspect: lambda r: r.introspection.on_introspect,
 }
