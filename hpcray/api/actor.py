@@ -19,7 +19,7 @@ from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.common.ids import HEAD
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
-from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
+from hpcray.runtime.core_worker.actor_submitter import has_async_method
 from hpcray.runtime.core_worker.core_worker import current
 
 __all__ = [
@@ -342,12 +342,18 @@ def kill(actor: ActorHandle | ActorProxy[Any], *, no_restart: bool = True) -> No
 
 
 def exit_actor() -> NoReturn:
-    """End the calling actor. It does not restart, and later calls raise `ActorDiedError`.
+    """End the calling actor, from a method or a thread of it. It does not restart.
+
+    An exception is raised here, and the actor ends even if that is caught. Calls that run at the same time are finished
+    first. The call that ends the actor, those that wait, and later ones raise `ActorDiedError`.
 
     Raises:
         TypeError: this process is no actor.
     """
     worker = current.worker
     if worker is None or worker.actor is None:
-        raise TypeError("exit_actor called on a non-actor worker.")
-    raise ExitActor(0)
+        kind = "driver" if worker is None else "worker"
+        raise TypeError(
+            f"exit_actor API is called on a non-actor worker, a {kind}; hint: call it inside of an actor's method"
+        )
+    raise worker.actor.exit()

@@ -287,7 +287,11 @@ def store_full_error(reason: str) -> RayError:
 
 
 class TaskCancelledError(RayError):
-    """The task was cancelled."""
+    """The task was cancelled.
+
+    Attributes:
+        task_id: its `TaskID`, where known.
+    """
 
     def __init__(self, task_id: Any = None, error_message: str | None = None) -> None:
         super().__init__(task_id, error_message)
@@ -295,8 +299,7 @@ class TaskCancelledError(RayError):
         self.error_message = error_message
 
     def __str__(self) -> str:
-        task = self.task_id.hex() if isinstance(self.task_id, bytes) else self.task_id
-        text = f"Task: {task} was cancelled. " if task else "The task was cancelled. "
+        text = f"Task: {self.task_id} was cancelled. " if self.task_id else "The task was cancelled. "
         return (text + (self.error_message or "")).rstrip()
 
 

@@ -438,3 +438,14 @@ class TestActorClass:
     def test_many_at_once(self):
         counters = [Counter.remote(i) for i in range(30)]
         assert ray.get([counter.read.remote() for counter in counters]) == list(range(30))
+
+    def test_an_attribute_does_not_hide_a_method(self):
+        @ray.remote
+        class Switch:
+            def __init__(self):
+                self.is_on = False
+
+            def is_on(self):
+                return ("method", self.is_on)
+
+        assert ray.get(Switch.remote().is_on.remote()) == ("method", False)

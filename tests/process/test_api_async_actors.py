@@ -324,3 +324,17 @@ class TestContext:
         actor = Async.remote(1)
         late = actor.echo.remote(echo.remote("late", 0.5))
         assert ray.get(late) == (("late",), {})
+
+
+def test_a_plain_method_of_an_async_actor_can_return_a_ref():
+    @ray.remote
+    class Keeper:
+        async def keep(self):
+            self.ref = ray.put("kept")
+
+        def ref_of_it(self):
+            return self.ref
+
+    keeper = Keeper.remote()
+    ray.get(keeper.keep.remote())
+    assert ray.get(ray.get(keeper.ref_of_it.remote())) == "kept"

@@ -206,3 +206,107 @@ def test_cancel_without_recursive_leaves_children(marks: Marks):
     ray.cancel(ref, recursive=False)
     assert_cancelled(ref)
     eventually(lambda: marks.lines() == ["began", "ended"])
+
+
+@ray.remote(num_cpus=0)
+class Branch:
+    """Actors in a chain: the last one waits."""
+
+    def __init__(self, marks, child=None):
+        self.marks, self.child, self.ref = marks, child, None
+
+    def run(self):
+        self.marks.add()
+        if self.child is None:
+            time.sleep(5)
+            return "done"
+        self.ref = self.child.run.remote()
+        return ray.get(self.ref)
+
+    def child_ref(self):
+        return [self.ref]
+
+
+@ray.remote(num_cpus=0)
+class AsyncBranch:
+    def __init__(self, marks, child=None):
+        self.marks, self.child, self.ref = marks, child, None
+
+    async def run(self):
+        self.marks.add()
+        if self.child is None:
+            await asyncio.sleep(5)
+            return "done"
+        self.ref = self.child.run.remote()
+        return await self.ref
+
+    def child_ref(self):
+        return [self.ref]
+
+
+@pytest.mark.parametrize("kind", ["plain", "threads", "async"])
+@pytest.mark.parametrize("recursive", [True, False])
+def test_cancel_goes_down_a_chain_of_actors(kind: str, recursive: bool, marks: Marks):
+    branch = {"plain": Branch, "threads": Branch.options(max_concurrency=3), "async": AsyncBranch}[kind]
+    leaf = AsyncBranch.remote(marks)
+    middle = branch.remote(marks, leaf)
+    top = branch.remote(marks, middle)
+    ref = top.run.remote()
+    eventually(lambda: len(marks.lines()) == 3)
+    ray.cancel(ref, recursive=recursive)
+    assert_cancelled(ref)
+    (of_leaf,) = ray.get(middle.child_ref.remote())
+    if recursive:
+        assert_cancelled(of_leaf)
+    else:
+        assert ray.get(of_leaf) == "done"
+
+
+def test_cancel_leaves_the_children_of_other_calls(marks: Marks):
+    @ray.remote(num_cpus=0)
+    class Parent:
+        async def run(self):
+            ref = nap.remote()
+            marks.add()
+            return await ref
+
+    @ray.remote(num_cpus=0)
+    def nap():
+        time.sleep(2)
+        return "slept"
+
+    parent = Parent.remote()
+    first, second = parent.run.remote(), parent.run.remote()
+    eventually(lambda: len(marks.lines()) == 2)
+    ray.cancel(first)
+    assert_cancelled(first)
+    assert ray.get(second) == "slept"
+
+
+@pytest.mark.parametrize("outcome", ["a value", "an error"])
+def test_a_coroutine_cannot_undo_its_cancellation(outcome: str, marks: Marks):
+    @ray.remote
+    class Stubborn:
+        async def sleep(self):
+            try:
+                marks.add()
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if outcome == "an error":
+                    raise ValueError("of another kind") from None
+                return outcome
+
+    ref = Stubborn.remote().sleep.remote()
+    eventually(marks.lines)
+    ray.cancel(ref)
+    with pytest.raises(exceptions.TaskCancelledError, match=ref.task_id().hex()):
+        ray.get(ref)
+
+
+def test_the_error_names_the_cancelled_task(marks: Marks):
+    running, waiting = spin.remote(marks), spin.remote(marks)
+    eventually(marks.lines)
+    for ref in (waiting, running):
+        ray.cancel(ref)
+        with pytest.raises(exceptions.TaskCancelledError, match=rf"{ref.task_id().hex()}\)? was cancelled"):
+            ray.get(ref)

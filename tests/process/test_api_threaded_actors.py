@@ -174,3 +174,19 @@ def test_a_thread_of_the_users_own_in_an_actor():
 
     background = Background.remote()
     eventually(lambda: ray.get(background.read.remote()) == [0, 2, 4, 6, 8])
+
+
+def test_calls_made_together_run_in_threads_of_their_own_that_stay():
+    @ray.remote(max_concurrency=4)
+    class Local:
+        def __init__(self):
+            self.own = threading.local()
+
+        def mark(self):
+            marked = hasattr(self.own, "marked")
+            self.own.marked = True
+            return marked
+
+    local = Local.remote()
+    assert ray.get([local.mark.remote() for _ in range(4)]) == [False] * 4
+    assert ray.get([local.mark.remote() for _ in range(20)]) == [True] * 20

@@ -123,6 +123,18 @@ class ObjectTable:
         for name in ("create", "put_inline", "put_in_place"):
             setattr(self, name, noting(getattr(self, name)))
 
+    def record_parents(self, running: Callable[[], bytes]) -> None:
+        """Note in `PendingTask.parent`, for each task created after this, the result of `running`: the task or call
+        that submits it."""
+        create = self.create
+
+        def create_child(oid: bytes, task: Any = None) -> None:
+            if task is not None:
+                task.parent = running()
+            create(oid, task)
+
+        self.create = create_child  # type: ignore[method-assign]
+
     # ------------------------------------------------------------ objects that go
 
     def bury(self, died: deque[Any]) -> None:

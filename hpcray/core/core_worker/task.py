@@ -63,12 +63,15 @@ class PendingTask:
 
     keep: the object refs that its arguments mention; they protect those objects until the reply.
     slots: the object ids of its top-level ref arguments, in slot order. attempt: runs beyond the first.
+    parent: the call that submitted it; set in actors alone (`ObjectTable.record_parents`).
     """
 
     __slots__ = (
-        "args", "attempt", "cancelled", "cost", "extra", "fn", "id", "keep", "method", "num_returns", "retries",
-        "scheduling_class", "slots", "waiting", "worker",
+        "args", "attempt", "cancelled", "cost", "extra", "fn", "id", "keep", "method", "num_returns", "parent",
+        "retries", "scheduling_class", "slots", "waiting", "worker",
     )  # fmt: skip
+
+    parent: bytes
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,7 +14,6 @@ from hpcray.common.exceptions import (
     ActorAlreadyExistsError,
     ActorUnavailableError,
     PendingCallsLimitExceeded,
-    TaskCancelledError,
 )
 from hpcray.common.ids import FIRST_RETURN, HEAD, PUT_INDEX, node_of, owner_of
 from hpcray.core.core_worker.object_table import Waiter
@@ -27,7 +26,7 @@ from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.generators import GeneratorStreams
 from hpcray.runtime.core_worker.io_engine import MAX_BATCH, monotonic
 from hpcray.runtime.core_worker.object_refs import ObjectRef, make_ref, new_ref
-from hpcray.runtime.core_worker.task_retries import actor_error
+from hpcray.runtime.core_worker.task_retries import actor_error, cancelled_blob
 
 __all__ = ["ActorClient", "ActorSubmitter"]
 
@@ -290,6 +289,11 @@ class ActorSubmitter:
             client.hold = None
         return task
 
+    def pending_calls(self) -> Iterator[PendingTask]:
+        """The calls that have no answer yet (lock held)."""
+        for client in self._clients.values():
+            yield from (*client.queue, *client.late.values(), *client.inflight.values())
+
     def cancel_queued(self, task: PendingTask) -> bool:
         """Take a cancelled call out of its queue; False when it was sent already."""
         client: ActorClient = task.scheduling_class
@@ -402,7 +406,7 @@ class ActorSubmitter:
 
     def _fail_dead(self, client: ActorClient, task: PendingTask) -> None:
         if task.cancelled:
-            error = serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled"))
+            error = cancelled_blob(task)
         else:
             error = client.error or serialize_error(actor_error(client.actor, client.class_name, client.reason))
         self._submission.fail(task, error)

@@ -17,9 +17,10 @@ from hpcray.common.exceptions import (
     OwnerDiedError,
     RayError,
     StreamingGeneratorReplayInconsistentError,
+    TaskCancelledError,
     WorkerCrashedError,
 )
-from hpcray.common.ids import TASK_BYTES, node_of, return_index, show_proc
+from hpcray.common.ids import TASK_BYTES, TaskID, node_of, return_index, show_proc
 from hpcray.common.task_errors import RayTaskError, UserCodeException
 from hpcray.core.core_worker import lineage
 from hpcray.core.core_worker.lease_manager import LeaseManager
@@ -266,6 +267,11 @@ class CrashRetries:
         if task.retries > 0:
             task.retries += 1  # the next run takes one
         return None
+
+
+def cancelled_blob(task: PendingTask) -> bytes:
+    """The error of a task or call that was cancelled before it ran."""
+    return serialize_error(TaskCancelledError(TaskID(task.id), f"{task.name} was cancelled before it ran"))
 
 
 def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hpcray.common.exceptions import TaskCancelledError
 from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, raylet_of, return_index, show_proc
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
@@ -26,7 +25,7 @@ from hpcray.runtime.core_worker.generators import GeneratorStreams
 from hpcray.runtime.core_worker.io_engine import MAX_BATCH, monotonic
 from hpcray.runtime.core_worker.object_reader import unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, make_ref, new_ref
-from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries
+from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries, cancelled_blob
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
@@ -388,7 +387,7 @@ class TaskSubmitter:
 
     def fail_cancelled(self, task: PendingTask) -> None:
         """End a task that was cancelled before it ran (lock held)."""
-        self.fail(task, serialize_error(TaskCancelledError(error_message=f"{task.name} was cancelled")))
+        self.fail(task, cancelled_blob(task))
 
     def left_behind(self, task: PendingTask, proc: bytes) -> None:
         """A process died before it answered this task; large returns may be in its node's store already (lock held)."""
@@ -443,8 +442,8 @@ class TaskCancellation:
         elif isinstance(entry.task, PendingTask):
             self._task(entry.task, force and entry.task.fn is not None, recursive)
 
-    def cancel_children(self, counter: int, force: bool) -> None:
-        """Cancel what was submitted since our counter stood there: the children of one task (lock held)."""
+    def cancel_children(self, is_child: Callable[[PendingTask], bool], force: bool) -> None:
+        """Cancel the pending tasks and calls that one task has submitted (lock held)."""
         leases = self._leases
         entries = self._table.entries.items()
         children = {oid[:TASK_BYTES]: entry.task for oid, entry in entries if entry.state == PENDING and entry.task}
@@ -452,8 +451,9 @@ class TaskCancellation:
             children.update(worker.inflight)
         for scheduling_class in leases.by_index:
             children.update((task.id, task) for task in scheduling_class.queue)
-        for ident, task in children.items():
-            if isinstance(task, PendingTask) and int.from_bytes(ident[8:], "big") > counter and not task.cancelled:
+        children.update((task.id, task) for task in self._actors.pending_calls())
+        for task in children.values():
+            if isinstance(task, PendingTask) and not task.cancelled and is_child(task):
                 self._task(task, force and task.fn is not None, True)
 
     def _task(self, task: PendingTask, force: bool, recursive: bool) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from hpcray.common.exceptions import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
-from hpcray.common.ids import HEAD
+from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.ids import HEAD, TaskID
 from hpcray.core.core_worker.object_table import Waiter
+from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
@@ -47,7 +50,10 @@ class ActorExecutor:
         self.call: Callable[[bytes, m.ActorCall], None] = self.run
         self._runners: dict[str, CallRunner] = {}
         self._groups: dict[str, str] = {}
-        self._drops_cancelled = False
+        self._methods: dict[str, Callable[..., Any]] = {}
+        self._replaces_values = False
+        self._exiting: set[bytes] = set()
+        self._end_reason = ""
         self._names: dict[str, str] = {}
 
     # ------------------------------------------------------------ life
@@ -66,16 +72,21 @@ class ActorExecutor:
             self.cls = deserialize(spec.cls)
             self.is_async = has_async_method(self.cls)
             self._open_runners()
+            process.table.record_parents(worker.running_call)
             args, kwargs = worker.arguments(spec.args, spec.inline, spec.refs)
             self.instance = self.cls(*args, **kwargs)
             del args, kwargs
             self._drain.restore(self)
         except BaseException as raised:
-            if not problem:
+            if isinstance(raised, (SystemExit, AsyncioActorExit)):
+                self.exit_error(raised)
+            elif not problem:
                 label = (spec.class_name, spec.actor.hex())
                 cause = task_error(raised, f"{spec.class_name}.__init__", label)
                 raised = ActorDiedError(cause, actor_id=spec.actor.hex())
             error = serialize_error(raised)
+        if self._end_reason:
+            worker.leave(self._end_reason)
         local.task = None
         engine = process.engine
         with engine.lock:
@@ -107,7 +118,26 @@ class ActorExecutor:
         self._drain.before_leaving(self)
         while not self.idle():
             time.sleep(0.002)
-        self.worker.leave(reason)
+        self.worker.leave(self._end_reason or reason)
+
+    def exit(self) -> BaseException:
+        """End the actor once what runs now has ended: calls that wait never run. The call that asks for it dies with
+        the actor, even if it catches the exception that is returned, which is to be raised in it."""
+        task = self.worker.running_call()
+        if task:
+            self._exiting.add(task)
+            self._replace_values()
+        self._close(_EXIT_ACTOR)
+        return AsyncioActorExit() if self.is_async else ExitActor(0)
+
+    def _close(self, reason: str) -> None:
+        if self._end_reason:
+            return
+        self._end_reason = reason
+        for runner in list(self._runners.values()):
+            runner.close()
+        with self.worker.engine.lock:
+            self.worker.enqueue_first(m.TerminateActor(self.spec.actor))
 
     def idle(self) -> bool:
         """Return True if every call that was accepted has run (but for one on the calling thread)."""
@@ -125,22 +155,33 @@ class ActorExecutor:
 
     # ------------------------------------------------------------ calls
 
-    def cancel(self, task: bytes) -> None:
+    def cancel(self, task: bytes, recursive: bool) -> None:
         """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
-        if not self._drops_cancelled:
-            self._drops_cancelled = True
-            self.worker.reply = partial(self._reply_unless_cancelled, self.worker.reply)
+        self._replace_values()
         for runner in self._runners.values():
             runner.cancel(task)
         if not self._runners:
+            self.worker.cancelled.clear()  # one call at a time: what is there has ended
             self.worker.cancelled.add(task)
+        if recursive:
+            self.worker.process.submitter.cancellation.cancel_children(
+                lambda child: getattr(child, "parent", b"") == task, False
+            )
 
-    def _reply_unless_cancelled(
+    def _replace_values(self) -> None:
+        """Look from now on, before a call's value is sent, whether the call was cancelled or has called `exit`."""
+        if not self._replaces_values:
+            self._replaces_values = True
+            self.worker.reply = partial(self._reply_or_error, self.worker.reply)
+
+    def _reply_or_error(
         self, reply: Callable[..., None], src: bytes, task: bytes, num_returns: int, value: Any,
         error: BaseException | None, name: str, *rest: Any,
     ) -> None:  # fmt: skip
         if error is None and task in self.worker.cancelled:
-            value, error = None, TaskCancelledError(error_message=f"{name} was cancelled while it ran")
+            value, error = None, TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
+        elif error is None and task in self._exiting:
+            value, error = None, self._died()
         reply(src, task, num_returns, value, error, name, *rest)
 
     def route_by_group(self) -> None:
@@ -184,19 +225,19 @@ class ActorExecutor:
         local["name"] = self.spec.class_name
         value: Any = None
         error: BaseException | None = None
-        leaving = ""
         try:
+            method = self._methods.get(msg.method) or self.method(msg.method)
             if msg.args == NO_ARGS:
-                value = self.method(msg.method)()
+                value = method()
             else:
                 args, kwargs = worker.arguments(msg.args, msg.inline, msg.refs)
-                value = self.method(msg.method)(*args, **kwargs)
+                value = method(*args, **kwargs)
                 del args, kwargs
             if msg.num_returns < 0:
                 self._generators.run(src, msg, value)
                 value = None
-        except SystemExit as exit_:
-            error, leaving = self.exit_error(exit_)
+        except (SystemExit, AsyncioActorExit) as exit_:
+            error = self.exit_error(exit_)
         except BaseException as raised:
             error = raised
         us = int((perf_counter() - started) * 1e6)
@@ -208,41 +249,45 @@ class ActorExecutor:
         local["protected"] = local["task"] = None
         if worker.options or worker.cancelled:
             worker.forget_options(msg.task)
-        if leaving:
-            worker.leave(leaving)
 
     def name_of(self, method: str) -> str:
         """Return the name of a call of this method, for people."""
         return self._names.setdefault(method, f"{self.spec.class_name}.{method}")
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return the function that a call of this name runs."""
-        if name.startswith("__ray_"):
-            if name == "__ray_ready__":
-                return lambda: True
-            if name == "__ray_call__":
-                return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
-            if name == "__ray_terminate__":
-                return _exit
-        found: Callable[..., Any] = getattr(self.instance, name)
+        """Return the function that a call of this name runs: that of the class, whatever the instance has of the name,
+        as in Ray."""
+        found = self._methods.get(name)
+        if found is None:
+            found = _BUILT_IN[name](self) if name in _BUILT_IN else self._bound(name)
+            self._methods[name] = found
         return found
 
-    def exit_error(self, exit_: BaseException) -> tuple[ActorDiedError, str]:
-        """A method ended the actor: what its caller gets, and the reason in words.
+    def _bound(self, name: str) -> Any:
+        member = inspect.getattr_static(self.cls, name)
+        return member.__get__(self.instance, self.cls) if hasattr(member, "__get__") else member
+
+    def terminate(self) -> NoReturn:
+        """The method `__ray_terminate__` of all actors."""
+        raise self.exit()
+
+    def exit_error(self, exit_: BaseException) -> ActorDiedError:
+        """A method ended the actor: return what its caller gets.
 
         Any exit code but 0 means a crash, as in Ray: the process ends, and the actor is restarted if it may be.
         """
         if isinstance(exit_, SystemExit) and exit_.code != 0:
             print(f"hpcray: actor {self.spec.class_name} raised SystemExit({exit_.code!r})", file=sys.stderr)
             self.worker.leave("", (exit_.code & 0xFF or 1) if isinstance(exit_.code, int) else 1)
-        reason = "exit_actor() was called"
-        if isinstance(exit_, SystemExit) and not isinstance(exit_, ExitActor):
-            reason = f"it raised SystemExit({exit_.code})"
+        self._close(_EXIT_ACTOR if isinstance(exit_, (ExitActor, AsyncioActorExit)) else _EXITED)
+        return self._died()
+
+    def _died(self) -> ActorDiedError:
         spec = self.spec
-        died = ActorDiedError(
-            f"The actor exited: {reason}", actor_id=spec.actor.hex(), class_name=spec.class_name, name=spec.name
-        )
-        return died, reason
+        return ActorDiedError(
+            self._end_reason, actor_id=spec.actor.hex(), class_name=spec.class_name, pid=os.getpid(), name=spec.name,
+            namespace=spec.namespace, ip=node_ip_address(),
+        )  # fmt: skip
 
     def error_label(self) -> tuple[str, str]:
         """The actor's repr and id, for errors."""
@@ -252,5 +297,11 @@ class ActorExecutor:
         return text, self.spec.actor.hex()
 
 
-def _exit() -> None:
-    raise ExitActor(0)
+_EXITED = "its worker process has ended by itself, with exit code 0"
+_EXIT_ACTOR = f"{_EXITED}. exit_actor() is called."
+_BUILT_IN: dict[str, Callable[[ActorExecutor], Callable[..., Any]]] = {
+    "__ray_ready__": lambda actor: lambda: True,
+    "__ray_call__": lambda actor: lambda function, *args, **kwargs: function(actor.instance, *args, **kwargs),
+    "__ray_terminate__": lambda actor: actor.terminate,
+}
+"""The methods that all actors have."""

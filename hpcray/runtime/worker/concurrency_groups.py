@@ -9,15 +9,19 @@ import asyncio
 import inspect
 import threading
 import time
+import traceback
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, Protocol
 
 from hpcray.common.exceptions import AsyncioActorExit, TaskCancelledError
+from hpcray.common.ids import TaskID
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import ActorContext
 from hpcray.runtime.worker.replies import GeneratorExecutor
 
@@ -38,23 +42,43 @@ class CallRunner(Protocol):
     def idle(self) -> bool:
         """Return True if everything that was accepted has run."""
 
+    def close(self) -> None:
+        """Start no more calls: those that wait get no reply."""
+
+
+_SPREAD = 32
+"""Threads among which calls are spread; more are started when all are busy."""
+
 
 class ThreadedCallRunner:
-    """Calls in threads."""
+    """Calls in threads, which live as long as the actor: what a thread keeps for itself (`threading.local`) stays.
+
+    The first calls get a thread each, even if one is idle: calls that are made together run in different threads.
+    """
 
     def __init__(self, actor: ActorContext, name: str, limit: int) -> None:
         self._actor = actor
-        self._pool = ThreadPoolExecutor(limit, name, actor.worker.register_thread)
+        self._name = name
+        self._threads = 0
+        self._queue: SimpleQueue[tuple[bytes, m.ActorCall]] = SimpleQueue()
         self._lock = threading.Lock()
         self._open: set[bytes] = set()
         self._limit = limit
         self._flushed = 0.0
+        self._closed = False
 
     def call(self, src: bytes, msg: m.ActorCall) -> None:
         """See `CallRunner`."""
         with self._lock:
             self._open.add(msg.task)
-        self._pool.submit(self._run, src, msg)
+            threads = self._threads
+            starts = threads < self._limit and (threads < _SPREAD or len(self._open) > threads)
+            self._threads += starts
+        if starts:
+            name = f"{self._name}_{threads}"
+            threading.Thread(target=self._run_calls, args=(src, msg), name=name, daemon=True).start()
+        else:
+            self._queue.put((src, msg))
 
     def cancel(self, task: bytes) -> None:
         """See `CallRunner`. One that runs is not interrupted: it may ask `is_canceled()`."""
@@ -66,13 +90,29 @@ class ThreadedCallRunner:
         """See `CallRunner`."""
         return not self._open
 
+    def close(self) -> None:
+        """See `CallRunner`."""
+        self._closed = True
+
+    def _run_calls(self, src: bytes, msg: m.ActorCall) -> None:
+        self._actor.worker.register_thread()
+        call = (src, msg)
+        del src, msg
+        while True:
+            try:
+                self._run(*call)
+            except BaseException:
+                traceback.print_exc()  # the thread goes on: calls may wait for it
+            del call  # its arguments need not live on
+            call = self._queue.get()
+
     def _run(self, src: bytes, msg: m.ActorCall) -> None:
         actor = self._actor
         try:
             if msg.task in actor.worker.cancelled:
-                error = TaskCancelledError(error_message=f"{msg.method} was cancelled before it started")
+                error = TaskCancelledError(TaskID(msg.task), f"{msg.method} was cancelled before it started")
                 actor.worker.reply(src, msg.task, msg.num_returns, None, error, msg.method, 0, None)
-            else:
+            elif not self._closed:
                 actor.run(src, msg, self._hold)
         finally:
             with self._lock:
@@ -101,7 +141,7 @@ class AsyncioCallRunner:
         # Written by one thread each, so without a lock: by who takes calls in, and by the loop's.
         self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
         self._taken = self._ended = 0
-        self._posted = False
+        self._posted = self._closed = False
         self._flushed = 0.0
         self._flush_posted = False
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
@@ -127,6 +167,10 @@ class AsyncioCallRunner:
         """See `CallRunner`."""
         return self._taken == self._ended
 
+    def close(self) -> None:
+        """See `CallRunner`."""
+        self._closed = True
+
     def _cancel(self, task: bytes) -> None:
         if task in self._tasks:
             # Not at once: a coroutine that is cancelled before its first step would never see it, nor answer.
@@ -135,6 +179,7 @@ class AsyncioCallRunner:
     def _cancel_now(self, task: bytes) -> None:
         running = self._tasks.get(task)
         if running is not None:  # else it has ended meanwhile: what is cancelled would be its answer
+            self._actor.worker.cancelled.add(task)
             running.cancel()
 
     def _run_loop(self) -> None:
@@ -170,12 +215,15 @@ class AsyncioCallRunner:
         worker = actor.worker
         value: Any = None
         error: BaseException | None = None
-        leaving = ""
         protected: list[bytes] = []
         started = perf_counter()
         try:
             await self._semaphore.acquire()
             try:
+                if self._closed:
+                    self._tasks.pop(msg.task, None)
+                    self._ended += 1
+                    return
                 started = perf_counter()
                 async_task.set(msg)
                 if msg.args == NO_ARGS:
@@ -188,7 +236,7 @@ class AsyncioCallRunner:
                         args, kwargs = self._arguments(msg, protected)
                     value = actor.method(msg.method)(*args, **kwargs)
                     del args, kwargs
-                if type(value) is CoroutineType or inspect.isawaitable(value):
+                if type(value) is CoroutineType or (inspect.isawaitable(value) and not isinstance(value, ObjectRef)):
                     value = await value
                 if msg.num_returns < 0:
                     await self._generators.run_async(self.threads, src, msg, value)
@@ -196,20 +244,16 @@ class AsyncioCallRunner:
             finally:
                 self._semaphore.release()
         except (SystemExit, AsyncioActorExit) as exit_:
-            error, leaving = actor.exit_error(exit_)
+            error = actor.exit_error(exit_)
         except BaseException as raised:
             error = raised
         ended = perf_counter()
         us = int((ended - started) * 1e6)
         name = actor.name_of(msg.method)
+        if worker.cancelled and msg.task in worker.cancelled:  # whatever the coroutine has made of it
+            value, error = None, TaskCancelledError(TaskID(msg.task), f"{name} was cancelled while it ran")
         label = actor.error_label() if error is not None else None
-        if leaving:
-            # SystemExit must not escape into the loop; the reply goes out, then this process does.
-            worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label)
-            worker.leave(leaving)
         self._tasks.pop(msg.task, None)
-        if worker.options or worker.cancelled:
-            worker.forget_options(msg.task)
         large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
         try:
             if large and error is None:
@@ -221,6 +265,8 @@ class AsyncioCallRunner:
                 worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, hold)
         finally:
             self._ended += 1
+            if worker.options or worker.cancelled:
+                worker.forget_options(msg.task)
 
     def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
         local = self._actor.worker.process.local

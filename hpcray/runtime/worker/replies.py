@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from hpcray.common.exceptions import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
-from hpcray.common.ids import raylet_of, return_index
+from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
@@ -121,7 +121,7 @@ class Replies:
         kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
         if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
             self._worker.cancelled.discard(task)
-            return serialize_error(TaskCancelledError(error_message=f"{name} was cancelled while it ran"))
+            return serialize_error(TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran"))
         if issubclass(kind, _AS_THEY_ARE) and not issubclass(kind, RayTaskError):
             return serialize_error(error)
         return serialize_error(task_error(error, name, actor))

@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcray.common.exceptions import RuntimeEnvSetupError, TaskCancelledError
-from hpcray.common.ids import raylet_of
+from hpcray.common.ids import TaskID, raylet_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
+from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.gpu_visibility import apply_gpu_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
@@ -25,6 +26,7 @@ from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
+from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.diagnostics.introspection import qualified_name
@@ -191,20 +193,24 @@ class TaskExecutor:
             if getattr(item[1], "task", None) == msg.task:
                 self.queue.remove(item)
                 self.options.pop(msg.task, None)
-                error = serialize_error(TaskCancelledError(error_message="cancelled before it started"))
+                error = serialize_error(TaskCancelledError(TaskID(msg.task), "It was cancelled before it started"))
                 returns = [m.Returned(error) for _ in range(abs(item[1].num_returns))]
                 self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
                 return
         if self.actor is not None:
-            self.actor.cancel(msg.task)
+            self.actor.cancel(msg.task, msg.recursive)
         elif self.running == msg.task:
             if msg.recursive:
-                self.process.submitter.cancellation.cancel_children(self._children_from, msg.force)
+                self.process.submitter.cancellation.cancel_children(self._is_child, msg.force)
             if msg.force:
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _is_child(self, task: PendingTask) -> bool:
+        """Return True for what the running task has submitted."""
+        return int.from_bytes(task.id[8:], "big") > self._children_from
 
     def apply_job(self, job: m.JobInfo) -> None:
         """Take over the driver's working directory, import path and environment."""
@@ -341,6 +347,11 @@ class TaskExecutor:
     def register_thread(self) -> None:
         """The calling thread will run tasks or calls: `thread_locals` shows to others what it runs."""
         self.thread_locals[threading.get_ident()] = vars(self.process.local)
+
+    def running_call(self) -> bytes:
+        """Return the id of the task or call that the calling thread or coroutine executes; b"" for none."""
+        task = async_task.get() or self.process.local.task
+        return task.task if task is not None else b""
 
     def display_name(self, task: bytes, name: str) -> str:
         """Return the name of a task for people: its option `name`, else `name`."""
