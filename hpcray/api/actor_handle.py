@@ -144,7 +144,7 @@ class ActorMethod(Generic[P, R_co]):
             raise ValueError(f"Invalid option keywords {sorted(overrides)} for actor methods. Valid ones are {known}.")
         for keyword, value in overrides.items():
             if keyword != "name":
-                METHOD_RULES[keyword].check(keyword, value)
+                METHOD_RULES[keyword].validate(keyword, value)
         given = {keyword: value for keyword, value in travelling(overrides).items() if value is not None}
         if "concurrency_group" in given:
             given["call_group"] = given.pop("concurrency_group")

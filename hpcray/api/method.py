@@ -129,7 +129,7 @@ def method(*args: Any, **options: Any) -> Any:
             f"{list(METHOD_RULES)}"
         )
     for keyword, value in options.items():
-        METHOD_RULES[keyword].check(keyword, value)
+        METHOD_RULES[keyword].validate(keyword, value)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         setattr(function, METHOD, options)

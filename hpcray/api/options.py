@@ -37,22 +37,25 @@ NO_GRAPHS = "hpcray does not have .bind(): (compiled) graphs are not supported; 
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule of one option. `problem` returns the text of a ValueError for a value that is not allowed, else None; for
-    other errors it raises."""
+    """Rule of one option, with the names of Ray's `Option`.
 
-    types: tuple[type, ...] = ()
-    problem: Callable[[Any], str | None] | None = None
-    default: Any = None
+    `value_constraint` returns the text of a ValueError for a value that is not allowed, else None; for other errors it
+    raises.
+    """
 
-    def check(self, keyword: str, value: Any) -> None:
+    type_constraint: tuple[type, ...] = ()
+    value_constraint: Callable[[Any], str | None] | None = None
+    default_value: Any = None
+
+    def validate(self, keyword: str, value: Any) -> None:
         """Raise TypeError or ValueError if `value` is not allowed."""
-        if self.types and not isinstance(value, self.types):
-            names = ", ".join("None" if kind is _NONE else kind.__name__ for kind in self.types)
+        types = self.type_constraint
+        if types and not isinstance(value, types):
             raise TypeError(
-                f"The type of keyword '{keyword}' must be one of ({names}), "
-                f"but received {value!r} of type {type(value)}"
+                f"The type of keyword '{keyword}' must be {types if len(types) > 1 else types[0]}, but received type "
+                f"{type(value)}; it is {value!r}"
             )
-        problem = self.problem(value) if self.problem else None
+        problem = self.value_constraint(value) if self.value_constraint else None
         if problem:
             raise ValueError(problem)
 
@@ -66,7 +69,7 @@ def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:
     def problem(value: Any) -> str | None:
         if value is None or value >= minimum:
             return None
-        return f"The keyword '{name}' only accepts {allowed}; got {value}."
+        return f"The keyword '{name}' only accepts {allowed}. Got {value}."
 
     return Rule((int, _NONE), problem, default)
 
@@ -132,7 +135,8 @@ def _num_returns_problem(value: Any) -> str | None:
     if value is None or value in ("dynamic", "streaming") or (isinstance(value, int) and value >= 0):
         return None
     return (
-        f"The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' or 'dynamic'; got {value!r}"
+        "The keyword 'num_returns' only accepts None, a non-negative integer, 'streaming' (for generators), or "
+        f"'dynamic', which is deprecated. Got {value!r}."
     )
 
 
@@ -190,15 +194,15 @@ _COMMON: dict[str, Rule] = {
     "num_cpus": _amount("num_cpus"),
     "num_gpus": _amount("num_gpus"),
     "object_store_memory": _count("object_store_memory", minimum=0),
-    "placement_group": Rule(problem=_group_problem, default="default"),
-    "placement_group_bundle_index": Rule((int,), default=-1),
+    "placement_group": Rule(value_constraint=_group_problem, default_value="default"),
+    "placement_group_bundle_index": Rule((int,), default_value=-1),
     "placement_group_capture_child_tasks": Rule((bool, _NONE)),
     "resources": Rule((dict, _NONE), _resources_problem),
     "runtime_env": Rule((dict, _NONE), _runtime_env_problem),
     "scheduling_strategy": Rule(
         (_NONE, str, PlacementGroupSchedulingStrategy, NodeAffinitySchedulingStrategy, NodeLabelSchedulingStrategy)
     ),
-    "enable_task_events": Rule((bool,), default=True),
+    "enable_task_events": Rule((bool,), default_value=True),
     "_labels": Rule((dict, _NONE)),
     "max_runtime": Rule((float, int, _NONE), _runtime_problem),  # hpcray's own: longest run time in seconds
 }
@@ -213,7 +217,7 @@ TASK_RULES: Mapping[str, Rule] = {
         (int, _NONE),
         lambda value: None if value is None else "Setting 'object_store_memory' is not implemented for tasks",
     ),
-    "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default=False),
+    "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default_value=False),
     "_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
     "_num_objects_per_yield": _count("_num_objects_per_yield", minimum=1, default=1),
 }
@@ -229,7 +233,7 @@ ACTOR_RULES: Mapping[str, Rule] = {
     "max_task_retries": _count("max_task_retries", minimum=-1, default=0),
     "max_pending_calls": _count("max_pending_calls", minimum=-1, default=-1),
     "namespace": Rule((str, _NONE)),
-    "get_if_exists": Rule((bool,), default=False),
+    "get_if_exists": Rule((bool,), default_value=False),
     "allow_out_of_order_execution": Rule((bool, _NONE)),
     "_actor_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
 }
@@ -262,7 +266,7 @@ def check_num_returns(value: Any) -> int:
     Raises:
         TypeError, ValueError: the value is none of these, nor a non-negative integer.
     """
-    TASK_RULES["num_returns"].check("num_returns", value)
+    TASK_RULES["num_returns"].validate("num_returns", value)
     if isinstance(value, str):
         return STREAMS
     return 1 if value is None else int(value)
@@ -290,7 +294,7 @@ class _OptionsBase:
                     f"Invalid option keyword {keyword} for {self.KIND}. Valid ones are {list(self.RULES)}."
                     + (f" hint: {near[0]}?" if near else "")
                 )
-            rule.check(keyword, value)
+            rule.validate(keyword, value)
         if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):
             raise ValueError(
                 "Give the placement group in scheduling_strategy; the placement_group option is deprecated."
@@ -323,7 +327,7 @@ class _OptionsBase:
 
     def _option(self, keyword: str) -> Any:
         value = self.given.get(keyword)
-        return self.RULES[keyword].default if value is None else value
+        return self.RULES[keyword].default_value if value is None else value
 
     def _find_unsupported(self) -> str:
         strategy = self.given.get("scheduling_strategy")

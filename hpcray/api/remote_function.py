@@ -154,7 +154,8 @@ class RemoteFunction(Generic[P, R_co]):
 
     @property
     def _default_options(self) -> dict[str, Any]:
-        return dict(self._options.given)
+        given = dict(self._options.given)
+        return {"max_calls": self._options.max_calls, **given} if self._options.max_calls else given
 
     @property
     def _function_name(self) -> str:

@@ -291,7 +291,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 def _check_options(options: Mapping[str, Any], labels: dict[str, str] | None) -> None:
     for name, value in options.items():
-        ACTOR_RULES[name].check(name, value)
+        ACTOR_RULES[name].validate(name, value)
     problem = labels_problem(labels) if labels else None
     if problem:
         raise ValueError(problem)

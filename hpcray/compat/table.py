@@ -111,6 +111,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.private:build_address find_free_port get_localhost_ip get_node_ip_address is_ipv6 is_localhost "
         "parse_address",
     ),
+    "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
     "ray._common.utils": (f"{_NAMES}.private:{_UTILS}",),
     "ray._private": (),
     "ray._private.accelerators": (_ACCELERATORS,),

@@ -47,7 +47,7 @@ def matching(selector: dict[str, str]) -> list[int]:
     ],
 )
 def test_selectors_mean_what_ray_says(selector: dict[str, str], nodes: list[int]) -> None:
-    assert TASK_RULES["label_selector"].problem(selector) is None  # type: ignore[misc]
+    assert TASK_RULES["label_selector"].value_constraint(selector) is None  # type: ignore[misc]
     assert matching(selector) == nodes
 
 
