@@ -16,7 +16,6 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ import cloudpickle
 
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
-from hpcray.protocol.out_of_band import COPIED, Pickler
+from hpcray.protocol.out_of_band import COPIED, Pickler, end_storages, pickling
 
 ALIGN = 64
 SMALL = 1 << 16
@@ -37,15 +36,6 @@ _MAX_CHAIN = 32
 PLAIN_END = bytes([PLAIN])
 
 NONE_BLOB = pickle.dumps(None, 5) + b"\0"
-
-
-class _Local(threading.local):
-    """refs: object refs met while this thread serializes (None: it does not); kept in order of appearance."""
-
-    refs: list[Any] | None = None
-
-
-_local = _Local()
 
 
 class SerializationError(TypeError):
@@ -121,9 +111,9 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
         return pickle.dumps(value, 5) + PLAIN_END, []
     if kind in COPIED and len(value) >= SMALL:
         return Serialized(COPIED[kind], [memoryview(value)]), []
-    outer = _local.refs
+    outer = pickling.refs
     refs: list[Any] = []
-    _local.refs = refs
+    pickling.refs = refs
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     try:
@@ -136,7 +126,9 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
             value,
         ) from error
     finally:
-        _local.refs = outer
+        pickling.refs = outer
+        if buffers:
+            end_storages(refs, buffers)
     if not buffers:
         return file.getvalue() + PLAIN_END, refs
     return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
@@ -201,7 +193,7 @@ def deserialize(blob: bytes | memoryview) -> Any:
 
 def note_ref(ref: Any) -> bool:
     """Called by a ref that is being pickled. False: not by us, so the copy is out of band and must be pinned."""
-    refs = _local.refs
+    refs = pickling.refs
     if refs is None:
         return False
     refs.append(ref)
