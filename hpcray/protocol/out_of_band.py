@@ -1,4 +1,4 @@
-"""What travels out of band, and so comes back as a view of where it lies, beside what the libraries themselves do.
+"""Kinds of values that travel out of band, and so come back as a view of where it lies, beside what the libraries themselves do.
 
 NumPy keeps the buffers of contiguous arrays out of band (protocol 5), pandas and Arrow build on the same. Added here:
 arrays that are not contiguous, or of dates; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's
@@ -71,7 +71,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def view_tensors(on: bool) -> None:
-    """Whether PyTorch's CPU tensors are read as views. Writing to one then changes the object for all who read it."""
+    """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
     _reducers.tensors_as_views = on
 
 
