@@ -1,4 +1,4 @@
-"""Kinds of values that travel out of band, and so come back as a view of where it lies, beside what the libraries themselves do.
+"""Kinds of values whose bytes travel out of band, beside those of which the libraries see to it themselves.
 
 NumPy keeps the buffers of contiguous arrays out of band (protocol 5), pandas and Arrow build on the same. Added here:
 arrays that are not contiguous, or of dates; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's
