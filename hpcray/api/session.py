@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
+from hpcray.api.late_address import LateAddress
 from hpcray.api.options import ACTOR_RULES
 from hpcray.api.runtime_env import merge_submitted_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
@@ -81,13 +83,18 @@ class ClientContext(Mapping[str, Any]):
         ray_commit: always "".
     """
 
-    def __init__(self, process: CoreWorker) -> None:
+    def __init__(self) -> None:
         self.dashboard_url = ""
         self.python_version = "{}.{}.{}".format(*sys.version_info[:3])
         self.ray_version = RAY_VERSION
         self.ray_commit = ""
-        address = node_ip_address()
-        self.address_info: dict[str, Any] = {
+        if not current.postponed:
+            self.address_info  # noqa: B018  # lasts longer than the session
+
+    @functools.cached_property
+    def address_info(self) -> dict[str, Any]:
+        process, address = require_session(), node_ip_address()
+        return {
             "node_ip_address": address,
             "raylet_ip_address": address,
             "redis_address": None,
@@ -127,6 +134,7 @@ class ClientContext(Mapping[str, Any]):
 
 class _Session:
     entry: ClusterEntry | None = None
+    join: Callable[[], None] | None = None
     exit_code = 0
     hooked = False
 
@@ -162,9 +170,11 @@ def init(
     `hpcray-launch` or `python -m hpcray` started it joins that job.
 
     Args:
-        address: None, "local" (start a node), "auto" (the running session of this machine), or a session directory.
+        address: None, "local" (start a node), "auto" (the running session of this machine), a session directory, or
+            that of a `cluster_utils.Cluster`.
         num_cpus, num_gpus, resources, object_store_memory: resources of this node, memory in bytes; detected by
-            default. Under mpirun or srun each rank's node has them. A process that joins a running job logs a warning.
+            default. Under mpirun or srun each rank's node has them. A process that joins a running job logs a warning;
+            with the argument `address` they are refused.
         namespace: namespace of named actors; by default RAY_NAMESPACE, else a new one.
         runtime_env: default runtime environment of tasks and actors. Fields that it lacks are taken from the variable
             RAY_JOB_CONFIG_JSON_ENV_VAR, which job submission sets.
@@ -176,8 +186,8 @@ def init(
         labels: labels of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
         object_spilling_directory: where objects go for which the object store has no room: the setting `spill_dir`.
         local_mode, include_dashboard, dashboard_host, dashboard_port: without effect; `local_mode` logs a warning.
-        settings: any field of `hpcray.common.config.Config`. Of Ray's internals two take effect: `_memory` (bytes for
-            tasks with `memory=`), and `_system_config` as far as hpcray has the settings in it.
+        settings: any field of `hpcray.common.config.Config`. Of Ray's internals three take effect: `_memory` (bytes for
+            tasks with `memory=`), `_node_name`, and `_system_config` as far as hpcray has the settings in it.
 
     Returns:
         The addresses of the session.
@@ -187,9 +197,9 @@ def init(
         ConnectionError: there is no session to join. StartupError: a node did not start.
         ValueError, TypeError: an option is not valid. NotImplementedError: the runtime_env is not supported.
     """
-    if current.process is not None:
-        if current.process.dead is None:
-            return _running_session(current.process, ignore_reinit_error)
+    if is_initialized():
+        if current.postponed or require_session().dead is None:
+            return _running_session(ignore_reinit_error)
         shutdown()
     if local_mode:
         logger.warning(
@@ -221,23 +231,61 @@ def init(
         os.makedirs(object_spilling_directory, exist_ok=True)
         settings["spill_dir"] = object_spilling_directory
     config = _node_config(settings, object_store_memory, labels, log_to_driver)
-    options = NodeOptions(config=config, num_cpus=num_cpus, num_gpus=num_gpus, memory=memory, resources=resources or {})
-    address = address or os.environ.get("RAY_ADDRESS") or None
-    if address and address != "local":
-        logger.info("Connecting to existing Ray cluster at address: %s...", address)
-    entry, process = _join(address, options)
-    if entry.node is None:
-        _warn_of_ignored_arguments({**given, **config})
-    _start_driver(process, namespace, environment, logging_config)
-    logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
-    return ClientContext(process)
+    options = NodeOptions(
+        config=config,
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        memory=memory,
+        resources=resources or {},
+        node_name=settings.get("_node_name") or "",
+    )
+    _enter_session(
+        address or os.environ.get("RAY_ADDRESS") or None,
+        options,
+        {**given, "labels": labels, "object_store_memory": object_store_memory},
+        lambda process: _start_driver(process, namespace, environment, logging_config),
+    )
+    return ClientContext()
 
 
-def _running_session(process: CoreWorker, ignore_reinit_error: bool) -> ClientContext:
+def _enter_session(
+    address: str | None, options: NodeOptions, given: dict[str, Any], start: Callable[[CoreWorker], None]
+) -> None:
+    """Join or start a session, now or, where its nodes do not run yet, at its first use.
+
+    Args:
+        given: the arguments of `init` that describe a node.
+        start: called with the process when it has joined.
+
+    Raises:
+        ValueError: `given` has values, and the address names a cluster.
+    """
+    late = address if isinstance(address, LateAddress) else LateAddress.newest if address in (None, "auto") else None
+    if late is not None or address not in (None, "local", os.environ.get("RAY_ADDRESS")):
+        _refuse_node_arguments(given)
+
+    def join() -> None:
+        where = late.text() if late is not None else address
+        if where and where != "local":
+            logger.info("Connecting to existing Ray cluster at address: %s...", where)
+        entry, process = _join(where, options)
+        if entry.node is None:
+            _warn_of_ignored_arguments({**given, **options.config})
+        start(process)
+        logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
+
+    _Session.join = join
+    if late is not None and not late.started():
+        current.postpone(join)
+    else:
+        join()
+
+
+def _running_session(ignore_reinit_error: bool) -> ClientContext:
     """Return the context of the session that this process has joined already; without the flag raise RuntimeError."""
     if ignore_reinit_error:
         logger.info("init() was called before; this call has no effect")
-        return ClientContext(process)
+        return ClientContext()
     raise RuntimeError(
         "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
         "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
@@ -333,6 +381,13 @@ def _configure_logging(level: int | str, line_format: str | None) -> None:
         handler.setFormatter(logging.Formatter(line_format))
 
 
+def _refuse_node_arguments(requested: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments of `init` that describe a node, where it only joins the cluster that it names."""
+    for names in (("num_cpus", "num_gpus"), ("resources",), ("labels",), ("object_store_memory",)):
+        if any(requested[name] is not None for name in names):
+            raise ValueError(f"When connecting to an existing cluster, {' and '.join(names)} must not be provided.")
+
+
 def _warn_of_ignored_arguments(requested: dict[str, Any]) -> None:
     """Warn of arguments of `init` that have no effect, because the process joined a running job."""
     ignored = [name for name, value in requested.items() if value is not None]
@@ -382,6 +437,7 @@ def _hook_exit_code() -> None:
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
     """Leave the session. A session that this process started ends, with all of its processes and files."""
+    current.forget_postponed()
     process, entry = current.process, _Session.entry
     current.process = None
     _Session.entry = None
@@ -392,6 +448,14 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     finally:
         driver_signals.restore()
         _leave(process, entry)
+
+
+def leave_for_now() -> None:
+    """Leave the session; its next use joins again, as the last `init` did."""
+    join = _Session.join
+    assert join is not None
+    shutdown()
+    current.postpone(join)
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
@@ -422,8 +486,8 @@ def check_namespace(namespace: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Return True if this process has joined a session."""
-    return current.process is not None
+    """Return True if this process has joined a session, or joins the nodes of a `Cluster` when they start."""
+    return current.postponed or current.process is not None
 
 
 def require_session() -> CoreWorker:

@@ -17,7 +17,7 @@ CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
 _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
-_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "TMPDIR")
+_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "NODE_ID", "NODE_NAME", "TMPDIR")
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
@@ -32,6 +32,9 @@ _RAY_SETTINGS = {
     "object_spilling_threshold": ("spill_threshold", 1),
     "max_direct_call_object_size": ("inline_limit", 1),
     "record_ref_creation_sites": ("record_ref_creation_sites", 1),
+    "scheduler_spread_threshold": ("spread_threshold", 1),
+    "worker_lease_timeout_milliseconds": ("idle_lease_timeout", 1000),
+    "idle_worker_killing_time_threshold_ms": ("idle_worker_timeout", 1000),
 }
 RAY_VARIABLES = {field: f"RAY_{name}" for name, (field, _) in _RAY_SETTINGS.items()}
 """Ray's variable for a setting, by the name of our field."""
@@ -77,6 +80,8 @@ class Config:
         require_rdma: whether a job of several nodes without RDMA does not start.
         locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
             other nodes take those that it will not begin soon.
+        spread_threshold: share of a node's resources up to which tasks are packed there, before other nodes get some.
+            (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
@@ -134,6 +139,7 @@ class Config:
     bind: bool = True
     require_rdma: bool = False
     locality_wait: Seconds = 1.0
+    spread_threshold: Share = 0.5
     labels: str = ""
     max_workers: Count = 0
     preload: str = ""

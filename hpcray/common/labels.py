@@ -15,6 +15,17 @@ from hpcray.common.resources import CAPTURING, GROUP
 
 PREFIX = "labels:"
 NODE_ID, ACCELERATOR = "ray.io/node-id", "ray.io/accelerator-type"
+TPU_POD_TYPE = "ray.io/tpu-pod-type"
+_VARIABLES = {
+    "RAY_NODE_TYPE_NAME": "ray.io/node-group",
+    "RAY_NODE_MARKET_TYPE": "ray.io/market-type",
+    "RAY_NODE_REGION": "ray.io/availability-region",
+    "RAY_NODE_ZONE": "ray.io/availability-zone",
+    "TPU_NAME": "ray.io/tpu-slice-name",
+    "TPU_WORKER_ID": "ray.io/tpu-worker-id",
+    "TPU_TOPOLOGY": "ray.io/tpu-topology",
+    "TPU_ACCELERATOR_TYPE": TPU_POD_TYPE,
+}
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "in", "!in", "exists", "!exists"
 Condition = tuple[str, str, tuple[str, ...]]
 """(label, operator, values)."""
@@ -79,6 +90,14 @@ def parse_labels(text: str) -> dict[str, str]:
     problem = labels_problem(labels)
     if problem:
         raise ValueError(f"labels {text!r}: {problem}")
+    return labels
+
+
+def labels_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that variables give to a node: those of Ray's pods, and of Google's TPU hosts."""
+    labels = {label: environ[variable] for variable, label in _VARIABLES.items() if environ.get(variable)}
+    if label := labels.get(TPU_POD_TYPE):
+        labels[ACCELERATOR] = "TPU-" + label.partition("-")[0].upper()
     return labels
 
 

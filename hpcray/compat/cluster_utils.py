@@ -1,13 +1,16 @@
 """`ray.cluster_utils.Cluster`: several nodes on this host, for tests of programs that want more than one.
 
 A job of hpcray has the nodes that its launcher starts. So `add_node` only collects nodes, and mpirun starts all of them
-at the first use of `address`, `connect()` or `wait_for_nodes()`. The driver of rank 0, this module as a program,
-publishes the address and waits until this process closes a pipe or dies; this process joins as a second driver.
+when they are needed: at the first use of a session that `init(address=cluster.address)` has announced, or when another
+process is given the address. A node that is added later starts all of them anew, which only an idle job allows: nothing
+of it is left that its program could miss. The driver of rank 0, this module as a program, publishes the address and
+waits until this process closes a pipe or dies; this process joins as a second driver.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -16,23 +19,46 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from typing import Any
 
+from hpcray.api.late_address import LateAddress
 from hpcray.api.runtime_context import nodes
-from hpcray.api.session import init, is_initialized, shutdown
+from hpcray.api.session import init, is_initialized, leave_for_now, shutdown
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.common.ids import raylet_of
+from hpcray.common.labels import labels_problem, labels_text
+from hpcray.experimental.internal_kv import _internal_kv_list
 from hpcray.launch.launch_line import find_mpirun
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
+from hpcray.protocol.messages import ATTACHED, ListStore
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
 
 _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
+_LIST_TIMEOUT = 5.0  # seconds in which nodes say who is connected
+_KILL_TIMEOUT = 10.0  # seconds in which a killed raylet is gone
 _POLL_INTERVAL = 0.02  # seconds
 _OBJECT_STORE_BYTES = 150 << 20  # of a node
 _ADDRESS_FILE = "address"
 _LIFE_FIFO = "life"
 _FLAGS = {"num_cpus": "--num-cpus", "num_gpus": "--num-gpus", "memory": "--memory"}
-_WITHOUT_EFFECT = ("include_dashboard", "dashboard_host", "dashboard_port", "redis_password", "node_ip_address")
+_KNOWN = (*_FLAGS, "object_store_memory", "resources", "labels", "env_vars", "node_name", "node_id", "_system_config")
+_WITHOUT_EFFECT = (
+    "autoscaling_config", "cluster_id", "dashboard_agent_listen_port", "dashboard_host", "dashboard_port",
+    "enable_object_reconstruction", "external_addresses", "gcs_address", "gcs_server_port", "huge_pages",
+    "include_dashboard", "include_log_monitor", "log_to_stderr", "max_worker_port", "metrics_agent_port",
+    "metrics_export_port", "min_worker_port", "no_monitor", "node_ip_address", "node_manager_port",
+    "num_redis_shards", "object_manager_port", "object_spilling_directory", "plasma_directory",
+    "plasma_store_socket_name", "ray_client_server_port", "ray_debugger_external", "raylet_socket_name",
+    "redirect_output", "redis_address", "redis_max_clients", "redis_password", "redis_port", "redis_shard_ports",
+    "redis_username", "resource_isolation_config", "runtime_env_agent_port", "runtime_env_dir_name", "session_name",
+    "setup_worker_path", "temp_dir", "webui", "worker_path", "worker_port_list",
+)  # fmt: skip
+"""Arguments of Ray's `add_node` that nothing here depends on: ports, sockets and services that hpcray does not have."""
 
 
 class ClusterNode:
@@ -48,26 +74,27 @@ class ClusterNode:
         self._cluster = cluster
         self._index = index
         self._options = options
-
-    @property
-    def node_id(self) -> str:
-        """Id of the node, as in `nodes()`. Starts the cluster."""
-        return self._cluster._info(self).node_id
-
-    unique_id = node_id
+        self.node_id: str = options.get("node_id") or os.urandom(NODE_ID_BYTES).hex()
+        self.unique_id = self.node_id
 
     @property
     def address(self) -> str:
         """Address of the job, for `init(address=...)`. Starts the cluster."""
-        return self._cluster.address
+        return self._cluster._started_address()
 
     def get_session_dir_path(self) -> str:
         """Session directory of the node. Starts the cluster."""
         return self._cluster._info(self).path
 
     def kill_raylet(self) -> None:
-        """Kill the raylet of the node with SIGKILL, which looks like the loss of a machine."""
-        os.kill(self._cluster._info(self).pid, signal.SIGKILL)
+        """Kill the raylet of the node with SIGKILL, which looks like the loss of a machine; returns when it is gone."""
+        raylet = ProcessIdentity.of(self._cluster._info(self).pid)
+        if raylet is None:
+            return
+        os.kill(raylet.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_TIMEOUT
+        while ProcessIdentity.of(raylet.pid) == raylet and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL)
 
     def __repr__(self) -> str:
         return f"ClusterNode({self._index}, {self._options})"
@@ -78,7 +105,7 @@ class Cluster:
 
     Args:
         initialize_head: add the head node.
-        connect: start the cluster and join it; no node can be added afterwards.
+        connect: join the cluster. Nodes can be added until the session is used.
         head_node_args: options of the head node, as for `add_node`.
         shutdown_at_exit: call `shutdown` when this interpreter exits. The nodes end with this process in any case.
     """
@@ -97,6 +124,7 @@ class Cluster:
         self._directory = ""
         self._life = -1
         self._address = ""
+        self._late = LateAddress(self._started_address, lambda: self._launcher is not None)
         self._session = ""
         self._infos: dict[int, SessionInfo] = {}
         self.connected = False
@@ -114,47 +142,58 @@ class Cluster:
 
         Args:
             wait: without effect: all nodes start together.
-            node_args: num_cpus (1), num_gpus (0), memory, object_store_memory (150 MiB), resources.
+            node_args: num_cpus (1), num_gpus (0), memory, object_store_memory (150 MiB), resources, labels, env_vars,
+                node_name. `_system_config` of the head is that of all nodes.
 
         Raises:
-            NotImplementedError: the cluster is running. ValueError: an option is unknown.
+            NotImplementedError: the job has objects, actors, placement groups or other drivers, and the new node cannot
+                join it. TypeError: an option is unknown. ValueError: one is not valid.
         """
         if self._launcher is not None:
-            raise NotImplementedError(
-                "Cluster.add_node(): this cluster runs, and no node can join a running job; hint: add all nodes before "
-                "connect(), init(address=cluster.address) or wait_for_nodes()"
-            )
-        known = {*_FLAGS, "object_store_memory", "resources", *_WITHOUT_EFFECT}
-        unknown = [name for name in node_args if name not in known and not name.startswith("_")]
+            self._restart_later()
+        unknown = [name for name in node_args if name not in _KNOWN and name not in _WITHOUT_EFFECT]
         if unknown:
-            raise ValueError(f"Cluster.add_node() does not know {unknown}; hint: it takes {sorted(known)}")
-        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, **node_args}
+            raise TypeError(f"Cluster.add_node() does not know {unknown}; hint: it takes {sorted(_KNOWN)}")
+        problem = labels_problem(node_args.get("labels") or {})
+        if problem:
+            raise ValueError(problem)
+        given = {name: value for name, value in node_args.items() if value is not None}
+        options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, **given}
         node = ClusterNode(self, len(self._nodes), options)
         self._nodes.append(node)
+        LateAddress.newest = self._late
         return node
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
         """Remove a node. Where the cluster is running, the raylet of the node is killed.
 
+        Args:
+            allow_graceful: without effect.
+
         Raises:
-            ValueError: the node is the running head, or belongs to another cluster.
+            ValueError: this process is connected to the node, or the node belongs to another cluster. In the first case
+                the process leaves the session, as in Ray.
         """
         if node not in self._nodes or node._index in self._removed:
             raise ValueError(f"{node} is no node of this cluster")
+        if is_initialized() and node._index == 0:
+            shutdown()
+            raise ValueError(
+                "Removing a node that is connected to this Ray client is not allowed because it will break the driver. "
+                "hint: remove another node"
+            )
         if self._launcher is None:
             self._nodes.remove(node)
             for index, left in enumerate(self._nodes):
                 left._index = index
             return
-        if node._index == 0:
-            raise ValueError("the head cannot be removed from a cluster that runs; hint: shutdown()")
         node.kill_raylet()
         self._removed.add(node._index)
 
     @property
     def head_node(self) -> ClusterNode | None:
-        """The head node; None in a cluster without nodes."""
-        return self._nodes[0] if self._nodes else None
+        """The head node; None where there is none, or it was removed."""
+        return self._nodes[0] if self._nodes and 0 not in self._removed else None
 
     @property
     def worker_nodes(self) -> set[ClusterNode]:
@@ -166,20 +205,24 @@ class Cluster:
         return [node for node in self._nodes if node._index not in self._removed]
 
     @property
-    def address(self) -> str:
-        """Address for `init(address=...)`. Starts the nodes."""
-        self._start()
-        return self._address
+    def address(self) -> str | None:
+        """Address for `init(address=...)`, which starts the nodes when the session is used; None without a head."""
+        if self.head_node is None:
+            return None
+        return self._late if self._launcher is None else self._address
 
     gcs_address = address
 
     def connect(self, namespace: str | None = None) -> None:
-        """Join the cluster as a driver. Starts the nodes."""
+        """Join the cluster as a driver."""
+        assert self.address is not None, "the cluster has no head; hint: add_node()"
+        assert not self.connected, "this process has joined the cluster"
         init(self.address, namespace=namespace, ignore_reinit_error=True)
         self.connected = True
 
     def wait_for_nodes(self, timeout: float = 30) -> None:
-        """Wait until as many nodes are alive as were added and not removed. Starts the nodes.
+        """Wait until as many nodes are alive as were added and not removed. Nodes that have not started yet come up
+        together: there is nothing to wait for.
 
         Args:
             timeout: in seconds.
@@ -187,9 +230,8 @@ class Cluster:
         Raises:
             TimeoutError: the number of live nodes differs after `timeout`.
         """
-        self._start()
-        if not is_initialized():
-            return  # the head has started its driver: all nodes are up
+        if self._launcher is None or not is_initialized():
+            return  # where the head has started its driver, all nodes are up
         expected = len(self.list_all_nodes())
         deadline = time.monotonic() + timeout
         while (alive := sum(row["Alive"] for row in nodes())) != expected:
@@ -200,11 +242,18 @@ class Cluster:
     def shutdown(self) -> None:
         """Leave the job if this process has joined it, and stop all nodes."""
         atexit.unregister(self.shutdown)
+        if LateAddress.newest is self._late:
+            LateAddress.newest = None
+            current.forget_postponed()
         if self.connected:
             self.connected = False
             shutdown()
-        if self._launcher is None:
-            return
+        if self._launcher is not None:
+            self._stop()
+        self._nodes = []
+
+    def _stop(self) -> None:
+        assert self._launcher is not None
         os.close(self._life)
         self._life = -1
         try:
@@ -214,7 +263,36 @@ class Cluster:
             self._launcher.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._launcher = None
-        self._nodes, self._removed, self._address, self._infos = [], set(), "", {}
+        self._removed, self._address, self._infos = set(), "", {}
+
+    def remaining_processes_alive(self) -> bool:
+        """Return True if the raylets of all nodes are alive that were not removed."""
+        infos = [self._info(node) for node in self.list_all_nodes()]
+        return all(ProcessIdentity.of(info.pid) is not None for info in infos)
+
+    def _restart_later(self) -> None:
+        """Stop all nodes; they start again when they are needed.
+
+        Raises:
+            NotImplementedError: the job would lose something.
+        """
+        found = _what_it_holds(current.process) if is_initialized() and current.process is not None else ""
+        if found:
+            raise NotImplementedError(
+                f"Cluster.add_node(): the job has {found}, and no node can join a running job; hint: add all nodes "
+                "before the session is used for the first time"
+            )
+        if is_initialized():
+            leave_for_now()
+        nodes = self.list_all_nodes()
+        self._stop()
+        self._nodes = nodes
+        for index, node in enumerate(nodes):
+            node._index = index
+
+    def _started_address(self) -> str:
+        self._start()
+        return self._address
 
     def _start(self) -> None:
         if self._launcher is not None:
@@ -227,7 +305,7 @@ class Cluster:
         os.mkfifo(life, 0o600)
         self._life = os.open(life, os.O_RDWR)
         self._launcher = subprocess.Popen(
-            _line(mpirun, [node._options for node in self._nodes], self._directory),
+            _line(mpirun, self._nodes, self._directory),
             stdin=subprocess.DEVNULL,
             env=_environ([node._options for node in self._nodes]),
             start_new_session=True,
@@ -260,14 +338,39 @@ class Cluster:
         return self._infos[node._index]
 
 
-def _line(mpirun: str, rows: list[dict[str, Any]], directory: str) -> list[str]:
+def _what_it_holds(process: CoreWorker) -> str:
+    """Return what a program would miss if its job began again; "" for nothing."""
+    gc.collect()
+    leases = process.submitter.leases
+    with process.engine.lock:
+        process.drain()
+        objects = len(process.table.entries)
+        tasks = any(one.inflight for one in leases.workers.values()) or any(one.queue for one in leases.by_index)
+    alive = [row["Index"] for row in process.gcs.nodes() if row["Alive"]]
+    stores = process.gcs.ask_many({raylet_of(node): partial(ListStore, limit=0) for node in alive}, _LIST_TIMEOUT)
+    drivers = sum(kind == ATTACHED for store in stores.values() for _, _, kind in store["processes"])
+    found = {
+        "living actors": any(row["state"] != "DEAD" for row in process.gcs.call("actors")),
+        "placement groups": any(row["state"] != "REMOVED" for row in process.gcs.call("placement_groups")),
+        "tasks": tasks,
+        "keys": _internal_kv_list(""),
+        "objects that this process refers to": objects,
+        "other drivers": drivers > 1,
+    }
+    return next((what for what, there in found.items() if there), "")
+
+
+def _line(mpirun: str, nodes: list[ClusterNode], directory: str) -> list[str]:
     """Build the mpirun command: one rank for each node, each with its own options."""
     line = [mpirun, *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     # Without recovery the loss of one rank would end all of them.
     line += ["--enable-recovery", "--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]
-    for index, row in enumerate(rows):
+    for index, node in enumerate(nodes):
+        row = node._options
+        own = {NODE_ID: node.node_id, NODE_NAME: row.get("node_name") or "", **(row.get("env_vars") or {})}
         line += [":"] if index else []
-        line += ["-n", "1", sys.executable, "-m", "hpcray", *_options(row)]
+        line += ["-n", "1", "env", *(f"{name}={value}" for name, value in own.items())]
+        line += [sys.executable, "-m", "hpcray", *_options(row)]
         line += ["-m", "hpcray.compat.cluster_utils", directory]
     return line
 
@@ -282,6 +385,8 @@ def _options(row: dict[str, Any]) -> list[str]:
     resources = row.get("resources")
     if resources:
         found += ["--resources", resources if isinstance(resources, str) else json.dumps(resources)]
+    if row.get("labels"):
+        found += ["--labels", labels_text(row["labels"])]
     return found
 
 

@@ -26,6 +26,7 @@ PROGRAM = """
     gone = cluster.add_node()
     cluster.remove_node(gone)
     ray.init(address=cluster.address)
+    kept = ray.put(1)
     cluster.wait_for_nodes()
     print(len(ray.nodes()), ray.cluster_resources()["CPU"], ray.cluster_resources()["GPU"])
     where = ray.remote(lambda: ray.get_runtime_context().get_node_id())
@@ -41,7 +42,7 @@ PROGRAM = """
     """
 
 
-@row("ray.cluster_utils.Cluster", differs="all nodes are added before the cluster is used: no node joins a running job")
+@row("ray.cluster_utils.Cluster", differs="no node joins a job at work; an idle one starts anew with it")
 def test_a_cluster_starts_the_nodes_that_were_added(tmp_path: Path, leak_check: object) -> None:
     out = script(PROGRAM.replace("REST", ""), tmp_path)
     assert out.split() == ["3", "5.0", "2.0", "True", "True", "True"]
@@ -54,6 +55,51 @@ def test_a_removed_node_is_reported_dead(tmp_path: Path, leak_check: object) -> 
     print(sum(row["Alive"] for row in ray.nodes()), ray.cluster_resources()["CPU"])"""
     out = script(PROGRAM.replace("REST", rest), tmp_path)
     assert out.split()[-2:] == ["2", "3.0"]
+
+
+LATE = """
+    import hpcray.compat.ray
+    import os
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    assert cluster.address is None
+    head = cluster.add_node(num_cpus=1, _system_config={"scheduler_spread_threshold": 0.25}, node_name="first")
+    for wrong in ({"labels": {"a": "b"}}, {"num_cpus": 1}, {"resources": {"r": 1}}):
+        try:
+            ray.init(**wrong)
+        except ValueError as error:
+            assert "must not be provided" in str(error), error
+    context = ray.init(address=cluster.address, namespace="here")
+    late = cluster.add_node(num_cpus=2, labels={"zone": "b"}, env_vars={"SPECIAL": "yes"})
+    cluster.wait_for_nodes()
+    assert ray.is_initialized()
+
+    where = ray.remote(lambda: (ray.get_runtime_context().get_node_id(), os.environ.get("SPECIAL")))
+    print(ray.get(where.options(label_selector={"zone": "b"}).remote()) == (late.node_id, "yes"))
+    print(ray.get(where.options(label_selector={"zone": "!b"}).remote()) == (head.unique_id, None))
+    rows = {row["NodeID"]: row for row in ray.nodes()}
+    print(rows[head.node_id]["NodeName"], rows[late.node_id]["Labels"]["zone"], ray.get_runtime_context().namespace)
+    print(context.address_info["node_id"] == head.node_id, cluster.address == context["address"])
+    cluster.remove_node(late)
+    cluster.add_node(num_cpus=4)  # the job is idle: its nodes start again
+    print(ray.cluster_resources()["CPU"], ray.get_runtime_context().namespace)
+    ray.shutdown()
+    cluster.shutdown()
+    again = Cluster(initialize_head=True, connect=True)
+    print(len(ray.nodes()))
+    try:
+        again.remove_node(again.head_node)
+    except ValueError:
+        print(ray.is_initialized())
+    again.shutdown()
+    """
+
+
+def test_nodes_can_be_added_until_the_session_is_used(tmp_path: Path, leak_check: object) -> None:
+    out = script(LATE, tmp_path)
+    assert out.split() == ["True", "True", "first", "b", "here", "True", "True", "5.0", "here", "1", "False"]
 
 
 def test_as_ray_runs_a_program_on_several_nodes(tmp_path: Path, leak_check: object) -> None:

@@ -243,7 +243,7 @@ class QueryService:
             "Alive": state is not None,
             "NodeManagerAddress": info.address,
             "NodeManagerHostname": info.host,
-            "NodeName": info.address,
+            "NodeName": info.name or info.address,
             "NodeManagerPort": 0,
             "ObjectManagerPort": 0,
             "ObjectStoreSocketName": "",

@@ -11,7 +11,7 @@ from hpcray.protocol.messages.processes import RunInfo
 
 class NodeInfo(Struct, array_like=True, frozen=True):
     """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
-    them."""
+    them. name: "": its address is its name."""
 
     index: int
     node_id: str
@@ -24,6 +24,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     arena_size: int
     labels: dict[str, str] = {}
     session_dir: str = ""
+    name: str = ""
 
 
 class RegisterNode(Struct, array_like=True, tag=30):

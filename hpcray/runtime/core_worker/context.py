@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import RaySystemError
@@ -146,11 +146,49 @@ class CurrentProcess(Generic[W]):
         worker: the `TaskExecutor` of a worker process; None in a driver.
     """
 
-    __slots__ = ("process", "worker")
+    __slots__ = ("_join", "_joining", "_lock", "process", "worker")
 
     def __init__(self) -> None:
         self.process: W | None = None
         self.worker: Any = None
+        self._join: Callable[[], None] | None = None
+        self._joining = False
+        self._lock = threading.RLock()
+
+    def postpone(self, join: Callable[[], None]) -> None:
+        """Call `join` at the first use of `process`, which it sets. Until then the attribute is missing, so that the
+        hot paths, which read it, need not ask."""
+        self._join = join
+        del self.process
+
+    @property
+    def postponed(self) -> bool:
+        """True if the first use of `process` joins a job."""
+        return self._join is not None
+
+    def forget_postponed(self) -> None:
+        """Join no job at the first use of `process`."""
+        if self._join is not None:
+            self._join = None
+            self.process = None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name != "process":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            with self._lock:
+                if self._joining or self._join is None:  # this thread joins, or another one has
+                    return None if self._joining else self.process
+                join, self._joining = self._join, True
+                try:
+                    join()
+                    return self.process
+                except BaseException:
+                    self.process = None
+                    raise
+                finally:
+                    self._join, self._joining = None, False
 
 
 current: CurrentProcess[CoreWorkerContext] = CurrentProcess()

@@ -459,6 +459,7 @@ def need_process() -> CoreWorker:
 def _forked() -> None:
     """Leave the job in a child that user code forked. Its copies of the sockets are closed: peers must see a
     connection end when the parent ends."""
+    current.forget_postponed()
     if current.process is not None:
         current.process.engine.close_after_fork()
     current.process = None

@@ -17,7 +17,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.common.labels import parse_labels
+from hpcray.common.labels import labels_of_environment, parse_labels
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
@@ -39,7 +39,7 @@ from hpcray.platform.spill_files import SpillFiles, spill_directory
 from hpcray.protocol.messages import NodeInfo, RunInfo
 from hpcray.runtime.node.bootstrap import RayletReady
 from hpcray.runtime.node.cluster_member import ClusterMember
-from hpcray.runtime.node.options import NodeOptions, bind_node, total_resources
+from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, bind_node, total_resources
 from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
 from hpcray.runtime.node.shutdown import (
     USER_SIGNALS,
@@ -64,7 +64,6 @@ from hpcray.transport.startup import Launch, few_cores, read_launch, several_tas
 _FINALIZE_TIME = 3.0
 _SLOTS = 4
 _REMOVAL_TIME = 120.0
-_ID_BYTES = 28
 _MIN_CONNECTIONS = 2
 
 
@@ -174,6 +173,7 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 
 def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     config, exit_file = options.settings(), take_exit_file_path(os.environ)
+    options = options.with_identity(os.environ)
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
@@ -387,7 +387,7 @@ def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
     address, config = node_ip_address(), node.config
     return NodeInfo(
         index=rank,
-        node_id=os.urandom(_ID_BYTES).hex(),
+        node_id=node.options.node_id or os.urandom(NODE_ID_BYTES).hex(),
         host=socket.gethostname(),
         address=address,
         pid=os.getpid(),
@@ -403,8 +403,9 @@ def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
         data_address=data.address() if data is not None else b"",
         data_plane=data.name if data is not None else "",
         arena_size=node.arena.size,
-        labels=parse_labels(config.labels),
+        labels={**labels_of_environment(os.environ), **parse_labels(config.labels)},
         session_dir=node.session.path if config.same_host else "",
+        name=node.options.node_name,
     )
 
 

@@ -7,19 +7,22 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from hpcray.common.config import Config
-from hpcray.common.labels import parse_labels
+from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import Resources, to_units
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
 
 ADDRESS = "HPCRAY_ADDRESS"
+NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"
+"""Variables of one node: its id in hex, and its name."""
+NODE_ID_BYTES = 28
 HEAD_RESOURCE = "node:__internal_head__"
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -60,6 +63,10 @@ def _resources(text: str) -> dict[str, float]:
     return found
 
 
+def _labels(text: str) -> str:
+    return labels_text(parse_labels(text))
+
+
 class HelpRequested(Exception):
     """`-h` or `--help` is among the options."""
 
@@ -85,6 +92,7 @@ NODE_FLAGS = (
     NodeFlag("memory", "BYTES", float, "memory that tasks may ask for (default: what there is)"),
     NodeFlag("object_store_memory", "BYTES", parse_count, "size of the object store (default: 30 % of memory)", True),
     NodeFlag("resources", "JSON", _resources, "custom resources, such as '{\"disk\": 2}'"),
+    NodeFlag("labels", "K=V,...", _labels, "labels of this node, for label_selector", True),
     NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),
     NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
     NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
@@ -107,6 +115,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         as_ray: whether `import ray` in the program is hpcray.
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
+        node_id, node_name: "": the id is drawn, the name is the address.
     """
 
     config: dict[str, Any] = {}
@@ -118,6 +127,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     as_ray: bool = False
     broadcast_env: str = ""
     driver: list[str] = []
+    node_id: str = ""
+    node_name: str = ""
 
     @classmethod
     def from_values(cls, values: dict[str, Any], driver: Sequence[str]) -> NodeOptions:
@@ -187,6 +198,12 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("SCRIPT ...", "the program and its arguments"),
         ]
         return "\n".join(f"  {left:<{_HELP_WIDTH}}  {right}" for left, right in rows)
+
+    def with_identity(self, environ: MutableMapping[str, str]) -> NodeOptions:
+        """The options with the id and name that the environment gives, which are taken out of it: nodes that the
+        program starts are others."""
+        node_id, name = environ.pop(NODE_ID, ""), environ.pop(NODE_NAME, "")
+        return msgspec.structs.replace(self, node_id=node_id or self.node_id, node_name=name or self.node_name)
 
     def settings(self) -> Config:
         """The node's settings.
