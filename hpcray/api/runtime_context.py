@@ -346,7 +346,7 @@ def _optional(ident: str | None) -> HexId | None:
 
 
 def _deprecated(name: str, instead: str) -> None:
-    warnings.warn(f"RuntimeContext.{name} is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"RuntimeContext.{name} is deprecated. Use {instead} instead", DeprecationWarning, stacklevel=3)
 
 
 def _source() -> ContextSource | None:

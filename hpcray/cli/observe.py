@@ -23,7 +23,8 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
 from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.state import attached, recordings, timeline
-from hpcray.state.aggregator import Filter, StateAggregator, select
+from hpcray.state.aggregator import StateAggregator, select
+from hpcray.state.options import Filter
 from hpcray.state.reports import (
     node_columns,
     print_table,
@@ -219,7 +220,7 @@ def list_(
         rows = select(found, [_parse_filter(text) for text in filters], limit)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    columns = (rows[0].columns() if detail else rows[0].base_columns()) if rows else []
+    columns = rows[0].list_columns(detail) if rows else []
     if as_json:
         _print_json([{name: row[name] for name in columns} for row in rows])
     else:

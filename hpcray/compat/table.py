@@ -94,8 +94,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.serialization": ("hpcray.util.serialization",),
     "ray.util.state": ("hpcray.util.state",),
     "ray.util.state.api": ("hpcray.util.state",),
-    "ray.util.state.common": ("hpcray.util.state",),
-    "ray.util.state.exception": ("hpcray.util.state",),
+    "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from hpcray.common.ids import show_proc
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics import object_status
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
+from hpcray.state.options import Filter, check_filters
 from hpcray.state.schemas import (
     ActorState,
     JobState,
@@ -20,19 +20,13 @@ from hpcray.state.schemas import (
     TaskState,
     WorkerState,
 )
+from hpcray.state.summaries import ActorSummaries, ObjectSummaries, TaskSummaries
+from hpcray.state.task_history import TaskHistory
 
-Filter = tuple[str, str, Any]
 Row = TypeVar("Row", bound=StateSchema)
 
 MAX_ROWS_PER_PROCESS = 10_000
 _ACTOR_STATES = {"PENDING": "PENDING_CREATION"}
-_TASK_STATES = {
-    object_status.ARGUMENTS: "PENDING_ARGS_AVAIL",
-    object_status.QUEUED: "PENDING_NODE_ASSIGNMENT",
-    object_status.ACTOR: "PENDING_NODE_ASSIGNMENT",
-    object_status.SENT: "SUBMITTED_TO_WORKER",
-    object_status.PAUSED: "PENDING_NODE_ASSIGNMENT",
-}
 
 
 class StateAggregator:
@@ -64,11 +58,15 @@ class StateAggregator:
                 job_id=self._job_id,
                 name=row["name"],
                 node_id=nodes[row["node"]].node_id if row["node"] in nodes else None,
-                pid=pids.get(row["worker"]) if row["worker"] else None,
+                pid=pids.get(row["worker"], 0) if row["worker"] else 0,
                 ray_namespace=row["namespace"],
                 death_cause={"error_message": row["reason"]} if row["reason"] else None,
                 is_detached=row["detached"],
                 num_restarts=row["restarts"],
+                num_restarts_due_to_lineage_reconstruction=0,
+                num_restarts_due_to_node_preemption=0,
+                required_resources=row["resources"],
+                repr_name="",
             )
             for row in self._process.gcs.call("actors")
         ]
@@ -101,6 +99,7 @@ class StateAggregator:
                     {"bundle_id": str(place), "unit_resources": amounts, "node_id": node}
                     for place, (amounts, node) in enumerate(zip(row["bundles"], row["node_ids"], strict=False))
                 ],
+                is_detached=row["detached"],
                 stats={"strategy": row["strategy"], "scheduling_attempt": row["attempts"]},
             )
             for row in self._process.gcs.call("placement_groups")
@@ -143,60 +142,14 @@ class StateAggregator:
         ]
 
     def tasks(self) -> list[TaskState]:
-        """Tasks that owners have submitted and that have not returned, and ended tasks that workers remember."""
+        """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember."""
         people = {one.proc: one for one in self._people()}
-        nodes = self._nodes()
         owned = self._query(people.values(), "tasks", MAX_ROWS_PER_PROCESS)
         executed = self._query((one for one in people.values() if one.kind == "worker"), "events")
-        found: dict[bytes, TaskState] = {}
-        for proc, answer in executed.items():
-            worker, actor = people[proc], answer["actor"]
-            for task, name, end, us, failed in answer["ended"]:
-                ended = int((end + answer["offset"]) * 1000)
-                row = self._task(task, name, "FAILED" if failed else "FINISHED", actor, worker, nodes)
-                row.start_time_ms, row.end_time_ms = ended - us // 1000, ended
-                row.error_type = "TASK_EXECUTION_EXCEPTION" if failed else None
-                found[task] = row
-        for answer in owned.values():
-            for one in answer["rows"]:
-                name = f"{one['class']}.{one['name']}" if one["class"] else one["name"]
-                state, worker_of = _TASK_STATES.get(one["state"], "SUBMITTED_TO_WORKER"), people.get(one["worker"])
-                row = self._task(one["task"], name, state, one["actor"], worker_of, nodes)
-                row.required_resources = one["resources"]
-                found[one["task"]] = row
-        for proc, answer in executed.items():
-            for call in answer["running"]:
-                row = found.get(call["task"]) or self._task(call["task"], call["name"], "", call["actor"], None, nodes)
-                worker = people[proc]
-                row.state, row.worker_id, row.worker_pid = "RUNNING", proc.hex(), worker.pid
-                row.node_id = nodes[worker.node].node_id
-                row.name = call["name"] or row.name
-                row.start_time_ms = int((answer["now"] - call["seconds"] + answer["offset"]) * 1000)
-                if call["name"].endswith(".__init__") and call["task"] == call["actor"]:
-                    row.type = "ACTOR_CREATION_TASK"
-                found[call["task"]] = row
-        return list(found.values())
-
-    def _task(
-        self, task: bytes, name: str, state: str, actor: bytes, worker: ProcessInfo | None,
-        nodes: dict[int, ClusterRoster],
-    ) -> TaskState:  # fmt: skip
-        return TaskState(
-            task_id=task.hex(),
-            attempt_number=None,
-            name=name,
-            state=state,
-            job_id=self._job_id,
-            actor_id=actor.hex() if actor else None,
-            type="ACTOR_TASK" if actor else "NORMAL_TASK",
-            func_or_class_name=name,
-            parent_task_id=None,
-            node_id=nodes[worker.node].node_id if worker is not None else None,
-            worker_id=worker.proc.hex() if worker is not None else None,
-            worker_pid=worker.pid if worker is not None else None,
-            error_type=None,
-            language="PYTHON",
-        )
+        history = TaskHistory(self._job_id, self._nodes(), people, executed)
+        history.add_open(row for answer in owned.values() for row in answer["rows"])
+        history.add_creations(self._process.gcs.call("actors"))
+        return history.rows()
 
     def objects(self) -> list[ObjectState]:
         """Every process's references."""
@@ -209,9 +162,10 @@ class StateAggregator:
                 ObjectState(
                     object_id=row["id"].hex(),
                     object_size=row["size"],
+                    attempt_number=1,
                     task_status="PENDING" if row["state"] == "pending" else "FINISHED",
                     reference_type=_reference(row),
-                    call_site=row["site"],
+                    call_site=row["site"] or "disabled",
                     type="WORKER" if one.kind == "worker" else "DRIVER",
                     pid=one.pid,
                     ip=nodes[one.node].address,
@@ -220,57 +174,24 @@ class StateAggregator:
             ]
         return found
 
-    def summarize_tasks(self) -> dict[str, Any]:
-        """Counts of tasks by name and state."""
-        rows = self.tasks()
-        summary: dict[str, Any] = {}
-        for row in rows:
-            new = {"func_or_class_name": row.func_or_class_name, "type": row.type, "state_counts": {}}
-            _count(summary.setdefault(row.name, new)["state_counts"], row.state)
-        kinds = Counter(row.type for row in rows)
-        return {"cluster": {
-            "summary": summary,
-            "total_tasks": kinds["NORMAL_TASK"],
-            "total_actor_tasks": kinds["ACTOR_TASK"],
-            "total_actor_scheduled": kinds["ACTOR_CREATION_TASK"],
-            "summary_by": "func_name",
-        }}  # fmt: skip
+    def summarize_tasks(self, by: str | None = None) -> dict[str, Any]:
+        """Counts of tasks by name and state; `by="lineage"`: by what started them."""
+        tasks = [row.asdict() for row in self.tasks()]
+        if by == "lineage":
+            found = TaskSummaries.to_summary_by_lineage(tasks=tasks, actors=[row.asdict() for row in self.actors()])
+        else:
+            found = TaskSummaries.to_summary_by_func_name(tasks=tasks)
+        return {"cluster": asdict(found)}
 
     def summarize_actors(self) -> dict[str, Any]:
         """Counts of actors by class and state."""
-        summary: dict[str, Any] = {}
-        rows = self.actors()
-        for row in rows:
-            new = {"class_name": row.class_name, "state_counts": {}}
-            _count(summary.setdefault(row.class_name, new)["state_counts"], row.state)
-        return {"cluster": {"summary": summary, "total_actors": len(rows), "summary_by": "class"}}
+        return {"cluster": asdict(ActorSummaries.to_summary(actors=[row.asdict() for row in self.actors()]))}
 
     def summarize_objects(self) -> dict[str, Any]:
         """Counts and sizes of objects by where their refs were created."""
-        summary: dict[str, Any] = {}
-        rows = self.objects()
-        for row in rows:
-            site = row.call_site or "disabled"
-            known = summary.setdefault(
-                site,
-                {"total_objects": 0, "total_size_mb": 0.0, "total_num_workers": 0, "total_num_nodes": 0,
-                 "task_state_counts": {}, "ref_type_counts": {}, "_workers": set(), "_nodes": set()},
-            )  # fmt: skip
-            known["total_objects"] += 1
-            known["total_size_mb"] += row.object_size / (1 << 20)
-            known["_workers"].add((row.ip, row.pid))
-            known["_nodes"].add(row.ip)
-            _count(known["task_state_counts"], row.task_status)
-            _count(known["ref_type_counts"], row.reference_type)
-        for known in summary.values():
-            known["total_num_workers"], known["total_num_nodes"] = len(known.pop("_workers")), len(known.pop("_nodes"))
-        return {"cluster": {
-            "summary": summary,
-            "total_objects": len(rows),
-            "total_size_mb": sum(row.object_size for row in rows) / (1 << 20),
-            "callsite_enabled": self._process.config.record_ref_creation_sites,
-            "summary_by": "callsite",
-        }}  # fmt: skip
+        found = ObjectSummaries.to_summary(objects=[row.asdict() for row in self.objects()])
+        found.callsite_enabled = self._process.config.record_ref_creation_sites
+        return {"cluster": asdict(found)}
 
     @property
     def _job_id(self) -> str:
@@ -302,35 +223,40 @@ class StateAggregator:
 
 
 def select(rows: Sequence[Row], filters: Iterable[Filter] | None, limit: int) -> list[Row]:
-    """The rows that pass every filter, at most `limit`.
+    """The rows that pass every filter, at most `limit`, in the order of their first columns.
 
     Args:
-        filters: (column, "=" or "!=", value); values are compared as text, upper or lower case.
+        filters: (column, "=" or "!=", value); the case of letters is no matter. A value may be the text of a number or
+            of a truth value.
 
     Raises:
         ValueError: a filter is not valid.
     """
     found = list(rows)
-    for one in filters or ():
-        if not isinstance(one, (tuple, list)) or len(one) != 3 or one[1] not in ("=", "!="):
-            raise ValueError(f"{one!r} is no filter; hint: (column, '=' or '!=', value)")
-        column, test, value = one
-        if found and column not in found[0].columns():
-            names = ", ".join(found[0].columns())
-            raise ValueError(f"there is no column {column!r} to filter by; hint: one of {names}")
-        text = str(value).lower()
-        passes: Callable[[str], bool] = text.__eq__ if test == "=" else text.__ne__
-        found = [row for row in found if passes(str(row[column]).lower())]
+    given = list(filters or ())
+    check_filters(given)
+    for column, test, value in given:
+        name = column.lower()
+        if found and name not in found[0].filterable_columns():
+            raise ValueError(
+                f"The given filter column {name} is not supported. Supported filter columns: "
+                f"{sorted(found[0].filterable_columns())}"
+            )
+        found = [row for row in found if _equal(row[name], value) == (test == "=")]
+    found.sort(key=lambda row: str(row[row.list_columns()[0]]))
     return found[:limit]
 
 
-def _count(counts: dict[str, int], name: str) -> None:
-    counts[name] = counts.get(name, 0) + 1
+def _equal(cell: Any, value: Any) -> bool:
+    text = str(value).lower()
+    if isinstance(cell, bool):
+        return text in (("true", "1") if cell else ("false", "0"))
+    return str(cell).lower() == text
 
 
 def _reference(row: dict[str, Any]) -> str:
     if row["mapped"]:
         return "PINNED_IN_MEMORY"
     if not row["mine"]:
-        return "BORROWED"
-    return "LOCAL_REFERENCE" if row["local"] else "PINNED_BY_OTHERS"
+        return "LOCAL_REFERENCE"
+    return "LOCAL_REFERENCE" if row["local"] else "CAPTURED_IN_OBJECT"

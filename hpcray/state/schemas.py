@@ -1,115 +1,210 @@
 """The rows of `hpcray.util.state`: one class per kind of thing, with Ray's field names.
 
-Fields that hpcray does not know are None; fields from `_FIRST_DETAIL` on are None without `detail=True`.
+Fields that hpcray does not know are None; those declared with `detail=True` are None unless details were asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+import datetime
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+logger = logging.getLogger(__name__)
 
-@dataclass
+
+class Humanify:
+    """Converters of a column's values to text for people."""
+
+    @staticmethod
+    def timestamp(x: float) -> str:
+        """Milliseconds since 1970 as local date and time."""
+        return str(datetime.datetime.fromtimestamp(x / 1000))
+
+    @staticmethod
+    def memory(x: float) -> str:
+        """Bytes in the largest unit that fits."""
+        for shift, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+            if x >= 1 << shift:
+                return f"{x / (1 << shift):.3f} {unit}"
+        return f"{x:.3f} B"
+
+    @staticmethod
+    def duration(x: float) -> str:
+        """Milliseconds as hours, minutes and seconds."""
+        return str(datetime.timedelta(milliseconds=x))
+
+    @staticmethod
+    def events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A task's events, with their times as text."""
+        for event in events:
+            if "created_ms" in event:
+                event["created_ms"] = Humanify.timestamp(event["created_ms"])
+        return events
+
+    @staticmethod
+    def node_resources(resources: dict[str, Any]) -> dict[str, Any]:
+        """A node's resources, with amounts of memory as text."""
+        for name in resources:
+            if "memory" in name:
+                resources[name] = Humanify.memory(resources[name])
+        return resources
+
+
+def state_column(
+    *, filterable: bool, detail: bool = False, format_fn: Callable[[Any], Any] | None = None, **kwargs: Any
+) -> Any:
+    """Declare a column of a `StateSchema`.
+
+    Args:
+        filterable: filters may name the column.
+        detail: the column is for details only; its default is then None.
+        format_fn: converts a value to text for people.
+        kwargs: further arguments of `dataclasses.field`.
+    """
+    if detail:
+        kwargs.setdefault("default", None)
+    metadata = {**kwargs.pop("metadata", {}), "detail": detail, "filterable": filterable, "format_fn": format_fn}
+    return field(metadata=metadata, **kwargs)
+
+
 class StateSchema:
-    """A row: its fields are attributes, and items too."""
+    """Base of the rows, which are dataclasses: their fields are attributes, and items too."""
 
-    def __getitem__(self, name: str) -> Any:
-        if name not in self.columns():
-            raise KeyError(name)
-        return getattr(self, name)
+    @classmethod
+    def humanify(cls, state: dict[str, Any]) -> dict[str, Any]:
+        """Convert a row's values, in place, to text for people."""
+        for column in fields(cls):  # type: ignore[arg-type]
+            convert = column.metadata.get("format_fn")
+            if convert is not None and state.get(column.name) is not None:
+                try:
+                    state[column.name] = convert(state[column.name])
+                except Exception as error:
+                    logger.error("Failed to format %s:%s with %s", column.name, state[column.name], error)
+        return state
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns())
+    @classmethod
+    def list_columns(cls, detail: bool = True) -> list[str]:
+        """Return the names of the columns in order; `detail=False`: without those for details."""
+        columns = fields(cls)  # type: ignore[arg-type]
+        return [column.name for column in columns if detail or not column.metadata.get("detail", False)]
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field; `default` where there is no such field."""
-        return getattr(self, name) if name in self.columns() else default
+    @classmethod
+    def columns(cls) -> set[str]:
+        """Return the names of all columns."""
+        return set(cls.list_columns())
+
+    detail_columns = columns
+
+    @classmethod
+    def base_columns(cls) -> set[str]:
+        """Return the names of the columns that need no details."""
+        return set(cls.list_columns(detail=False))
+
+    @classmethod
+    def filterable_columns(cls) -> set[str]:
+        """Return the names of the columns that filters may name."""
+        columns = fields(cls)  # type: ignore[arg-type]
+        return {column.name for column in columns if column.metadata.get("filterable", False)}
 
     def asdict(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
+        """Return all columns by name."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
 
-    @classmethod
-    def columns(cls) -> list[str]:
-        """The names of the fields."""
-        return [field.name for field in fields(cls)]
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
 
-    @classmethod
-    def base_columns(cls) -> list[str]:
-        """The names of the fields that need no `detail`."""
-        names = cls.columns()
-        first = _FIRST_DETAIL.get(cls.__name__, "")
-        return names[: names.index(first)] if first else names
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list_columns())
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a column; `default` where there is no such column."""
+        return getattr(self, key, default)
+
+
+def filter_fields(data: Mapping[str, Any], state_dataclass: type[StateSchema], detail: bool) -> dict[str, Any]:
+    """Return the columns of a row that a schema has; None for those that the row lacks."""
+    return {column: data.get(column) for column in state_dataclass.list_columns(detail=detail)}
+
+
+def _launch_time(x: float) -> str:
+    return "" if x == -1 else Humanify.timestamp(x)
 
 
 @dataclass
 class ActorState(StateSchema):
     """An actor. state: DEPENDENCIES_UNREADY, PENDING_CREATION, ALIVE, RESTARTING or DEAD."""
 
-    actor_id: str
-    class_name: str
-    state: str
-    job_id: str
-    name: str
-    node_id: str | None
-    pid: int | None
-    ray_namespace: str
-    serialized_runtime_env: str | None = None
-    required_resources: dict[str, float] | None = None
-    death_cause: dict[str, Any] | None = None
-    is_detached: bool | None = None
-    placement_group_id: str | None = None
-    repr_name: str | None = None
-    num_restarts: int | None = None
-    num_restarts_due_to_lineage_reconstruction: int | None = None
-    num_restarts_due_to_node_preemption: int | None = None
-    call_site: str | None = None
-    label_selector: dict[str, str] | None = None
-    fallback_strategy: list[dict[str, Any]] | None = None
+    actor_id: str = state_column(filterable=True)
+    class_name: str = state_column(filterable=True)
+    state: str = state_column(filterable=True)
+    job_id: str = state_column(filterable=True)
+    name: str | None = state_column(filterable=True)
+    node_id: str | None = state_column(filterable=True)
+    pid: int | None = state_column(filterable=True)
+    ray_namespace: str | None = state_column(filterable=True)
+    serialized_runtime_env: str | None = state_column(filterable=False, detail=True)
+    required_resources: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    death_cause: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    is_detached: bool | None = state_column(filterable=False, detail=True)
+    placement_group_id: str | None = state_column(filterable=True, detail=True)
+    repr_name: str | None = state_column(filterable=True, detail=True)
+    num_restarts: int | None = state_column(filterable=False, detail=True)
+    num_restarts_due_to_lineage_reconstruction: int | None = state_column(filterable=False, detail=True)
+    num_restarts_due_to_node_preemption: int | None = state_column(filterable=False, detail=True)
+    call_site: str | None = state_column(filterable=False, detail=True)
+    label_selector: dict[str, str] | None = state_column(filterable=False, detail=True)
+    fallback_strategy: Any = state_column(filterable=False, detail=True)
 
 
 @dataclass
 class PlacementGroupState(StateSchema):
     """A placement group. state: PENDING, CREATED, RESCHEDULING or REMOVED."""
 
-    placement_group_id: str
-    name: str
-    creator_job_id: str
-    state: str
-    bundles: list[dict[str, Any]] | None = None
-    is_detached: bool | None = None
-    stats: dict[str, Any] | None = None
-    topology_strategy: dict[str, Any] | None = None
-    topology_assignments: dict[str, Any] | None = None
+    placement_group_id: str = state_column(filterable=True)
+    name: str = state_column(filterable=True)
+    creator_job_id: str = state_column(filterable=True)
+    state: str = state_column(filterable=True)
+    bundles: list[dict[str, Any]] | None = state_column(filterable=False, detail=True)
+    is_detached: bool | None = state_column(filterable=True, detail=True)
+    stats: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    topology_strategy: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    topology_assignments: dict[str, Any] | None = state_column(filterable=False, detail=True)
 
 
 @dataclass
 class NodeState(StateSchema):
     """A node. state: ALIVE or DEAD."""
 
-    node_id: str
-    node_ip: str
-    is_head_node: bool
-    state: str
-    state_message: str | None
-    node_name: str
-    resources_total: dict[str, float]
-    labels: dict[str, str]
-    start_time_ms: int | None = None
-    end_time_ms: int | None = None
+    node_id: str = state_column(filterable=True)
+    node_ip: str = state_column(filterable=True)
+    is_head_node: bool = state_column(filterable=True)
+    state: str = state_column(filterable=True)
+    state_message: str | None = state_column(filterable=False)
+    node_name: str = state_column(filterable=True)
+    resources_total: dict[str, Any] = state_column(filterable=False, format_fn=Humanify.node_resources)
+    labels: dict[str, str] = state_column(filterable=False)
+    start_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    end_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+
+
+_JOB_COLUMNS = ("job_id", "submission_id", "entrypoint", "type", "status", "message", "error_type", "driver_info")
 
 
 @dataclass
 class JobState(StateSchema):
-    """The job. status: RUNNING; a job that has ended cannot be queried."""
+    """A job. status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; a driver that has ended cannot be queried."""
 
-    job_id: str
-    type: str
-    submission_id: str | None
-    driver_info: dict[str, Any] | None
-    status: str
-    entrypoint: str
+    type: str = "DRIVER"
+    job_id: str | None = None
+    submission_id: str | None = None
+    driver_info: dict[str, Any] | None = None
+    status: str = "RUNNING"
+    entrypoint: str = ""
     message: str | None = None
     error_type: str | None = None
     start_time: int | None = None
@@ -120,81 +215,112 @@ class JobState(StateSchema):
     driver_node_id: str | None = None
     driver_exit_code: int | None = None
 
+    @classmethod
+    def filterable_columns(cls) -> set[str]:
+        return {"job_id", "type", "status", "submission_id"}
+
+    @classmethod
+    def humanify(cls, state: dict[str, Any]) -> dict[str, Any]:
+        return state
+
+    @classmethod
+    def list_columns(cls, detail: bool = True) -> list[str]:
+        return super().list_columns() if detail else list(_JOB_COLUMNS)
+
 
 @dataclass
 class WorkerState(StateSchema):
-    """A living process. worker_type: WORKER or DRIVER."""
+    """A driver or worker. worker_type: WORKER or DRIVER."""
 
-    worker_id: str
-    is_alive: bool
-    worker_type: str
-    exit_type: str | None
-    node_id: str
-    ip: str
-    pid: int
-    exit_detail: str | None = None
-    worker_launch_time_ms: int | None = None
-    worker_launched_time_ms: int | None = None
-    start_time_ms: int | None = None
-    end_time_ms: int | None = None
-    debugger_port: int | None = None
-    num_paused_threads: int | None = None
+    worker_id: str = state_column(filterable=True)
+    is_alive: bool = state_column(filterable=True)
+    worker_type: str = state_column(filterable=True)
+    exit_type: str | None = state_column(filterable=True)
+    node_id: str = state_column(filterable=True)
+    ip: str = state_column(filterable=True)
+    pid: int = state_column(filterable=True)
+    exit_detail: str | None = state_column(filterable=False, detail=True)
+    worker_launch_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=_launch_time)
+    worker_launched_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=_launch_time)
+    start_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    end_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    debugger_port: int | None = state_column(filterable=True, detail=True)
+    num_paused_threads: int | None = state_column(filterable=True, detail=True)
+
+
+@dataclass
+class ClusterEventState(StateSchema):
+    """An event of the cluster. hpcray keeps none."""
+
+    severity: str = state_column(filterable=True)
+    time: str = state_column(filterable=False)
+    source_type: str = state_column(filterable=True)
+    message: str = state_column(filterable=False)
+    event_id: str = state_column(filterable=True)
+    custom_fields: dict[str, Any] | None = state_column(filterable=False, detail=True)
 
 
 @dataclass
 class TaskState(StateSchema):
-    """A task or call. state: PENDING_ARGS_AVAIL, PENDING_NODE_ASSIGNMENT, SUBMITTED_TO_WORKER, RUNNING, FINISHED or
-    FAILED; of the last two each worker remembers some (`task_events`)."""
+    """An attempt to run a task or call.
 
-    task_id: str
-    attempt_number: int | None
-    name: str
-    state: str
-    job_id: str
-    actor_id: str | None
-    type: str
-    func_or_class_name: str
-    parent_task_id: str | None
-    node_id: str | None
-    worker_id: str | None
-    worker_pid: int | None
-    error_type: str | None
-    language: str | None = None
-    required_resources: dict[str, float] | None = None
-    runtime_env_info: dict[str, Any] | None = None
-    placement_group_id: str | None = None
-    events: list[dict[str, Any]] | None = None
-    creation_time_ms: int | None = None
-    start_time_ms: int | None = None
-    end_time_ms: int | None = None
-    error_message: str | None = None
-    call_site: str | None = None
-    task_log_info: dict[str, Any] | None = None
-    profiling_data: dict[str, Any] | None = None
-    is_debugger_paused: bool | None = None
-    label_selector: dict[str, str] | None = None
-    fallback_strategy: list[dict[str, Any]] | None = None
+    state: PENDING_ARGS_AVAIL, PENDING_NODE_ASSIGNMENT, SUBMITTED_TO_WORKER, RUNNING, FINISHED or FAILED; of those that
+    have ended each worker remembers some (`task_events`).
+    parent_task_id: the task that its owner ran when it started.
+    """
+
+    task_id: str = state_column(filterable=True)
+    attempt_number: int = state_column(filterable=True)
+    name: str = state_column(filterable=True)
+    state: str = state_column(filterable=True)
+    job_id: str = state_column(filterable=True)
+    actor_id: str | None = state_column(filterable=True)
+    type: str = state_column(filterable=True)
+    func_or_class_name: str = state_column(filterable=True)
+    parent_task_id: str = state_column(filterable=True)
+    node_id: str | None = state_column(filterable=True)
+    worker_id: str | None = state_column(filterable=True)
+    worker_pid: int | None = state_column(filterable=True)
+    error_type: str | None = state_column(filterable=True)
+    language: str | None = state_column(filterable=True, detail=True)
+    required_resources: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    runtime_env_info: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    placement_group_id: str | None = state_column(filterable=True, detail=True)
+    events: list[dict[str, Any]] | None = state_column(filterable=False, detail=True, format_fn=Humanify.events)
+    profiling_data: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    creation_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    start_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    end_time_ms: int | None = state_column(filterable=False, detail=True, format_fn=Humanify.timestamp)
+    task_log_info: dict[str, Any] | None = state_column(filterable=False, detail=True)
+    error_message: str | None = state_column(filterable=False, detail=True)
+    is_debugger_paused: bool | None = state_column(filterable=True, detail=True)
+    call_site: str | None = state_column(filterable=False, detail=True)
+    label_selector: dict[str, str] | None = state_column(filterable=False, detail=True)
+    fallback_strategy: Any = state_column(filterable=False, detail=True)
 
 
 @dataclass
 class ObjectState(StateSchema):
-    """A process's references to one object. reference_type: LOCAL_REFERENCE, PINNED_IN_MEMORY, BORROWED or
-    PINNED_BY_OTHERS."""
+    """A process's references to one object. reference_type: as in Ray."""
 
-    object_id: str
-    object_size: int
-    task_status: str
-    reference_type: str
-    call_site: str
-    type: str
-    pid: int
-    ip: str
+    object_id: str = state_column(filterable=True)
+    object_size: int = state_column(filterable=True, format_fn=Humanify.memory)
+    task_status: str = state_column(filterable=True)
+    attempt_number: int = state_column(filterable=True)
+    reference_type: str = state_column(filterable=True)
+    call_site: str = state_column(filterable=True)
+    type: str = state_column(filterable=True)
+    pid: int = state_column(filterable=True)
+    ip: str = state_column(filterable=True)
 
 
-_FIRST_DETAIL = {
-    "ActorState": "serialized_runtime_env",
-    "PlacementGroupState": "bundles",
-    "NodeState": "start_time_ms",
-    "WorkerState": "exit_detail",
-    "TaskState": "language",
-}
+@dataclass
+class RuntimeEnvState(StateSchema):
+    """A runtime environment that a node has set up."""
+
+    runtime_env: dict[str, Any] = state_column(filterable=True)
+    success: bool = state_column(filterable=True)
+    creation_time_ms: float | None = state_column(filterable=False, format_fn=Humanify.duration)
+    node_id: str = state_column(filterable=True)
+    ref_cnt: int | None = state_column(filterable=False, detail=True)
+    error: str | None = state_column(filterable=True, detail=True)

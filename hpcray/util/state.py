@@ -4,21 +4,35 @@ Arguments of the functions:
     address: a session directory; None: the job of this program, else the newest of this user on this machine.
     filters: [(column, "=" or "!=", value)].
     limit: most rows.
-    timeout: seconds that a process may take to answer.
+    timeout: seconds that the answer may take.
     detail: fill in all fields.
-    raise_on_missing_output: raise RayStateApiException where a process did not answer; else warn.
-    id: of the actor, node, ..., in hex.
+    raise_on_missing_output: raise RayStateApiException where a process did not answer.
+    id: of the actor, node, ..., in hex. A task's may be a ref that it returns.
+    _explain: warn of what the answer lacks.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.state import attached
-from hpcray.state.aggregator import Filter, StateAggregator, select
+from hpcray.state.aggregator import StateAggregator, select
+from hpcray.state.options import (
+    DEFAULT_LIMIT,
+    DEFAULT_RPC_TIMEOUT,
+    RAY_MAX_LIMIT_FROM_API_SERVER,
+    Filter,
+    GetApiOptions,
+    ListApiOptions,
+    StateResource,
+    SummaryApiOptions,
+    SummaryResource,
+    resource_to_schema,
+)
 from hpcray.state.schemas import (
     ActorState,
     JobState,
@@ -37,21 +51,26 @@ __all__ = [
     "ObjectState",
     "PlacementGroupState",
     "RayStateApiException",
+    "StateApiClient",
     "StateSchema",
     "TaskState",
     "WorkerState",
     "get_actor",
     "get_job",
+    "get_log",
     "get_node",
     "get_objects",
     "get_placement_group",
     "get_task",
     "get_worker",
     "list_actors",
+    "list_cluster_events",
     "list_jobs",
+    "list_logs",
     "list_nodes",
     "list_objects",
     "list_placement_groups",
+    "list_runtime_envs",
     "list_tasks",
     "list_workers",
     "summarize_actors",
@@ -59,73 +78,203 @@ __all__ = [
     "summarize_tasks",
 ]
 
-DEFAULT_LIMIT = 100
-DEFAULT_TIMEOUT = 30
-_ALL = 1 << 62
-
-Row = TypeVar("Row", bound=StateSchema)
 Found = TypeVar("Found")
 Source = TypeVar("Source")
 P = ParamSpec("P")
-Filters = Sequence[Filter]
+
+
+class DataSourceUnavailable(Exception):
+    """A source of rows did not answer."""
 
 
 class RayStateApiException(Exception):
-    """The answer is not complete: a process did not answer."""
+    """The query is not valid, or the answer is not complete."""
 
 
-def _gather(gather: Callable[[StateAggregator], Found], address: str | None, timeout: float, strict: bool) -> Found:
-    with attached(address or "auto") as process:
+class ServerUnavailable(RayStateApiException):
+    """There is no job to ask."""
+
+
+_GATHER: dict[StateResource, Callable[[StateAggregator], list[Any]]] = {
+    StateResource.ACTORS: StateAggregator.actors,
+    StateResource.JOBS: StateAggregator.jobs,
+    StateResource.PLACEMENT_GROUPS: StateAggregator.placement_groups,
+    StateResource.NODES: StateAggregator.nodes,
+    StateResource.WORKERS: StateAggregator.workers,
+    StateResource.TASKS: StateAggregator.tasks,
+    StateResource.OBJECTS: StateAggregator.objects,
+    # A job keeps no list of these: errors tell of what went wrong, and `hpcray status` of what waits.
+    StateResource.RUNTIME_ENVS: lambda _: [],
+    StateResource.CLUSTER_EVENTS: lambda _: [],
+}
+_ID_COLUMNS = {
+    StateResource.NODES: "node_id",
+    StateResource.ACTORS: "actor_id",
+    StateResource.PLACEMENT_GROUPS: "placement_group_id",
+    StateResource.WORKERS: "worker_id",
+    StateResource.TASKS: "task_id",
+    StateResource.OBJECTS: "object_id",
+    StateResource.JOBS: "job_id",
+}
+
+
+class StateApiClient:
+    """Queries of the state of a job.
+
+    Args:
+        address: as for `list_actors`.
+        cookies, headers: without effect: no HTTP server is asked.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        cookies: dict[str, Any] | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> None:
+        self._address = address or "auto"
+
+    def get(
+        self, resource: StateResource, id: Any, options: GetApiOptions | None = None, _explain: bool = False
+    ) -> Any:
+        """Return the row of an id, with details; None where there is none.
+
+        Objects, and tasks that were tried more than once, have several: then a list.
+
+        Raises:
+            ValueError: rows of this kind have no ids.
+        """
+        if resource not in _ID_COLUMNS:
+            raise ValueError(f"Can't get {resource.name} by id.")
+        if isinstance(id, ObjectRef):
+            id = id.task_id().hex()
+        timeout = (options or GetApiOptions()).timeout
+        rows, _ = _gather(self._address, _GATHER[resource], timeout)
+        found = select(rows, [(_ID_COLUMNS[resource], "=", id)], len(rows))
+        if resource is StateResource.OBJECTS or len(found) > 1:
+            return found or None
+        return found[0] if found else None
+
+    def list(
+        self,
+        resource: StateResource,
+        options: ListApiOptions | None = None,
+        raise_on_missing_output: bool = True,
+        _explain: bool = False,
+    ) -> list[Any]:
+        """Return rows in the order of their ids.
+
+        Raises:
+            RayStateApiException: an option is not valid, or the answer is not complete.
+        """
+        options = options or ListApiOptions()
+        if options.has_conflicting_filters():
+            return []
+        if not 0 <= options.limit <= RAY_MAX_LIMIT_FROM_API_SERVER:
+            raise RayStateApiException(
+                f"Given limit {options.limit} exceeds the supported limit {RAY_MAX_LIMIT_FROM_API_SERVER}. Use a lower "
+                "limit, or set the `RAY_MAX_LIMIT_FROM_API_SERVER` environment variable to a larger value."
+            )
+        schema = resource_to_schema(resource)
+        for column, _, _ in options.filters or ():
+            if column.lower() not in schema.filterable_columns():
+                raise RayStateApiException(
+                    f"The given filter column {column} is not supported. Supported filter columns: "
+                    f"{sorted(schema.filterable_columns())}"
+                )
+        rows, missing = _gather(self._address, _GATHER[resource], options.timeout)
+        _report(missing, raise_on_missing_output)
+        passed = select(rows, options.filters, len(rows))
+        found = passed[: options.limit]
+        if _explain and len(passed) > len(found):
+            warnings.warn(
+                f"Limit last {len(found)} entries (Total {len(passed)}). Use `--filter` to reduce the amount of data "
+                "to return or setting a higher limit with `--limit` to see all data. ",
+                stacklevel=3,
+            )
+        if not options.detail:
+            for row in found:
+                for column in row.columns() - row.base_columns():
+                    setattr(row, column, None)
+        return found
+
+    def summary(
+        self,
+        resource: SummaryResource,
+        *,
+        options: SummaryApiOptions | None = None,
+        raise_on_missing_output: bool = True,
+        _explain: bool = False,
+    ) -> dict[str, Any]:
+        """Return the summaries of the rows, by node id; there is one, of "cluster".
+
+        Raises:
+            RayStateApiException: the answer is not complete.
+        """
+        options = options or SummaryApiOptions()
+        by = options.summary_by
+        gather: dict[SummaryResource, Callable[[StateAggregator], dict[str, Any]]] = {
+            SummaryResource.ACTORS: StateAggregator.summarize_actors,
+            SummaryResource.TASKS: lambda aggregator: aggregator.summarize_tasks(by),
+            SummaryResource.OBJECTS: StateAggregator.summarize_objects,
+        }
+        found, missing = _gather(self._address, gather[resource], options.timeout)
+        _report(missing, raise_on_missing_output)
+        return found
+
+
+def _gather(address: str, gather: Callable[[StateAggregator], Found], timeout: float) -> tuple[Found, list[str]]:
+    """Return what was gathered, and what is missing of it."""
+    with attached(address) as process:
         aggregator = StateAggregator(process, timeout)
-        found = gather(aggregator)
-    if aggregator.missing:
-        text = f"the answer is not complete: {'; '.join(aggregator.missing)}"
+        return gather(aggregator), aggregator.missing
+
+
+def _report(missing: list[str], strict: bool) -> None:
+    if missing:
+        text = f"the answer is not complete: {'; '.join(missing)}"
         if strict:
             raise RayStateApiException(f"{text}; hint: raise_on_missing_output=False returns the known part")
-        warnings.warn(text, stacklevel=3)
-    return found
+        warnings.warn(text, stacklevel=4)
 
 
 def _list(
-    gather: Callable[[StateAggregator], list[Row]],
+    resource: StateResource,
     address: str | None = None,
-    filters: Filters | None = None,
+    filters: list[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = DEFAULT_RPC_TIMEOUT,
     detail: bool = False,
     raise_on_missing_output: bool = True,
     _explain: bool = False,
-) -> list[Row]:
-    if limit < 1:
-        raise ValueError(f"limit={limit} is not valid; hint: at least 1")
-    rows = select(_gather(gather, address, timeout, raise_on_missing_output), filters, limit)
-    if not detail:
-        for row in rows:
-            for column in set(row.columns()) - set(row.base_columns()):
-                setattr(row, column, None)
-    return rows
+) -> list[Any]:
+    options = ListApiOptions(limit, timeout, detail, filters)
+    return StateApiClient(address).list(resource, options, raise_on_missing_output, _explain)
 
 
 def _get(
-    source: tuple[str, Callable[[StateAggregator], list[Row]]],
-    id: str,
+    resource: StateResource,
+    id: Any,
     address: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = DEFAULT_RPC_TIMEOUT,
     _explain: bool = False,
-) -> Row | None:
-    column, gather = source
-    found = _list(gather, address, [(column, "=", id)], _ALL, timeout, True, False)
-    return found[0] if found else None
+) -> Any:
+    return StateApiClient(address).get(resource, id, GetApiOptions(timeout), _explain)
 
 
 def _summarize(
-    gather: Callable[[StateAggregator], dict[str, Any]],
+    resource: SummaryResource,
     address: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float = DEFAULT_RPC_TIMEOUT,
     raise_on_missing_output: bool = True,
     _explain: bool = False,
 ) -> dict[str, Any]:
-    return _gather(gather, address, timeout, raise_on_missing_output)
+    return StateApiClient(address).summary(
+        resource,
+        options=SummaryApiOptions(timeout),
+        raise_on_missing_output=raise_on_missing_output,
+        _explain=_explain,
+    )
 
 
 def _query(function: Callable[Concatenate[Source, P], Found], source: Source, doc: str) -> Callable[P, Found]:
@@ -140,41 +289,74 @@ def _query(function: Callable[Concatenate[Source, P], Found], source: Source, do
     return query
 
 
-_S = StateAggregator
-list_actors = _query(_list, _S.actors, "The actors of the job, dead ones too.")
-list_placement_groups = _query(_list, _S.placement_groups, "The placement groups of the job.")
-list_nodes = _query(_list, _S.nodes, "The nodes of the job, dead ones too.")
-list_jobs = _query(_list, _S.jobs, "The job, as a list of one row. (Jobs of the batch system: `hpcray jobs`.)")
-list_workers = _query(_list, _S.workers, "The living processes of the job: drivers and workers.")
+_R = StateResource
+list_actors = _query(_list, _R.ACTORS, "The actors of the job, dead ones too.")
+list_placement_groups = _query(_list, _R.PLACEMENT_GROUPS, "The placement groups of the job.")
+list_nodes = _query(_list, _R.NODES, "The nodes of the job, dead ones too.")
+list_jobs = _query(_list, _R.JOBS, "The job, as a list of one row. (Jobs of the batch system: `hpcray jobs`.)")
+list_workers = _query(_list, _R.WORKERS, "The living processes of the job: drivers and workers.")
 list_tasks = _query(
-    _list, _S.tasks, "All tasks and calls that have not returned, and ended ones that living workers remember."
+    _list, _R.TASKS, "All tasks and calls that have not returned, and ended attempts that living workers remember."
 )
 list_objects = _query(
-    _list, _S.objects, "The references that processes hold. `hpcray memory` shows the objects in the stores."
+    _list, _R.OBJECTS, "The references that processes hold. `hpcray memory` shows the objects in the stores."
 )
+list_runtime_envs = _query(_list, _R.RUNTIME_ENVS, "No rows: hpcray keeps no list of runtime environments.")
+list_cluster_events = _query(_list, _R.CLUSTER_EVENTS, "No rows: hpcray keeps no events; `hpcray status` tells more.")
 
-get_actor = _query(_get, ("actor_id", _S.actors), "The actor with this id, or None.")
-get_placement_group = _query(
-    _get, ("placement_group_id", _S.placement_groups), "The placement group with this id, or None."
+get_actor = _query(_get, _R.ACTORS, "The actor with this id, or None.")
+get_placement_group = _query(_get, _R.PLACEMENT_GROUPS, "The placement group with this id, or None.")
+get_node = _query(_get, _R.NODES, "The node with this id, or None.")
+get_job = _query(_get, _R.JOBS, "The job, or None where its id is another.")
+get_worker = _query(_get, _R.WORKERS, "The living process with this id, or None.")
+get_task = _query(
+    _get, _R.TASKS, "The task or call with this id, a list of its attempts if there are several; None: not remembered."
 )
-get_node = _query(_get, ("node_id", _S.nodes), "The node with this id, or None.")
-get_job = _query(_get, ("job_id", _S.jobs), "The job, or None where its id is another.")
-get_worker = _query(_get, ("worker_id", _S.workers), "The living process with this id, or None.")
-get_task = _query(_get, ("task_id", _S.tasks), "The task or call with this id; None where it is not remembered.")
 
 
 def get_objects(
-    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT, _explain: bool = False
+    id: str, address: str | None = None, timeout: float = DEFAULT_RPC_TIMEOUT, _explain: bool = False
 ) -> list[ObjectState]:
     """All references to one object."""
-    return list_objects(address, [("object_id", "=", id)], _ALL, timeout, True, False)
+    return _get(StateResource.OBJECTS, id, address, timeout, _explain) or []
 
 
-summarize_tasks = _query(_summarize, _S.summarize_tasks, "Counts of tasks and calls, by name and state.")
-summarize_actors = _query(_summarize, _S.summarize_actors, "Counts of actors, by class and state.")
+def list_logs(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    glob_filter: str | None = None,
+    timeout: float = DEFAULT_RPC_TIMEOUT,
+) -> dict[str, list[str]]:
+    """Return no files: what workers print goes to the driver's terminal, and no log files are written.
+
+    Raises:
+        AssertionError: no node is named.
+    """
+    assert node_ip is not None or node_id is not None, "At least one of node ip and node id is required"
+    return {}
+
+
+def get_log(*args: Any, **kwargs: Any) -> Iterator[str]:
+    """Refused, at the first line.
+
+    Raises:
+        RayStateApiException: there are no log files.
+    """
+    yield from _no_log()
+
+
+def _no_log() -> NoReturn:
+    raise RayStateApiException(
+        "hpcray writes no log files: what workers print goes to the driver's terminal; hint: redirect its output"
+    )
+
+
+summarize_tasks = _query(_summarize, SummaryResource.TASKS, "Counts of tasks and calls, by name and state.")
+summarize_actors = _query(_summarize, SummaryResource.ACTORS, "Counts of actors, by class and state.")
 summarize_objects = _query(
     _summarize,
-    _S.summarize_objects,
+    SummaryResource.OBJECTS,
     "Counts and sizes of references, by their place of creation (`record_ref_creation_sites`).",
 )
 

@@ -182,7 +182,7 @@ class TestOwnOptions:
 
         name, function = ray.get(inner.remote())
         assert name == "inner"
-        assert function == f"{__name__}.TestOwnOptions.test_names_of_functions_in_functions.<locals>.inner"
+        assert function == f"{__name__}.inner"
 
     def test_a_name_for_every_task(self):
         names = [f"task {i}" for i in range(300)]

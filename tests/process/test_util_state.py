@@ -14,9 +14,12 @@ if IS_HPCRAY:
     from click.testing import CliRunner
 
     from hpcray.cli.__main__ import main
+    from hpcray.state.options import SummaryApiOptions, SummaryResource
     from hpcray.util import state
+    from hpcray.util.state import RayStateApiException
 else:
     from ray.util import state
+    from ray.util.state.exception import RayStateApiException
 
 pytestmark = pytest.mark.usefixtures("session")
 INIT = {"num_cpus": 2}
@@ -77,10 +80,58 @@ def test_limits_and_wrong_filters_of_the_state_api():
     counters = [Counter.options(num_cpus=0).remote() for _ in range(3)]
     ray.get([counter.pid.remote() for counter in counters])
     assert len(state.list_actors(limit=2)) == 2
-    for wrong in ([("state", ">", "ALIVE")], [("nothing", "=", "x")], ["state"]):
+    listed = [row.actor_id for row in state.list_actors()]
+    assert listed == sorted(listed)
+    for wrong in ([("state", ">", "ALIVE")], ["state"]):
         with pytest.raises(ValueError):
             state.list_actors(filters=wrong)
+    for options in ({"filters": [("nothing", "=", "x")]}, {"filters": [("is_detached", "=", 1)]}, {"limit": 1 << 30}):
+        with pytest.raises(RayStateApiException):
+            state.list_actors(**options)
+    assert state.list_actors(limit=0) == []
+    with pytest.warns(UserWarning, match="multiple '=' filters"):
+        assert state.list_actors(filters=[("state", "=", "ALIVE"), ("state", "=", "DEAD")]) == []
+    assert state.list_nodes(filters=[("is_head_node", "=", "true")]) == state.list_nodes(
+        filters=[("STATE", "=", "alive")]
+    )
     del counters
+
+
+@hpcray_only
+def test_each_attempt_of_a_task_is_a_row(tmp_path):
+    @ray.remote(max_retries=2, retry_exceptions=True)
+    def flaky():
+        (tmp_path / str(time.time_ns())).touch()
+        if len(list(tmp_path.iterdir())) < 3:
+            raise ValueError("not yet")
+
+    ref = flaky.remote()
+    ray.get(ref)
+    attempts = state.get_task(ref)
+    assert [(row.attempt_number, row.state) for row in attempts] == [(0, "FAILED"), (1, "FAILED"), (2, "FINISHED")]
+    assert attempts[0].error_type == "TASK_EXECUTION_EXCEPTION" and "not yet" in attempts[0].error_message
+    assert [event["state"] for event in attempts[2].events] == ["RUNNING", "FINISHED"]
+    assert attempts[2].error_message is None
+    assert state.list_tasks(filters=[("task_id", "=", attempts[0].task_id)])[0].error_message is None, "a detail"
+
+
+@hpcray_only
+def test_tasks_know_the_task_that_started_them():
+    @ray.remote(num_cpus=0)
+    def child():
+        return ray.get_runtime_context().get_task_id()
+
+    @ray.remote(num_cpus=0)
+    def parent():
+        return ray.get_runtime_context().get_task_id(), ray.get(child.remote())
+
+    mine, childs = ray.get(parent.remote())
+    eventually(lambda: state.get_task(childs) is not None)
+    assert state.get_task(childs).parent_task_id == mine
+    assert state.get_task(mine).parent_task_id.startswith("f" * 40)
+    by_lineage = SummaryApiOptions(summary_by="lineage")
+    summary = state.StateApiClient().summary(SummaryResource.TASKS, options=by_lineage)["cluster"]["summary"]
+    assert any([one["key"] for one in group["children"]] == [childs] for group in summary if group["key"] == mine)
 
 
 def test_nodes_workers_jobs_and_placement_groups_are_listed():

@@ -127,7 +127,7 @@ def test_the_context_without_a_session_raises() -> None:
 
 def test_deprecated_names_still_answer() -> None:
     asked = context(Source("worker", task=TASK, actor=ACTOR))
-    with pytest.warns(DeprecationWarning, match=r"job_id is deprecated; use get_job_id\(\)"):
+    with pytest.warns(DeprecationWarning, match=r"job_id is deprecated. Use get_job_id\(\)"):
         assert asked.job_id == asked.job_id.hex() == "01000000"
     with pytest.warns(DeprecationWarning):
         task, actor, node = asked.task_id, asked.actor_id, asked.node_id

@@ -11,7 +11,7 @@ import msgspec
 
 from hpcray.common.ids import node_of, owner_of, raylet_of, run_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, node_affinity
-from hpcray.common.resources import REPORT_AFTER, Resources, bundle_of, group_of
+from hpcray.common.resources import REPORT_AFTER, Resources, bundle_of, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.cluster_resources import ClusterResources
@@ -437,6 +437,7 @@ class ActorManager:
                 "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
                 "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
+                "resources": to_amounts(plain(dict(a.spec.hold.resources))),
             }
             for a in self.actors.values()
         ]  # fmt: skip

@@ -313,6 +313,7 @@ class QueryService:
                 "node_ids": [ids.get(node, "") for node in group.nodes],
                 "nodes": group.nodes,
                 "attempts": group.attempt,
+                "detached": not group.spec.owner,
             }
             for group in groups
         ]

@@ -46,6 +46,9 @@ from hpcray.runtime.diagnostics.wait_graph import SlowGetReport
 
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""
+_MAX_ERRORS = 1000
+_MAX_ERROR_TEXT = 10_000
+"""Errors of failed tasks that a worker remembers, at most, and characters of each."""
 _STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", FREED: "remembered"}
 
 
@@ -230,6 +233,7 @@ class Introspection:
             "offset": time.time() - perf_counter(),
             "now": perf_counter(),
             "ended": record.dump() if record is not None else [],
+            "errors": record.dump_errors() if record is not None else [],
             "full": record.full if record is not None else False,
             "running": self._calls(),
             "actor": worker.actor.spec.actor if worker is not None and worker.actor is not None else b"",
@@ -274,13 +278,20 @@ class TaskEventBuffer:
 
     Attributes:
         add: takes one (task id, name, end, microseconds, whether it failed); end by `perf_counter`.
+            `explain` says why it failed.
     """
 
-    __slots__ = ("_ended", "add")
+    __slots__ = ("_ended", "_errors", "add")
 
     def __init__(self, size: int) -> None:
         self._ended: deque[tuple[Any, ...]] = deque(maxlen=size)
+        self._errors: deque[tuple[bytes, str, str]] = deque(maxlen=min(size, _MAX_ERRORS))
         self.add = self._ended.append
+
+    def explain(self, task: bytes, error: BaseException) -> None:
+        """Remember the class and text of a failed task's error."""
+        with contextlib.suppress(Exception):  # the text may be a program's
+            self._errors.append((task, type(error).__name__, str(error)[:_MAX_ERROR_TEXT]))
 
     @property
     def full(self) -> bool:
@@ -291,14 +302,24 @@ class TaskEventBuffer:
         """All that is remembered, the earliest end first."""
         return list(self._ended)
 
+    def dump_errors(self) -> list[tuple[bytes, str, str]]:
+        """(task id, class, text) of the last errors, the earliest first."""
+        return list(self._errors)
 
-def qualified_name(called: Any) -> str:
-    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`."""
+
+def qualified_name(called: Any, last: int = 0) -> str:
+    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`.
+
+    Args:
+        called: the function or class.
+        last: number of components of the qualified name to keep; 0: all.
+    """
     module = getattr(called, "__module__", "") or ""
     if module == "__main__":
         with contextlib.suppress(TypeError, OSError):
             module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
-    return f"{module}.{getattr(called, '__qualname__', type(called).__qualname__)}"
+    name: str = getattr(called, "__qualname__", type(called).__qualname__)
+    return f"{module}.{'.'.join(name.split('.')[-last:])}"
 
 
 class ObjectInventory:

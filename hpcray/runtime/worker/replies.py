@@ -121,10 +121,12 @@ class Replies:
         kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
         if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
             self._worker.cancelled.discard(task)
-            return serialize_error(TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran"))
-        if issubclass(kind, _AS_THEY_ARE) and not issubclass(kind, RayTaskError):
-            return serialize_error(error)
-        return serialize_error(task_error(error, name, actor))
+            error = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
+        elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
+            error = task_error(error, name, actor)
+        if self.record is not None:
+            self.record.explain(task, error)
+        return serialize_error(error)
 
     def returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
         """One return value as its owner `src` gets it; a large one is in the node's store then."""

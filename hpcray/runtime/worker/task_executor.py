@@ -369,17 +369,22 @@ class TaskExecutor:
         return found[0] if found is not None else blob.name if blob is not None else ""
 
     def names_of(self, msg: m.PushTask | m.ActorCall) -> tuple[str, str]:
-        """The names of a running task, for people: its own (or what it calls), and that of the function."""
+        """The names of a running task, for people: its own (or what it calls), and that of the function.
+
+        The functions and classes around the latter are named in async actors only, as in Ray.
+        """
         if isinstance(msg, m.PushTask):
             name, function = self._functions.get(msg.fn) or ("", None)
-            called = qualified_name(function)
+            called = qualified_name(function, last=1)
         else:
             assert self.actor is not None
             name = f"{self.actor.spec.class_name}.{msg.method}"
             cls, method = self.actor.cls, getattr(self.actor.cls, msg.method, None)
-            called = qualified_name(method)  # of a class sent by value only its functions remember where it was defined
+            last = 0 if self.actor.is_async else 1
+            # Of a class sent by value only its functions remember where it was defined.
+            called = qualified_name(method, last=last and last + 1)
             if not called.endswith(f"{cls.__name__}.{msg.method}"):
-                called = f"{qualified_name(cls)}.{msg.method}"
+                called = f"{qualified_name(cls, last)}.{msg.method}"
         return self.display_name(msg.task, name), called
 
     # ------------------------------------------------------------ blocking
