@@ -8,10 +8,10 @@ import inspect
 import types
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-from hpcray.api.actor_handle import METHOD, SIGNATURE, ActorHandle, ActorMethod, ActorProxy, travelling
+from hpcray.api.actor_handle import GENERATOR, METHOD, SIGNATURE, ActorHandle, ActorMethod, ActorProxy, travelling
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.method import method
-from hpcray.api.options import NO_GRAPHS, ActorOptions
+from hpcray.api.options import NO_GRAPHS, ActorOptions, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import check_namespace, require_session
@@ -242,8 +242,7 @@ def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
         if name.startswith("__") and (name not in _SPECIAL or not inspect.isfunction(member)):
             continue
         bound = inspect.ismethod(member) or isinstance(inspect.getattr_static(cls, name), staticmethod)
-        streams = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-        returns = {"num_returns": "streaming"} if streams else {}
+        returns = {GENERATOR: True, "num_returns": "streaming"} if yields(member) else {}
         own = {keyword: value for keyword, value in getattr(member, METHOD, {}).items() if value is not None}
         found[name] = {SIGNATURE: describe(member, 0 if bound else 1), **returns, **travelling(own)}
     return found

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ov
 import cloudpickle
 
 from hpcray.api.export import unserializable_argument
-from hpcray.api.options import METHOD_RULES, NO_GRAPHS, check_num_returns, unsupported_by_methods
+from hpcray.api.options import (
+    METHOD_RULES,
+    NO_GRAPHS,
+    check_generator,
+    check_num_returns,
+    unsupported_by_methods,
+)
 from hpcray.api.session import require_session
 from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.common.ids import ActorID
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 _BUILT_IN = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
 METHOD = "__hpcray_method__"
 SIGNATURE = "signature"
+GENERATOR = "generator"
+"""Keys of a method's description beside its options: what its arguments may be, and that it yields."""
 RETRY = "retry_exceptions"
 
 
@@ -145,6 +153,7 @@ class ActorMethod(Generic[P, R_co]):
         for keyword, value in overrides.items():
             if keyword != "name":
                 METHOD_RULES[keyword].validate(keyword, value)
+        check_generator(overrides.get("num_returns"), GENERATOR in self._plan.given)
         given = {keyword: value for keyword, value in travelling(overrides).items() if value is not None}
         if "concurrency_group" in given:
             given["call_group"] = given.pop("concurrency_group")

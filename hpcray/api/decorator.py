@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypeVar, get_origin, overload
 
 from hpcray.api.actor import ActorClass, make_actor_class
-from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions
+from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions, check_generator, yields
 from hpcray.api.remote_function import RemoteFunction
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
             "`asyncio.run(...)` inside a plain function"
         )
     if callable(target) and not isinstance(target, (RemoteFunction, ActorClass)):
-        return RemoteFunction(target, TaskOptions(options))
+        made: RemoteFunction[..., Any] = RemoteFunction(target, TaskOptions(options))
+        check_generator(options.get("num_returns"), yields(target), stacklevel=4)
+        return made
     raise TypeError("The @ray.remote decorator must be applied to either a function or a class.")
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from hpcray.api.actor_handle import METHOD, ActorMethod
-from hpcray.api.options import METHOD_RULES
+from hpcray.api.options import METHOD_RULES, check_generator, yields
 
 if TYPE_CHECKING:
     from hpcray.api.actor_handle import AnyMethod, StreamingMethod
@@ -132,6 +132,7 @@ def method(*args: Any, **options: Any) -> Any:
         METHOD_RULES[keyword].validate(keyword, value)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        check_generator(options.get("num_returns"), yields(function))
         setattr(function, METHOD, options)
         return function
 

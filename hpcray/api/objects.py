@@ -15,6 +15,7 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 T = TypeVar("T")
 _ONE = 1
+_LIST_EXPECTED = "wait() expected a list of ray.ObjectRef or ray.ObjectRefGenerator"
 _REFS_ALONE = {ObjectRef}
 _ident = attrgetter("_id")
 
@@ -27,11 +28,17 @@ def get(object_refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
 def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
 
 
-def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: float | None = None) -> Any:
+@overload
+def get(object_refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
+
+
+def get(
+    object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | ObjectRefGenerator[Any], *, timeout: float | None = None
+) -> Any:
     """Return the value of a ref, or the values of a list of refs. Arrays are read-only views of the object store.
 
     Args:
-        object_refs: a ref or a list of refs.
+        object_refs: a ref or a list of refs; a generator of refs is returned as it is.
         timeout: in seconds; None or -1 waits without limit, 0 does not wait.
 
     Returns:
@@ -49,6 +56,8 @@ def get(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], *, timeout: floa
     if isinstance(object_refs, ObjectRef):
         return process.get_one(object_refs, timeout)
     if not isinstance(object_refs, list):
+        if isinstance(object_refs, ObjectRefGenerator):
+            return object_refs
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
             "'object_refs' must either be an ObjectRef or a list of ObjectRefs."
@@ -146,22 +155,22 @@ def wait(
         TypeError: `ray_waitables` is not a list of refs. ValueError: duplicates, or `num_returns` is out of range.
     """
     process = current.process or require_session()
-    if isinstance(ray_waitables, ObjectRef):
-        raise TypeError("wait() expected a list of ray.ObjectRef, got a single ray.ObjectRef")
+    if isinstance(ray_waitables, (ObjectRef, ObjectRefGenerator)):
+        raise TypeError(f"{_LIST_EXPECTED}, got a single ray.ObjectRef or ray.ObjectRefGenerator {ray_waitables}")
     if not isinstance(ray_waitables, list):
-        raise TypeError(f"wait() expected a list of ray.ObjectRef, got {type(ray_waitables)}")
+        raise TypeError(f"{_LIST_EXPECTED}, got {type(ray_waitables)}")
     refs: list[Any] = list(ray_waitables)
     for ref in refs if set(map(type, refs)) != _REFS_ALONE else ():
         if not isinstance(ref, ObjectRef):
             if any(isinstance(item, ObjectRefGenerator) for item in refs):
                 return _wait_for_next(refs, num_returns, timeout, fetch_local)
-            raise TypeError(f"wait() expected a list of ray.ObjectRef, got list containing {type(ref)}")
+            raise TypeError(f"{_LIST_EXPECTED}, got list containing {type(ref)}")
     if timeout is not None and timeout < 0:
         raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
     if not refs:
         return [], []
     if len(set(map(_ident, refs))) != len(refs):
-        raise ValueError("Wait requires a list of unique object refs.")
+        raise ValueError("Wait requires a list of unique ray_waitables.")
     if num_returns <= 0:
         raise ValueError(f"Invalid number of objects to return {num_returns}.")
     if num_returns > len(refs):
@@ -177,7 +186,7 @@ def _wait_for_next(
     """`wait` for a list with generators. A generator is ready when its next ref is, or when it has ended."""
     peeked = [item.peek() if isinstance(item, ObjectRefGenerator) else item for item in waitables]
     if len(set(map(id, waitables))) != len(waitables):
-        raise ValueError("Wait requires a list of unique object refs.")
+        raise ValueError("Wait requires a list of unique ray_waitables.")
     refs = [put(None) if ref is None else ref for ref in peeked]
     ready, _ = wait(refs, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
     done = set(ready)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from hpcray.api.scheduling_strategies import (
     with_labels,
 )
 from hpcray.common import labels
+from hpcray.common.deprecation import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import UNIT, Resources, to_units
 from hpcray.platform.runtime_env import unsupported_field_error, validated_runtime_env
@@ -173,10 +175,16 @@ def _actor_name_problem(value: Any) -> str | None:
     return "Actor name cannot be an empty string." if value == "" else None
 
 
-def _backpressure_problem(value: Any) -> str | None:
-    if value is None or value > 0 or value == -1:
-        return None
-    return f"generator backpressure must be a positive number of objects, or -1 to disable it; got {value}"
+def _backpressure(name: str) -> Rule:
+    def problem(value: Any) -> str | None:
+        if value is None or value > 0 or value == -1:
+            return None
+        return (
+            f"{name}={value} is not allowed. Use a value > 0: it must be > 0 to make a generator wait while so many of "
+            "its values have not been taken. Use -1 to disable this feature."
+        )
+
+    return Rule((int, _NONE), problem)
 
 
 def _runtime_problem(value: Any) -> str | None:
@@ -218,7 +226,7 @@ TASK_RULES: Mapping[str, Rule] = {
         lambda value: None if value is None else "Setting 'object_store_memory' is not implemented for tasks",
     ),
     "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default_value=False),
-    "_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+    "_generator_backpressure_num_objects": _backpressure("_generator_backpressure_num_objects"),
     "_num_objects_per_yield": _count("_num_objects_per_yield", minimum=1, default=1),
 }
 
@@ -235,7 +243,7 @@ ACTOR_RULES: Mapping[str, Rule] = {
     "namespace": Rule((str, _NONE)),
     "get_if_exists": Rule((bool,), default_value=False),
     "allow_out_of_order_execution": Rule((bool, _NONE)),
-    "_actor_generator_backpressure_num_objects": Rule((int, _NONE), _backpressure_problem),
+    "_actor_generator_backpressure_num_objects": _backpressure("_actor_generator_backpressure_num_objects"),
 }
 
 
@@ -258,6 +266,39 @@ def unsupported_by_methods(given: Mapping[str, Any]) -> str:
     if given.get("tensor_transport") not in (None, "object_store"):
         return f"tensor_transport={given['tensor_transport']!r} is not supported; hint: leave it out"
     return NO_YIELDS_OF_MANY if (given.get("_num_objects_per_yield") or 1) != 1 else ""
+
+
+def yields(function: Any) -> bool:
+    """Return True if what a function, or an object that is called, makes is a generator."""
+    return any(
+        inspect.isgeneratorfunction(made) or inspect.isasyncgenfunction(made)
+        for made in (function, getattr(function, "__call__", None))  # noqa: B004  # of an object; functions have none
+    )
+
+
+def check_generator(num_returns: Any, is_generator: bool, stacklevel: int = 3) -> None:
+    """Check what a program gave as `num_returns` of a function or method. Warns of "dynamic", which Ray will drop.
+
+    Args:
+        stacklevel: of that warning.
+
+    Raises:
+        ValueError: it wants the values of a generator from what is none.
+    """
+    if not isinstance(num_returns, str):
+        return
+    if num_returns == "dynamic":
+        warnings.warn(
+            "num_returns='dynamic' is deprecated and will be removed in a future release of Ray. hint: use "
+            "num_returns='streaming' instead",
+            RayDeprecationWarning,
+            stacklevel=stacklevel,
+        )
+    if not is_generator:
+        raise ValueError(
+            f"num_returns='{num_returns}' can only be used with generator functions (functions that use 'yield'). The "
+            "function is not a generator function."
+        )
 
 
 def check_num_returns(value: Any) -> int:

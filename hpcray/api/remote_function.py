@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
-from hpcray.api.options import NO_GRAPHS, STREAMS, TaskOptions
+from hpcray.api.options import NO_GRAPHS, STREAMS, TaskOptions, check_generator, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
@@ -145,7 +144,9 @@ class RemoteFunction(Generic[P, R_co]):
         Raises:
             ValueError, TypeError: an option is unknown, or its value is not allowed.
         """
-        return RemoteFunction(self._function, self._options.merged(**overrides), self._export)
+        options = self._options.merged(**overrides)
+        check_generator(overrides.get("num_returns"), yields(self._function))
+        return RemoteFunction(self._function, options, self._export)
 
     @property
     def bind(self) -> NoReturn:
@@ -226,9 +227,7 @@ if TYPE_CHECKING:
 
 def streams(function: Callable[..., Any], options: TaskOptions) -> bool:
     """Return True if the values of the function are sent as it yields them, by default those of a generator."""
-    return options.num_returns == STREAMS or (
-        options.given.get("num_returns") is None and inspect.isgeneratorfunction(function)
-    )
+    return options.num_returns == STREAMS or (options.given.get("num_returns") is None and yields(function))
 
 
 def _rebuild(function: Callable[..., Any], given: dict[str, Any]) -> RemoteFunction[..., Any]:

@@ -63,6 +63,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}:BaseID {_IDS} StreamingObjectRefGenerator RAY_NODE_ACCELERATOR_TYPE_KEY RAY_NODE_GROUP_KEY "
         "RAY_NODE_ID_KEY RAY_NODE_MARKET_TYPE_KEY RAY_NODE_REGION_KEY RAY_NODE_ZONE_KEY",
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
+        "hpcray.runtime.worker.replies:StreamingGeneratorStats",
     ),
     # -------------------------------------------------------------------- util
     "ray.util": ("hpcray.util",),

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import warnings
 from enum import Enum
 from typing import Any
+
+from hpcray.common.deprecation import RayDeprecationWarning
 
 __all__ = ["AnnotationType", "Deprecated", "DeveloperAPI", "PublicAPI", "RayDeprecationWarning"]
 
@@ -23,14 +24,6 @@ class AnnotationType(Enum):
     DEPRECATED = "Deprecated"
     UNKNOWN = "Unknown"
 
-
-class RayDeprecationWarning(DeprecationWarning):
-    """Warning that a name will be removed."""
-
-
-if not sys.warnoptions:
-    # Python hides deprecations outside of __main__; one of these is shown once for each module that uses the name.
-    warnings.filterwarnings("module", category=RayDeprecationWarning)
 
 _STABILITIES = ("stable", "beta", "alpha")
 _DEPRECATED = "This API is deprecated and may be removed in future Ray releases."

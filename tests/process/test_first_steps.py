@@ -38,7 +38,7 @@ class Maker:
 
     @ray.method(num_returns="streaming")
     def declared(self):
-        return 1
+        yield 1
 
     @ray.method(num_returns=2)
     def two(self):
@@ -51,11 +51,10 @@ class Maker:
 
 def test_generators_stream_unless_their_returns_are_counted():
     maker = Maker.remote()
-    for call in (stream.remote, maker.stream.remote):
+    for call in (stream.remote, maker.stream.remote, maker.declared.remote):
         assert [ray.get(ref) for ref in call()] == [1]
-    (ref,) = maker.declared.remote()
-    with pytest.raises(TypeError, match="needs a generator, not int; hint: yield"):
-        ray.get(ref)
+    with pytest.raises(ValueError, match="can only be used with generator functions"):
+        ray.method(num_returns="streaming")(lambda self: 1)
     assert ray.get(two.remote()) == ray.get(maker.two.remote()) == [1, 2]
 
 

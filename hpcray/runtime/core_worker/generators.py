@@ -1,19 +1,20 @@
 """Generators of refs: what a task or call yields, one object each, as it comes.
 
 The objects are returns of the task: number 0 is ready when the task has ended (`completed()`), number i + 1 is what it
-yielded i-th. The caller always has one entry more than it has values: whoever waits for the next value waits for that
-entry, and learns from it too when there is none.
+yielded i-th. The caller always has one entry more than it has values, and more if it looks further ahead: whoever waits
+for the next value waits for that entry, and learns from it too when there is none.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from hpcray.common.exceptions import ObjectRefStreamEndOfStreamError
 from hpcray.common.ids import TaskID, node_of, return_index
-from hpcray.core.core_worker.object_table import PENDING, Waiter
+from hpcray.core.core_worker.object_table import PENDING, ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
@@ -31,19 +32,43 @@ _EVERYTHING = 1 << 62
 
 
 class GeneratorStream:
-    """One task's values. refs: those not taken yet, and behind them the entry of the next one.
+    """One task's values, counted from 1. refs: those not taken yet, and behind them at least that of the next one.
 
-    received, taken: how many values came, and were taken. dropped: no more will be taken.
+    received, taken: how many values came, and were taken. expected: how many have, or had, an entry. end: how many
+    there are, None while that is not known; rest: what stands in the entries behind them. dropped: no more will be
+    taken.
     """
 
-    __slots__ = ("dropped", "received", "refs", "taken", "task")
+    __slots__ = ("dropped", "end", "expected", "received", "refs", "rest", "taken", "task")
 
     def __init__(self, task: PendingTask) -> None:
         self.task = task
         self.refs: deque[ObjectRef[Any]] = deque()
-        self.received = 0
-        self.taken = 0
+        self.received = self.taken = self.expected = 0
+        self.end: int | None = None
+        self.rest = _END
         self.dropped = False
+
+    @property
+    def finished(self) -> bool:
+        """True when all values were taken, and it is known that there are no more."""
+        return self.end is not None and self.taken >= self.end
+
+    def expect(self, table: ObjectTable, ahead: int = 1) -> None:
+        """Have entries for as many values beyond those received (engine's lock held)."""
+        while not self.dropped and self.expected < self.received + ahead:
+            self.expected += 1
+            object_id = self.task.id + return_index(self.expected)
+            table.create(object_id)
+            self.refs.append(new_ref(object_id))
+            if self.end is not None and self.expected > self.end:
+                table.set_inline(object_id, self.rest)
+
+    def close(self, table: ObjectTable, rest: bytes) -> None:
+        """No more values come: what was expected of them is `rest` (engine's lock held)."""
+        self.end, self.rest = self.received, rest
+        for position in range(self.received, self.expected):
+            table.set_inline(self.task.id + return_index(position + 1), rest)
 
 
 class GeneratorStreams:
@@ -60,7 +85,7 @@ class GeneratorStreams:
         stream = self._open[task.id] = GeneratorStream(task)
         completed = task.id + return_index(0)
         self._table.create(completed, task)
-        self._expect_next(stream)
+        stream.expect(self._table)
         ref = new_ref(completed)
         return ref if task.extra.dynamic else ObjectRefGenerator(stream, ref)
 
@@ -93,22 +118,16 @@ class GeneratorStreams:
             self._keep(msg.task, stream, object_id)
         if stream is not None:
             stream.received += 1
-            if not stream.dropped:
-                self._expect_next(stream)
+            stream.expect(self._table)
         if item.size:
             self._table.set_stored(object_id, item.size, node_of(src), contained)
         else:
             self._table.set_inline(object_id, item.value, contained)
 
     def finish(self, task: PendingTask, src: bytes, msg: m.TaskReply) -> None:
-        """The task has ended. An exception is one value more."""
-        value = msg.returns[0].value
-        if not is_error(value):
-            self._end(task, None, value)
-        elif task.extra.dynamic and msg.status == 1:
-            self._end(task, value, b"")
-        else:
-            self._end(task, value, value)
+        """The task has ended. An exception is one value more; one of the generator's own is nothing but that."""
+        last = msg.returns[-1].value
+        self._end(task, last if is_error(last) else None, msg.returns[0].value)
 
     def fail(self, task: PendingTask, error: bytes) -> None:
         """The task will not end any more."""
@@ -119,20 +138,16 @@ class GeneratorStreams:
         if stream is None:
             return
         if last is not None:
-            object_id = task.id + return_index(stream.received + 1)
             stream.received += 1
-            if not stream.dropped:
-                self._expect_next(stream)
-            self._table.set_inline(object_id, last)
+            stream.expect(self._table)
+            self._table.set_inline(task.id + return_index(stream.received), last)
+        failed = is_error(completed)
         contained: list[Any] | None = None
-        if task.extra.dynamic and (not completed or not is_error(completed)):
-            end = stream.refs.pop()
-            contained = list(stream.refs)
+        if task.extra.dynamic and not failed:
+            contained = [stream.refs.popleft() for _ in range(stream.received)]
             blob, _ = serialize(DynamicObjectRefGenerator(contained))
             completed = blob.join() if isinstance(blob, Serialized) else blob
-            self._table.set_inline(end._id, _END)
-        else:
-            self._table.set_inline(task.id + return_index(stream.received + 1), _END)
+        stream.close(self._table, completed if failed else _END)
         self._table.set_inline(task.id + return_index(0), completed, contained)
 
     def _keep(self, task_id: bytes, stream: GeneratorStream | None, object_id: bytes) -> None:
@@ -141,11 +156,6 @@ class GeneratorStreams:
         task = stream.task if stream is not None else kept.task if kept is not None else None
         if task is not None:
             self._retries.keep(task, [object_id], running=True)
-
-    def _expect_next(self, stream: GeneratorStream) -> None:
-        object_id = stream.task.id + return_index(stream.received + 1)
-        self._table.create(object_id)
-        stream.refs.append(new_ref(object_id))
 
     def _adopt(self, src: bytes, item: m.Returned) -> list[Any] | None:
         for inner in item.contained or ():
@@ -167,7 +177,7 @@ class ObjectRefGenerator(Generic[T_co]):
         """The next ref; waits until its value is there. If the task failed, the last ref's value is the error."""
         context = require_context()
         with context.engine.lock:
-            if self._stream.refs:
+            if not self._stream.finished:
                 context.check_alive()
                 waiter = Waiter()
                 oid = self._stream.refs[0]._id
@@ -186,14 +196,20 @@ class ObjectRefGenerator(Generic[T_co]):
         return self
 
     async def __anext__(self) -> ObjectRef[T_co]:
+        return await self._next_async()
+
+    async def _next_async(self, timeout_s: float | None = None) -> ObjectRef[T_co]:
+        """`_next_sync` on an asyncio loop."""
         context = require_context()
-        if self._stream.refs:
+        if not self._stream.finished:
             import asyncio
 
             loop = asyncio.get_running_loop()
             ready: asyncio.Future[None] = loop.create_future()
             context.when_ready_here(self._stream.refs[0], lambda: loop.call_soon_threadsafe(_settle, ready))
-            await ready
+            await asyncio.wait([ready], timeout=None if timeout_s is None or timeout_s < 0 else timeout_s)
+            if not ready.done():
+                return ObjectRef.nil()
         with context.engine.lock:
             ref = self._take(context)
         if ref is None:
@@ -209,11 +225,52 @@ class ObjectRefGenerator(Generic[T_co]):
         return self._completed
 
     def _next_sync(self, timeout_s: float | None = None) -> ObjectRef[Any]:
-        """`next` for at most so many seconds (None: for ever); the nil ref when there is none by then."""
+        """`next` for at most so many seconds (None or -1: for ever); the nil ref when there is none by then."""
         ref = self.peek()
+        if timeout_s is not None and timeout_s < 0:
+            timeout_s = None
         if ref is not None and timeout_s is not None and not require_context().wait([ref], 1, timeout_s, False)[0]:
             return ObjectRef.nil()
         return next(self)
+
+    def _get_next_ref_n(self, num_refs: int) -> list[ObjectRef[Any]]:
+        """The next refs, ready or not, which stay where they are. One behind the last value raises when it is read.
+
+        Raises:
+            ValueError: `num_refs` is not positive.
+        """
+        _check_positive(num_refs)
+        context = require_context()
+        with context.engine.lock:
+            stream = self._stream
+            stream.expect(context.table, stream.taken + num_refs - stream.received)
+            return list(islice(stream.refs, num_refs))
+
+    def _consume_next_ref_n(self, num_refs: int) -> None:
+        """Take the next values without looking at them, those behind the end too.
+
+        Raises:
+            ValueError: `num_refs` is not positive, or not so many have come.
+        """
+        _check_positive(num_refs)
+        context = require_context()
+        with context.engine.lock:
+            stream = self._stream
+            if stream.end is None and stream.taken + num_refs > stream.received:
+                come = stream.received - stream.taken
+                raise ValueError(f"of {num_refs} values only {come} have come; hint: wait for the last one first")
+            for _ in range(num_refs):
+                if stream.refs:
+                    stream.refs.popleft()
+            self._count_taken(context, num_refs)
+
+    def _get_next_object_id_binary(self) -> bytes:
+        """The id of what `next` gives, or would give if there were more values."""
+        return self._get_next_ref_n(1)[0]._id
+
+    def _stream_exhausted(self) -> bool:
+        """Return True if all values were taken and the task has ended."""
+        return self.is_finished()
 
     def send(self, value: Any) -> NoReturn:
         """Not supported, as in Ray."""
@@ -240,15 +297,15 @@ class ObjectRefGenerator(Generic[T_co]):
         raise NotImplementedError("`gen.aclose` is not supported. hint: cancel() ends its task")
 
     def next_ready(self) -> bool:
-        """Return True if `next()` would return (or stop) at once."""
+        """Return True if `next()` would return a ref at once."""
         context = require_context()
         with context.engine.lock:
-            refs = self._stream.refs
-            return not refs or context.table.entries[refs[0]._id].state != PENDING
+            stream = self._stream
+            return not stream.finished and context.table.entries[stream.refs[0]._id].state != PENDING
 
     def is_finished(self) -> bool:
-        """Return True if the task has ended and all refs were taken."""
-        return self.peek() is None
+        """Return True if the task has ended and all refs were taken: `next()` would stop."""
+        return self._stream.finished
 
     def task_id(self) -> TaskID:
         """Id of the task."""
@@ -256,20 +313,23 @@ class ObjectRefGenerator(Generic[T_co]):
 
     def peek(self) -> ObjectRef[Any] | None:
         """The ref that `next()` will give, ready or not; None when it is known that there is none."""
-        context = require_context()
-        with context.engine.lock:
-            refs = self._stream.refs
-            return refs[0] if refs and context.table.entries[refs[0]._id].value != _END else None
+        with require_context().engine.lock:
+            return None if self._stream.finished else self._stream.refs[0]
 
     def _take(self, context: CoreWorkerContext) -> ObjectRef[Any] | None:
-        stream = self._stream
-        if not stream.refs or context.table.entries[stream.refs[0]._id].value == _END:
+        if self._stream.finished:
             return None
-        stream.taken += 1
+        ref = self._stream.refs.popleft()
+        self._count_taken(context, 1)
+        return ref
+
+    def _count_taken(self, context: CoreWorkerContext, count: int) -> None:
+        stream = self._stream
+        stream.taken += count
+        stream.expect(context.table)
         if stream.task.extra.window > 0 and stream.task.worker is not None:
             context.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, stream.taken))
             context.engine.flush()
-        return stream.refs.popleft()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -295,16 +355,23 @@ class ObjectRefGenerator(Generic[T_co]):
 
 
 class DynamicObjectRefGenerator:
-    """The value of a ref that `num_returns="dynamic"` gave: an iterator over the refs of what was yielded."""
+    """The value of a ref that `num_returns="dynamic"` gave: the refs of what was yielded. Each is given once, then let
+    go, so that values which are not needed any more make room while others are read."""
 
-    def __init__(self, refs: list[ObjectRef[Any]]) -> None:
-        self._refs = refs
+    def __init__(self, refs: Iterable[ObjectRef[Any]]) -> None:
+        self._refs = deque(refs)
 
     def __iter__(self) -> Iterator[ObjectRef[Any]]:
-        return iter(self._refs)
+        while self._refs:
+            yield self._refs.popleft()
 
     def __len__(self) -> int:
         return len(self._refs)
+
+
+def _check_positive(num_refs: int) -> None:
+    if num_refs <= 0:
+        raise ValueError("num_refs must be positive")
 
 
 def _take_all(context: CoreWorkerContext, stream: GeneratorStream) -> None:

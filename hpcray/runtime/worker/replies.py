@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any
 
-from hpcray.common.exceptions import ActorDiedError, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
@@ -37,7 +37,7 @@ _AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
 
 
 class _Broken(Exception):
-    """A generator failed after some values, which were ready by then."""
+    """A generator failed after it had begun: these returns were ready by then, the error stands for the next one."""
 
     def __init__(self, returns: list[m.Returned], error: BaseException) -> None:
         super().__init__()
@@ -96,15 +96,20 @@ class Replies:
                     returns = [self.returned(src, task, 0, blob, refs)]
                 else:
                     returns = self._many(src, task, num_returns, value)
-            except _Broken as broken:
-                first, error = broken.returns, broken.error
             except BaseException as raised:
                 error = raised
+                if num_returns == 1 and type(value) is types.GeneratorType:  # found here, as no generator pickles
+                    try:
+                        returns, error = self._of_generator(src, task, 1, value), None
+                    except _Broken as broken:
+                        error = broken
         status = 0
         if error is not None:
             status = 1
+            if type(error) is _Broken:
+                first, error = error.returns, error.error
             blob = self.error_blob(error, name, actor, task)
-            returns = [*first, *(m.Returned(blob) for _ in range(abs(num_returns) - len(first)))]
+            returns = [*first, *(m.Returned(blob) for _ in range(max(1, abs(num_returns) - len(first))))]
         value = error = None
         self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us, hold)
 
@@ -252,6 +257,15 @@ def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -
         return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor)
 
 
+class StreamingGeneratorStats:
+    """The value of a `yield` in a generator task: the seconds that it took to make an object of what it yielded."""
+
+    __slots__ = ("object_creation_dur_s",)
+
+    def __init__(self, object_creation_dur_s: float) -> None:
+        self.object_creation_dur_s = object_creation_dur_s
+
+
 class GeneratorExecutor:
     """All tasks of one worker that yield now, by task id, with how many of their values were taken.
 
@@ -297,10 +311,16 @@ class GeneratorExecutor:
     def run(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> None:
         """Send what `value`, a generator, yields. Its exceptions are the caller's."""
         if not isinstance(value, Iterator):
-            raise TypeError(f"num_returns='streaming' needs a generator, not {type(value).__name__}; hint: yield")
+            raise ValueError(
+                f"Functions with num_returns='streaming' must return a generator, not {type(value).__name__}"
+            )
         sender = _Sender(self, self._worker, src, msg)
         try:
             drive(value, sender)
+        except AsyncioActorExit:
+            raise
+        except Exception as raised:
+            raise _failed(raised) from raised
         finally:
             sender.close()
 
@@ -312,12 +332,22 @@ class GeneratorExecutor:
             await loop.run_in_executor(threads, context.run, self.run, src, msg, value)
             return
         sender = _Sender(self, self._worker, src, msg)
+        answer = getattr(value, "asend", None)
+        stats: StreamingGeneratorStats | None = None
         try:
-            async for item in value:
+            while True:
+                try:
+                    item = await (value.__anext__() if answer is None else answer(stats))
+                except StopAsyncIteration:
+                    return
                 if sender.blocks or not isinstance(item, (int, float, str, bytes, bool, type(None))):
-                    await loop.run_in_executor(threads, sender.send, item)
+                    stats = await loop.run_in_executor(threads, sender.send, item)
                 else:
-                    sender.send(item)
+                    stats = sender.send(item)
+        except AsyncioActorExit:
+            raise
+        except Exception as raised:
+            raise _failed(raised) from raised
         finally:
             sender.close()
 
@@ -367,17 +397,19 @@ class _Sender:
         self.blocks = self._window > 0
         yielding.begin(msg.task, src)
 
-    def send(self, value: Any) -> None:
+    def send(self, value: Any) -> StreamingGeneratorStats:
+        """Send the next value, and wait while the caller has too many that it has not taken."""
         index = self._index
         self._index += 1
-        if index < self._skip:
-            return
-        self._yielding.await_room(self._task, index, self._window)
-        if self._want is not None and index + 1 not in self._want:
-            return
-        replies = self._yielding.replies
-        item = replies.returned(self._src, self._task, index + 1, *serialize(value))
-        replies.send_now(self._src, m.StreamItem(self._task, index, item))
+        began = perf_counter()
+        item = None
+        if index >= self._skip and (self._want is None or index + 1 in self._want):
+            item = self._yielding.replies.returned(self._src, self._task, index + 1, *serialize(value))
+        stats = StreamingGeneratorStats(perf_counter() - began)
+        if item is not None:
+            self._yielding.replies.send_now(self._src, m.StreamItem(self._task, index, item))
+        self._yielding.await_room(self._task, index + 1, self._window)
+        return stats
 
     def close(self) -> None:
         self._yielding.end(self._task)
@@ -385,5 +417,25 @@ class _Sender:
 
 def drive(values: Iterator[Any], sender: _Sender) -> None:
     """Run a generator to its end. This frame is between the task and user code (`worker.in_user_code`)."""
-    for value in values:
-        sender.send(value)
+    stats = None
+    while True:
+        try:
+            answer = stats is not None and _takes_values(values)
+            value = values.send(stats) if answer else next(values)  # type: ignore[attr-defined]
+        except StopIteration:
+            return
+        stats = sender.send(value)
+        del value
+
+
+def _takes_values(values: Any) -> bool:
+    """Return True if `values.send` reaches a generator: `yield from` may have handed over to any iterator."""
+    inner = getattr(values, "gi_yieldfrom", None)
+    while inner is not None:
+        values, inner = inner, getattr(inner, "gi_yieldfrom", None)
+    return hasattr(values, "send")
+
+
+def _failed(error: BaseException) -> _Broken:
+    """The end of a stream that broke: the task has no value, as always, and one value more, which is the error."""
+    return _Broken([m.Returned(NONE_BLOB)], error)
