@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, RUNTIME_ENV_VARIABLE, RuntimeEnv, validated_runtime_env
+from hpcray.platform.runtime_env import (
+    DEFAULT_SETUP_TIMEOUT,
+    JOB_FIELD,
+    RUNTIME_ENV_VARIABLE,
+    RuntimeEnv,
+    validated_runtime_env,
+)
 from hpcray.platform.runtime_env_setup import files_signature, pack_package, package_digest, package_files
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
@@ -151,6 +157,7 @@ def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeE
     """Convert fields to the RuntimeEnv that programs see, with packages as URIs."""
     found = dict(fields)
     found.pop("logging_config", None)
+    found.pop(JOB_FIELD, None)
     if "working_dir" in found:
         found["working_dir"] = _URI.format(found["working_dir"]["hash"])
     if "py_modules" in found:

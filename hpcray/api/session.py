@@ -7,11 +7,11 @@ import functools
 import logging
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
+from hpcray.api.driver_job import announce
 from hpcray.api.late_address import LateAddress
 from hpcray.api.options import ACTOR_RULES
 from hpcray.api.runtime_env import merge_submitted_runtime_env, runtime_envs_of
@@ -20,10 +20,9 @@ from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.platform.log_format import ENCODINGS, STANDARD_ATTRIBUTES
-from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.platform.sockets import node_ip_address
-from hpcray.protocol.messages import Exit, JobInfo
+from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
@@ -312,14 +311,14 @@ def _node_config(
 def _start_driver(
     process: CoreWorker, namespace: str | None, environment: RuntimeEnv, logging_config: LoggingConfig | None
 ) -> None:
-    _announce(process, namespace, environment.env_vars())
+    job_fields = announce(process, namespace, environment.env_vars())
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
     try:
         runtime_envs = runtime_envs_of(process)
-        runtime_envs.job = runtime_envs.fields(environment)
+        runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
         if logging_config is not None:
             runtime_envs.job["logging_config"] = logging_config.to_dict()
             log_as(process, runtime_envs.job["logging_config"])
@@ -397,28 +396,6 @@ def _warn_of_ignored_arguments(requested: dict[str, Any]) -> None:
             "python -m hpcray, or HPCRAY_* variables",
             ", ".join(ignored),
         )
-
-
-def _announce(process: CoreWorker, namespace: str | None, env: dict[str, str]) -> None:
-    """Publish import path, working directory and variables of this driver to the workers.
-
-    A second driver adds its paths and variables to those of the first: workers serve both. It shares the namespace of
-    the first driver unless it has its own, which then applies to the names that it creates.
-    """
-    main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None)
-    paths = [os.path.dirname(os.path.abspath(script))] if script else []
-    moved = PathRelocation.of(os.environ)
-    paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
-    known = process.job
-    job = JobInfo(
-        known.job_id if known else "01000000",
-        known.namespace if known else namespace or str(uuid.uuid4()),
-        tuple(dict.fromkeys([*paths, *(known.sys_path if known else ())])),
-        known.cwd if known else os.getcwd(),
-        tuple(sorted({**dict(known.env if known else ()), **env}.items())),
-    )
-    process.set_job(job, namespace or job.namespace)
 
 
 def _hook_exit_code() -> None:

@@ -49,7 +49,7 @@ class Config:
         stop_timeout: processes that have not left on request by then are killed.
         inline_limit: values up to this size travel inside messages; larger ones are kept in object stores.
         idle_lease_timeout: a lease without work is returned after this time.
-        idle_worker_timeout: a worker above the node's CPU count is ended after this idle time.
+        idle_worker_timeout: a worker above the node's CPU count is ended after this idle time, unless it owns objects.
         tick: period of a raylet's housekeeping (parent alive, idle workers, requests that wait).
         heartbeat_interval: period of the heartbeats of every node and of the head.
         node_timeout: a node without a heartbeat for this long is dead to the head (`docs/explain/faults.md`).
@@ -118,7 +118,7 @@ class Config:
     stop_timeout: Seconds = 2.0
     inline_limit: Bytes = 100 * 1024
     idle_lease_timeout: Seconds = 0.1
-    idle_worker_timeout: Seconds = 10.0
+    idle_worker_timeout: Seconds = 1.0
     tick: Seconds = 0.5
     heartbeat_interval: Seconds = 0.5
     node_timeout: Seconds = 4.0

@@ -15,6 +15,8 @@ from hpcray.common.resources import RUNTIME_ENV
 logger = logging.getLogger("hpcray")
 
 RUNTIME_ENV_VARIABLE = RUNTIME_ENV
+JOB_FIELD = "job"
+"""Field of a worker's runtime_env: the job of a driver that is not the cluster's first."""
 PYTHON_FIELDS = ("pip", "uv", "py_executable")
 """Fields that need another Python than the job's."""
 DEFAULT_SETUP_TIMEOUT = 600

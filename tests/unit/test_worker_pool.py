@@ -223,3 +223,17 @@ def test_workers_with_a_long_setup_keep_no_others_waiting() -> None:
     assert pool.remove_worker(make_proc(0, slow[1])) is not None
     assert pool.cancel_waiting(late)
     assert len(forks(pool.fork_for_waiting(100.0))) == 1, "one for the allocation whose worker died"
+
+
+def test_an_idle_worker_that_owns_objects_refuses_to_exit_and_serves_who_waits() -> None:
+    pool = make(0, idle_worker_timeout=1.0)
+    worker, other = ready(pool, 2)
+    assert exits(pool.reap(1.0)) == [worker.proc, other.proc]
+    waiting = allocation()
+    assert pool.assign_worker(waiting) is None, "who was asked to exit is not given work"
+    assert pool.exit_refused(2.0, worker.proc) is waiting
+    assert pool.exit_refused(2.0, other.proc) is None
+    pool.check_invariants()
+    assert pool.reap(2.5) == [] and exits(pool.reap(3.0)) == [other.proc], "it is asked again after its idle time"
+    pool.mark_leaving(other)
+    assert pool.exit_refused(4.0, other.proc) is None and other.state == "leaving", "killed meanwhile"

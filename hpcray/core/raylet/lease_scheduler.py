@@ -41,7 +41,8 @@ ASSIGNED_TIMEOUT = 2.0
 
 HANDLES: tuple[type, ...] = (
     m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
-    m.SetJob, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.ResourceContention,
+    m.SetJob, m.ExitRefused, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles, m.ReturnBundles,
+    m.ResourceContention,
 )  # fmt: skip
 """Message types for `LocalLeaseManager.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when
 their source is the head, else for the GCS core."""
@@ -89,6 +90,7 @@ class LocalLeaseManager:
             m.KillActor: self._kill_actor,
             m.ActorLeaving: self._actor_leaving,
             m.SetJob: self._set_job,
+            m.ExitRefused: self._exit_refused,
             m.PrepareBundles: self._bundles.prepare_bundles,
             m.CommitBundles: self._bundles.commit_bundles,
             m.ReturnBundles: self._bundles.return_bundles,
@@ -333,13 +335,22 @@ class LocalLeaseManager:
             allocation.exit_reason = msg.reason or "it ended on purpose"
         return []
 
+    def _exit_refused(self, now: float, src: bytes, msg: m.ExitRefused) -> list[Effect]:
+        out: list[Effect] = []
+        allocation = self.pool.exit_refused(now, src)
+        if allocation is not None:
+            self._leases.grant(allocation, out)
+            self._reclaimer.mark_due()
+        self._queue.recheck_all()
+        return out
+
     # ------------------------------------------------------------ the job
 
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         if number_of(src):
             return [Send(HEAD, msg)]
         self.job = msg.job
-        return [Send(proc, msg) for proc in self._procs]
+        return [Send(proc, msg) for proc, kind in self._procs.items() if kind == m.WORKER]
 
     def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:
         """A worker died before it joined: undo one allocation that waits for such a worker."""

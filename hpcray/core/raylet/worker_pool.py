@@ -30,10 +30,11 @@ WORKER_TRANSITIONS: dict[str, set[str]] = {
     STARTING: {IDLE, BUSY},
     IDLE: {BUSY, LEAVING},
     BUSY: {IDLE, BUSY, LEAVING},
-    LEAVING: {LEAVING},
+    LEAVING: {LEAVING, IDLE, BUSY},
 }
 """States of a worker. It is STARTING until it joins, IDLE in the pool, BUSY while it has an allocation (after one, it
-may go on to the next), LEAVING from the order to exit, or to kill it, to its death. In each state it may die."""
+may go on to the next), LEAVING from the order to exit, or to kill it, to its death; unless it only was asked to exit,
+and refuses. In each state it may die."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +44,7 @@ class WorkerProcess:
     Attributes:
         allocation: the lease or actor that it runs for.
         since: time at which it became idle, or was first seen starting.
+        asked: whether it is LEAVING only if it agrees.
     """
 
     proc: bytes
@@ -52,6 +54,7 @@ class WorkerProcess:
     pid: int = 0
     allocation: ResourceAllocation | None = None
     since: float = 0.0
+    asked: bool = False
 
 
 class WorkerPool:
@@ -176,6 +179,16 @@ class WorkerPool:
         if worker.state == IDLE:
             self._idle[worker.env].remove(worker)
         self._change_state(worker, LEAVING)
+        worker.asked = False
+
+    def exit_refused(self, now: float, proc: bytes) -> ResourceAllocation | None:
+        """A worker that was asked to exit stays. Returns the allocation that it serves from now on; None: it is idle,
+        or has been killed meanwhile."""
+        worker = self.workers.get(proc)
+        if worker is None or not worker.asked:
+            return None
+        worker.asked = False
+        return self.release_worker(now, worker)
 
     # ------------------------------------------------------------ processes
 
@@ -246,7 +259,7 @@ class WorkerPool:
 
     def reap(self, now: float) -> list[Effect]:
         """Let workers exit that have idled for too long: those with GPUs, and of the others as many as exceed the CPUs,
-        the longest idle first. Kill those that were forked long ago and have not joined."""
+        the longest idle first. Who owns objects stays. Kill those that were forked long ago and have not joined."""
         if self._counts[STARTING]:
             return [*self._kill_late_starters(now), *self._evict_idle(now)]
         return self._evict_idle(now)
@@ -275,7 +288,13 @@ class WorkerPool:
         surplus = self._counts[IDLE] + self._running_tasks() - self._cpus
         late = [one for stack in self._idle.values() for one in stack if now - one.since >= self._idle_timeout]
         late.sort(key=lambda worker: (not assigned_gpus(worker.env), worker.since))
-        return [self._evict(one) for place, one in enumerate(late) if place < surplus or assigned_gpus(one.env)]
+        out: list[Effect] = []
+        for place, one in enumerate(late):
+            if place < surplus or assigned_gpus(one.env):
+                self.mark_leaving(one)
+                one.asked = True
+                out.append(Send(one.proc, Exit(0, if_unused=True)))
+        return out
 
     # ------------------------------------------------------------ for people and tests
 

@@ -19,7 +19,7 @@ from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 
 Message = Union[
-    Hello, Welcome, SetJob, Exit, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
+    Hello, Welcome, SetJob, Exit, ExitRefused, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
     RequestGarbageCollection,
     RequestLeases, LeaseGranted, ReturnLease, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
     UnmetLeaseRequest, GrantLeases, GrantLeasesRefused, NodeView, ResourceContention,

@@ -36,13 +36,14 @@ class RequestGarbageCollection(Struct, array_like=True, tag=9):
 
 
 class JobInfo(Struct, array_like=True, frozen=True):
-    """What the driver's process sets for every worker."""
+    """What a driver sets for its workers. driver: its proc id."""
 
     job_id: str
     namespace: str
     sys_path: tuple[str, ...]
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
+    driver: bytes = b""
 
 
 class RunInfo(Struct, array_like=True, frozen=True):
@@ -81,15 +82,18 @@ class Welcome(Struct, array_like=True, tag=2):
 
 
 class SetJob(Struct, array_like=True, tag=3):
-    """driver→r→g→every r→every p. A worker applies it before it runs anything that came after it."""
+    """first driver→r→g→every r→its workers, which apply it before they run anything that came after it. Later drivers
+    send theirs with the runtime environment of their tasks."""
 
     job: JobInfo
 
 
 class Exit(Struct, array_like=True, tag=4):
-    """r→p, driver→own r→g: leave now. From a driver: end the job with this exit code."""
+    """r→p, driver→own r→g: leave now. From a driver: end the job with this exit code. if_unused: a worker stays where
+    it owns objects, which would be lost with it; answer: ExitRefused."""
 
     code: int = 0
+    if_unused: bool = False
 
 
 class ProcDied(Struct, array_like=True, tag=5):
@@ -110,6 +114,10 @@ class Undeliverable(Struct, array_like=True, tag=6):
 class ProbeViaRaylet(Struct, array_like=True, tag=7):
     """p→p, through raylets: a connection to the receiver has ended. A living receiver does not answer; the raylet
     of a dead one answers Undeliverable."""
+
+
+class ExitRefused(Struct, array_like=True, tag=39):
+    """worker→r, answer to Exit(if_unused): the worker owns objects that are in use, and goes on."""
 
 
 class Introspect(Struct, array_like=True, tag=180):

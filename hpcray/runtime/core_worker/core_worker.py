@@ -13,8 +13,6 @@ from pickle import dumps
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import msgspec
-
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
@@ -286,16 +284,12 @@ class CoreWorker:
             self.engine.flush()
         return ref
 
-    def set_job(self, job: m.JobInfo, namespace: str) -> None:
-        """Send the cluster what this driver's tasks need (its sys.path, …); `namespace` stays in this process."""
-        self.job = msgspec.structs.replace(job, namespace=namespace)
+    def set_job(self, job: m.JobInfo) -> None:
+        """Send the cluster what this driver's tasks need (its sys.path, …)."""
+        self.job = job
         with self.engine.lock:
             self.engine.send(self._raylet, m.SetJob(job))
             self.engine.flush()
-
-    def _on_set_job(self, msg: m.SetJob) -> None:
-        known = self.job
-        self.job = msgspec.structs.replace(msg.job, namespace=known.namespace) if known is not None else msg.job
 
     # ------------------------------------------------------------ death
 
@@ -431,7 +425,6 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.PlacementGroupStateUpdate: lambda p: lambda _, msg: p.placement_groups.on_state(msg),
     m.Drain: lambda p: p.drain_client.on_drain,
     m.DrainOver: lambda p: p.drain_client.on_drain_over,
-    m.SetJob: lambda p: lambda _, msg: p._on_set_job(msg),
     m.Exit: lambda p: lambda _, msg: p.on_exit(msg.code),
     m.ProcDied: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
     m.Undeliverable: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),

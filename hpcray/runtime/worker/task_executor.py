@@ -107,6 +107,7 @@ class TaskExecutor:
         self._raylet = raylet_of(process.node)
         process.blocker = self._block
         process.on_exit = os._exit
+        process.job = environment.job or process.job
         if process.job is not None:
             self.apply_job(process.job)
 
@@ -211,6 +212,19 @@ class TaskExecutor:
     def _is_child(self, task: PendingTask) -> bool:
         """Return True for what the running task has submitted."""
         return int.from_bytes(task.id[8:], "big") > self._children_from
+
+    def _on_exit(self, src: bytes, msg: m.Exit) -> None:
+        process = self.process
+        if msg.if_unused:
+            process.drain()
+            if self.queue or any(oid.startswith(process.me) for oid in process.table.entries):
+                self.engine.send(src, m.ExitRefused())
+                return
+        process.on_exit(msg.code)
+
+    def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
+        if self.environment.job is None:
+            self.apply_job(msg.job)
 
     def apply_job(self, job: m.JobInfo) -> None:
         """Take over the driver's working directory, import path and environment."""
@@ -515,6 +529,7 @@ HANDLERS: dict[type, Callable[[TaskExecutor], Handler]] = {
     m.BecomeActor: lambda w: w._on_work,
     m.TerminateActor: lambda w: w._on_work,
     m.SaveActor: lambda w: w.drain.on_save_actor,
-    m.SetJob: lambda w: lambda _, msg: w.apply_job(msg.job),
+    m.SetJob: lambda w: w._on_set_job,
+    m.Exit: lambda w: w._on_exit,
 }
 """The handlers of a worker, by message, beside `core_worker.HANDLERS`."""

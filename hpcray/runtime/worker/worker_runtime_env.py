@@ -17,11 +17,14 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from hpcray.common.exceptions import RayError
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.log_format import configure_root_logger
-from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, PYTHON_FIELDS, RUNTIME_ENV_VARIABLE
+from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, JOB_FIELD, PYTHON_FIELDS, RUNTIME_ENV_VARIABLE
 from hpcray.platform.runtime_env_setup import PackageError, PythonSetupError, set_up_python, unpack_package
+from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -61,6 +64,7 @@ class WorkerRuntimeEnv:
         text: the fields as JSON; "" for none.
 
     Attributes:
+        job: the job of the driver that this worker works for; None for the first driver's.
         problem: why it cannot be had; "" if it can, as far as is known.
         since: when it began to be set up (`perf_counter`); 0 before and after that.
     """
@@ -68,6 +72,7 @@ class WorkerRuntimeEnv:
     def __init__(self, text: str) -> None:
         self.text = text
         self.fields: dict[str, Any] = json.loads(text) if text else {}
+        self.job = msgspec.convert(self.fields[JOB_FIELD], JobInfo) if JOB_FIELD in self.fields else None
         self.problem = ""
         self.since = 0.0
         self._front: list[str] = []

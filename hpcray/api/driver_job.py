@@ -1,0 +1,64 @@
+"""The job of a driver: import path, working directory, variables and namespace of its workers.
+
+The first driver, job 01000000, publishes this to the whole cluster. A later one gets the next number, and what its
+tasks need travels as a field of its runtime environment: so its workers serve no other driver, as a worker serves one
+environment for life.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from itertools import count
+
+import msgspec
+
+from hpcray.common.ids import run_of
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.runtime_env import JOB_FIELD
+from hpcray.protocol.messages import JobInfo
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+
+
+def announce(process: CoreWorker, namespace: str | None, env: dict[str, str]) -> dict[str, object]:
+    """Make this driver a job.
+
+    Args:
+        namespace: of named actors; None for a new one.
+        env: variables of the job's workers.
+
+    Returns:
+        Fields for the job's runtime environment.
+    """
+    main = sys.modules.get("__main__")
+    script = getattr(main, "__file__", None)
+    paths = [os.path.dirname(os.path.abspath(script))] if script else []
+    moved = PathRelocation.of(os.environ)
+    paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
+    number = _number(process)
+    job = JobInfo(
+        number.to_bytes(4, "little").hex(),
+        namespace or str(uuid.uuid4()),
+        tuple(dict.fromkeys(paths)),
+        os.getcwd(),
+        tuple(sorted(env.items())),
+        process.me,
+    )
+    if number == 1:
+        process.set_job(job)
+        return {}
+    process.job = job
+    return {JOB_FIELD: msgspec.to_builtins(job)}
+
+
+def _number(process: CoreWorker) -> int:
+    """Return the number of this driver's job: the first free one of this run."""
+    space = f"hpcray.jobs.{run_of(process.me)}"
+
+    def is_ours(number: int) -> bool:
+        return bool(process.gcs.call("kv_put", str(number).encode(), process.me, False, space))
+
+    if is_ours(1):
+        return 1
+    return next(number for number in count(1 + len(process.gcs.call("kv_keys", b"", space))) if is_ours(number))

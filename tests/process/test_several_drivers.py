@@ -1,0 +1,79 @@
+"""Several drivers of one cluster: each is a job with workers, import path and namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hpcray as ray
+from hpcray.util.state import list_workers
+
+DRIVER = """
+import json, os, sys
+import hpcray as ray
+ray.init({address!r}, runtime_env={{"env_vars": {{"OF_DRIVER": "{name}"}}}})
+
+@ray.remote
+def here():
+    import mine
+    context = ray.get_runtime_context()
+    nested = ray.get(deeper.remote()) if {name!r} == "b" else None
+    return os.getpid(), mine.NAME, context.get_job_id(), os.environ.get("OF_DRIVER"), os.getcwd(), nested
+
+@ray.remote
+def deeper():
+    return ray.get_runtime_context().get_job_id()
+
+@ray.remote
+class Named:
+    def ping(self):
+        return os.getpid()
+
+actor = Named.options(name="same").remote()
+context = ray.get_runtime_context()
+rows = [ray.get(actor.ping.remote()), *ray.get([here.remote(), here.remote()])]
+print(json.dumps([context.get_job_id(), context.namespace, rows]))
+"""
+
+
+def run(address: str, place: Path) -> tuple[str, str, int, list[list[object]]]:
+    place.mkdir()
+    (place / "mine.py").write_text(f"NAME = {place.name!r}\n")
+    (place / "driver.py").write_text(DRIVER.format(address=address, name=place.name))
+    command = [sys.executable, str(place / "driver.py")]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    job, namespace, (actor, *rows) = json.loads(done.stdout.splitlines()[-1])
+    return job, namespace, actor, rows
+
+
+def test_each_driver_is_a_job_with_its_own_workers_path_and_names(tmp_path: Path) -> None:
+    with ray.init("local", num_cpus=3) as context:
+
+        @ray.remote
+        def pid() -> tuple[int, str]:
+            import os
+
+            return os.getpid(), os.environ.get("OF_DRIVER", "")
+
+        mine = ray.get([pid.remote() for _ in range(6)])
+        jobs = [ray.get_runtime_context().get_job_id()]
+        pids, spaces = {one for one, _ in mine}, {ray.get_runtime_context().namespace}
+        for name in ("a", "b"):
+            job, space, actor, rows = run(context["address"], tmp_path / name)
+            jobs.append(job)
+            assert not pids & {actor, *(row[0] for row in rows)}, "a worker serves one driver"
+            pids |= {actor, *(row[0] for row in rows)}  # type: ignore[arg-type]
+            assert space not in spaces
+            spaces.add(space)
+            for row in rows:
+                assert row[1:] == [name, job, name, str(tmp_path / name), job if name == "b" else None]
+        assert jobs == ["01000000", "02000000", "03000000"]
+        assert {said for _, said in ray.get([pid.remote() for _ in range(6)])} == {""}
+        deadline = time.monotonic() + 10
+        while len(list_workers(filters=[("worker_type", "=", "WORKER")])) > 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(list_workers(filters=[("worker_type", "=", "WORKER")])) <= 3, "idle ones above the CPUs end"
