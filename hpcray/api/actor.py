@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import logging
 import types
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
@@ -13,14 +14,14 @@ from hpcray.api.export import check_size, exported, full_name, unserializable_ar
 from hpcray.api.method import method
 from hpcray.api.options import NO_GRAPHS, ActorOptions, yields
 from hpcray.api.placement_group import with_placement
-from hpcray.api.runtime_env import with_runtime_env
+from hpcray.api.runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 from hpcray.api.session import check_namespace, require_session
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.common.ids import HEAD
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import has_async_method
-from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 __all__ = [
     "ActorClass",
@@ -35,6 +36,7 @@ __all__ = [
     "method",
 ]
 
+logger = logging.getLogger("hpcray")
 _SPECIAL = ("__call__", "__enter__", "__exit__", "__len__", "__getitem__")
 ASYNC_CONCURRENCY = 1000
 
@@ -196,14 +198,15 @@ class ActorClass(Generic[T]):
         concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if is_async else 1)
         out_of_order = _out_of_order(options, is_async, concurrency)
         _check_groups(cls, options, export.methods)
-        hold, place = with_placement(process, options.given, options.hold, options.place, cls.__name__)
+        hold, place = with_placement(process, options.given, options.hold, options.place, cls.__qualname__)
         env = options.given.get("runtime_env")
         hold, place = with_runtime_env(process, env, hold), with_runtime_env(process, env, place)
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
             place=place, hold=hold,
-            name=options.name, namespace=namespace, detached=options.detached, max_restarts=options.max_restarts,
-            max_task_retries=options.max_task_retries, max_concurrency=concurrency, methods=export.methods,
+            name=options.name, namespace=namespace, detached=_is_detached(process, options),
+            max_restarts=options.max_restarts, max_task_retries=options.max_task_retries,
+            max_concurrency=concurrency, methods=export.methods,
             max_pending_calls=options.max_pending_calls, concurrency_groups=options.concurrency_groups,
             out_of_order=out_of_order, max_runtime=options.given.get("max_runtime") or 0.0,
         )  # fmt: skip
@@ -254,6 +257,11 @@ def _constructor(cls: type) -> str:
     return ANYTHING if any("__new__" in vars(base) for base in cls.__mro__[:-1]) else NOTHING
 
 
+def _is_detached(process: CoreWorker, options: ActorOptions) -> bool:
+    default = runtime_envs_of(process).job.get(ACTOR_LIFETIME)
+    return (options.given.get("lifetime") or default) == "detached"
+
+
 def _out_of_order(options: ActorOptions, is_async: bool, concurrency: int) -> bool:
     """Return True if a call may overtake calls that wait for their arguments; by default if calls may overlap."""
     overlapping = is_async or concurrency > 1
@@ -267,6 +275,10 @@ def _out_of_order(options: ActorOptions, is_async: bool, concurrency: int) -> bo
 
 
 def _check_groups(cls: type, options: ActorOptions, methods: dict[str, dict[str, Any]]) -> None:
+    """Check the concurrency groups. A limit below 1 ends the actor, as in Ray, and is only logged here."""
+    for name, limit in options.concurrency_groups.items():
+        if limit < 1:
+            logger.error("%s: concurrency group %r: max_concurrency must be greater than 0", cls.__name__, name)
     for name, given in methods.items():
         group = given.get("concurrency_group")
         if group and group not in options.concurrency_groups:

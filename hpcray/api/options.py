@@ -157,10 +157,10 @@ def _groups_problem(value: Any) -> str | None:
     rows = value if isinstance(value, list) else ({"name": k, "max_concurrency": v} for k, v in (value or {}).items())
     for row in rows:
         name, limit = (row.get("name"), row.get("max_concurrency")) if isinstance(row, dict) else (row, None)
-        if not isinstance(name, str) or not name or isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        if not isinstance(name, str) or not name or isinstance(limit, bool) or not isinstance(limit, int):
             return (
-                "concurrency_groups must give each group, a non-empty name, its max_concurrency, an integer of at "
-                f'least 1, as in {{"io": 2}}; got {value!r}'
+                "concurrency_groups must give each group, a non-empty name, its max_concurrency, a positive integer, "
+                f'as in {{"io": 2}}; got {value!r}'
             )
     return None
 
@@ -495,7 +495,6 @@ class ActorOptions(_OptionsBase):
             groups = {row["name"]: row["max_concurrency"] for row in groups}
         self.concurrency_groups: dict[str, int] = dict(groups)
         self.out_of_order: bool | None = self._option("allow_out_of_order_execution")
-        self.detached: bool = self.given.get("lifetime") == "detached"
         self.get_if_exists: bool = self._option("get_if_exists")
         self.max_restarts: int = self._option("max_restarts")
         self.max_task_retries: int = self._option("max_task_retries")

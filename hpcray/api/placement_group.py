@@ -361,7 +361,8 @@ def _check_fits(group: PlacementGroup, hold: Shape, place: Shape, what: str) -> 
     for shape in (hold, place):
         if any(fits(dict(shape.resources), bundle) for bundle in capacities):
             continue
-        needs = to_amounts(dict(shape.resources))
+        amounts = to_amounts(dict(shape.resources))
+        needs = {name: int(amount) if amount.is_integer() else amount for name, amount in amounts.items()}
         if shape is hold:
             raise ValueError(
                 f"Cannot schedule {what} with the placement group because the resource request {needs} cannot fit into "

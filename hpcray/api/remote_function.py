@@ -165,7 +165,7 @@ class RemoteFunction(Generic[P, R_co]):
     def _bind(self) -> CoreWorker:
         process = require_session()
         given, shape = self._options.given, self._options.shape
-        shape, _ = with_placement(process, given, shape, shape, getattr(self._function, "__name__", "the task"))
+        shape, _ = with_placement(process, given, shape, shape, getattr(self._function, "__qualname__", "the task"))
         shape = process.drain_client.admission.with_max_runtime(
             with_runtime_env(process, given.get("runtime_env"), shape), given.get("max_runtime")
         )

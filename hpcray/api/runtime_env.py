@@ -25,6 +25,9 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 _URI = "gcs://_ray_pkg_{}.zip"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _INSTALLERS = ("pip", "uv")
+ACTOR_LIFETIME = "default_actor_lifetime"
+_OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD)
+"""Fields that are no part of Ray's runtime environments, but of the job; they travel with them."""
 
 Fields = dict[str, Any]
 """A runtime_env without its variables, as JSON types: packages by hash and object id."""
@@ -156,8 +159,8 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
 def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeEnv:
     """Convert fields to the RuntimeEnv that programs see, with packages as URIs."""
     found = dict(fields)
-    found.pop("logging_config", None)
-    found.pop(JOB_FIELD, None)
+    for field in _OF_THE_JOB:
+        found.pop(field, None)
     if "working_dir" in found:
         found["working_dir"] = _URI.format(found["working_dir"]["hash"])
     if "py_modules" in found:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from hpcray.api.driver_job import announce
 from hpcray.api.late_address import LateAddress
 from hpcray.api.options import ACTOR_RULES
-from hpcray.api.runtime_env import merge_submitted_runtime_env, runtime_envs_of
+from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
@@ -177,7 +177,8 @@ def init(
         namespace: namespace of named actors; by default RAY_NAMESPACE, else a new one.
         runtime_env: default runtime environment of tasks and actors. Fields that it lacks are taken from the variable
             RAY_JOB_CONFIG_JSON_ENV_VAR, which job submission sets.
-        job_config: provides `runtime_env` and `ray_namespace` where these arguments are not given.
+        job_config: provides `runtime_env` and `ray_namespace` where these arguments are not given, and the default
+            lifetime of actors.
         configure_logging, logging_level, logging_format: logging of hpcray's own messages in this process.
         logging_config: a `LoggingConfig` for the root loggers of this process and its workers.
         ignore_reinit_error: return the context of the running session instead of raising RuntimeError.
@@ -242,7 +243,9 @@ def init(
         address or os.environ.get("RAY_ADDRESS") or None,
         options,
         {**given, "labels": labels, "object_store_memory": object_store_memory},
-        lambda process: _start_driver(process, namespace, environment, logging_config),
+        lambda process: _start_driver(
+            process, namespace, environment, logging_config, getattr(job_config, "_default_actor_lifetime", "")
+        ),
     )
     return ClientContext()
 
@@ -309,7 +312,11 @@ def _node_config(
 
 
 def _start_driver(
-    process: CoreWorker, namespace: str | None, environment: RuntimeEnv, logging_config: LoggingConfig | None
+    process: CoreWorker,
+    namespace: str | None,
+    environment: RuntimeEnv,
+    logging_config: LoggingConfig | None,
+    actor_lifetime: str,
 ) -> None:
     job_fields = announce(process, namespace, environment.env_vars())
     if not _Session.hooked:
@@ -322,6 +329,8 @@ def _start_driver(
         if logging_config is not None:
             runtime_envs.job["logging_config"] = logging_config.to_dict()
             log_as(process, runtime_envs.job["logging_config"])
+        if actor_lifetime == "detached":
+            runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
     except BaseException:
         shutdown()
         raise

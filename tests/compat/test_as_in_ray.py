@@ -324,8 +324,27 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
         assert JobConfig.from_json({"ray_namespace": "there"}).ray_namespace == "there"
         config = JobConfig(runtime_env={"env_vars": {"WORD": "yes"}}, metadata={"a": "b"})
         config.set_ray_namespace("here")
+        config.set_default_actor_lifetime("detached")
+
+        @ray.remote
+        class Child:
+            def ping(self):
+                return "pong"
+
+        @ray.remote
+        class Parent:
+            def children(self):
+                return Child.remote(), Child.options(lifetime="non_detached").remote()
+
         with ray.init(num_cpus=1, include_dashboard=False, job_config=config):
             print(ray.get_runtime_context().namespace, ray.get(ray.remote(lambda: os.environ["WORD"]).remote()))
+            parent = Parent.remote()
+            stays, goes = ray.get(parent.children.remote())
+            ray.kill(parent)
+            try:
+                ray.get(goes.ping.remote(), timeout=30)
+            except ray.exceptions.ActorDiedError:
+                print(ray.get(stays.ping.remote(), timeout=30))
         try:
             JobConfig(default_actor_lifetime="for ever")
         except ValueError:
@@ -333,7 +352,7 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    assert out.split() == ["here", "yes", "refused"]
+    assert out.split() == ["here", "yes", "pong", "refused"]
 
 
 @row("util.ActorPool, ActorGroup, as_completed, map_unordered")

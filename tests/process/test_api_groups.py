@@ -146,7 +146,7 @@ class TestGroups:
         with pytest.raises(ValueError, match="concurrency group 'io'"):
             Undeclared.remote()
 
-    @pytest.mark.parametrize("groups", [{"io": 0}, {"io": "2"}, {"": 1}, {1: 1}, ["io"]], ids=str)
+    @pytest.mark.parametrize("groups", [{"io": "2"}, {"": 1}, {1: 1}, ["io"]], ids=str)
     def test_invalid_concurrency_groups_of_an_actor_are_refused(self, groups):
         with pytest.raises((ValueError, TypeError, AssertionError)):
             ray.remote(concurrency_groups=groups)(type("A", (), {})).remote()
@@ -396,3 +396,13 @@ def test_an_async_actor_runs_a_thousand_coroutines_at_once_and_no_more():
     ray.get(gate.open.remote())
     ray.get(refs)
     assert ray.get(gate.__ray_call__.remote(lambda self: self.most)) == 1000
+
+
+def test_a_group_without_room_ends_its_actor():
+    @ray.remote(concurrency_groups={"io": 0})
+    class Closed:
+        def ping(self):
+            return "pong"
+
+    with pytest.raises(exceptions.ActorDiedError, match="max_concurrency must be greater than 0"):
+        ray.get(Closed.remote().ping.remote())

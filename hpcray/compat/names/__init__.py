@@ -164,10 +164,10 @@ class JobConfig:
         runtime_env, ray_namespace: as the arguments `runtime_env` and `namespace` of `init()`.
         metadata: stored without effect.
         jvm_options, code_search_path: accepted without effect.
-        default_actor_lifetime: "non_detached"; "detached" is refused.
+        default_actor_lifetime: "detached" or "non_detached": `lifetime` of the actors that have none of their own.
 
     Raises:
-        ValueError: the lifetime is unknown. NotImplementedError: the lifetime is "detached".
+        ValueError: the lifetime is unknown.
     """
 
     def __init__(
@@ -208,15 +208,12 @@ class JobConfig:
         self.runtime_env = dict(runtime_env or {})
 
     def set_default_actor_lifetime(self, default_actor_lifetime: str) -> None:
-        """Set the default lifetime of actors; only "non_detached" is supported."""
+        """Set the default lifetime of actors, "detached" or "non_detached"."""
         if default_actor_lifetime not in _LIFETIMES:
             raise ValueError(
                 f"Invalid default_actor_lifetime {default_actor_lifetime!r}: it must be one of {list(_LIFETIMES)}"
             )
-        if default_actor_lifetime == "detached":
-            raise NotImplementedError(
-                'JobConfig(default_actor_lifetime="detached") is not supported; hint: .options(lifetime="detached")'
-            )
+        self._default_actor_lifetime = default_actor_lifetime
 
 
 def _modify_class(cls: type) -> type:

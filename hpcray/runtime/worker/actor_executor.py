@@ -108,6 +108,8 @@ class ActorExecutor:
             self.route_by_group()
 
     def _runner(self, group: str, limit: int) -> CallRunner:
+        if limit < 1:
+            raise ValueError(f"concurrency group {group!r}: max_concurrency must be greater than 0, not {limit}")
         name = f"{self.spec.class_name}:{group}" if group else self.spec.class_name
         if self.is_async:
             return AsyncioCallRunner(self, self._generators, name, limit)
