@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from helpers.documents import blocks
 
+from hpcray.compat.finder import STANDIN
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SAMPLES = ("right.py", "wrong.py", "classes.py")
+SAMPLES = ("right.py", "wrong.py", "classes.py", "as_ray.py")
 MODES = ("plain", "plugin")
 _SAID = re.compile(r"^(.*?):(\d+): error: .*\[([a-z-]+)\]$", re.MULTILINE)
 _MARK = re.compile(r"# (error|plain|plugin): ([a-z-]+(?: [a-z-]+)?(?:, [a-z-]+ [a-z-]+)*)$")
@@ -37,7 +39,8 @@ def said_by_mypy(tmp_path: Path, mode: str, *samples: Path) -> tuple[set[tuple[s
     config.write_text("[mypy]\nstrict = True\n" + ("plugins = hpcray.mypy_plugin\n" if mode == "plugin" else ""))
     command = [sys.executable, "-m", "mypy", "--config-file", str(config), "--no-error-summary", "--hide-error-context"]
     command += ["--cache-dir", str(tmp_path / "cache"), *map(str, samples)]
-    env = {**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join([str(ROOT), STANDIN])  # as in an environment with the package `ray` that is hpcray
+    env = {**os.environ, "MYPYPATH": paths, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=280)
     said = [(Path(path), int(line), code) for path, line, code in _SAID.findall(done.stdout)]
     ours = {(ROOT / path).parent for path in samples}

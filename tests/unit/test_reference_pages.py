@@ -30,7 +30,7 @@ def test_a_page_that_differs_or_is_missing_is_stale(tmp_path: Path) -> None:
     made = {tmp_path / name: name for name in ("same.md", "differs.md", "missing.md")}
     (tmp_path / "same.md").write_text("same.md")
     (tmp_path / "differs.md").write_text("other text")
-    assert generate.stale(made) == ["differs.md", "missing.md"]
+    assert generate.stale(made) == [str(tmp_path / "differs.md"), str(tmp_path / "missing.md")]
 
 
 def test_the_check_exits_with_an_error_that_names_the_stale_pages(
@@ -38,8 +38,15 @@ def test_the_check_exits_with_an_error_that_names_the_stale_pages(
 ) -> None:
     monkeypatch.setattr(generate, "pages", lambda: {tmp_path / "missing.md": ""})
     monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
-    with pytest.raises(SystemExit, match=r"stale in docs/reference: missing\.md; run: python docs/generate\.py"):
+    with pytest.raises(SystemExit, match=r"stale: .*missing\.md; run: python docs/generate\.py"):
         generate.main()
+
+
+# ------------------------------------------------------------ stubs
+
+
+def test_every_module_of_ray_has_a_stub_and_no_other_is_left() -> None:
+    assert set(generate.STUBS.rglob("*.pyi")) == set(generate.stubs())
 
 
 # ------------------------------------------------------------ settings
