@@ -21,12 +21,14 @@ _DATA = 2 << 60
 _LABEL_MASK = (1 << 60) - 1
 _NUMBER_MASK = (1 << 32) - 1
 _LINK_END_TIMEOUT = 2.0  # seconds that UCX has to end the transfers of a broken link
+_DOUBTFUL_END_TIMEOUT = 30.0  # the same, for what was received since a new link was made: it may travel over that one
 _LOOK_PERIOD = 0.1  # seconds between two looks at them
 _UNKNOWN_NODE = -1
 _ROUNDS = 3  # of matching in one `progress`
 
 _Place = tuple[int, int, int, int]  # source node, offset, size, tag
-_Flight = tuple[Any, str, int, int, Any]  # request, "sent" or "received" or "" (thrown away), node, tag, buffer
+_Flight = tuple[Any, str, int, int, Any, int]
+"""Request, "sent" or "received" or "" (thrown away), node, tag, buffer, the number of the latest link at its start."""
 
 
 class UcxData:
@@ -82,14 +84,14 @@ class UcxData:
         except Exception as error:
             self._done.append(("sent", node, tag, str(error)))
             return
-        self._flights.append((request, "sent", node, tag, buffer))
+        self._flights.append((request, "sent", node, tag, buffer, engine.link(node)))
 
     def cancel(self, tag: int) -> bool:
         label = self._labels.pop(tag, None)
         if label is not None and self._expected.pop(label, None) is not None:
             return True
         flights = [*self._flights, *(flight for flight, _, _ in self._failing)]
-        return not any(what == "received" and its == tag for _, what, _, its, _ in flights)
+        return not any(what == "received" and its == tag for _, what, _, its, _, _ in flights)
 
     def forget(self, node: int, why: str) -> None:
         """A receive under way may still write until UCX has ended it. After the endpoint has been closed for
@@ -101,21 +103,27 @@ class UcxData:
                 self._stuck.append(flight)  # UCX may never end it, and holds on to its buffer
             else:
                 self._flights.append(flight)
-        self._link_broken(node, why)
+        self._link_broken(node, self._engine.link(node), why)
         self._engine.forget(node, why)
 
-    def _link_broken(self, node: int, why: str) -> None:
-        """What is expected may be lost, so it ends now; what is under way ends, as a failure, when UCX has ended it."""
+    def _link_broken(self, node: int, link: int, why: str) -> None:
+        """What is expected may be lost, so it ends now; what is under way ends, as a failure, when UCX has ended it.
+
+        What is sent over a later link goes on. What is received since then may travel over either.
+        """
         for label in [label for label, place in self._expected.items() if place[0] == node]:
             tag = self._expected.pop(label)[3]
             del self._labels[tag]
             self._done.append(("received", node, tag, why))
-        deadline = time.monotonic() + _LINK_END_TIMEOUT
+        now = time.monotonic()
         flights, self._flights = self._flights, []
         for flight in flights:
+            _, what, its_node, _, _, its_link = flight
             # What is received to be thrown away may come from any node, so over this link too.
-            if flight[2] == node or not flight[1]:
-                self._failing.append((flight, deadline, why))
+            if not what or (its_node == node and its_link <= link):
+                self._failing.append((flight, now + _LINK_END_TIMEOUT, why))
+            elif its_node == node and what == "received":
+                self._failing.append((flight, now + _DOUBTFUL_END_TIMEOUT, why))
             else:
                 self._flights.append(flight)
 
@@ -188,12 +196,12 @@ class UcxData:
             if place is not None:
                 self._done.append(("received", node, tag, f"{length} bytes came, {size} were expected"))
         request = self._engine.worker.tag_recv_with_handle(buffer, found)
-        self._flights.append((request, what, node, tag, buffer))
+        self._flights.append((request, what, node, tag, buffer, self._engine.link(node)))
 
     def _land(self) -> None:
         flying: list[_Flight] = []
         for flight in self._flights:
-            request, what, node, tag, _ = flight
+            request, what, node, tag, _, _ = flight
             if not request.completed:
                 flying.append(flight)
                 continue
@@ -211,7 +219,7 @@ class UcxData:
         failing, self._failing = self._failing, []
         self._stuck = [flight for flight in self._stuck if not flight[0].completed]
         for flight, deadline, why in failing:
-            request, what, node, tag, _ = flight
+            request, what, node, tag, _, _ = flight
             if not request.completed and now < deadline:
                 self._failing.append((flight, deadline, why))
                 continue

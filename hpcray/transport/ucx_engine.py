@@ -101,7 +101,8 @@ class UcxEngine:
         worker: the UCX worker.
         ripe: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at. Any
             progress may have brought it, that of a bell too, and UCX does not wake us for it again.
-        on_link_broken: called with the node and the reason when a link breaks, at this end or at the node's.
+        on_link_broken: called with the node, the number of the link and the reason when a link breaks, at this end or
+            at the node's.
         sent_count: number of messages sent to a node so far, to ring its bell again over a new endpoint.
 
     Raises:
@@ -133,7 +134,7 @@ class UcxEngine:
         self._more = False
         self._moved = False
         self.ripe: Callable[[], bool] = lambda: False
-        self.on_link_broken: Callable[[int, str], None] = lambda node, why: None
+        self.on_link_broken: Callable[[int, int, str], None] = lambda node, link, why: None
         self.sent_count: Callable[[int], int] = lambda node: 0
         self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
         self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
@@ -186,6 +187,10 @@ class UcxEngine:
     def connected(self) -> int:
         """Number of peers that `connect` was called for."""
         return len(self._peers)
+
+    def link(self, node: int) -> int:
+        """Number of the latest link to a peer: how many have been made to it."""
+        return self._links_made.get(node, 0)
 
     def endpoint(self, node: int) -> Any:
         """The endpoint of a peer; a new one, if its link broke.
@@ -261,7 +266,7 @@ class UcxEngine:
             self.forget(node, why)
         else:
             self._drop_endpoint(node)
-        self.on_link_broken(node, why)
+        self.on_link_broken(node, self.link(node), why)
 
     def _peer_reconnected(self, node: int, number: int) -> None:
         """The peer's end of the link is a new one."""
@@ -272,7 +277,7 @@ class UcxEngine:
             self._drop_endpoint(node)
             self._links_made[node] = number - 1
             self._reconnect(node)
-        self.on_link_broken(node, "UCX: the link broke at the other end")
+        self.on_link_broken(node, number - 1, "UCX: the link broke at the other end")
 
     def _reconnect(self, node: int) -> None:
         self._quiet = self._quiet or _set_log_level("fatal")
