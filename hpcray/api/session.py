@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import logging
 import os
 import sys
@@ -247,6 +248,9 @@ def init(
             process, namespace, environment, logging_config, getattr(job_config, "_default_actor_lifetime", "")
         ),
     )
+    if settings.get("_tracing_startup_hook"):
+        # By name, as the hook: it is above this package, and loads OpenTelemetry.
+        importlib.import_module("hpcray.util.tracing.tracing_helper").start(settings["_tracing_startup_hook"])
     return ClientContext()
 
 

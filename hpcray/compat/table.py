@@ -98,6 +98,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
+    "ray.util.tracing": ("hpcray.util.tracing",),
+    "ray.util.tracing.setup_local_tmp_tracing": ("hpcray.util.tracing.setup_local_tmp_tracing",),
+    "ray.util.tracing.tracing_helper": ("hpcray.util.tracing.tracing_helper",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),

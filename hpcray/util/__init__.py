@@ -75,7 +75,7 @@ _MODULES = {
         "queue",
         "scheduling_strategies",
     ),
-    *("state", *_WHERE.values(), *_ALIASES),
+    *("state", "tracing", *_WHERE.values(), *_ALIASES),
 }
 
 

@@ -20,3 +20,4 @@ from ray.util import scheduling_strategies as scheduling_strategies
 from ray.util import serialization as serialization
 from ray.util import state as state
 from ray.util import timer as timer
+from ray.util import tracing as tracing
