@@ -21,12 +21,11 @@ from hpcray.state.schemas import (
     WorkerState,
 )
 from hpcray.state.summaries import ActorSummaries, ObjectSummaries, TaskSummaries
-from hpcray.state.task_history import TaskHistory
+from hpcray.state.task_history import TaskHistory, task_state
 
 Row = TypeVar("Row", bound=StateSchema)
 
 MAX_ROWS_PER_PROCESS = 10_000
-_ACTOR_STATES = {"PENDING": "PENDING_CREATION"}
 
 
 class StateAggregator:
@@ -54,7 +53,7 @@ class StateAggregator:
             ActorState(
                 actor_id=row["actor"].hex(),
                 class_name=row["class_name"],
-                state=_ACTOR_STATES.get(row["state"], row["state"]),
+                state=_actor_state(row),
                 job_id=self._job_id,
                 name=row["name"],
                 node_id=nodes[row["node"]].node_id if row["node"] in nodes else None,
@@ -163,7 +162,7 @@ class StateAggregator:
                     object_id=row["id"].hex(),
                     object_size=row["size"],
                     attempt_number=1,
-                    task_status="PENDING" if row["state"] == "pending" else "FINISHED",
+                    task_status=task_state(row["status"], row["actor"]) if row["state"] == "pending" else "FINISHED",
                     reference_type=_reference(row),
                     call_site=row["site"] or "disabled",
                     type="WORKER" if one.kind == "worker" else "DRIVER",
@@ -252,6 +251,12 @@ def _equal(cell: Any, value: Any) -> bool:
     if isinstance(cell, bool):
         return text in (("true", "1") if cell else ("false", "0"))
     return str(cell).lower() == text
+
+
+def _actor_state(row: dict[str, Any]) -> str:
+    if row["state"] != "PENDING":
+        return str(row["state"])
+    return "PENDING_CREATION" if row["complete"] else "DEPENDENCIES_UNREADY"
 
 
 def _reference(row: dict[str, Any]) -> str:

@@ -16,7 +16,6 @@ _STATES = {
     object_status.ARGUMENTS: "PENDING_ARGS_AVAIL",
     object_status.QUEUED: "PENDING_NODE_ASSIGNMENT",
     object_status.ACTOR: "PENDING_NODE_ASSIGNMENT",
-    object_status.SENT: "SUBMITTED_TO_WORKER",
     object_status.PAUSED: "PENDING_NODE_ASSIGNMENT",
 }
 _ERROR_TYPES = {"TaskCancelledError": "TASK_CANCELLED"}
@@ -59,19 +58,27 @@ class TaskHistory:
             last = attempts[-1] if attempts else None
             if last is None or last.state == "FAILED":  # a reply may be on its way after FINISHED
                 name = f"{one['class']}.{one['name']}" if one["class"] else one["name"]
-                state, worker = _STATES.get(one["state"], "SUBMITTED_TO_WORKER"), self._people.get(one["worker"])
+                state, worker = task_state(one["state"], one["actor"]), self._people.get(one["worker"])
                 last = self._row(one["task"], name, state, one["actor"], worker)
                 last.attempt_number = len(attempts)
                 attempts.append(last)
             last.required_resources = one["resources"]
 
     def add_creations(self, actors: Iterable[Mapping[str, Any]]) -> None:
-        """Take in actors that wait for a node."""
+        """Take in the creation of actors: of each one that waits, or that was created."""
         for actor in actors:
-            if actor["state"] in ("PENDING", "DEPENDENCIES_UNREADY") and actor["actor"] not in self._attempts:
-                name = f"{actor['class_name']}.__init__"
-                waits = "PENDING_ARGS_AVAIL" if actor["state"] == "DEPENDENCIES_UNREADY" else "PENDING_NODE_ASSIGNMENT"
-                self._attempts[actor["actor"]] = [self._row(actor["actor"], name, waits, actor["actor"], None)]
+            ident = actor["actor"]
+            if self._attempts.get(ident):
+                continue  # its constructor runs
+            if actor["state"] == "PENDING":
+                state = "PENDING_NODE_ASSIGNMENT" if actor["complete"] else "PENDING_ARGS_AVAIL"
+            else:
+                state = "FAILED" if actor["failed"] or not actor["worker"] else "FINISHED"
+            row = self._row(ident, f"{actor['class_name']}.__init__", state, ident, self._people.get(actor["worker"]))
+            if state == "FAILED":
+                row.error_type, row.error_message = "ACTOR_CREATION_FAILED", actor["reason"]
+            row.required_resources = actor["resources"]
+            self._attempts[ident] = [row]
 
     def rows(self) -> list[TaskState]:
         """Return all rows, with the tasks that started them."""
@@ -131,6 +138,13 @@ class TaskHistory:
             error_type=None,
             language="PYTHON",
         )
+
+
+def task_state(state: str, actor: bytes) -> str:
+    """Return Ray's name of the state of a task that has not returned, by that of its `ObjectStatus`."""
+    if state == object_status.SENT and actor:
+        return "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY"
+    return _STATES.get(state, "SUBMITTED_TO_WORKER")
 
 
 def _events(row: TaskState) -> list[dict[str, Any]]:

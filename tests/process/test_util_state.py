@@ -116,6 +116,37 @@ def test_each_attempt_of_a_task_is_a_row(tmp_path):
 
 
 @hpcray_only
+def test_the_creation_of_an_actor_is_a_task(marks: Marks):
+    @ray.remote(num_cpus=0, max_concurrency=2)
+    class Made:
+        def __init__(self, wrong=False):
+            if wrong:
+                raise ValueError("as the test wants it")
+
+        def wait(self, marks):
+            marks.add()
+            time.sleep(600)
+
+    good, bad, never = Made.remote(), Made.remote(True), Made.options(num_cpus=1000).remote()
+    calls = [good.wait.remote(marks) for _ in range(4)]
+    eventually(lambda: len(marks.lines()) == 2)
+    eventually(lambda: state.get_actor(bad._actor_id.hex()).state == "DEAD")
+    rows = {row.actor_id: row for row in state.list_tasks(filters=[("name", "=", "Made.__init__")], detail=True)}
+    found = [rows[actor._actor_id.hex()] for actor in (good, bad, never)]
+    assert [row.state for row in found] == ["FINISHED", "FAILED", "PENDING_NODE_ASSIGNMENT"]
+    assert {row.type for row in found} == {"ACTOR_CREATION_TASK"}
+    assert "constructor" in found[1].error_message and found[2].required_resources == {"CPU": 1000}
+    states = [row.state for row in state.list_tasks(filters=[("name", "=", "Made.wait")])]
+    assert sorted(states) == ["PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY"] * 2 + ["RUNNING"] * 2
+    (row,) = state.get_objects(calls[3].hex())
+    assert row.task_status == "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY"
+    ray.kill(good)
+    eventually(lambda: state.get_actor(good._actor_id.hex()).state == "DEAD")
+    assert state.get_task(good._actor_id.hex()).state == "FINISHED"
+    del never
+
+
+@hpcray_only
 def test_tasks_know_the_task_that_started_them():
     @ray.remote(num_cpus=0)
     def child():

@@ -437,7 +437,8 @@ class ActorManager:
                 "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
                 "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
-                "resources": to_amounts(plain(dict(a.spec.hold.resources))),
+                "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
+                "failed": bool(a.error),
             }
             for a in self.actors.values()
         ]  # fmt: skip

@@ -211,8 +211,12 @@ class Introspection:
         for oid, entry in entries.items():
             if len(rows) >= limit:
                 break
+            task = entry.task if isinstance(entry.task, PendingTask) else None
+            known = status_of_task(self._process, task) if task is not None and entry.state == PENDING else None
             rows.append({
                 "id": oid,
+                "status": known.state if known is not None else "",
+                "actor": known.actor if known is not None else b"",
                 "state": _STATES[entry.state],
                 "size": len(entry.value) if entry.state == INLINE else entry.size,
                 "local": entry.local,
@@ -220,7 +224,7 @@ class Introspection:
                 "mine": owner_of(oid) == me,
                 "mapped": entry.mapping is not None,
                 "nodes": entry.nodes or [],
-                "task": entry.task.name if isinstance(entry.task, PendingTask) else "",
+                "task": task.name if task is not None else "",
                 "site": getattr(entry, "site", ""),
             })  # fmt: skip
         return {"total": len(entries), "rows": rows}
