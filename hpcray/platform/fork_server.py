@@ -9,7 +9,8 @@ grandchildren of workers cannot escape.
 Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
 
     ["prepare", copies, modules]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
-    ["ready"]  ["broken", text]  ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
+    ["ready"]  ["broken", text]  ["not imported", module, traceback]
+    ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from hpcray.platform.session_directory import remove_session_directory
 WorkerMain = Callable[[str, int, int], NoReturn]
 PACKET_SIZE = 1 << 18
 """Largest packet between the raylet and the server, bytes."""
+_MAX_TRACEBACK = 1 << 14  # characters
 _DRIVER_GRACE = 2.0  # seconds from SIGTERM to SIGKILL of an orphaned driver
 _REPARENTING_TIMEOUT = 1.0  # seconds
 _CLEANUP_TIMEOUT = 10.0  # seconds
@@ -152,12 +154,11 @@ class _ForkServer:
 
     def _prepare(self, copies: list[list[str]], modules: list[str]) -> None:
         PathRelocation(copies).apply()
-        try:
-            for name in modules:
+        for name in modules:
+            try:
                 importlib.import_module(name)
-        except Exception:
-            self._main = None
-            self._report("broken", traceback.format_exc())
+            except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
+                self._report("not imported", name, traceback.format_exc()[-_MAX_TRACEBACK:])
         _freeze_heap()
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -319,7 +320,7 @@ class ForkServerClient:
     def prepare(self, copies: Sequence[Sequence[str]], modules: Sequence[str]) -> None:
         """Import from `copies` (see `PathRelocation`) from now on, and import `modules`.
 
-        Call it before the first fork. A failure is reported as "broken".
+        Call it before the first fork. A module that cannot be imported is reported as "not imported".
         """
         if copies or modules:
             self._send(_encode(["prepare", copies, modules]))

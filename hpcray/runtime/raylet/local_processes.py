@@ -79,6 +79,9 @@ class ProcessEvents(Protocol):
     def template_broken(self, reason: str) -> None:
         """The template process lives, but cannot fork workers."""
 
+    def preload_failed(self, module: str, reason: str) -> None:
+        """The template process could not import a module ahead of the workers."""
+
     def template_gone(self, reason: str) -> None:
         """The template process has ended."""
 
@@ -223,6 +226,8 @@ class LocalProcesses:
                 number, reason = args
                 self._workers.discard(number)
                 self._events.fork_failed(number, reason)
+            elif what == "not imported":
+                self._events.preload_failed(*args)
             elif what == "broken":
                 self._events.template_broken(f"the template process cannot import what workers need:\n{args[0]}")
 

@@ -246,6 +246,10 @@ class Raylet:
     def template_broken(self, reason: str) -> None:
         self._events.give_up(reason)
 
+    def preload_failed(self, module: str, reason: str) -> None:
+        why = reason.strip().splitlines()[-1]
+        self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
+
     def template_gone(self, reason: str) -> None:
         self._events.template_gone(reason)
 
