@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
-
 spans_dir = "/tmp/spans/"
 
 
 def setup_tracing() -> None:
-    """Write each span that ends in this process as a line of JSON to `/tmp/spans/<pid>.txt`."""
+    """Write each span that ends in this process as a line of JSON to `/tmp/spans/<pid>.txt`.
+
+    Raises:
+        ImportError: there is no OpenTelemetry; `pip install 'hpcray[tracing]'` brings it.
+    """
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
     os.makedirs(spans_dir, exist_ok=True)
     out = open(f"{spans_dir}{os.getpid()}.txt", "w")  # noqa: SIM115 - open as long as the process
     exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + os.linesep)
