@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
+from hpcray.common.exceptions import OufOfBandObjectRefSerializationException
 from hpcray.protocol.serializability import not_serializable
 from hpcray.protocol.serialization import SerializationError, Serialized, serialize
+from hpcray.runtime.core_worker.core_worker import OUT_OF_BAND
 
 LARGE = 10**7
 """Bytes of a pickled function or class above which a warning is printed."""
@@ -31,11 +34,16 @@ def exported(target: Any, what: str) -> tuple[bytes, list[Any]]:
 
     Raises:
         TypeError: it does not pickle; the text begins with `what` and names the variable that does not.
+        OufOfBandObjectRefSerializationException: it captures a ref, which this program forbids.
     """
     try:
         blob, refs = serialize(target)
     except SerializationError as error:
         raise not_serializable(what, target) from error
+    if refs and os.environ.get(OUT_OF_BAND) == "0":
+        raise OufOfBandObjectRefSerializationException(
+            f"{what} captures {refs[0]!r}; hint: pass it as an argument, or set {OUT_OF_BAND}=1"
+        )
     return blob.join() if isinstance(blob, Serialized) else blob, refs
 
 

@@ -40,7 +40,7 @@ _STATE = (
 MODULES: dict[str, tuple[str, ...]] = {
     "ray": (f"{_NAMES}:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language logger {_IDS}", "hpcray"),
     "ray.actor": (f"{_NAMES}:_modify_class", "hpcray.actor", "hpcray.api.actor"),
-    "ray.cloudpickle": ("cloudpickle",),
+    "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
     "ray.data": (f"{_NAMES}:from_pandas_refs",),

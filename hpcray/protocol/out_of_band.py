@@ -252,6 +252,11 @@ def _storage_of(buffer: Any, offset: Any) -> tuple[Any, int]:
     return own, low
 
 
+def _reduce_state(state: Any) -> Any:
+    """State of a Starlette or FastAPI app. Its `__getattr__` needs `_state`, which pickle sets too late."""
+    return type(state), (state._state,)
+
+
 class _Copied:
     """Stands for a `bytes` or `bytearray` whose content is the pickle's only buffer."""
 
@@ -267,6 +272,7 @@ COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) f
 
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("numpy", "ndarray"): _reduce_array,
+    ("starlette.datastructures", "State"): _reduce_state,
     ("torch", "Tensor"): _reduce_tensor,
     ("torch.storage", "TypedStorage"): _reduce_typed_storage,
     ("torch.storage", "UntypedStorage"): _reduce_untyped_storage,

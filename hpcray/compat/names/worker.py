@@ -11,6 +11,7 @@ from hpcray.api.session import require_session
 from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 
 CHANGING = ("_global_node",)
 """Names whose value the facade must not cache."""
@@ -25,6 +26,19 @@ __all__ = [
     "print_to_stdstream",
     "print_worker_logs",
 ]
+
+
+def _unhandled_error_handler(error: BaseException) -> None:
+    """Log an error that was never looked at. A program may set another function here."""
+    log_unhandled(error)
+
+
+def _report_unhandled(error: BaseException) -> None:
+    module: Any = sys.modules.get("ray._private.worker") or sys.modules[__name__]
+    module._unhandled_error_handler(error)
+
+
+UnhandledErrors.report = staticmethod(_report_unhandled)
 
 blocking_get_inside_async_warned = False
 """Without effect: Ray sets it after it has warned of a blocking get() in an async actor."""

@@ -107,8 +107,17 @@ class CoreWorkerContext(Protocol):
         """Keep the object of a ref that was pickled outside of arguments and values."""
 
 
+class ErrorWatch(Protocol):
+    """`UnhandledErrors` as retries see it."""
+
+    def watch(self, task: PendingTask, blob: bytes) -> None: ...
+
+
 class TaskSubmission(Protocol):
     """`TaskSubmitter` as its parts see it; described there. The engine's lock is held in all methods."""
+
+    @property
+    def unhandled_errors(self) -> ErrorWatch: ...
 
     def returns(self, task: PendingTask) -> Any: ...
 

@@ -48,7 +48,7 @@ _DEATH_REPORT_TIMEOUT = 0.3
 """Seconds for which the raylet may report how a peer died whose connection has ended."""
 _MAX_UNBURIED = 256
 """Dead refs and views that `put` leaves to the background thread."""
-_OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
+OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
 
 
 class Diagnostics(Protocol):
@@ -134,7 +134,8 @@ class CoreWorker:
         self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbours)
         self.table.pins.use_neighbors(welcome.neighbours, self.neighbor_stores)
         self.diagnostics = diagnostics(self)
-        self.reader = reader = ObjectReader(self, self.diagnostics.explain)
+        self.unhandled_errors = self.submitter.unhandled_errors
+        self.reader = reader = ObjectReader(self, self.diagnostics.explain, self.unhandled_errors)
         # As attributes: a call costs what a method of this class costs.
         self.get_one, self.get, self.wait, self.load_slots = reader.get_one, reader.get, reader.wait, reader.load_slots
         self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
@@ -216,16 +217,20 @@ class CoreWorker:
             if engine.dirty:
                 engine.flush()
 
+    def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
+        self.unhandled_errors.seen((msg.id,))
+        self.table.on_object_get(src, msg.id)
+
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
 
         Raises:
             OufOfBandObjectRefSerializationException: RAY_allow_out_of_band_object_ref_serialization is 0.
         """
-        if os.environ.get(_OUT_OF_BAND) == "0":
+        if os.environ.get(OUT_OF_BAND) == "0":
             raise OufOfBandObjectRefSerializationException(
                 f"{ref!r} is pickled outside of arguments and values, where nobody counts it; hint: pass the ref "
-                f"itself, or what holds it, or set {_OUT_OF_BAND}=1"
+                f"itself, or what holds it, or set {OUT_OF_BAND}=1"
             )
         self._pinned.append(ref)
 
@@ -393,7 +398,7 @@ def _make_table(
 
 
 HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
-    m.ObjectGet: lambda p: lambda src, msg: p.table.on_object_get(src, msg.id),
+    m.ObjectGet: lambda p: p._on_object_get,
     m.ObjectReady: lambda p: lambda _, msg: p.table.on_object_ready(msg),
     m.ObjectLost: lambda p: p.table.recovery.on_object_lost,
     m.AddLocation: lambda p: lambda _, msg: p.table.recovery.on_add_location(msg),

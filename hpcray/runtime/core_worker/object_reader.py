@@ -21,6 +21,7 @@ from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import ObjectRef, defer_release, new_ref
+from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
 _UNREADABLE = {
@@ -38,11 +39,18 @@ class ObjectReader:
     Args:
         explain: called with (ids that are not available, timeout) under the engine's lock; returns the text of the
             GetTimeoutError.
+        unhandled_errors: gets to know of the errors that are read.
     """
 
-    def __init__(self, context: CoreWorkerContext, explain: Callable[[Sequence[bytes], float | None], str]) -> None:
+    def __init__(
+        self,
+        context: CoreWorkerContext,
+        explain: Callable[[Sequence[bytes], float | None], str],
+        unhandled_errors: UnhandledErrors,
+    ) -> None:
         self._context = context
         self._explain = explain
+        self._unhandled_errors = unhandled_errors
         self._engine = context.engine
         self._table = context.table
         self._arenas = context.arenas
@@ -82,10 +90,15 @@ class ObjectReader:
             values = self._values(found)
             return values[0] if values else self.get((ref,), timeout)[0]
         kind = blob[-1]
-        if kind == PLAIN:
-            return loads(blob)  # as `deserialize` would
-        value = deserialize(blob)
+        try:
+            if kind == PLAIN:
+                return loads(blob)  # as `deserialize` would
+            value = deserialize(blob)
+        except Exception as error:  # unpickling runs user code
+            raise unreadable(error) from error
         if kind == ERROR:
+            with engine.lock:
+                self._unhandled_errors.seen((oid,))
             try:
                 raise raised_form(value)
             finally:
@@ -120,7 +133,12 @@ class ObjectReader:
             found = self._found(oids)
         if engine.pending_calls:
             engine.run_pending_calls()
-        values = self._values(found)
+        try:
+            values = self._values(found)
+        except BaseException:
+            with engine.lock:
+                self._unhandled_errors.seen(oids)
+            raise
         if len(values) < len(found):
             return self.get(refs, timeout)  # what was refused to us was requested again by another thread
         return values
@@ -192,17 +210,20 @@ class ObjectReader:
             found = self._read_files(found)
         values: list[Any] = []
         error: BaseException | None = None
-        for item in found:
-            if type(item) is bytes:
-                kind = item[-1]
-                if kind == PLAIN:
-                    values.append(loads(item))  # as `deserialize` would
-                elif kind == ERROR:
-                    error = error if error is not None else deserialize(item)
-                else:
+        try:
+            for item in found:
+                if type(item) is bytes:
+                    kind = item[-1]
+                    if kind == PLAIN:
+                        values.append(loads(item))  # as `deserialize` would
+                    elif kind == ERROR:
+                        error = error if error is not None else deserialize(item)
+                    else:
+                        values.append(deserialize(item))
+                elif item is not None:
                     values.append(deserialize(item))
-            elif item is not None:
-                values.append(deserialize(item))
+        except Exception as problem:  # unpickling runs user code
+            raise unreadable(problem) from problem
         if error is not None:
             try:
                 raise raised_form(error)
@@ -341,6 +362,11 @@ class ObjectReader:
 def unknown_ref(oid: bytes) -> RaySystemError:
     """The error for a ref that this process does not know."""
     return RaySystemError(f"ObjectRef({oid.hex()}) is not of this session; hint: was hpcray.shutdown() called since?")
+
+
+def unreadable(error: Exception) -> RaySystemError:
+    """Return what `get` raises for a value that does not unpickle."""
+    return RaySystemError(error, "".join(traceback.format_exception(error)))
 
 
 def raised_form(error: BaseException) -> BaseException:

@@ -134,6 +134,7 @@ class TaskRetries:
                 self._count(task)
                 self.submit(task)
             else:
+                self._submission.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")
                 self._submission.finish(task, task.worker or b"", msg)
             self._engine.flush()
 

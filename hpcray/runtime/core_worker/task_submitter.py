@@ -26,6 +26,7 @@ from hpcray.runtime.core_worker.io_engine import MAX_BATCH, monotonic
 from hpcray.runtime.core_worker.object_reader import unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, make_ref, new_ref
 from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries, cancelled_blob
+from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
@@ -55,6 +56,7 @@ class TaskSubmitter:
         self.cancellation = TaskCancellation(context, self.leases, self.actors, self.retries, self.fail_cancelled)
         self.wait_reasons: dict[int, str] = {}
         self._failing: deque[tuple[PendingTask, bytes, bytes | None]] = deque()
+        self.unhandled_errors = UnhandledErrors(context)
         self._in_fail = self._ticking = False
         self._ip = ""
 
@@ -179,6 +181,7 @@ class TaskSubmitter:
             entry = self._table.entries[object_id]
             if entry.state == INLINE and is_error(entry.value):
                 task.waiting = -1
+                self.unhandled_errors.seen([object_id])
                 self.fail(task, self._argument_error(task, entry.value), object_id)
                 return True
         return False
@@ -291,9 +294,11 @@ class TaskSubmitter:
         if task is None:
             self.drop_returns(src, msg)
             return
-        if msg.status == 1 and task.extra.retry_exceptions and task.retries:
-            self._engine.call_soon(lambda: self.retries.task_raised(task, msg))
-            return
+        if msg.status == 1:
+            if task.extra.retry_exceptions and task.retries:
+                self._engine.call_soon(lambda: self.retries.task_raised(task, msg))
+                return
+            self.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")
         self.finish(task, src, msg)
 
     def finish(self, task: PendingTask, src: bytes, msg: m.TaskReply) -> None:
@@ -362,7 +367,9 @@ class TaskSubmitter:
             if task.cancelled:
                 self.fail_cancelled(task)
             elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason)) is not None:
-                self.fail(task, serialize_error(over))
+                crash = serialize_error(over)
+                self.unhandled_errors.watch(task, crash)
+                self.fail(task, crash)
             elif position == 0:
                 self.retries.worker_crashed(task)
             else:

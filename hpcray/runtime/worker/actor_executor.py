@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
+from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
 from hpcray.common.ids import HEAD, TaskID
 from hpcray.core.core_worker.object_table import Waiter
@@ -21,6 +22,7 @@ from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.worker.actor_drain import ActorDrain
+from hpcray.runtime.worker.blocking_get import warn_of_blocking_get
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner, CallRunner, ThreadedCallRunner
 from hpcray.runtime.worker.context import WorkerContext
 from hpcray.runtime.worker.replies import GeneratorExecutor, task_error
@@ -69,7 +71,7 @@ class ActorExecutor:
         try:
             if problem:
                 raise RuntimeEnvSetupError(problem)
-            self.cls = deserialize(spec.cls)
+            self.cls = self._load_class()
             self.is_async = has_async_method(self.cls)
             self._open_runners()
             process.table.record_parents(worker.running_call)
@@ -96,8 +98,20 @@ class ActorExecutor:
             engine.send(HEAD, m.ActorReady(spec.actor, error, []))
             engine.flush()
 
+    def _load_class(self) -> Any:
+        try:
+            return deserialize(self.spec.cls)
+        except Exception as error:  # unpickling runs user code
+            raise RuntimeError(
+                f"The actor with name {self.spec.class_name} failed to import on the worker. This may be because "
+                "needed library dependencies are not installed in the worker environment:\n\n"
+                f"{remote_traceback(error)}"
+            ) from None
+
     def _open_runners(self) -> None:
         spec = self.spec
+        if self.is_async:
+            warn_of_blocking_get(self.worker.process)
         if self.is_async or spec.max_concurrency > 1 or spec.concurrency_groups:
             self.worker.engine.busy_poll.stop()  # calls run in threads, which need the interpreter
             self._runners[""] = self._runner("", spec.max_concurrency)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import RuntimeEnvSetupError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
@@ -29,6 +30,7 @@ from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetch
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
+from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.diagnostics.introspection import qualified_name
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_executor import ActorExecutor
@@ -340,7 +342,10 @@ class TaskExecutor:
         self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
     ) -> tuple[Sequence[Any], dict[str, Any]]:
         """Unpack the arguments of a task or call, fetching what is in node stores."""
-        args, kwargs = deserialize(blob)
+        try:
+            args, kwargs = deserialize(blob)
+        except Exception as error:  # unpickling runs user code
+            raise unreadable(error) from error
         if inline is not None:
             values = self.process.load_slots(inline, refs)
             args = [fill_slot(value, values) for value in args]
@@ -351,7 +356,14 @@ class TaskExecutor:
         if self.env_problem:  # checked once per function: without its environment this worker loads none
             raise RuntimeEnvSetupError(self.env_problem)
         definition = self._blobs[ident]
-        function = deserialize(definition.blob)
+        try:
+            function = deserialize(definition.blob)
+        except Exception as error:  # unpickling runs user code
+            raise RuntimeError(
+                "The remote function failed to import on the worker. This may be because needed library dependencies "
+                f"are not installed in the worker environment or cannot be found from sys.path {sys.path}:\n\n"
+                f"{remote_traceback(error)}"
+            ) from None
         if definition.max_calls:
             function = self._counted(function, definition.max_calls)
         found = self._functions[ident] = (definition.name, function)

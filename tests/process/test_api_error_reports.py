@@ -1,0 +1,143 @@
+"""What the user is told beside an exception: errors that nobody looked at, code that a worker cannot load."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import types
+
+import pytest
+from engine import eventually, exceptions, hpcray_only, ray
+
+pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
+INIT = {"num_cpus": 2}
+
+
+@pytest.fixture
+def logged():
+    """The records of hpcray's logger."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logger = logging.getLogger("hpcray")
+    logger.addHandler(handler)
+    yield records
+    logger.removeHandler(handler)
+
+
+@ray.remote
+def fail(text):
+    raise ValueError(text)
+
+
+@ray.remote
+class Failing:
+    def fail(self, text):
+        raise ValueError(text)
+
+
+@ray.remote
+def caught(refs):
+    with pytest.raises(ValueError):
+        ray.get(refs[0])
+    return True
+
+
+@ray.remote
+def echo(value):
+    return value
+
+
+def unhandled(logged):
+    return [text for text in logged if text.startswith("Unhandled error")]
+
+
+def test_errors_that_nobody_looked_at_are_logged(logged):
+    actor = Failing.remote()
+    refs = [fail.remote("early")]
+    ray.wait(refs)
+    refs += [fail.remote("late"), actor.fail.remote("method")]
+    del refs
+    eventually(lambda: len(unhandled(logged)) == 3)
+    assert {text.split()[-1] for text in unhandled(logged)} == {"early", "late", "method"}
+
+
+def test_errors_that_somebody_looked_at_are_not_logged(logged, monkeypatch):
+    refs = [fail.remote("gets") for _ in range(3)]
+    for ref in refs[:2]:
+        with pytest.raises(ValueError):
+            ray.get(ref)
+    with pytest.raises(ValueError):
+        ray.get(refs)
+    elsewhere = [fail.remote("read elsewhere"), fail.remote("read elsewhere")]
+    ray.wait(elsewhere[1:])
+    assert ray.get([caught.remote([ref]) for ref in elsewhere])
+    failed = echo.remote(fail.remote("an argument"))
+    with pytest.raises(ValueError):
+        ray.get(failed)
+    del refs, elsewhere, failed, ref
+    monkeypatch.setenv("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    fail.remote("ignored")
+    assert ray.get(echo.remote(1)) == 1
+    time.sleep(0.5)
+    assert unhandled(logged) == []
+
+
+@pytest.fixture
+def only_here():
+    """A module that workers cannot import."""
+    module = types.ModuleType("only_here")
+    exec("def f(): return 1\nclass C: pass", module.__dict__)
+    sys.modules["only_here"] = module
+    yield module
+    del sys.modules["only_here"]
+
+
+def test_code_that_a_worker_cannot_load_says_so(only_here):
+    with pytest.raises(RuntimeError, match=r"The remote function failed to import on the worker.*\n(.*\n)*.*only_here"):
+        ray.get(ray.remote(lambda: only_here.f()).remote())
+
+    @ray.remote
+    class Actor:
+        def __init__(self):
+            only_here.f()
+
+    with pytest.raises(exceptions.ActorDiedError, match="The actor with name Actor failed to import on the worker"):
+        ray.get(Actor.remote().__ray_ready__.remote())
+
+
+def test_a_value_that_does_not_unpickle_is_a_system_error(only_here):
+    with pytest.raises(exceptions.RaySystemError, match="System error: No module named 'only_here'") as info:
+        ray.get(echo.remote(only_here.C()))
+    assert isinstance(info.value, exceptions.RayTaskError)
+    ref = ray.put([only_here.C()])
+    del sys.modules["only_here"]
+    try:
+        with pytest.raises(exceptions.RaySystemError, match="only_here"):
+            ray.get(ref)
+    finally:
+        sys.modules["only_here"] = only_here
+
+
+def test_a_get_that_blocks_the_loop_of_an_async_actor_is_warned_of_once():
+    @ray.remote
+    class Async:
+        def __init__(self):
+            self.records = []
+            handler = logging.Handler()
+            handler.emit = lambda record: self.records.append(record.getMessage())
+            logging.getLogger("hpcray").addHandler(handler)
+
+        async def blocks(self, refs):
+            assert ray.get(refs) == [1]
+            assert ray.get(refs[0]) == 1
+            return self.records
+
+        async def awaits(self, refs):
+            assert await refs[0] == 1
+            return self.records
+
+    actor = Async.remote()
+    assert ray.get(actor.awaits.remote([ray.put(1)])) == []
+    assert [text.partition(".")[0] for text in ray.get(actor.blocks.remote([ray.put(1)]))] == ["Using blocking ray"]
