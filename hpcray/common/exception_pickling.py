@@ -9,6 +9,7 @@ from __future__ import annotations
 import copyreg
 import os
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +18,8 @@ _PICKLE_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
-CUSTOM: set[type] = set()
-"""Classes whose instances the user pickles in ways of his own (`register_serializer`)."""
+CUSTOM: dict[type, Callable[[Any], Any]] = {}
+"""What `__reduce__` gives for instances of classes with a serializer of the user (`register_serializer`)."""
 
 
 class Portable:

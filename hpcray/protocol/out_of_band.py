@@ -14,6 +14,7 @@ import pickle
 import struct
 import threading
 import warnings
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with more kinds of values out of band. Use protocol 5 and a `buffer_callback`."""
 
 
+class InBandPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, with the serializers of users."""
+
+    dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)
+
+
 def view_tensors(on: bool) -> None:
     """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
     _reducers.tensors_as_views = on
@@ -79,10 +86,10 @@ def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:
     """Values of exactly this class are pickled as `reducer` says (as `__reduce__` would); None: as ever."""
     if reducer is None:
         _reducers.pop(kind, None)
-        CUSTOM.discard(kind)
+        CUSTOM.pop(kind, None)
     else:
         _reducers[kind] = reducer
-        CUSTOM.add(kind)
+        CUSTOM[kind] = reducer
 
 
 def _reduce_array(array: Any) -> Any:

@@ -23,7 +23,7 @@ import cloudpickle
 
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
-from hpcray.protocol.out_of_band import COPIED, Pickler, end_storages, pickling
+from hpcray.protocol.out_of_band import COPIED, InBandPickler, Pickler, end_storages, pickling
 
 ALIGN = 64
 SMALL = 1 << 16
@@ -135,9 +135,9 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
 
 
 def dumps_in_band(value: Any) -> bytes:
-    """The pickle of a value, alone and whole, by the same rules."""
+    """The pickle of a value, alone and whole."""
     file = io.BytesIO()
-    Pickler(file, protocol=5).dump(value)
+    InBandPickler(file, protocol=5).dump(value)
     return file.getvalue()
 
 
