@@ -74,8 +74,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class InBandPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with the serializers of users."""
 
-    dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)
-
 
 def view_tensors(on: bool) -> None:
     """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
@@ -289,3 +287,4 @@ _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
 _reducers[memoryview] = _reduce_memoryview
 Pickler.dispatch_table = _reducers
+InBandPickler.dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)
