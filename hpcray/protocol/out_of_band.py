@@ -71,7 +71,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with more kinds of values out of band. Use protocol 5 and a `buffer_callback`."""
 
 
-class InBandPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class InBandPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """cloudpickle's, with the serializers of users."""
 
 
