@@ -71,7 +71,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, with more kinds of values out of band. Use protocol 5 and a `buffer_callback`."""
 
 
-class InBandPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+class ErrorPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
     """cloudpickle's, with the serializers of users."""
 
 
@@ -287,4 +287,4 @@ _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
 _reducers[memoryview] = _reduce_memoryview
 Pickler.dispatch_table = _reducers
-InBandPickler.dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)
+ErrorPickler.dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)

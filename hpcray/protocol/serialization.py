@@ -23,7 +23,7 @@ import cloudpickle
 
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
-from hpcray.protocol.out_of_band import COPIED, InBandPickler, Pickler, end_storages, pickling
+from hpcray.protocol.out_of_band import COPIED, ErrorPickler, Pickler, end_storages, pickling
 
 ALIGN = 64
 SMALL = 1 << 16
@@ -137,7 +137,7 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
 def dumps_in_band(value: Any) -> bytes:
     """The pickle of a value, alone and whole."""
     file = io.BytesIO()
-    InBandPickler(file, protocol=5).dump(value)
+    ErrorPickler(file, protocol=5).dump(value)
     return file.getvalue()
 
 
