@@ -7,9 +7,21 @@ import hashlib
 import inspect
 import logging
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
-from hpcray.api.actor_handle import GENERATOR, METHOD, SIGNATURE, ActorHandle, ActorMethod, ActorProxy, travelling
+import cloudpickle
+
+from hpcray.api.actor_handle import (
+    DECORATOR,
+    GENERATOR,
+    METHOD,
+    SIGNATURE,
+    ActorHandle,
+    ActorMethod,
+    ActorProxy,
+    travelling,
+)
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.method import method
 from hpcray.api.options import NO_GRAPHS, ActorOptions, yields
@@ -223,6 +235,10 @@ class ActorClass(Generic[T]):
             out_of_order,
         )  # fmt: skip
 
+    def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Create an actor with options, as in Ray."""
+        return self.options(**options).remote(*(args or ()), **(kwargs or {}))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
 
@@ -248,6 +264,9 @@ def _methods_of(cls: type) -> dict[str, dict[str, Any]]:
         returns = {GENERATOR: True, "num_returns": "streaming"} if yields(member) else {}
         own = {keyword: value for keyword, value in getattr(member, METHOD, {}).items() if value is not None}
         found[name] = {SIGNATURE: describe(member, 0 if bound else 1), **returns, **travelling(own)}
+        decorator = getattr(member, "__ray_invocation_decorator__", None)
+        if decorator is not None:
+            found[name][DECORATOR] = cloudpickle.dumps(decorator)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 import cloudpickle
@@ -34,6 +35,7 @@ SIGNATURE = "signature"
 GENERATOR = "generator"
 """Keys of a method's description beside its options: what its arguments may be, and that it yields."""
 RETRY = "retry_exceptions"
+DECORATOR = "decorator"
 
 
 P = ParamSpec("P")
@@ -56,11 +58,12 @@ class _Plan:
     Attributes:
         extra: options that need the slow path: `name`, generators, retries.
         unsupported: why calls are refused; "" for none.
+        decorator: what wraps each call on the caller's side (Ray's `__ray_invocation_decorator__`); None for nothing.
         slow: True if calls need the slow path or are refused.
         low, high: numbers of positional arguments of the fast path; none where `slow` is True.
     """
 
-    __slots__ = ("arity", "extra", "given", "high", "low", "num_returns", "retries", "slow", "unsupported")
+    __slots__ = ("arity", "decorator", "extra", "given", "high", "low", "num_returns", "retries", "slow", "unsupported")
 
     def __init__(self, given: dict[str, Any], retries: int) -> None:
         retry = given.get(RETRY) or False
@@ -78,7 +81,8 @@ class _Plan:
         )
         self.num_returns = check_num_returns(given.get("num_returns"))
         self.unsupported = unsupported_by_methods(given)
-        self.slow = bool(self.extra or self.unsupported)
+        self.decorator = cloudpickle.loads(given[DECORATOR]) if DECORATOR in given else None
+        self.slow = bool(self.extra or self.unsupported or self.decorator)
         self.low, self.high = float("inf") if self.slow else self.arity.low, self.arity.high
 
 
@@ -165,12 +169,20 @@ class ActorMethod(Generic[P, R_co]):
         if plan.unsupported:
             raise NotImplementedError(plan.unsupported)
         plan.arity.check(self._name, args, kwargs)
+        return self._submit(args, kwargs) if plan.decorator is None else plan.decorator(self._submit)(args, kwargs)
+
+    def _submit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        plan = self._plan
         try:
             return (current.process or require_session()).submitter.actors.call_with(
-                plan.extra, self._handle, self._name, plan.num_returns, plan.retries, args, kwargs
+                plan.extra, self._handle, self._name, plan.num_returns, plan.retries, tuple(args), kwargs
             )
         except SerializationError as error:
             raise unserializable_argument(error, f"{self._handle._class_name}.{self._name}") from error
+
+    def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Call the method with options, as in Ray."""
+        return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     @property
     def bind(self) -> NoReturn:
@@ -292,6 +304,12 @@ class ActorHandle(Generic[C]):
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name}, {self._actor.hex()})"
+
+    def _get_local_state(self) -> int | None:
+        """Return the state of the actor as this process knows it, by Ray's numbers: 1 pending, 2 alive, 3 restarting, 4
+        dead; None if this process has not used the handle."""
+        state = require_session().submitter.actors.state_of(self._actor)
+        return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
     def __hash__(self) -> int:
         return hash(self._actor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
@@ -161,6 +161,10 @@ class RemoteFunction(Generic[P, R_co]):
     @property
     def _function_name(self) -> str:
         return full_name(self._function)
+
+    def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Submit a task with options, as in Ray."""
+        return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def _bind(self) -> CoreWorker:
         process = require_session()

@@ -454,3 +454,46 @@ def test_the_logger_ray_writes_to_stderr_and_takes_level_and_format_of_init() ->
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "<Started a local Ray instance.>" in done.stderr and "<of a library>" in done.stderr, done.stderr
     assert "not shown" not in done.stderr
+
+
+@row(".remote(), .options().remote()")
+def test_remote_with_an_underscore_takes_arguments_and_options(ray: Any) -> None:
+    class Box:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def get(self, more: int = 0) -> Any:
+            return self.value, more
+
+    box = ray.remote(Box)._remote(args=[1], num_cpus=0)
+    assert ray.get(box.get._remote(kwargs={"more": 2}, num_returns=2)) == [1, 2]
+    assert ray.get(ray.remote(lambda x: x)._remote(args=[5], num_cpus=0)) == 5
+
+
+@row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
+def test_a_handle_knows_the_state_of_its_actor(ray: Any, until: Callable[..., Any]) -> None:
+    class Box:
+        def get(self) -> int:
+            return 1
+
+    box = ray.remote(num_cpus=0)(Box).remote()
+    assert ray.get(box.get.remote()) == 1
+    assert box._get_local_state() == 2
+    ray.kill(box)
+    until(lambda: box._get_local_state() == 4)
+
+
+@row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
+def test_a_decorator_of_the_invocation_runs_at_the_caller(ray: Any) -> None:
+    def doubled(invocation: Any) -> Any:
+        return lambda args, kwargs: [invocation([2 * args[0]], kwargs), args[0]]
+
+    class Box:
+        def get(self, value: int) -> int:
+            return value
+
+    Box.get.__ray_invocation_decorator__ = doubled  # type: ignore[attr-defined]
+    box = ray.remote(num_cpus=0)(Box).options(name="decorated").remote()
+    for handle in (box, ray.get_actor("decorated")):
+        ref, given = handle.get.remote(3)
+        assert (ray.get(ref), given) == (6, 3)

@@ -356,7 +356,7 @@ def test_a_node_loss_restarts_the_living_and_moves_those_on_their_way() -> None:
     head.take(m.ActorStateUpdate)
     head.do(head.core.node_died(0.0, 1, "heartbeat lost"))
     (state,) = head.take(m.ActorStateUpdate, OWNER)
-    assert state.state == "RESTARTING" and state.reason == "node 1 died: heartbeat lost"
+    assert state.state == "RESTARTING" and state.reason == "its node has died: node 1 died: heartbeat lost"
     assert head.started_on() == [2, 2]
     assert head.core.actors.actors[spec(2).actor].restarts == 0, "it never lived there"
 
@@ -369,7 +369,7 @@ def test_actors_end_with_their_owner_except_detached_ones() -> None:
     head.take(m.ActorStateUpdate)
     head.do(head.core.process_died(0.0, OTHER, "killed by signal 9"))
     (state,) = head.take(m.ActorStateUpdate, OWNER)
-    assert state.state == "DEAD" and "its owner is gone" in state.reason and "1.6" in state.reason
+    assert state.state == "DEAD" and "its owner has died" in state.reason and "1.6" in state.reason
     assert len(head.take(m.KillActor)) == 1
     assert head.core.actors.find_by_name("stays", "ns") is not None
 

@@ -126,6 +126,7 @@ FORMER_WORKERS_KEPT = 16
 """Former workers of one actor whose late messages are recognized."""
 _ENDED_MEANWHILE = "its worker ended while another node became the head"
 _NOT_REGISTERED = "the head died before it had noted it"
+_NEVER_RAN = "\nThe actor never ran - it was cancelled before it started running."
 _GROUP_REMOVED = "its placement group was removed"
 
 Admission = Callable[[float, m.ActorSpec], "tuple[str, bytes] | None"]
@@ -285,7 +286,8 @@ class ActorManager:
         if actor is None or actor.state == DEAD:
             return out
         if msg.no_restart:
-            self._end(actor, msg.reason or "it was killed", out)
+            never = _NEVER_RAN if actor.state == PENDING else ""
+            self._end(actor, (msg.reason or "it was killed") + never, out)
         elif actor.node >= 0:
             out.append(Send(raylet_of(actor.node), msg))
         return out
@@ -299,7 +301,7 @@ class ActorManager:
         actor.out_of_scope = True
         self._dirty_rows.add(rows.ACTOR, msg.actor)
         if actor.node < 0:
-            self._end(actor, "all handles to it are gone", out)
+            self._end(actor, "all references to the actor were removed", out)
         elif actor.state == ALIVE:
             out.append(Send(actor.worker, m.TerminateActor(msg.actor)))
         return out
@@ -372,7 +374,7 @@ class ActorManager:
             if actor.node != node or actor.state == DEAD:
                 continue
             if actor.state == ALIVE:
-                self._lost(now, actor, f"node {node} died: {reason}", False, out)
+                self._lost(now, actor, f"its node has died: node {node} died: {reason}", False, out)
             else:
                 actor.node = -1
                 self._place(now, actor, out)
@@ -697,7 +699,7 @@ class ActorManager:
 
     def _owner_died(self, owner: bytes, reason: str, out: list[Effect]) -> None:
         for ident in list(self._owned.get(owner, ())):
-            self._end(self.actors[ident], f"its owner is gone ({reason})", out)
+            self._end(self.actors[ident], f"its owner has died ({reason})", out)
 
     def _creators_died(self, creators: set[bytes], out: list[Effect]) -> None:
         """End incomplete actors, detached ones too: no process is left to send their constructors' arguments."""

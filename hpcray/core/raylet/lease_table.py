@@ -178,7 +178,7 @@ class LeaseTable:
         if allocation.actor_spec is not None:
             actor = allocation.actor_spec.actor
             del self.actors[actor]
-            text = allocation.exit_reason or allocation.kill_reason or f"its {text}"
+            text = allocation.exit_reason or allocation.kill_reason or f"its worker process has died: {text}"
             out.append(Send(HEAD, ActorGone(actor, worker.proc, text, bool(allocation.exit_reason))))
         elif allocation.holder:
             holder = allocation.holder

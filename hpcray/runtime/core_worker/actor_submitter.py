@@ -147,7 +147,7 @@ class ActorSubmitter:
             client = self._clients.get(handle._actor) or self.client(handle)
             limit = handle._limit
             if limit >= 0:
-                client.check_limit(limit)
+                client.check_limit(limit, method)
             context.task_counter += 1
             task_id = context.me + context.task_counter.to_bytes(5, "big")
             task = PendingTask(task_id, None, method, blob, num_returns, keep, slots, retries)
@@ -191,7 +191,7 @@ class ActorSubmitter:
         reentrant = self._engine.holds_lock()
         with self._engine.lock:
             client = self.client(handle)
-            client.check_limit(handle._limit)
+            client.check_limit(handle._limit, method)
             task_id = self._context.next_task_id()
             task = PendingTask(task_id, None, method, blob, num_returns, keep, slots or [], retries, extra)
             task.scheduling_class = client
@@ -231,6 +231,11 @@ class ActorSubmitter:
                 self._fail_dead(client, task)
             elif not task.cancelled:
                 self._enqueue(client, task)
+
+    def state_of(self, actor: bytes) -> str | None:
+        """Return the state of an actor as far as this process knows; None for one that it has not used."""
+        client = self._clients.get(actor)
+        return client.state if client is not None else None
 
     def client(self, handle: HandleProtocol) -> ActorClient:
         """The record of an actor, watching it from now on (lock held)."""
@@ -456,11 +461,13 @@ class ActorClient:
         if self.killed:
             self.worker, self.killed = self.killed, b""
 
-    def check_limit(self, limit: int) -> None:
+    def check_limit(self, limit: int, method: str) -> None:
         """Raise PendingCallsLimitExceeded when one more call would be too many; limit: -1 for none."""
         if 0 <= limit <= len(self.inflight) + len(self.queue) + len(self.late):
             raise PendingCallsLimitExceeded(
-                f"actor {self.actor.hex()} has {limit} pending calls; hint: raise max_pending_calls, or wait"
+                f"The task {method} could not be submitted to Actor({self.class_name}, {self.actor.hex()}) because "
+                f"more than {limit} tasks are queued on the actor. This limit can be adjusted with the "
+                "`max_pending_calls` actor option."
             )
 
 

@@ -272,7 +272,7 @@ class CrashRetries:
 
 def cancelled_blob(task: PendingTask) -> bytes:
     """The error of a task or call that was cancelled before it ran."""
-    return serialize_error(TaskCancelledError(TaskID(task.id), f"{task.name} was cancelled before it ran"))
+    return serialize_error(TaskCancelledError(TaskID(task.id), f"{task.name} was cancelled"))
 
 
 def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:

@@ -293,7 +293,7 @@ class TaskExecutor:
                     self.actor = ActorExecutor(self, msg, self.drain, self.generators)
                     self.actor.construct()
                 elif self.actor is not None:
-                    self.actor.finish("it was terminated: no handle was left, or it was asked to end")
+                    self.actor.finish("all references to the actor were removed")
             except KeyboardInterrupt:
                 continue  # a cancellation that came after its task had ended
 
