@@ -28,7 +28,6 @@ from typing import Any
 
 from hpcray.api.objects import put
 from hpcray.api.objects import wait as wait_for_refs
-from hpcray.api.runtime_context import cluster_resources
 from hpcray.util.dispatcher import (
     CALL,
     STARMAP,
@@ -38,6 +37,7 @@ from hpcray.util.dispatcher import (
     chained,
     chunks_of,
     single_value,
+    total_cpus,
     values_or_raise,
 )
 from hpcray.util.executor import Executor
@@ -106,7 +106,7 @@ class ActorPoolExecutor(concurrent.futures.Executor):
         setup = _Setup(wdir, tuple(path), dict(globals or {}), initializer)
         plain = not (wdir or path or globals)
         self._workers = ActorWorkers(
-            max_workers or max(1, int(cluster_resources().get("CPU", 1))),
+            max_workers or max(1, int(total_cpus())),
             initializer if plain else setup,
             tuple(initargs),
             options=given,

@@ -97,6 +97,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.state.api": ("hpcray.util.state",),
     "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
+    "ray.util.state.util": (f"{_NAMES}.helpers:convert_string_to_type",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
     "ray.util.tracing": ("hpcray.util.tracing",),
     "ray.util.tracing.setup_local_tmp_tracing": ("hpcray.util.tracing.setup_local_tmp_tracing",),
@@ -108,6 +109,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.shuffle": ("hpcray.experimental.shuffle", "hpcray.compat.names.shuffle"),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
+    "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.experimental.state.exception": (
+        "hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",
+    ),
     "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
@@ -117,7 +122,18 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
     "ray._common.utils": (f"{_NAMES}.private:{_UTILS}",),
+    "ray._common.retry": (f"{_NAMES}.helpers:call_with_retry format_exception matches_error retry",),
     "ray._private": (),
+    "ray._private.auto_init_hook": (
+        f"{_NAMES}.helpers:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
+    ),
+    "ray._private.collections_utils": (f"{_NAMES}.helpers:split",),
+    "ray._private.dict": (f"{_NAMES}.helpers:deep_update flatten_dict merge_dicts unflatten_dict unflattened_lookup",),
+    "ray._private.inspect_util": (
+        f"{_NAMES}.helpers:is_class_method is_cython is_function_or_method is_static_method",
+    ),
+    "ray._private.label_utils": (f"{_NAMES}.label_utils",),
+    "ray._private.path_utils": (f"{_NAMES}.helpers:is_path",),
     "ray._private.accelerators": (_ACCELERATORS,),
     "ray._private.accelerators.accelerator": (_ACCELERATORS,),
     "ray._private.accelerators.nvidia_gpu": (_ACCELERATORS,),

@@ -21,6 +21,7 @@ from hpcray.api.decorator import remote
 from hpcray.api.objects import cancel, wait
 from hpcray.api.remote_function import RemoteFunction
 from hpcray.api.runtime_context import cluster_resources
+from hpcray.api.session import require_session
 from hpcray.common.exceptions import RayActorError
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.platform.sockets import node_ip_address
@@ -260,10 +261,16 @@ class TaskDispatcher(Dispatcher):
         return known[1].remote(*args, **kwargs)
 
 
+def total_cpus() -> float:
+    """Return the number of CPUs of the cluster; without a session, start one."""
+    require_session()
+    return cluster_resources().get("CPU", 1)
+
+
 def _default_width(options: dict[str, Any]) -> int:
     """Return the number of calls that keeps all CPUs busy, with some queued."""
     each = options.get("num_cpus")
-    cpus = cluster_resources().get("CPU", 1)
+    cpus = total_cpus()
     return max(_MIN_WIDTH, _CALLS_PER_CPU * math.ceil(cpus / (each or 1)))
 
 

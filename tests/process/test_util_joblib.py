@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from engine import NAME, PATIENCE, hpcray_only, ray
+from engine import NAME, PATIENCE, hpcray_only, ray, run_script
 
 joblib = pytest.importorskip("joblib")
 importlib.import_module(f"{NAME}.util.joblib").register_ray()
@@ -112,9 +112,34 @@ class TestParallel:
             found = joblib.Parallel(n_jobs=2)(joblib.delayed(os.getenv)("OF_JOBLIB") for _ in range(3))
         assert found == ["yes"] * 3
 
+    def test_options_of_a_parallel_replace_those_of_the_backend(self):
+        seen = joblib.Parallel(n_jobs=2, backend="ray", ray_remote_args={"num_cpus": 2})(
+            joblib.delayed(lambda: ray.get_runtime_context().get_assigned_resources())() for _ in range(2)
+        )
+        assert [held["CPU"] for held in seen] == [2, 2]
+
     def test_a_function_that_does_not_pickle_raises(self):
         with pytest.raises((TypeError, joblib.externals.loky.process_executor.PicklingError)):
             run((joblib.delayed(square)(threading.Lock()) for _ in range(3)), n_jobs=2)
+
+
+@hpcray_only
+def test_joblib_and_executors_start_a_session_where_there_is_none(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import engine_under_test as ray, joblib\n"
+        "from hpcray.futures import ActorPoolExecutor\n"
+        "from hpcray.util.joblib import register_ray\n"
+        "if __name__ == '__main__':\n"
+        "    register_ray()\n"
+        "    with joblib.parallel_backend('ray'):\n"
+        "        print(joblib.Parallel()(joblib.delayed(abs)(i) for i in (-1, 2)), ray.is_initialized())\n"
+        "    ray.shutdown()\n"
+        "    with ActorPoolExecutor() as executor:\n"
+        "        print(list(executor.map(abs, [-3])))\n"
+    )
+    done = run_script(script)
+    assert done.stdout.split("\n")[-3:] == ["[1, 2] True", "[3]", ""], done.stderr
 
 
 def test_a_grid_search_of_scikit_learn_runs_as_tasks():

@@ -13,10 +13,10 @@ from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, Para
 from joblib.parallel import BatchedCalls
 
 from hpcray.api.objects import put
-from hpcray.api.runtime_context import cluster_resources
 from hpcray.common.task_errors import RayTaskError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.util.dispatcher import total_cpus
 from hpcray.util.executor import Executor
 
 _SHARE_FROM = 1 << 20
@@ -58,13 +58,18 @@ class RayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
             return 1
         if n_jobs > 0:
             return n_jobs
-        return max(1, int(cluster_resources().get("CPU", 1)) + 1 + n_jobs)
+        return max(1, int(total_cpus()) + 1 + n_jobs)
 
-    def configure(self, n_jobs: int = 1, parallel: Any = None, **_: Any) -> int:
+    def configure(
+        self, n_jobs: int = 1, parallel: Any = None, ray_remote_args: dict[str, Any] | None = None, **_: Any
+    ) -> int:
+        """Prepare for a `Parallel`, whose `ray_remote_args` take the place of the backend's."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         self.parallel = parallel
+        if ray_remote_args is not None:
+            self._options = dict(ray_remote_args)
         self._executor = Executor(n_jobs, **self._options)
         return n_jobs
 

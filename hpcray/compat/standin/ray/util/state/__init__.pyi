@@ -4,3 +4,4 @@ from hpcray.util.state import *
 from ray.util.state import api as api
 from ray.util.state import common as common
 from ray.util.state import exception as exception
+from ray.util.state import util as util
