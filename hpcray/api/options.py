@@ -379,10 +379,6 @@ class _OptionsBase:
                 f"label_selector together with a {type(strategy).__name__} is not supported; hint: leave one of them "
                 "out; bundles take conditions by placement_group(bundle_label_selector=...)"
             )
-        if isinstance(strategy, NodeAffinitySchedulingStrategy) and (
-            strategy._spill_on_unavailable or strategy._fail_on_unavailable
-        ):
-            return "_spill_on_unavailable and _fail_on_unavailable are not supported yet; hint: leave them out"
         for keyword in ("enable_tensor_transport", _ALL_STREAMS):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
@@ -518,7 +514,10 @@ def strategy_text(
     if selector:
         return to_strategy(alternatives, spread=strategy == "SPREAD")
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
-        return f"node_id:{strategy.node_id}" + (":soft" if strategy.soft else "")
+        if strategy._spill_on_unavailable:
+            return to_strategy([((labels.NODE_ID, labels.IN, (strategy.node_id,)),), ()])
+        manner = labels.SOFT if strategy.soft else labels.FAIL if strategy._fail_on_unavailable else ""
+        return f"node_id:{strategy.node_id}" + f":{manner}" * bool(manner)
     return "SPREAD" if strategy == "SPREAD" else ""
 
 

@@ -10,8 +10,8 @@ import msgspec
 from hpcray.api.options import exact_units
 from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hpcray.api.session import require_session
+from hpcray.common.labels import ACCELERATOR, IN, NODE_ID, SOFT, conditions, selector_problem, to_strategy
 from hpcray.common.labels import PREFIX as LABELS
-from hpcray.common.labels import conditions, selector_problem, to_strategy
 from hpcray.common.resources import ANY, CAPTURING, GROUP, fits, names_in, to_amounts
 from hpcray.core.gcs.placement_group_scheduler import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
 from hpcray.protocol import messages as m
@@ -20,6 +20,9 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 STRATEGIES = (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD)
+_GPU_DOMAIN = "ray.io/gpu-domain"
+_WITH_DOMAINS = {"GB200", "GB300"}
+"""Accelerators whose groups are on nodes of one GPU domain: their fast links end there."""
 _EXAMPLE = 'For example: `[{"CPU": 1.0}, {"GPU": 1.0}]`.'
 
 
@@ -120,48 +123,52 @@ class PlacementGroup:
 
 def placement_group(
     bundles: list[dict[str, float]],
-    strategy: str = "PACK",
+    strategy: str | None = None,
     name: str = "",
     lifetime: str | None = None,
     _soft_target_node_id: str | None = None,
     bundle_label_selector: list[dict[str, str]] | None = None,
-    topology_strategy: Any = None,
+    topology_strategy: dict[str, str] | None = None,
 ) -> PlacementGroup:
     """Reserve bundles of resources, all of them or none. Returns at once; wait with `ready()` or `wait()`.
 
     Args:
         bundles: resources of each bundle, as `{"CPU": 2, "GPU": 0.5}`. A bundle is on one node.
-        strategy: "PACK": on as few nodes as possible; "SPREAD": on as many as possible; "STRICT_PACK": on one node;
-            "STRICT_SPREAD": each on a node of its own.
+        strategy: "PACK", the default: on as few nodes as possible; "SPREAD": on as many as possible; "STRICT_PACK": on
+            one node; "STRICT_SPREAD": each on a node of its own.
         name: name for `get_placement_group`, in the namespace of the job.
         lifetime: None: the group ends with the driver or actor that created it, or with the job where a task created
             it; "detached": with the job.
+        _soft_target_node_id: id of the node that is taken where it has room, for "STRICT_PACK".
         bundle_label_selector: for each bundle conditions on the labels of its node, as in `label_selector`.
+        topology_strategy: instead of `strategy`, by label: {"ray.io/node-id": a strategy, another label:
+            "STRICT_PACK"}. All nodes of the group then have the same value of the other label.
 
     Returns:
         The handle of the group.
 
     Raises:
         ValueError, TypeError: an argument is not valid, or the name is taken. Nothing is reserved.
-        NotImplementedError: `_soft_target_node_id` or `topology_strategy` is given.
     """
+    strategy, same = _checked_strategy(strategy, topology_strategy)
+    if _soft_target_node_id and strategy != STRICT_PACK:
+        raise ValueError(f"_soft_target_node_id currently only works with STRICT_PACK but got {strategy}")
     units = _checked(bundles)
     selectors = _selectors(bundle_label_selector, len(units))
-    if strategy not in STRATEGIES:
-        raise ValueError(f"Invalid placement group strategy {strategy}. Supported strategies are: {set(STRATEGIES)}.")
+    if any(map(_needs_domain, bundle_label_selector or ())):
+        same = same or _GPU_DOMAIN
     if lifetime not in (None, "detached"):
         raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
     if name is not None and not isinstance(name, str):
         raise TypeError(f"Placement group `name` argument must be a string, got {type(name)}.")
-    others = {"_soft_target_node_id": _soft_target_node_id, "topology_strategy": topology_strategy}
-    for keyword, value in others.items():
-        if value:
-            raise NotImplementedError(f"placement_group({keyword}=...) is not supported; hint: leave it out")
     process = require_session()
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
     namespace = process.job.namespace if process.job else ""
-    spec = m.GroupSpec(bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors)
+    spec = m.GroupSpec(
+        bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors,
+        _soft_target_node_id or "", same,
+    )  # fmt: skip
     process.placement_groups.create(spec)
     return PlacementGroup(ident, [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles])
 
@@ -220,7 +227,7 @@ def _table_row(row: dict[str, Any]) -> dict[str, Any]:
         "bundles_to_node_id": dict(enumerate(row["node_ids"])),
         "strategy": row["strategy"],
         "state": row["state"],
-        "stats": {"scheduling_attempt": row["attempts"]},
+        "stats": {"scheduling_attempt": row["attempts"], "scheduling_state": row["scheduling_state"]},
     }
 
 
@@ -234,17 +241,66 @@ def _selectors(given: Any, bundles: int) -> list[str]:
     if not given:
         return []
     if not isinstance(given, list):
-        raise ValueError(f"Placement group bundle label selectors must be a list, got {type(given)}.")
+        raise ValueError(f"Placement group bundle_label_selector must be a list, got {type(given)}.")
     if len(given) != bundles:
         raise ValueError(
             f"Invalid bundle label selector {given}. The length of `bundle_label_selector` should equal the length of "
-            f"`bundles`, which is {bundles}."
+            "`bundles`."
         )
+    accelerator = next((one[ACCELERATOR] for one in given if _needs_domain(one)), None)
     for selector in given:
+        if not isinstance(selector, dict) or not all(isinstance(text, str) for row in selector.items() for text in row):
+            raise ValueError(
+                "Bundle label selector must be a list of string dictionary label selectors. For example: "
+                '`[{"ray.io/market-type": "spot"}, {"ray.io/accelerator-type": "A100"}]`.'
+            )
         problem = selector_problem(selector)
         if problem:
-            raise ValueError(f"Bundle label selector {selector}: {problem}")
+            raise ValueError(
+                f"Invalid label selector provided in bundle_label_selector list. Detailed error: '{problem}'"
+            )
+        if accelerator and selector.get(ACCELERATOR) != accelerator:
+            raise ValueError(
+                f"Invalid bundle label selector {selector}. GPU-domain scheduling requires all bundles to have "
+                f"'{ACCELERATOR}: {accelerator}' in their label selector."
+            )
     return [to_strategy([conditions(selector)]) if selector else "" for selector in given]
+
+
+def _needs_domain(selector: Any) -> bool:
+    return isinstance(selector, dict) and selector.get(ACCELERATOR) in _WITH_DOMAINS
+
+
+def _checked_strategy(strategy: str | None, topology: Any) -> tuple[str, str]:
+    """Return the strategy for nodes, and the label of which all nodes have the same value ("" for none)."""
+    supported = f"Supported strategies are: {set(STRATEGIES)}."
+    if topology is None:
+        if strategy is not None and strategy not in STRATEGIES:
+            raise ValueError(f"Invalid placement group strategy {strategy}. {supported}")
+        return strategy or PACK, ""
+    if strategy is not None:
+        raise ValueError(
+            "`strategy` and `topology_strategy` cannot both be specified. Pass node-level packing via "
+            f"`topology_strategy['{NODE_ID}']`."
+        )
+    if not isinstance(topology, dict):
+        raise ValueError(f"`topology_strategy` must be a dict, got {type(topology).__name__}.")
+    for label, value in topology.items():
+        if not isinstance(label, str) or not label:
+            raise ValueError(f"`topology_strategy` keys must be non-empty strings, got {label!r}.")
+        if value not in STRATEGIES:
+            raise ValueError(f"Invalid topology strategy {value!r} for label {label!r}. {supported}")
+        if label != NODE_ID and value != STRICT_PACK:
+            raise ValueError(
+                f"Topology strategy {value!r} for label {label!r} is not supported yet; only 'STRICT_PACK' is "
+                f"supported for topology labels other than `{NODE_ID}` for now."
+            )
+    others = [label for label in topology if label != NODE_ID]
+    if len(others) > 1:
+        raise ValueError(
+            f"`topology_strategy` currently supports at most one topology label other than `{NODE_ID}`. Got {others}."
+        )
+    return topology.get(NODE_ID, PACK), others[0] if others else ""
 
 
 def _checked(bundles: Any) -> list[dict[str, int]]:
@@ -378,8 +434,7 @@ def _check_fits(group: PlacementGroup, hold: Shape, place: Shape, what: str) -> 
 def resolve_node_affinity(process: CoreWorker, shape: Shape) -> Shape:
     """Replace the node id of a node affinity by the node's index, and add the environment variables of the parent.
 
-    Raises:
-        ValueError: the cluster has no such node and the affinity is hard.
+    Where the cluster has no such node, the head finds that out of a hard affinity.
     """
     strategy = shape.strategy
     worker = current.worker
@@ -388,11 +443,10 @@ def resolve_node_affinity(process: CoreWorker, shape: Shape) -> Shape:
         shape = msgspec.structs.replace(shape, env=tuple(sorted(env.items())))
     if not strategy.startswith(_NODE_ID_PREFIX):
         return shape
-    node_id, _, soft = strategy[len(_NODE_ID_PREFIX) :].partition(":")
+    node_id, _, manner = strategy[len(_NODE_ID_PREFIX) :].partition(":")
     index = process.gcs.node_index(node_id)
-    if index is None:
-        if soft:
-            return msgspec.structs.replace(shape, strategy="")
-        known = ", ".join(process.gcs.node_ids())
-        raise ValueError(f"no node has the id {node_id!r}; the cluster's nodes are {known}")
-    return msgspec.structs.replace(shape, strategy=f"node:{index}" + (":soft" if soft else ""))
+    if index is not None:
+        strategy = f"node:{index}" + f":{manner}" * bool(manner)
+    else:
+        strategy = "" if manner == SOFT else to_strategy([((NODE_ID, IN, (node_id,)),)])
+    return msgspec.structs.replace(shape, strategy=strategy)

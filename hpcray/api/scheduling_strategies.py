@@ -9,6 +9,7 @@ from typing import Any
 from hpcray.common.labels import DOES_NOT_EXIST, EXISTS, IN, NOT_IN, Condition, Conditions
 
 _NODE_ID_BYTES = 28
+_NIL = b"\xff" * _NODE_ID_BYTES
 
 
 @dataclass
@@ -44,18 +45,24 @@ class NodeAffinitySchedulingStrategy:
     ) -> None:
         text = node_id if isinstance(node_id, str) else node_id.hex()
         try:
-            valid = len(bytes.fromhex(text)) == _NODE_ID_BYTES
+            ident = bytes.fromhex(text)
         except ValueError:
-            valid = False
-        if not valid:
+            ident = b""
+        if len(ident) != _NODE_ID_BYTES or ident == _NIL:
             raise ValueError(
-                f"Invalid node_id {text!r}. Node ID must be a valid hex string, of {2 * _NODE_ID_BYTES} digits; "
-                "hint: take it from ray.nodes()"
+                f"Invalid node_id '{text}'. Node ID must be a valid hex string. To get a list of all nodes and their "
+                "IDs in your cluster, use ray.nodes()."
             )
         if _spill_on_unavailable and not soft:
-            raise ValueError("_spill_on_unavailable needs soft=True")
+            raise ValueError(
+                "_spill_on_unavailable cannot be set when soft is False. Please set soft to True to use "
+                "_spill_on_unavailable."
+            )
         if _fail_on_unavailable and soft:
-            raise ValueError("_fail_on_unavailable needs soft=False")
+            raise ValueError(
+                "_fail_on_unavailable cannot be set when soft is True. Please set soft to False to use "
+                "_fail_on_unavailable."
+            )
         self.node_id = text
         self.soft = soft
         self._spill_on_unavailable = _spill_on_unavailable
@@ -69,10 +76,16 @@ class _ValuesOperator:
     def __init__(self, *values: str) -> None:
         name = type(self).__name__
         if not values:
-            raise ValueError(f'{name} needs at least one value, for example {name}("value1", "value2")')
+            raise ValueError(
+                f"The variadic parameter of the {name} operator must be a non-empty tuple: "
+                f'e.g. {name}("value1", "value2").'
+            )
         for index, value in enumerate(values):
             if not isinstance(value, str):
-                raise ValueError(f"{name}: value {index} must be a str, but is {value!r} of type {type(value)}")
+                raise ValueError(
+                    f"Type of value in position {index} for the {name} operator must be str "
+                    f'(e.g. {name}("value1", "value2")) but got {value} of type {type(value)}.'
+                )
         self.values = list(values)
 
 
@@ -119,21 +132,26 @@ class NodeLabelSchedulingStrategy:
         self.hard = _expressions(hard, "hard")
         self.soft = _expressions(soft, "soft")
         if not (self.hard or self.soft):
-            raise ValueError("NodeLabelSchedulingStrategy: hard and soft are both empty")
+            raise ValueError("The `hard` and `soft` parameter of NodeLabelSchedulingStrategy cannot both be empty.")
 
 
 def _expressions(given: LabelMatchExpressionsT | None, what: str) -> list[LabelMatchExpression]:
     if given is None:
         return []
     if not isinstance(given, Mapping):
-        raise ValueError(f'{what} must be a map such as {{"key1": In("value1")}}, but is of type {type(given)}')
+        raise ValueError(
+            f'The {what} parameter must be a map (e.g. {{"key1": In("value1")}}) but got type {type(given)}.'
+        )
     for key, operator in given.items():
         if not isinstance(key, str):
-            raise ValueError(f"{what}: label {key!r} must be a str, but is of type {type(key)}")
+            raise ValueError(
+                f'The map key of the {what} parameter must be of type str (e.g. {{"key1": In("value1")}}) '
+                f"but got {key} of type {type(key)}."
+            )
         if not isinstance(operator, (In, NotIn, Exists, DoesNotExist)):
             raise ValueError(
-                f"{what}: the value of label {key!r} must be In, NotIn, Exists or DoesNotExist, "
-                f"but is {operator!r} of type {type(operator)}"
+                f"The map value for key {key} of the {what} parameter must be one of the `In`, `NotIn`, `Exists` or "
+                f'`DoesNotExist` operator (e.g. {{"key1": In("value1")}}) but got {operator} of type {type(operator)}.'
             )
     return [LabelMatchExpression(key, operator) for key, operator in given.items()]
 

@@ -210,6 +210,10 @@ def _show(condition: Condition) -> str:
     return f"{key} {'not ' if operator == NOT_IN else ''}in ({', '.join(values)})"
 
 
+SOFT, FAIL = "soft", "fail"
+"""Manners of a node affinity: other nodes will do where this one is gone; the request fails where this one is busy."""
+UNSCHEDULABLE = "unschedulable: "
+"""Prefix of the death reason of an actor that no node may ever host."""
 NEAR = "near:"
 """Prefix of the strategy of a task whose arguments are on one node."""
 ACTOR_SCHEDULING_CLASS = -1
@@ -217,7 +221,7 @@ ACTOR_SCHEDULING_CLASS = -1
 
 
 def node_affinity(strategy: str) -> tuple[int, bool] | None:
-    """Node index and softness of a "node:<index>[:soft]" strategy, None for the other known ones.
+    """Node index and softness of a "node:<index>[:soft|:fail]" strategy, None for the other known ones.
 
     Raises:
         ValueError: the strategy is none of the known ones.
@@ -225,10 +229,26 @@ def node_affinity(strategy: str) -> tuple[int, bool] | None:
     if strategy in ("", "SPREAD", GROUP, CAPTURING) or strategy.startswith((PREFIX, NEAR)):
         return None
     word, _, rest = strategy.partition(":")
-    index, _, soft = rest.partition(":")
-    if word != "node" or not index.isdigit() or soft not in ("", "soft"):
-        raise ValueError(f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>[:soft]', 'group[:capture]'")
-    return int(index), bool(soft)
+    index, _, manner = rest.partition(":")
+    if word != "node" or not index.isdigit() or manner not in ("", SOFT, FAIL):
+        raise ValueError(
+            f"strategy {strategy!r} is none of '', 'SPREAD', 'node:<index>[:soft|:fail]', 'group[:capture]'"
+        )
+    return int(index), manner == SOFT
+
+
+def fails_when_busy(strategy: str) -> bool:
+    """True if a request fails where it would wait for its node."""
+    return strategy.startswith("node:") and strategy.endswith(":" + FAIL)
+
+
+def names_nodes(strategy: str) -> bool:
+    """True if only nodes that the strategy names by their ids will do: what none of them can serve, none ever can."""
+    if strategy.startswith(PREFIX):
+        _, alternatives = from_strategy(strategy)
+        return all(any(key == NODE_ID and operator == IN for key, operator, _ in one) for one in alternatives)
+    affinity = node_affinity(strategy)
+    return affinity is not None and not affinity[1]
 
 
 def near_node(strategy: str) -> int | None:

@@ -367,11 +367,19 @@ class TestWrongUse:
         with pytest.raises(ValueError, match="lifetime"):
             placement_group([{"CPU": 1}], lifetime="long")
 
+    def test_arguments_about_nodes_are_checked(self):
+        with pytest.raises(ValueError, match="only works with STRICT_PACK but got PACK"):
+            placement_group([{"CPU": 1}], _soft_target_node_id="ab" * 28)
+        for topology in ({"rack": "PACK"}, {"a": "STRICT_PACK", "b": "STRICT_PACK"}, "rack", {"": "STRICT_PACK"}):
+            with pytest.raises(ValueError, match="[Tt]opology"):
+                placement_group([{"CPU": 1}], topology_strategy=topology)
+        with pytest.raises(ValueError, match="cannot both be specified"):
+            placement_group([{"CPU": 1}], strategy="PACK", topology_strategy={"rack": "STRICT_PACK"})
+        with pytest.raises(ValueError, match="requires all bundles"):
+            placement_group([{"CPU": 1}] * 2, bundle_label_selector=[{"ray.io/accelerator-type": "GB200"}, {}])
+
     @hpcray_only
-    def test_unsupported_arguments_of_placement_group_are_refused(self):
-        for keyword in ("_soft_target_node_id", "topology_strategy"):
-            with pytest.raises(NotImplementedError, match=keyword):
-                placement_group([{"CPU": 1}], **{keyword: "x"})
+    def test_bundles_of_parts_of_several_gpus_are_refused(self):
         with pytest.raises(ValueError, match="must be whole numbers"):
             placement_group([{"GPU": 1.5}])
 
@@ -385,5 +393,5 @@ class TestWrongUse:
         with pytest.raises(ValueError, match="If placement group is not set, the value of bundle index must be -1"):
             look.options(scheduling_strategy=In(None, 0)).remote()
         only_gpu = group({"GPU": 1})
-        with pytest.raises(ValueError, match="requires 1.0 CPU for creation"):
+        with pytest.raises(ValueError, match="requires 1 CPU for creation"):
             Actor.options(scheduling_strategy=In(only_gpu)).remote()

@@ -239,3 +239,27 @@ def test_zero_cpus_run_beside_everything(marks, gate):
         assert ray.get(interval.options(num_cpus=0).remote(0), timeout=PATIENCE)
     gate.open.remote()
     ray.get(refs)
+
+
+class TestWaiting:
+    def test_a_task_that_waits_lends_its_cpus_and_an_actor_does_not(self, gate, tmp_path):
+        @ray.remote(num_cpus=4)
+        class Whole:
+            def wait_for(self, gate):
+                while not ray.get(gate.is_open.remote()):
+                    time.sleep(0.02)
+
+        @ray.remote(num_cpus=4)
+        def whole(inner):
+            return ray.get(inner.options(num_cpus=4).remote(0.0))
+
+        assert ray.get(whole.remote(interval), timeout=PATIENCE)
+        actor = Whole.remote()
+        ray.get(actor.__ray_ready__.remote(), timeout=PATIENCE)
+        waits = actor.wait_for.remote(gate)
+        later = interval.remote(0.0)
+        assert ray.wait([later], timeout=1.0) == ([], [later])
+        ray.get(gate.open.remote())
+        ray.get(waits, timeout=PATIENCE)
+        ray.kill(actor)
+        assert ray.get(later, timeout=PATIENCE)

@@ -188,3 +188,60 @@ def test_an_actor_of_a_lost_bundle_restarts_in_it_when_it_has_a_place_again() ->
     assert sent(out, m.StartActor) == []
     out = answer(head, 2, 2, True, 1.1)
     assert [dest for dest, _ in sent(out, m.StartActor)] == [raylet_of(2)]
+
+
+def racks(*names: str) -> Gcs:
+    head = Gcs(Config())
+    infos = [
+        m.NodeInfo(n, f"id{n}", "h", f"10.0.0.{n}", 1, to_units({"CPU": 1}), b"", "mpi", 0, {"rack": rack})
+        for n, rack in enumerate(names)
+    ]
+    head.cluster_up(0.0, "s", infos)
+    return head
+
+
+def asked_nodes(effects: list[Effect]) -> list[int]:
+    return [node for node in range(9) for dest, _ in sent(effects, m.PrepareBundles) if dest == raylet_of(node)]
+
+
+def state_of(head: Gcs) -> str:
+    group = head.groups.find(GROUP)
+    assert group is not None
+    return head.groups.scheduling_state(group)
+
+
+def test_a_group_of_one_label_value_is_on_nodes_of_one_value_and_moves_within_them() -> None:
+    head = racks("a", "b", "b", "b")
+    spec = m.GroupSpec(GROUP, [to_units({"CPU": 1})] * 2, "PACK", owner=DRIVER, same="rack")
+    assert asked_nodes(head.handle(0.0, DRIVER, m.CreateGroup(0, spec))) == [1, 2]
+    answer(head, 1, 1, True)
+    assert states(answer(head, 2, 1, True)) == ["CREATED"] and state_of(head) == "FINISHED"
+    assert asked_nodes(head.node_died(1.0, 2, "cut")) == [3]
+    head.node_died(1.0, 3, "cut")
+    head.tick(20.0)
+    assert state_of(head) == "NO_RESOURCES", "node 0 has room, in another rack"
+    assert asked_nodes(head.node_died(21.0, 1, "cut")) == []
+
+
+def test_the_preferred_node_holds_a_group_where_it_has_room() -> None:
+    head = head_of(2, 2, 1)
+    for number, (preferred, node) in enumerate((("id1", 1), ("id2", 0), ("unknown", 0))):
+        ident = DRIVER + number.to_bytes(5, "big")
+        bundles = [to_units({"CPU": 1})] * 2
+        spec = m.GroupSpec(ident, bundles, "STRICT_PACK", owner=DRIVER, preferred=preferred)
+        assert asked_nodes(head.handle(0.0, DRIVER, m.CreateGroup(0, spec))) == [node]
+        head.handle(0.1, DRIVER, m.RemoveGroup(ident))
+        head.handle(0.2, raylet_of(node), m.NodeView(node, number + 1, to_units({"CPU": 2})))
+
+
+def test_the_scheduling_state_of_a_group_is_that_of_its_last_attempt() -> None:
+    head = head_of(1, 1)
+    create(head, 1, 1)
+    assert state_of(head) == "SCHEDULING_STARTED"
+    head.handle(0.1, DRIVER, m.RemoveGroup(GROUP))
+    assert state_of(head) == "REMOVED"
+    for number, cpus, state in ((8, (1, 1, 1), "NO_RESOURCES"), (9, (2,), "INFEASIBLE")):
+        ident = DRIVER + number.to_bytes(5, "big")
+        create(head, *cpus, group=ident)
+        group = head.groups.find(ident)
+        assert group is not None and head.groups.scheduling_state(group) == state

@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import node_of, owner_of, raylet_of, run_of, show_proc
-from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, node_affinity
+from hpcray.common.labels import (
+    ACTOR_SCHEDULING_CLASS,
+    UNSCHEDULABLE,
+    fails_when_busy,
+    names_nodes,
+    node_affinity,
+)
 from hpcray.common.resources import REPORT_AFTER, Resources, bundle_of, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
@@ -570,6 +576,9 @@ class ActorManager:
                 return True
         feasible = self._resources.feasible(spec.place)
         affinity = node_affinity(spec.place.strategy)
+        if self._resources.nodes and self._is_unschedulable(spec, feasible):
+            self._dies(actor, UNSCHEDULABLE + self._resources.why_infeasible(spec.place, actor.title()), out)
+            return False
         if not feasible:
             self._add_waiting(actor)
             if self._resources.nodes and bundle_of(spec.place.resources) is None:
@@ -584,6 +593,12 @@ class ActorManager:
             return False
         self._start(actor, node, spec, out)
         return True
+
+    def _is_unschedulable(self, spec: m.ActorSpec, feasible: list[int]) -> bool:
+        strategy = spec.place.strategy
+        if not feasible:
+            return names_nodes(strategy)
+        return fails_when_busy(strategy) and not self._resources.nodes[feasible[0]].fits(spec.hold)
 
     def _queue_at_busy_node(self, now: float, actor: Actor, out: list[Effect]) -> None:
         """Queue at a busy node: the same one for BUSY_NODE_KEPT, as it reserves room for longer with each try."""

@@ -11,7 +11,9 @@ from hpcray.common.labels import (
     ACCELERATOR,
     NODE_ID,
     PREFIX,
+    fails_when_busy,
     from_strategy,
+    names_nodes,
     near_node,
     node_affinity,
     show_strategy,
@@ -520,11 +522,13 @@ class ClusterResources:
         elif affinity is not None:
             index = affinity[0]
             died = f" (it died: {self.dead[index]})" if index in self.dead else ""
-            text += f" on node {index}{died}, which cannot serve it"
+            busy = fails_when_busy(shape.strategy) and self.feasible(shape)
+            text += f" on node {index}{died}, which {'has no room for' if busy else 'cannot serve'} it"
         else:
             text += ", which no node can serve"
         hint = "ask for less, or start nodes that have it"
-        return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: {hint}; it waits"
+        end = "soft=True lets another node serve it" if names_nodes(shape.strategy) else f"{hint}; it waits"
+        return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: {end}"
 
     def why_waiting(self, shape: Shape, requester: str) -> str:
         """The report for a request that waits for others to end."""

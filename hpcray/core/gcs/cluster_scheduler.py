@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcray.common.ids import node_of, raylet_of
-from hpcray.common.labels import PREFIX, near_node, node_affinity, show_strategy
+from hpcray.common.labels import PREFIX, fails_when_busy, names_nodes, near_node, node_affinity, show_strategy
 from hpcray.common.resources import REPORT_AFTER, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.cluster_resources import ClusterResources
@@ -375,6 +375,9 @@ class ClusterScheduler:
             self._report_infeasible(shape, out)
             return 0
         affinity = node_affinity(shape.strategy)
+        if fails_when_busy(shape.strategy) and not self._resources.nodes[feasible[0]].fits(shape):
+            self._fail(demand, out)
+            return 0
         if affinity is not None and feasible == [affinity[0]]:
             return self._bind(now, demand, affinity[0], count, out)
         if demand.near is not None and self._fits_near(demand):
@@ -485,11 +488,22 @@ class ClusterScheduler:
                 state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
                 out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
             return
+        fails = names_nodes(shape.strategy)
         for demand in self._open.get(shape, {}).values():
-            if not demand.reported and self._resources.nodes:
+            if fails and self._resources.nodes:
+                self._fail(demand, out)
+            elif not demand.reported and self._resources.nodes:
                 demand.reported = True
                 reason = self._resources.why_infeasible(shape, "a task")
                 out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason)))
+
+    def _fail(self, demand: UnmetDemand, out: list[Effect]) -> None:
+        """Report that no node which the tasks of a demand name can run them.
+
+        The report is repeated until the demand is withdrawn: more tasks of the class may have been submitted meanwhile.
+        """
+        reason = self._resources.why_infeasible(demand.shape, "a task")
+        out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, fails=True)))
 
     def _index(self, demand: UnmetDemand) -> None:
         key = demand.key

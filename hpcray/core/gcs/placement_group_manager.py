@@ -364,6 +364,14 @@ class PlacementGroupManager:
 
     # ------------------------------------------------------------ placement
 
+    def scheduling_state(self, group: GcsPlacementGroup) -> str:
+        """Ray's word for what the last attempt to place the group came to."""
+        if group.state in (CREATED, REMOVED):
+            return "FINISHED" if group.state == CREATED else REMOVED
+        if group.planned and not group.queued:
+            return "SCHEDULING_STARTED"
+        return "INFEASIBLE" if self._scheduler.lacks_a_kind(group) else "NO_RESOURCES"
+
     def _reschedule(self, now: float, group: GcsPlacementGroup, node: int, reason: str, out: list[Effect]) -> None:
         """A node has the group's bundles no more: they wait for another node."""
         group.nodes = [-1 if at == node else at for at in group.nodes]

@@ -202,6 +202,11 @@ class PlacementGroupScheduler:
         if self._failures and _kind(group, bundles, used) in self._failures:
             return None
         nodes = self._resources.nodes
+        if group.spec.preferred:
+            first = {n: state.available for n, state in nodes.items() if state.info.node_id == group.spec.preferred}
+            found = self._plan(group.spec, bundles, first, used)
+            if found is not None and not group.avoid & first.keys():
+                return found
         if len(nodes) > SMALL_CLUSTER:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
@@ -224,12 +229,32 @@ class PlacementGroupScheduler:
         empty = {node: state.info.total for node, state in self._resources.nodes.items()}
         return self._plan(group.spec, dict(enumerate(group.spec.bundles)), empty, {}) is not None
 
+    def lacks_a_kind(self, group: _PlaceableGroup) -> bool:
+        """Return True if some bundle, alone, fits on no node even if nothing else is there."""
+        empty = {node: state.info.total for node, state in self._resources.nodes.items()}
+        return any(
+            self._plan(group.spec, {index: amounts}, empty, {}) is None
+            for index, amounts in enumerate(group.spec.bundles)
+        )
+
     def _plan(
         self, spec: GroupSpec, bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
-        return plan_bundles(bundles, spec.strategy, free, used)
+        if not spec.same:
+            return plan_bundles(bundles, spec.strategy, free, used)
+        plans = (
+            plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
+            for domain in self._domains(spec.same, free, used)
+        )
+        return next((plan for plan in plans if plan is not None), None)
+
+    def _domains(self, label: str, nodes: Iterable[int], used: Iterable[int]) -> Iterable[list[int]]:
+        """The nodes by their value of a label; only those of one value where the group is on some already."""
+        labels = {node: self._resources.nodes[node].labels.get(label, "") for node in {*nodes, *used}}
+        values = {labels[node] for node in used} or set(labels.values())
+        return [[node for node in nodes if labels[node] == value] for value in sorted(values)]
 
     def _with_labels(
         self, selectors: Sequence[str], bundles: Bundles, free: Mapping[int, Resources]
@@ -273,4 +298,4 @@ def _kind(group: _PlaceableGroup, bundles: Bundles, used: Mapping[int, int]) -> 
     """Groups of one kind get the same plan, or none."""
     requests = tuple(tuple(sorted(amounts.items())) for amounts in bundles.values())
     selectors = tuple(group.spec.selectors[index] for index in bundles) if group.spec.selectors else ()
-    return group.spec.strategy, requests, selectors, tuple(sorted(used.items()))
+    return group.spec.strategy, group.spec.same, requests, selectors, tuple(sorted(used.items()))

@@ -314,6 +314,7 @@ class QueryService:
                 "nodes": group.nodes,
                 "attempts": group.attempt,
                 "detached": not group.spec.owner,
+                "scheduling_state": self._groups.scheduling_state(group),
             }
             for group in groups
         ]

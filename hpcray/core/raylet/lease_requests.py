@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpcray.common.ids import HEAD, node_of
-from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, NEAR, bound_to, near_node
+from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, NEAR, bound_to, fails_when_busy, near_node
 from hpcray.common.resources import CAPTURING, GROUP, Resources, bundle_of, in_bundle, plain, to_amounts
 from hpcray.protocol.messages import ActorSpec, GrantLeases, PrepareBundles, Shape, UnmetLeaseRequest
 
@@ -260,6 +260,8 @@ class LeaseRequestTable:
             return self._only_node
         if shape.strategy.startswith(NEAR):
             return self._only_node or near_node(shape.strategy) == self._node
+        if fails_when_busy(shape.strategy):
+            return False
         return shape.strategy in ("", GROUP, CAPTURING) or bound_to(shape.strategy, self._node)
 
 

@@ -126,9 +126,9 @@ class LeaseTable:
             self.grant(successor, out)
 
     def release_cpu(self, proc: bytes) -> bool:
-        """A worker blocks; returns whether its CPU has become free."""
+        """A worker blocks; returns whether its CPU has become free. An actor keeps what it holds, as in Ray."""
         worker = self._pool.workers.get(proc)
-        if worker is None or worker.allocation is None:
+        if worker is None or worker.allocation is None or worker.allocation.actor_spec is not None:
             return False
         return self._resources.release_cpu(worker.allocation)
 

@@ -154,7 +154,7 @@ class ActorLeaving(Struct, array_like=True, tag=53):
 class GroupSpec(Struct, array_like=True):
     """A placement group as its creator defines it. bundles: units. owner: the process whose end removes it, b"" for
     the job. selectors: for each bundle a strategy with conditions on labels, "" for none; empty for no conditions
-    at all."""
+    at all. preferred: id of the node that should hold it. same: a label of which all its nodes have the same value."""
 
     group: bytes
     bundles: list[Resources]
@@ -163,6 +163,8 @@ class GroupSpec(Struct, array_like=True):
     namespace: str = ""
     owner: bytes = b""
     selectors: list[str] = []
+    preferred: str = ""
+    same: str = ""
 
 
 class CreateGroup(Struct, array_like=True, tag=130):

@@ -10,9 +10,9 @@ Resources = dict[str, int]
 class Shape(Struct, array_like=True, frozen=True):
     """What a lease or an actor asks of a node. Equal shapes share leases.
 
-    resources: units; strategy: "" (hybrid), "SPREAD", "node:<index>[:soft]", "labels:<conditions>" (`common.labels`),
-    "near:<index>" for tasks whose arguments are on that node, or "group[:capture]" for a request in a placement group;
-    env: environment variables that the worker must have (a worker serves one env for life).
+    resources: units; strategy: "" (hybrid), "SPREAD", "node:<index>[:soft|:fail]", "labels:<conditions>"
+    (`common.labels`), "near:<index>" for tasks whose arguments are on that node, or "group[:capture]" for a request in
+    a placement group; env: environment variables that the worker must have (a worker serves one env for life).
     """
 
     resources: tuple[tuple[str, int], ...]
@@ -65,12 +65,14 @@ class Unblocked(Struct, array_like=True, tag=15):
 class Infeasible(Struct, array_like=True, tag=16):
     """r→p: no node of the cluster can ever run this shape; the reason names what every node has.
 
-    waits: the shape could be run, but its request has waited for long; repeated from time to time.
+    waits: the shape could be run, but its request has waited for long; repeated from time to time. fails: the tasks of
+    this class end in an error, as the nodes that they name cannot run them.
     """
 
     scheduling_class: int
     reason: str
     waits: bool = False
+    fails: bool = False
 
 
 class LeaseRevoked(Struct, array_like=True, tag=17):

@@ -8,6 +8,7 @@ from functools import partial
 
 from hpcray.common.exceptions import (
     ActorDiedError,
+    ActorUnschedulableError,
     LocalRayletDiedError,
     ObjectLostError,
     ObjectReconstructionFailedError,
@@ -21,6 +22,7 @@ from hpcray.common.exceptions import (
     WorkerCrashedError,
 )
 from hpcray.common.ids import TASK_BYTES, TaskID, node_of, return_index, show_proc
+from hpcray.common.labels import UNSCHEDULABLE
 from hpcray.common.task_errors import RayTaskError, UserCodeException
 from hpcray.core.core_worker import lineage
 from hpcray.core.core_worker.lease_manager import LeaseManager
@@ -277,6 +279,8 @@ def cancelled_blob(task: PendingTask) -> bytes:
 
 def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:
     """The error of a call to an actor that is dead for this reason."""
+    if reason.startswith(UNSCHEDULABLE):
+        return ActorUnschedulableError(reason.removeprefix(UNSCHEDULABLE))
     memory = m.out_of_memory(reason)
     if memory:
         return OutOfMemoryError(f"{memory}\nThe actor is {class_name} {actor.hex()}")

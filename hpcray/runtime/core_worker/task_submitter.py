@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hpcray.common.exceptions import TaskUnschedulableError
 from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, raylet_of, return_index, show_proc
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
@@ -381,6 +382,9 @@ class TaskSubmitter:
         """Print why tasks or actors of ours do not run, once. A class that has a lease waits for itself."""
         known, text = msg.reason, msg.reason
         self.wait_reasons[msg.scheduling_class] = msg.reason
+        if msg.fails:
+            self._fail_unschedulable(self.leases.by_index[msg.scheduling_class], text)
+            return
         if msg.scheduling_class >= 0:
             scheduling_class = self.leases.by_index[msg.scheduling_class]
             if msg.waits:
@@ -391,6 +395,13 @@ class TaskSubmitter:
                 text = f"task {scheduling_class.queue[0].name}{text.removeprefix('a task')}"
         if self._context.warn_once(known):
             self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
+
+    def _fail_unschedulable(self, scheduling_class: SchedulingClass, reason: str) -> None:
+        """End the tasks that wait for a lease which no node may ever grant."""
+        for task in list(scheduling_class.queue):
+            if self.leases.cancel_queued(task):
+                error = TaskUnschedulableError(f"task {task.name}{reason.removeprefix('a task')}")
+                self.fail(task, serialize_error(error))
 
     def fail_cancelled(self, task: PendingTask) -> None:
         """End a task that was cancelled before it ran (lock held)."""
