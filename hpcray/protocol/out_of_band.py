@@ -1,8 +1,8 @@
 """Kinds of values whose bytes travel out of band, beside those of which the libraries see to it themselves.
 
 NumPy keeps the buffers of contiguous arrays out of band (protocol 5), pandas and Arrow build on the same. Added here:
-arrays that are not contiguous, or of dates; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's
-CPU tensors, all of which are copied once, when they are read.
+arrays that are not contiguous, of dates, or of dtypes of other libraries; JAX's arrays; memoryviews; `bytes` and
+`bytearray` as such, and the memory of PyTorch's CPU tensors, all of which are copied once, when they are read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import cloudpickle
 from hpcray.common.exception_pickling import CUSTOM
 
 _DATES = "mM"
+_FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 _OFFSET = struct.Struct("<Q")
 _UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
@@ -97,13 +98,27 @@ def _reduce_array(array: Any) -> Any:
         import numpy
 
         array = numpy.ascontiguousarray(array)
-    if array.dtype.kind in _DATES:
-        return _array_of_dates, (array.view("i8"), array.dtype)
+    if array.dtype.kind in _DATES or array.dtype.isbuiltin == _FROM_A_LIBRARY:  # of these NumPy makes no buffer
+        return _array_of, (array.view(f"u{array.dtype.itemsize}"), array.dtype)
     return array.__reduce_ex__(5)
 
 
-def _array_of_dates(numbers: Any, dtype: Any) -> Any:
+def _array_of(numbers: Any, dtype: Any) -> Any:
     return numbers.view(dtype)
+
+
+def _reduce_jax_array(array: Any) -> Any:
+    import numpy
+
+    if array.weak_type or not array.is_fully_addressable:
+        return array.__reduce_ex__(5)
+    return _jax_array_of, (numpy.asarray(array),)
+
+
+def _jax_array_of(array: Any) -> Any:
+    import jax
+
+    return jax.device_put(array)  # on a CPU a view: JAX never writes to what it was given
 
 
 def _reduce_memoryview(view: memoryview) -> Any:
@@ -278,6 +293,8 @@ COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) f
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("numpy", "ndarray"): _reduce_array,
     ("starlette.datastructures", "State"): _reduce_state,
+    ("jaxlib._jax", "ArrayImpl"): _reduce_jax_array,
+    ("jaxlib.xla_extension", "ArrayImpl"): _reduce_jax_array,
     ("torch", "Tensor"): _reduce_tensor,
     ("torch.storage", "TypedStorage"): _reduce_typed_storage,
     ("torch.storage", "UntypedStorage"): _reduce_untyped_storage,
