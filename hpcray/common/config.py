@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -30,6 +31,7 @@ _RAY_SETTINGS = {
     "local_gc_min_interval_s": ("gc_min_interval", 1),
     "global_gc_min_interval_s": ("global_gc_min_interval", 1),
     "object_spilling_threshold": ("spill_threshold", 1),
+    "local_fs_capacity_threshold": ("disk_capacity_threshold", 1),
     "max_direct_call_object_size": ("inline_limit", 1),
     "record_ref_creation_sites": ("record_ref_creation_sites", 1),
     "scheduler_spread_threshold": ("spread_threshold", 1),
@@ -65,6 +67,7 @@ class Config:
         spill_threshold: share of the store beyond which objects without readers are written there; 0: never.
         spill_timeout: after this time without progress of a write there, or a read, no request waits for it; 0: no
             limit.
+        disk_capacity_threshold: share of that disk beyond which nothing more is written there; 0: no limit.
         enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch has no
             read-only memory: a write to such a tensor changes it for all readers.
         record_ref_creation_sites: whether every ref records where it was created, for `hpcray memory`.
@@ -130,6 +133,7 @@ class Config:
     spill_dir: str = ""
     spill_threshold: Share = 0.8
     spill_timeout: Seconds = 60.0
+    disk_capacity_threshold: Share = 0.95
     enable_zero_copy_torch_tensors: bool = False
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
@@ -192,12 +196,22 @@ class Config:
 
     @staticmethod
     def from_system_config(ray_settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Our settings, by field, in what a program of Ray's gives as `_system_config`; the rest has no effect."""
+        """Our settings, by field, in what a program of Ray's gives as `_system_config`; the rest has no effect.
+
+        Of several directories for spilled objects the first one is used.
+        """
         found: dict[str, Any] = {}
         for name, value in ray_settings.items():
             field, units = _RAY_SETTINGS.get(name, ("", 1))
             if field:
                 found[field] = value if units == 1 else value / units
+        if ray_settings.get("automatic_object_spilling_enabled") is False:
+            found["spill_threshold"] = 0.0
+        if spilling := ray_settings.get("object_spilling_config"):
+            params = json.loads(spilling).get("params", {})
+            directories = params.get("directory_path") or []
+            if directories:
+                found["spill_dir"] = directories if isinstance(directories, str) else directories[0]
         return found
 
     @classmethod

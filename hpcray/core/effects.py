@@ -93,6 +93,21 @@ class LendSpilled(Struct, frozen=True):
     size: int
 
 
+class ReserveOverflow(Struct, frozen=True):
+    """Reserve disk space for these bytes of the overflow file; report the end to the store, with `id`."""
+
+    id: bytes
+    position: int
+    size: int
+
+
+class ReleaseOverflow(Struct, frozen=True):
+    """Give the disk space of these bytes of the overflow file back."""
+
+    position: int
+    size: int
+
+
 class DiscardSpilled(Struct, frozen=True):
     """These bytes of a segment matter no more; last: neither does any other, close it."""
 
@@ -104,5 +119,5 @@ class DiscardSpilled(Struct, frozen=True):
 
 Effect = Union[
     Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled,
-    LendSpilled,
+    LendSpilled, ReserveOverflow, ReleaseOverflow,
 ]  # fmt: skip

@@ -21,8 +21,11 @@ from typing import Any
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.overflow_file import OverflowMapping
 from hpcray.platform.resource_limits import read_meminfo, usable_memory
 
+OVERFLOW = 1 << 48
+"""Offsets from here on are positions in the overflow file (`protocol.messages.objects.OVERFLOW`)."""
 STORE_MEMORY_SHARE = 0.3
 MIN_ARENA_SIZE = 1 << 20
 
@@ -54,6 +57,7 @@ class Arena:
         reserved: True if its pages are huge pages reserved by the administrator (`Config.huge_pages`).
         copiers: number of threads that write a large buffer.
         address: where the mapping starts in this process.
+        overflow: the file in which ranges from OVERFLOW on lie; None: there is none.
     """
 
     reserved = False
@@ -76,6 +80,7 @@ class Arena:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._mapped = bytearray(-(-size // _GRANULE))
         self.copiers = copy_thread_count()
+        self.overflow: OverflowMapping | None = None
 
     @classmethod
     def create(cls, size: int, reserve: int = 0, huge: str = "auto") -> Arena:
@@ -160,8 +165,7 @@ class Arena:
         Raises:
             ValueError: the range is not inside the arena.
         """
-        self._check(offset, size)
-        return self._view[offset : offset + size]
+        return self._range(offset, size)
 
     def pinned_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
         """A read-only view with a callback for its death, and the death of all that was made from it.
@@ -176,16 +180,15 @@ class Arena:
         Raises:
             ValueError: the range is not inside the arena.
         """
-        self._check(offset, size)
-        view: memoryview = self._watched(offset, size, on_dead).data
+        view: memoryview = _watched(self._range(offset, size), on_dead).data
         return view.toreadonly()
 
     def filled_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
         """Like `pinned_view`, but writable, and with all of its pages populated: to fill a block in place."""
-        self._check(offset, size)
+        memory = self._range(offset, size)
         if size >= _GRANULE:
             self._map_pages(offset, size)
-        view: memoryview = self._watched(offset, size, on_dead).data
+        view: memoryview = _watched(memory, on_dead).data
         return view
 
     def write(self, offset: int, source: Any) -> None:
@@ -197,16 +200,16 @@ class Arena:
         """
         data = memoryview(source)
         size = data.nbytes
-        self._check(offset, size)
         if not size:
             return
+        memory = self._range(offset, size)
         data = data.cast("B")
         if size < _GRANULE:
-            self._view[offset : offset + size] = data
+            memory[:] = data
             return
         self._map_pages(offset, size)
         np = _numpy()
-        target = np.frombuffer(self._view[offset : offset + size], np.uint8)
+        target = np.frombuffer(memory, np.uint8)
         if size >= PARALLEL_COPY_SIZE and self.copiers > 1:
             parallel_copy(np.copyto, target, np.frombuffer(data, np.uint8), self.copiers)
         else:
@@ -228,31 +231,39 @@ class Arena:
             return
         os.close(self.fd)
         self.fd = -1
+        if self.overflow is not None:
+            self.overflow.close()
         with contextlib.suppress(BufferError):
             self._view.release()
             self._map.close()
         self._view = memoryview(b"")
 
-    def _watched(self, offset: int, size: int, on_dead: Callable[[], object]) -> Any:
-        # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
-        # Were it a slice of another array, `numpy.ndarray(buffer=view)` would keep that one alive instead.
-        np = _numpy()
-        array = np.frombuffer(self._view[offset : offset + size], np.uint8)
-        ref = weakref.ref(array, _reap)
-        _pins[id(ref)] = (ref, on_dead)
-        return array
-
     def _map_pages(self, offset: int, size: int) -> None:
         """Map a range in one go where this process writes it for the first time: page faults cost twice as much."""
+        if offset >= OVERFLOW:
+            return
         first, last = offset // _GRANULE, (offset + size - 1) // _GRANULE + 1
         if self._mapped.find(0, first, last) >= 0 and self.populate(offset, size):
             # The granules at the ends may be mapped in part only; to fault the rest is cheap enough.
             self._mapped[first:last] = b"\1" * (last - first)
 
-    def _check(self, offset: int, size: int) -> None:
+    def _range(self, offset: int, size: int) -> memoryview:
         if offset < 0 or size < 0 or offset + size > self.whole or self.fd < 0:
+            if offset >= OVERFLOW and self.fd >= 0 and self.overflow is not None:
+                return self.overflow.map(offset - OVERFLOW, size)
             state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
             raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
+        return self._view[offset : offset + size]
+
+
+def _watched(memory: memoryview, on_dead: Callable[[], object]) -> Any:
+    # A memoryview cannot be weakly referenced, the array it views can, and the buffer protocol keeps that alive.
+    # Were it a slice of another array, `numpy.ndarray(buffer=view)` would keep that one alive instead.
+    np = _numpy()
+    array = np.frombuffer(memory, np.uint8)
+    ref = weakref.ref(array, _reap)
+    _pins[id(ref)] = (ref, on_dead)
+    return array
 
 
 @cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import queue
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.arena import Arena
 from hpcray.platform.direct_io import PAGE, DirectWriter, bounce_buffer, open_unnamed_file, read_direct
+from hpcray.platform.overflow_file import OVERFLOW_SIZE, OverflowMapping
 
 _MOUNTS = "/proc/self/mountinfo"
 _VARIABLES = ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "SLURM_JOB_TMPDIR", "TMPDIR", "LOCAL_SCRATCH", "LOCALSCRATCH")
@@ -137,10 +139,18 @@ class SpillFiles:
         directory: where the files are made.
         arena: of this node.
         say: called once, by `reports`, with a line that names the directory, after the first write.
+        capacity_threshold: share of the disk beyond which nothing more is written; 0: no limit.
+
+    Attributes:
+        overflow: the file of objects past the store.
     """
 
-    def __init__(self, directory: str, arena: Arena, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: str, arena: Arena, say: Callable[[str], None], capacity_threshold: float = 0.0
+    ) -> None:
         self.directory = directory
+        self.overflow = arena.overflow = OverflowMapping.create(directory)
+        self._capacity_threshold = capacity_threshold
         self._arena = arena
         self._say = say
         self._segments: dict[int, int] = {}
@@ -213,6 +223,25 @@ class SpillFiles:
         self._under_way[ident] = None
         self._reads.put(lambda: self._read(ident, segment, offset, size, position))
 
+    @property
+    def overflow_size(self) -> int:
+        """Bytes that the file of objects past the store may have."""
+        return OVERFLOW_SIZE if self.overflow.path else 0
+
+    def reserve(self, name: bytes, position: int, size: int) -> None:
+        """Take disk space in the file of objects past the store."""
+        self._under_way[name] = None
+        try:
+            self._start()
+        except RuntimeError as problem:
+            self._report(name, f"{problem}: no more are allowed, by `ulimit -u` or a cgroup ({self.directory})")
+            return
+        self._writes.put(lambda: self._reserve(name, position, size))
+
+    def release(self, position: int, size: int) -> None:
+        """Give disk space in the file of objects past the store back, after what was asked for before."""
+        self._writes.put(lambda: self.overflow.release(position, size))
+
     def discard(self, segment: int, position: int, size: int, last: bool) -> None:
         """Drop bytes of a segment; `last`: and the rest of it.
 
@@ -240,6 +269,7 @@ class SpillFiles:
             with contextlib.suppress(OSError):
                 os.close(fd)
         self._segments.clear()
+        self.overflow.close()
         os.close(self._event)
 
     def _start(self) -> None:
@@ -273,6 +303,7 @@ class SpillFiles:
                     describe_spill_directory(inspect_tmp_directory(self.directory))
                 )  # here, as it may take long
                 self._directory_reported = True
+            self._check_capacity()
             fd = self._segments.get(segment)
             if fd is None:
                 fd = self._segments[segment] = open_unnamed_file(self.directory)
@@ -284,6 +315,28 @@ class SpillFiles:
         except Exception as problem:  # of any kind: without a report all would wait forever
             error = self._describe(problem)
         self._end(b"", error)
+
+    def _reserve(self, name: bytes, position: int, size: int) -> None:
+        self._begin(name)
+        error = None
+        try:
+            self._check_capacity()
+            self.overflow.reserve(position, size)
+        except Exception as problem:
+            error = self._describe(problem)
+        self._end(name, error)
+
+    def _check_capacity(self) -> None:
+        """Leave some of the disk to others.
+
+        Raises:
+            OSError: more of it is in use than `capacity_threshold`.
+        """
+        state = os.statvfs(self.directory)
+        share = 1.0 - state.f_bavail / state.f_blocks if state.f_blocks else 0.0
+        if self._capacity_threshold and share > self._capacity_threshold:
+            text = f"{100 * share:.1f} % of it are in use (HPCRAY_DISK_CAPACITY_THRESHOLD={self._capacity_threshold:g})"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {text}")
 
     def _read(self, ident: bytes, segment: int, offset: int, size: int, position: int) -> None:
         self._begin(ident)

@@ -16,12 +16,20 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 Report = tuple[str, int, int, "str | None"]
 """A finished transfer: "received" or "sent", the other node, the tag, and what went wrong (None: nothing)."""
 
 FOREVER = math.inf
+Range = Callable[[int, int], memoryview]
+"""Gives the bytes of a store at (offset, size)."""
+
+
+def part_of(arena: memoryview) -> Range:
+    """The ranges of the arena alone."""
+    return lambda offset, size: arena[offset : offset + size]
 
 
 class TransportError(Exception):
@@ -123,8 +131,13 @@ class DataPlane(Protocol):
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         """Make `node` reachable. Call once for each peer, before any transfer with it."""
 
-    def register(self, arena: memoryview) -> None:
-        """Name the arena, once: writable, one-dimensional bytes. It must outlive the plane."""
+    def register(self, arena: memoryview, ranges: Range | None = None) -> None:
+        """Name the memory, once. It must outlive the plane.
+
+        Args:
+            arena: writable, one-dimensional bytes.
+            ranges: gives the bytes (offset, size) of it, or of the overflow file; None: of `arena` only.
+        """
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
         """Expect `size` bytes with `tag` from `node` at `offset` of the arena. Ends in a "received" report.

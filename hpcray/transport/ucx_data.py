@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hpcray.transport.base import FOREVER, Backoff, Report
+from hpcray.transport.base import FOREVER, Backoff, Range, Report, part_of
 from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
@@ -41,6 +41,7 @@ class UcxData:
         self._any_data = engine.lib.UCXXTag(_DATA)
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
         self._arena = memoryview(b"")
+        self._range: Range = part_of(self._arena)
         self._expected: dict[int, _Place] = {}  # by label
         self._labels: dict[int, int] = {}  # of what is expected, by tag
         self._flights: list[_Flight] = []
@@ -58,9 +59,9 @@ class UcxData:
     def connect(self, node: int, address: bytes, same_host: bool) -> None:
         self._engine.connect(node, address, same_host)
 
-    def register(self, arena: memoryview) -> None:
+    def register(self, arena: memoryview, ranges: Range | None = None) -> None:
         """UCX pins what it needs by itself, on first use, and keeps it pinned."""
-        self._arena = arena
+        self._arena, self._range = arena, ranges or part_of(arena)
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
         if size == 0:
@@ -78,7 +79,7 @@ class UcxData:
         engine = self._engine
         try:
             endpoint = engine.endpoint(node)
-            buffer = engine.array(self._arena[offset : offset + size])
+            buffer = engine.array(self._range(offset, size))
             label = engine.label(engine.rank, node, tag & _NUMBER_MASK)
             request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_DATA | label))
         except Exception as error:
@@ -163,6 +164,7 @@ class UcxData:
         self._done.clear()
         self._engine.close()
         self._arena = memoryview(b"")
+        self._range = part_of(self._arena)
 
     def _ripe(self) -> bool:
         if self._done or any(flight[0].completed for flight in self._flights):
@@ -187,7 +189,7 @@ class UcxData:
         self._labels.pop(tag, None)
         what = "received"
         if size == length:
-            buffer = self._engine.array(self._arena[offset : offset + length])
+            buffer = self._engine.array(self._range(offset, length))
         else:
             # It is not expected (any more), but its sender waits until it is received. More than the arena could hold
             # never was expected: whatever its length claims, a stranger's message gets no memory.

@@ -156,7 +156,6 @@ def test_tasks_and_actors_build_in_place():
         ((10, "u1", "K"), ValueError),
         (((1 << 40, 1 << 40),), ValueError),
         ((1 << 50,), exceptions.ObjectStoreFullError),
-        ((2 * STORE,), exceptions.ObjectStoreFullError),
     ],
 )
 def test_invalid_shapes_and_dtypes_of_buffers_are_refused(args, error):

@@ -98,8 +98,8 @@ def test_what_does_not_fit_at_once_is_read_past_the_store():
 
 
 def test_a_file_that_a_process_cannot_open_is_an_error_that_says_so_and_nothing_is_lost(monkeypatch):
-    held = [ray.get(ray.put(block(seed))) for seed in range(9)]  # 36 MB that views hold
     refs = [ray.put(block(seed)) for seed in range(100, 110)]
+    held = [ray.get(ray.put(block(seed))) for seed in range(9)]  # 36 MB that views hold
     more = [ray.get(ref) for ref in refs[5:]]
 
     def broken(path, position, size):

@@ -99,21 +99,25 @@ class Cluster(Processes):
 
     def disk(self, pick: int) -> None:
         """A write to disk, or a read, is done."""
-        jobs = [*self.writes, *self.reads]
+        jobs = [*self.writes, *self.reads, *self.reserves]
         if jobs:
             job = jobs[pick % len(jobs)]
             if isinstance(job, int):
                 self.end_write(job, None)
+            elif job in self.reserves:
+                self.end_reserve(job, None)
             else:
                 self.end_read(job, None)
 
     def break_disk(self, pick: int) -> None:
         """A write to disk, or a read, fails."""
-        jobs = [*self.writes, *self.reads]
+        jobs = [*self.writes, *self.reads, *self.reserves]
         if jobs and pick % 2 == 0:
             job = jobs[pick // 2 % len(jobs)]
             if isinstance(job, int):
                 self.end_write(job, "no space left on device")
+            elif job in self.reserves:
+                self.end_reserve(job, "no space left on device")
             else:
                 self.objects[self.read_ids[job]].excused = True
                 self.end_read(job, "input/output error")
@@ -121,7 +125,7 @@ class Cluster(Processes):
     def stall(self, pick: int) -> None:
         """Some of what a disk was told to do does not end for long; or it answers again."""
         node = self.living_nodes()[pick % len(self.stores)]
-        jobs = [b""] * (node in self.writes) + [name for at, name in self.reads if at == node]
+        jobs = [b""] * (node in self.writes) + [name for at, name in (*self.reads, *self.reserves) if at == node]
         stuck = [job for at, job in enumerate(jobs) if pick // 8 >> at & 1]
         self.stalls += bool(stuck)
         self.tell_stalled(node, stuck)
@@ -149,6 +153,10 @@ class Cluster(Processes):
             assert found == ident or (found is None and name != ident), "the disk does not hold what is read from it"
             self.memory[node][(read.piece.offset + at) // UNIT] = found or b"nothing"
         self.apply(node, self.stores[node].spill_read_ended(self.now, name, error))
+
+    def end_reserve(self, job: tuple[int, bytes], error: str | None) -> None:
+        del self.reserves[job]
+        self.apply(job[0], self.stores[job[0]].spill_read_ended(self.now, job[1], error))
 
     def end_receive(self, tag: int, error: str | None) -> None:
         node = self.receives.pop(tag).node
@@ -214,6 +222,8 @@ class Cluster(Processes):
             self.forget_parts(lambda part: part[1] == node)
             self.writes.pop(node, None)
             self.stalled.discard(node)
+            for job in [job for job in self.reserves if job[0] == node]:
+                del self.reserves[job]
             for job in [job for job in self.reads if job[0] == node]:
                 del self.reads[job], self.read_ids[job]
             for book in (self.receives, self.sends):
@@ -250,7 +260,7 @@ class Cluster(Processes):
                 self.move(0)
             elif any(tag in self.moved or tag in self.cancelled for tag in self.receives) or self.sends:
                 self.report(0)
-            elif self.writes or self.reads:
+            elif self.writes or self.reads or self.reserves:
                 self.disk(0)
             else:
                 return

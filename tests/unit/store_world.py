@@ -13,6 +13,8 @@ from hpcray.core.effects import (
     Effect,
     LendSpilled,
     ReadSpill,
+    ReleaseOverflow,
+    ReserveOverflow,
     Send,
     StartReceive,
     StartSend,
@@ -20,6 +22,7 @@ from hpcray.core.effects import (
 )
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import OVERFLOW
 
 NODES = 4
 PROCS = 2  # per node
@@ -64,13 +67,15 @@ class Transfer:
 class Stores:
     """What is known of all nodes, and what becomes of the effects of their stores."""
 
-    def __init__(self, spill_threshold: float = 0.0, nodes: int = NODES, chunk: int = CHUNK) -> None:
+    def __init__(self, spill_threshold: float = 0.0, nodes: int = NODES, chunk: int = CHUNK, overflow: int = 0) -> None:
         self.now = 0.0
         self.nodes = nodes
         self.stores = {
-            node: ObjectStore(node, CAPACITY, TIMEOUT, spill_threshold, chunk, SLOTS) for node in range(nodes)
+            node: ObjectStore(node, CAPACITY, TIMEOUT, spill_threshold, chunk, SLOTS, overflow) for node in range(nodes)
         }
         self.writes: dict[int, WriteSpill] = {}  # by node: a store has one under way
+        self.reserves: dict[tuple[int, bytes], ReserveOverflow] = {}
+        self.overflowed = 0
         self.reads: dict[tuple[int, bytes], ReadSpill] = {}
         self.read_ids: dict[tuple[int, bytes], bytes] = {}  # which object it is: not every read is named after it
         self.disks: dict[int, dict[tuple[int, int], bytes]] = {node: {} for node in range(nodes)}
@@ -134,7 +139,7 @@ class Stores:
         return proc not in self.dead or (proc, node) in self.ghosts
 
     def units(self, offset: int, size: int) -> range:
-        assert offset % UNIT == 0 and offset >= 0 and offset + size <= WHOLE
+        assert offset % UNIT == 0 and offset >= 0 and (offset + size <= WHOLE or offset >= OVERFLOW)
         return range(offset // UNIT, (offset + size) // UNIT)
 
     def holds(self, node: int, offset: int, size: int, ident: bytes) -> bool:
@@ -200,7 +205,7 @@ class Stores:
                 self.unanswered.discard(part)  # a Create may have failed
                 if msg.kind == "full" and node_of(dest) != node:
                     held = self.stores[node].lifecycle.objects.get(msg.id)  # it may have been freed, and go with this
-                    assert self.waited(msg.id) or held is None or held.spill_slot is not None, (
+                    assert self.waited(msg.id) or held is None or held.spill_slot is not None or held.overflows, (
                         "full, and it is not on disk"
                     )
         elif isinstance(msg, m.ReplicaPinned):
@@ -231,6 +236,16 @@ class Stores:
                 self.claim(node, ident, effect.piece.offset, effect.piece.size)
                 self.reads[node, effect.id] = effect
                 self.read_ids[node, effect.id] = ident
+            elif isinstance(effect, ReserveOverflow):
+                assert (node, effect.id) not in self.reserves
+                self.reserves[node, effect.id] = effect
+                self.overflowed += 1
+            elif isinstance(effect, ReleaseOverflow):
+                begin, end = OVERFLOW + effect.position, OVERFLOW + effect.position + effect.size
+                for (_, where, ident), offset in self.granted.items():
+                    assert where != node or not begin <= offset < end, f"{ident.hex()} is in use"
+                for transfer in [*self.sends.values(), *self.receives.values()]:
+                    assert transfer.node != node or not begin <= transfer.offset < end, "it is being transferred"
             elif isinstance(effect, LendSpilled):
                 assert node not in self.stalled, "lent, and its disk does not answer"
                 assert node_of(effect.proc) == node, "a guest has no way to the file"

@@ -69,7 +69,14 @@ def test_heartbeat_intervals_that_would_kill_every_node_are_refused() -> None:
 
 
 def test_a_system_config_of_rays_sets_what_hpcray_has_too() -> None:
-    given = {"local_gc_interval_s": 7, "memory_monitor_refresh_ms": 100, "gcs_rpc_server_reconnect_timeout_s": 1}
+    given: dict[str, Any] = {
+        "local_gc_interval_s": 7,
+        "memory_monitor_refresh_ms": 100,
+        "gcs_rpc_server_reconnect_timeout_s": 1,
+    }
+    given["object_spilling_config"] = '{"type": "filesystem", "params": {"directory_path": ["/a", "/b"]}}'
     config = Config.from_env({"RAY_local_gc_interval_s": "9"}, **Config.from_system_config(given))
-    assert (config.gc_interval, config.memory_monitor_period) == (7, 0.1)
+    assert (config.gc_interval, config.memory_monitor_period, config.spill_dir) == (7, 0.1, "/a")
+    off = Config.from_system_config({"automatic_object_spilling_enabled": False})
+    assert Config.from_env({}, **off).spill_threshold == 0
     assert Config.from_env({"RAY_local_gc_interval_s": "9"}).gc_interval == 9

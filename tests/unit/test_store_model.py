@@ -255,3 +255,19 @@ def test_the_model_of_file_loans_reaches_them() -> None:
         lent = sum(store.snapshot()["lent"] for store in cluster.stores.values())
         reached.update(lent=lent, broken=cluster.broken)
     assert reached["lent"] >= 100 and reached["broken"] >= 30, reached
+
+
+@settings(max_examples=150, deadline=None)
+@given(SCRIPT, st.sampled_from(((), BROKEN, TROUBLE, (*TROUBLE, *BROKEN, Cluster.stall))), st.sampled_from((2, 3)))
+def test_objects_past_the_store_are_read_as_they_were_and_nothing_leaks(
+    script: list[tuple[int, int]], trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
+) -> None:
+    run(LENDING + NEIGHBORS + trouble, script, cluster=Cluster(0.8, nodes, overflow=1 << 40))
+
+
+def test_the_model_reaches_objects_past_the_store() -> None:
+    clusters = [
+        run(LENDING + NEIGHBORS, random_script(seed, 1500), cluster=Cluster(0.8, 2, overflow=1 << 40))
+        for seed in range(5)
+    ]
+    assert sum(cluster.overflowed for cluster in clusters) > 20

@@ -273,6 +273,11 @@ class CreateRequestQueue:
             self.release_block(obj)
         self.note_room()
 
+    def withdraw_request(self, obj: StoredObject) -> None:
+        """The object waits for a block no longer."""
+        self.pending.pop(obj.id, None)
+        self.note_room()
+
     def release_block(self, obj: StoredObject) -> None:
         """The block of the object, which may have left the store, is not read any more."""
         self._blocks.free(obj.offset)

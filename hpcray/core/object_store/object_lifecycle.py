@@ -11,12 +11,16 @@ from hpcray.core.object_store.allocator import (
     format_size,
     full_reason,
 )
+from hpcray.core.object_store.overflow import OverflowFile
 from hpcray.core.object_store.pull_manager import CHUNK_BYTES, PullManager
 from hpcray.core.object_store.push_manager import MIN_BROADCAST_BYTES, PushManager, SpilledObjectPush
 from hpcray.core.object_store.spill_manager import SpillManager
 from hpcray.core.object_store.stored_object import ObjectsByClient, StoredObject, StoredObjectState
 from hpcray.protocol import messages as m
 
+SHORTAGE_PERIOD = 5.0
+"""Seconds after a wait for room in vain in which other requests do not wait, if the store is as full as before."""
+_TOO_LARGE = "is larger than the whole store"
 NO_ROOM_TO_RESTORE = "there is no room to bring it back from disk"
 _STALL_HINT = "hint: get it when the disk answers again; HPCRAY_SPILL_DIR names another one for the next job"
 
@@ -33,12 +37,13 @@ class ObjectLifecycle:
         spill_threshold: share of the arena beyond which what no process reads is spilled; 0: nothing is ever spilled.
         chunk: objects larger than this travel between nodes in pieces of so many bytes.
         slots: places of `chunk` bytes behind the arena, for what is sent straight from disk.
+        overflow: bytes of the overflow file; 0: there is none.
 
     Attributes:
         objects: all objects of the store.
         dead_procs, dead_nodes: whose messages and objects no longer count.
         created, freed, failed: counters.
-        blocks, eviction, queue, clients, spills, pulls, pushes, spilled_pushes: the parts.
+        blocks, eviction, queue, clients, spills, overflow, pulls, pushes, spilled_pushes: the parts.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class ObjectLifecycle:
         spill_threshold: float = 0.0,
         chunk: int = CHUNK_BYTES,
         slots: int = 0,
+        overflow: int = 0,
     ) -> None:
         self._node = node
         self.objects: dict[bytes, StoredObject] = {}
@@ -60,6 +66,7 @@ class ObjectLifecycle:
         self.queue = CreateRequestQueue(self.blocks, self.eviction, overtake_timeout)
         self.clients = ObjectsByClient()
         self.spills = SpillManager(self.blocks, self.queue, self.eviction, self.clients, spill_threshold)
+        self.overflow = OverflowFile(overflow)
         self.pushes = PushManager(self.dead_nodes, min(MIN_BROADCAST_BYTES, chunk))
         self.pulls = PullManager(node, self.pushes, self.dead_nodes, chunk)
         self.spilled_pushes = SpilledObjectPush(range(size, size + slots * chunk, chunk), chunk, self.dead_nodes)
@@ -83,7 +90,39 @@ class ObjectLifecycle:
             self._enqueue(now, obj, out)
         else:
             self.queue.shortages += 1
-            self.fail(obj, "full", self.full_reason(obj, "is larger than the whole store"), out)
+            if self.spills.stalled or not self.overflow.reserve(obj, out):
+                self.fail(obj, "full", self.full_reason(obj, _TOO_LARGE), out)
+
+    def overflow_object(self, now: float, obj: StoredObject, out: list[Effect]) -> bool:
+        """Have an object that waits for a block written past the store instead; False: that cannot be."""
+        if not self.overflow.reserve(obj, out):
+            return False
+        self.spills.loans.last_shortage = (now, self.blocks.used)
+        self.queue.withdraw_request(obj)
+        return True
+
+    def overflow_reserved(self, now: float, name: bytes, error: str | None, out: list[Effect]) -> None:
+        """The ReserveOverflow of this name is over. Without its range an object waits on, if it can ever have room."""
+        obj = self.overflow.reserve_ended(name, out)
+        self.spills.overflow_ended(now, error)
+        if obj is None:
+            return
+        if error is None:
+            self._fill_block(now, obj, out)
+            return
+        self.overflow.release(obj, out)
+        obj.change_state(StoredObjectState.WAITING)
+        if self.blocks.could_hold(obj.size):
+            self.queue.pending[obj.id] = obj
+            self.queue.note_room()
+            self.drop_unrequested(obj, out)
+        else:
+            self.fail(obj, "full", self.full_reason(obj, _TOO_LARGE), out)
+
+    def as_full_as_before(self, now: float) -> bool:
+        """True if a request for room has just waited in vain, and a new one would, too."""
+        at, used = self.spills.loans.last_shortage
+        return self.spills.stuck and now - at < SHORTAGE_PERIOD and self.blocks.used >= used
 
     def make_room(self, now: float, out: list[Effect]) -> list[Effect]:
         """Start the pulls whose turn it is, serve the requests for which there is room now, and start what makes room
@@ -177,7 +216,9 @@ class ObjectLifecycle:
     def push_ended(self, obj: StoredObject, out: list[Effect]) -> None:
         """The object is read by one push less."""
         if obj.forgotten:
-            if not obj.io_reads and obj.offset >= 0:
+            if not obj.io_reads and obj.overflows:
+                self.overflow.release(obj, out)
+            elif not obj.io_reads and obj.offset >= 0:
                 self.queue.release_block(obj)
         elif obj.idle:
             self.settle(obj, out)
@@ -200,7 +241,7 @@ class ObjectLifecycle:
         obj.change_state(StoredObjectState.SEALED)
         obj.pull = None
         self.pulls.remove_pull(obj)
-        for proc in obj.openers:
+        for proc in list(obj.openers):
             self.pin_object(obj, proc, out)
         for proc in obj.replica_pin_waiters:
             self._confirm_replica_pin(obj, proc, out)
@@ -219,7 +260,13 @@ class ObjectLifecycle:
             self.settle(obj, out)
 
     def pin_object(self, obj: StoredObject, proc: bytes, out: list[Effect]) -> None:
-        """A process reads the sealed object from now on."""
+        """A process reads the sealed object from now on. One of a neighbor does not map the overflow file: its own node
+        pulls the object."""
+        if obj.overflows and node_of(proc) != self._node:
+            out.append(Send(proc, m.StoreError(obj.id, "full", NO_ROOM_TO_RESTORE)))
+            obj.openers.pop(proc, None)
+            self.clients.drop_client(proc, obj)
+            return
         obj.pins.add(proc)
         self._mark_in_use(obj)
         self.clients.add_client(proc, obj)
@@ -320,6 +367,9 @@ class ObjectLifecycle:
         if obj.freed:
             self.freed += 1
             self._forget(obj, out)
+        elif obj.overflows:
+            if not obj.preserved:
+                self._forget(obj, out)  # no copy is worth so much disk
         elif obj.preserved and obj.spill_slot is None:
             self.spills.add_candidate(obj)
         else:
@@ -336,7 +386,9 @@ class ObjectLifecycle:
         self.spills.drop_from_disk(obj, out)
         if obj.io_reads:
             obj.forgotten = True
-        if not obj.io_reads or obj.offset < 0:
+        elif obj.overflows:
+            self.overflow.release(obj, out)
+        if obj.offset < 0 or not (obj.io_reads or obj.overflows):
             self.queue.withdraw(obj)
 
     def fail(self, obj: StoredObject, kind: str, reason: str, out: list[Effect]) -> None:
@@ -447,6 +499,10 @@ class ObjectLifecycle:
 
     def disk_stalled(self, stuck: list[bytes], what: str, out: list[Effect]) -> None:
         """The WriteSpill (b"") and ReadSpills of these names have not moved for long; none: the disk answers again."""
+        stuck = [b"" if self.overflow.owns(name) else name for name in stuck]
+        for obj in self.overflow.reserving() if b"" in stuck else ():  # one thread writes and reserves
+            reason = f"object {obj.id.hex()} does not fit into memory, and {what}; {_STALL_HINT}"
+            self.fail(obj, "full", reason, out)
         reads = [ident for ident in stuck if ident]
         self.spills.set_disk_stall(len(reads) < len(stuck), bool(reads), what)
         if not reads:

@@ -28,10 +28,12 @@ from hpcray.core.object_store.push_manager import PushManager
 from hpcray.core.object_store.stored_object import StoredObject, StoredObjectState
 from hpcray.protocol import messages as m
 
+OVERFLOW_DELAY = 1.0
+"""Seconds for which a request for a new object waits where nothing can be spilled: Unpin was sent."""
+SHORT_OVERFLOW_DELAY = 0.1
+"""The same, where another one has just waited in vain."""
 LEND_DELAY = 1.0
 """Seconds for which a request for an object on disk waits where nothing can be spilled: Unpin was sent."""
-LEND_AGAIN_PERIOD = 5.0
-"""Seconds after such a wait in which other requests do not wait again, if the store is as full as before."""
 
 _STILL_RECEIVING = "it is still being received here"
 _MAX_FULL_TIMEOUTS = 10  # a pull waits so many times `full_timeout` for room while others arrive
@@ -48,6 +50,7 @@ class ObjectStore:
         spill_threshold: share of the arena beyond which what no process reads is spilled; 0: nothing is ever spilled.
         chunk: objects larger than this travel between nodes in pieces of so many bytes.
         slots: places of `chunk` bytes behind the arena, for what is sent straight from disk.
+        overflow: bytes of the overflow file; 0: there is none.
 
     Attributes:
         lifecycle: the objects, and the parts that manage them.
@@ -61,10 +64,11 @@ class ObjectStore:
         spill_threshold: float = 0.0,
         chunk: int = CHUNK_BYTES,
         slots: int = 0,
+        overflow: int = 0,
     ) -> None:
         self._node = node
         self._full_timeout = full_timeout
-        self.lifecycle = ObjectLifecycle(node, size, full_timeout / 2, spill_threshold, chunk, slots)
+        self.lifecycle = ObjectLifecycle(node, size, full_timeout / 2, spill_threshold, chunk, slots, overflow)
         self._objects = self.lifecycle.objects
         self._dead_nodes = self.lifecycle.dead_nodes
         self._dead_procs = self.lifecycle.dead_procs
@@ -110,9 +114,11 @@ class ObjectStore:
         return self.lifecycle.make_room(now, out)
 
     def spill_read_ended(self, now: float, ident: bytes, error: str | None) -> list[Effect]:
-        """The ReadSpill with this name is over; what cannot be read is pulled from other nodes."""
+        """The ReadSpill or ReserveOverflow with this name is over; what cannot be read is pulled from other nodes."""
         out: list[Effect] = []
-        if self.lifecycle.spilled_pushes.owns_read(ident):
+        if self.lifecycle.overflow.owns(ident):
+            self.lifecycle.overflow_reserved(now, ident, error, out)
+        elif self.lifecycle.spilled_pushes.owns_read(ident):
             for obj in self.lifecycle.spilled_pushes.read_ended(ident, error, out):
                 self.lifecycle.push_ended(obj, out)
         else:
@@ -182,13 +188,23 @@ class ObjectStore:
         for obj in lifecycle.pulls.due_retries(now):
             lifecycle.continue_pull(now, obj, out)
         spills, timeout = lifecycle.spills, self._full_timeout
-        hopeless = not spills.may_make_room(now - timeout)
+        hopeless, as_full = not spills.may_make_room(now - timeout), lifecycle.as_full_as_before(now)
         for obj in list(lifecycle.queue.pending.values()):
             waited = now - obj.since
             if obj.spill_slot is not None and obj.openers and not spills.stalled:
                 if waited >= timeout if hopeless else spills.stuck and waited >= LEND_DELAY:
                     spills.loans.last_shortage = (now, lifecycle.blocks.used)
                     lifecycle.lend_from_disk(obj, out)
+            elif (
+                obj.spill_slot is None
+                and (hopeless or spills.stuck)
+                and not spills.stalled
+                and waited >= (SHORT_OVERFLOW_DELAY if as_full else OVERFLOW_DELAY)
+                and now >= spills.may_retry_at
+                and not self._may_fit_soon(now, obj)
+                and lifecycle.overflow_object(now, obj, out)
+            ):
+                continue
             elif hopeless and waited >= timeout and not self._may_fit_soon(now, obj):
                 lifecycle.fail(obj, "full", lifecycle.full_reason(obj, f"waited {waited:.1f} s for room"), out)
         return lifecycle.make_room(now, out)
@@ -199,6 +215,7 @@ class ObjectStore:
         return {
             "node": self._node,
             **space_stats(lifecycle.blocks, lifecycle.eviction),
+            "overflow": lifecycle.overflow.used,
             **object_stats(self._objects.values()),
             **transfer_stats(lifecycle.pulls, lifecycle.pushes),
             "queued": len(lifecycle.pulls.admission),
@@ -284,7 +301,7 @@ class ObjectStore:
         lifecycle.request_restore(now, obj, out)
         if obj.spill_slot is not None:
             lifecycle.read_ahead_of(now, obj, out)
-            if obj.state is StoredObjectState.WAITING and self._as_full_as_before(now):
+            if obj.state is StoredObjectState.WAITING and lifecycle.as_full_as_before(now):
                 lifecycle.lend_from_disk(obj, out)
 
     def _raise_priority(self, now: float, src: bytes, msg: m.RaisePriority, out: list[Effect]) -> None:
@@ -385,11 +402,6 @@ class ObjectStore:
     def _living_others(self, nodes: list[int]) -> list[int]:
         return [node for node in nodes if node != self._node and node not in self._dead_nodes]
 
-    def _as_full_as_before(self, now: float) -> bool:
-        """True if a request for room has just waited in vain, and a new one would, too."""
-        at, used = self.lifecycle.spills.loans.last_shortage
-        return self.lifecycle.spills.stuck and now - at < LEND_AGAIN_PERIOD and self.lifecycle.blocks.used >= used
-
     def _may_fit_soon(self, now: float, obj: StoredObject) -> bool:
         """True if a pull lacks room only because of others that are on their way: when these are here, and have been
         read, they can be evicted. The wait is bounded, as their readers may keep them."""
@@ -420,7 +432,9 @@ class ObjectStore:
     def _check_blocks(self, reading: list[StoredObject]) -> None:
         """Every block of the allocator belongs to one object: of the store, or forgotten and still being sent."""
         lifecycle = self.lifecycle
-        holders = {id(obj): obj for obj in (*self._objects.values(), *reading) if obj.offset >= 0}
+        everything = {id(obj): obj for obj in (*self._objects.values(), *reading) if obj.offset >= 0}
+        lifecycle.overflow.check_invariants([obj for obj in everything.values() if obj.overflows])
+        holders = {key: obj for key, obj in everything.items() if not obj.overflows}
         offsets = sorted(obj.offset for obj in holders.values())
         blocks = lifecycle.blocks.blocks()
         assert offsets == sorted(blocks), f"blocks at {sorted(blocks)}, objects at {offsets}"
@@ -437,7 +451,8 @@ class ObjectStore:
             assert not obj.openers and not obj.replica_pin_waiters and not obj.waiting_pulls, f"{name} is here already"
             evictable = lifecycle.eviction.is_candidate(obj)
             spillable = lifecycle.spills.is_candidate(obj)
-            assert obj.idle == (evictable or spillable), f"{name}: idle {obj.idle}, {evictable}, {spillable}"
+            held = evictable or spillable or (obj.overflows and obj.preserved and obj.idle)
+            assert obj.idle == held, f"{name}: idle {obj.idle}, {evictable}, {spillable}"
             assert not (obj.idle and obj.freed), f"{name} is idle and freed, and still here"
         elif state is StoredObjectState.SPILLED:
             assert obj.spill_slot is not None and not obj.requested, f"{name} is requested, and stays on disk"
@@ -448,6 +463,8 @@ class ObjectStore:
             assert obj.creator is None and obj.spill_slot is None and not obj.pins, f"{name} is pulled, and pinned"
         elif state is StoredObjectState.RESTORING:
             assert obj.spill_slot is not None and not obj.pins, f"{name} is read back, and pinned"
+        elif state is StoredObjectState.RESERVING:
+            assert obj.overflows and obj.spill_slot is None and not obj.pins, f"{name} has no range past the store"
         else:
             queued = obj.id in lifecycle.queue.pending or lifecycle.pulls.admission.is_waiting(obj)
             assert queued and obj.requested | (obj.creator is not None), f"{name} waits for nothing, or in no queue"
@@ -534,5 +551,5 @@ def largest_objects(objects: Iterable[StoredObject], limit: int) -> list[dict[st
 
 def _location(obj: StoredObject) -> str:
     if obj.state is StoredObjectState.SEALED:
-        return "memory" if obj.spill_slot is None else "both"
+        return "overflow" if obj.overflows else "memory" if obj.spill_slot is None else "both"
     return str(obj.state.value)

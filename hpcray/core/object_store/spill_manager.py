@@ -370,6 +370,18 @@ class SpillManager:
                 out.append(self.segments.free_slot(slot))
         return [obj for obj, _ in written]
 
+    def overflow_ended(self, now: float, error: str | None) -> None:
+        """Disk space was reserved for an object past the store, or could not be."""
+        if error is None:
+            self.failure, self.last_progress = "", now
+        else:
+            self.failure, self._retry_at = error, now + WRITE_RETRY_DELAY
+
+    @property
+    def may_retry_at(self) -> float:
+        """When the disk may be tried again, after a failure."""
+        return self._retry_at
+
     def read_succeeded(self, obj: StoredObject) -> None:
         """The bytes of the object are back in memory."""
         self.restored += 1

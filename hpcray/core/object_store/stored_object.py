@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from hpcray.common.ids import owner_of
 from hpcray.core.effects import CancelReceive, Effect
 from hpcray.protocol.messages import Pull
+from hpcray.protocol.messages.objects import OVERFLOW
 
 ROOT = -1
 """In place of a node: the root itself sends."""
@@ -64,10 +65,11 @@ class BroadcastTree:
 
 
 class StoredObjectState(Enum):
-    """States of an object in one store. WAITING: it has no block yet, the store is full. SPILLED: it has no block, its
-    bytes lie on disk."""
+    """States of an object in one store. WAITING: it has no block yet, the store is full. RESERVING: it gets a range of
+    the overflow file instead. SPILLED: it has no block, its bytes lie on disk."""
 
     WAITING = "waiting"
+    RESERVING = "reserving"
     CREATING = "creating"
     PULLING = "pulling"
     SEALED = "sealed"
@@ -77,7 +79,8 @@ class StoredObjectState(Enum):
 
 _S = StoredObjectState
 TRANSITIONS: Mapping[StoredObjectState, frozenset[StoredObjectState]] = {
-    _S.WAITING: frozenset({_S.CREATING, _S.PULLING, _S.RESTORING, _S.SPILLED}),
+    _S.WAITING: frozenset({_S.CREATING, _S.PULLING, _S.RESTORING, _S.SPILLED, _S.RESERVING}),
+    _S.RESERVING: frozenset({_S.CREATING, _S.PULLING, _S.WAITING}),
     _S.CREATING: frozenset({_S.SEALED, _S.PULLING}),
     _S.PULLING: frozenset({_S.SEALED}),
     _S.SEALED: frozenset({_S.SPILLED}),
@@ -347,13 +350,20 @@ class StoredObject:
     def being_created(self) -> bool:
         """True if its creator has not sealed it."""
         return self.spill_slot is None and (
-            self.state is StoredObjectState.WAITING or self.state is StoredObjectState.CREATING
+            self.state is StoredObjectState.WAITING
+            or self.state is StoredObjectState.CREATING
+            or self.state is StoredObjectState.RESERVING
         )
 
     @property
     def only_on_disk(self) -> bool:
         """True if its bytes lie on disk, and are not on their way back."""
         return self.spill_slot is not None and self.state in (StoredObjectState.SPILLED, StoredObjectState.WAITING)
+
+    @property
+    def overflows(self) -> bool:
+        """True if its bytes lie in the overflow file, or will."""
+        return self.offset >= OVERFLOW
 
     @property
     def preserved(self) -> bool:

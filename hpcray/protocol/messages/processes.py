@@ -66,7 +66,8 @@ class RunInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(Struct, array_like=True, tag=2):
     """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
-    neighbours: the session directories of the other nodes of this host, by node."""
+    neighbours: the session directories of the other nodes of this host, by node. overflow: path of the overflow file
+    of this store."""
 
     proc: bytes
     node_id: str
@@ -79,6 +80,7 @@ class Welcome(Struct, array_like=True, tag=2):
     run: RunInfo = RunInfo()
     head: int = 0
     neighbours: dict[int, str] = {}
+    overflow: str = ""
 
 
 class SetJob(Struct, array_like=True, tag=3):

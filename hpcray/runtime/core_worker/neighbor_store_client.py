@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.platform.arena import Arena, ArenaError
+from hpcray.platform.overflow_file import OverflowMapping
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import CoreWorkerContext
@@ -31,7 +32,9 @@ def map_arena(fd: int, welcome: m.Welcome) -> Arena:
     Raises:
         ArenaError: as `Arena.attach`.
     """
-    return Arena.attach(fd, welcome.arena_size, welcome.config.get("huge_pages", "auto"))
+    arena = Arena.attach(fd, welcome.arena_size, welcome.config.get("huge_pages", "auto"))
+    arena.overflow = OverflowMapping(welcome.overflow)
+    return arena
 
 
 class _Greeted(socket.socket):

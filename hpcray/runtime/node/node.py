@@ -243,7 +243,7 @@ def _open_transports(node: _Node) -> tuple[ControlTransport | None, DataPlane | 
         set_preferred_adapters(os.environ, node.bound.adapters)
     try:
         control, data = open_transports(node.config)
-        data.register(node.arena.view(0, node.arena.whole))
+        data.register(node.arena.view(0, node.arena.whole), node.arena.view)
     except StartError as error:
         if error.reported_by == "rank0":
             raise StartupError(str(error), reported_by="rank0") from None
@@ -289,7 +289,18 @@ class _NodeServer:
         head = Gcs(config) if self._rank == 0 else None
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus)
         spill = config.spill_threshold
-        store = ObjectStore(self._rank, node.arena.size, spill_threshold=spill, chunk=config.chunk, slots=_SLOTS)
+        self._spill_files = SpillFiles(
+            node.spill_dir, node.arena, lambda text: self._raylet.log(text), config.disk_capacity_threshold
+        )
+        overflow = self._spill_files.overflow_size if spill else 0
+        store = ObjectStore(
+            self._rank,
+            node.arena.size,
+            spill_threshold=spill,
+            chunk=config.chunk,
+            slots=_SLOTS,
+            overflow=overflow,
+        )
         self._raylet = Raylet(self._context, self._loop, self._router, lease_manager, store, head, self._prefault, data)
         self._attach_parts()
         self._shutdown = NodeShutdown(
@@ -327,11 +338,12 @@ class _NodeServer:
         memory_monitor = MemoryMonitor(context, loop, router, processes, lease_manager.pool, store, raylet.log)
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, node.listener, context.cluster_size)
         if node.config.record:
-            recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS)
+            overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
+            recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS, overflow)
         introspection = RayletIntrospection(
             context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid
         )
-        spill_io = SpillIo(raylet, SpillFiles(node.spill_dir, node.arena, raylet.log))
+        spill_io = SpillIo(raylet, self._spill_files)
         raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:

@@ -212,6 +212,7 @@ class Raylet:
             self.run_info,
             self.head_location.node,
             self.neighbor_dirs,
+            self.spill_io.overflow_path,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
@@ -402,6 +403,20 @@ class SpillIo:
         path = self._files.path(effect.segment)
         self._raylet.router.send(effect.proc, m.OnDisk(effect.id, path, effect.position, effect.size))
 
+    @property
+    def overflow_path(self) -> str:
+        """Where processes of this node open the overflow file."""
+        return self._files.overflow.path
+
+    def reserve(self, effect: fx.ReserveOverflow) -> None:
+        """Take disk space for an object past the store."""
+        self._files.reserve(effect.id, effect.position, effect.size)
+        self._schedule_check()
+
+    def release(self, effect: fx.ReleaseOverflow) -> None:
+        """Give the disk space of an object past the store back."""
+        self._files.release(effect.position, effect.size)
+
     def discard(self, effect: fx.DiscardSpilled) -> None:
         """Free the space of an object in its segment."""
         self._files.discard(effect.segment, effect.position, effect.size, effect.last)
@@ -516,5 +531,7 @@ EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.ReadSpill: lambda r: r.spill_io.read,
     fx.LendSpilled: lambda r: r.spill_io.lend,
     fx.DiscardSpilled: lambda r: r.spill_io.discard,
+    fx.ReserveOverflow: lambda r: r.spill_io.reserve,
+    fx.ReleaseOverflow: lambda r: r.spill_io.release,
 }
 """The handler of each effect of a core; bound like `HANDLERS`."""

@@ -44,7 +44,7 @@ class CoreRecorders:
     """The records of one raylet's cores. Make it before the first input of any of them, and before handlers are bound.
 
     Args:
-        chunk, slots: of the store.
+        chunk, slots, overflow: of the store.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class CoreRecorders:
         head: Gcs | RecoveringGcs | None,
         chunk: int,
         slots: int,
+        overflow: int,
     ) -> None:
         config = context.config
         common: dict[str, Any] = {"config": config.as_dict()}
@@ -67,7 +68,15 @@ class CoreRecorders:
                 "limit": lease_manager.pool.limit,
             },
             "head": {},
-            "store": {"store": {"size": size, "spill_threshold": spill, "chunk": chunk, "slots": slots}},
+            "store": {
+                "store": {
+                    "size": size,
+                    "spill_threshold": spill,
+                    "chunk": chunk,
+                    "slots": slots,
+                    "overflow": overflow,
+                }
+            },
         }
         cores = {"raylet": lease_manager, "head": head, "store": store}
         self._recorders = {
