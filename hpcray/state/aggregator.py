@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -105,9 +106,24 @@ class StateAggregator:
         ]
 
     def workers(self) -> list[WorkerState]:
-        """Every living driver and worker."""
+        """Every living driver and worker, and the last workers that have ended."""
         nodes = self._nodes()
-        return [
+        ended = [
+            WorkerState(
+                worker_id=row["proc"].hex(),
+                is_alive=False,
+                worker_type="WORKER",
+                exit_type=row["exit_type"],
+                exit_detail=row["exit_detail"],
+                end_time_ms=int((time.time() - row["seconds"]) * 1000),
+                node_id=node.node_id,
+                ip=node.address,
+                pid=row["pid"],
+            )
+            for node in nodes.values()
+            for row in node.ended
+        ]
+        return ended + [
             WorkerState(
                 worker_id=one.proc.hex(),
                 is_alive=True,
@@ -146,6 +162,7 @@ class StateAggregator:
         owned = self._query(people.values(), "tasks", MAX_ROWS_PER_PROCESS)
         executed = self._query((one for one in people.values() if one.kind == "worker"), "events")
         history = TaskHistory(self._job_id, self._nodes(), people, executed)
+        history.add_crashed(row for answer in owned.values() for row in answer["crashed"])
         history.add_open(row for answer in owned.values() for row in answer["rows"])
         history.add_creations(self._process.gcs.call("actors"))
         return history.rows()

@@ -64,6 +64,19 @@ class TaskHistory:
                 attempts.append(last)
             last.required_resources = one["resources"]
 
+    def add_crashed(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take in the tasks of which owners say that they ended with their worker."""
+        ended = {
+            row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
+            for node in self._nodes.values()
+            for row in node.ended
+        }
+        for one in rows:
+            attempts = self._attempts.setdefault(one["task"], [])
+            row = self._row(one["task"], one["name"], "FAILED", b"", ended.get(one["worker"]))
+            row.attempt_number, row.error_type, row.error_message = len(attempts), "WORKER_DIED", one["error"]
+            attempts.append(row)
+
     def add_creations(self, actors: Iterable[Mapping[str, Any]]) -> None:
         """Take in the creation of actors: of each one that waits, or that was created."""
         for actor in actors:

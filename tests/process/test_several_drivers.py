@@ -38,6 +38,8 @@ rows = [ray.get(actor.ping.remote()), *ray.get([here.remote(), here.remote()])]
 print(json.dumps([context.get_job_id(), context.namespace, rows]))
 """
 
+_WORKERS = [("worker_type", "=", "WORKER"), ("is_alive", "=", True)]
+
 
 def run(address: str, place: Path) -> tuple[str, str, int, list[list[object]]]:
     place.mkdir()
@@ -74,6 +76,6 @@ def test_each_driver_is_a_job_with_its_own_workers_path_and_names(tmp_path: Path
         assert jobs == ["01000000", "02000000", "03000000"]
         assert {said for _, said in ray.get([pid.remote() for _ in range(6)])} == {""}
         deadline = time.monotonic() + 10
-        while len(list_workers(filters=[("worker_type", "=", "WORKER")])) > 3 and time.monotonic() < deadline:
+        while len(list_workers(filters=_WORKERS)) > 3 and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert len(list_workers(filters=[("worker_type", "=", "WORKER")])) <= 3, "idle ones above the CPUs end"
+        assert len(list_workers(filters=_WORKERS)) <= 3, "idle ones above the CPUs end"

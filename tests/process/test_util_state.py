@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 
 import numpy as np
@@ -279,3 +280,46 @@ def test_list_summary_and_timeline_print_the_state_api(tmp_path):
     run("timeline", str(tmp_path / "t.json"))
     assert json.loads((tmp_path / "t.json").read_text())
     ray.kill(counter)
+
+
+def test_workers_that_have_ended_say_how():
+    @ray.remote(num_cpus=0, max_retries=0)
+    def crash(number):
+        os.kill(os.getpid(), number)
+
+    @ray.remote(num_cpus=0)
+    class Mortal:
+        def __init__(self, fail=False):
+            if fail:
+                raise ValueError("not this time")
+
+        def worker(self):
+            return ray.get_runtime_context().get_worker_id()
+
+        def leave(self):
+            ray.actor.exit_actor()
+
+    def ended(worker):
+        row = state.get_worker(worker)
+        return row if row is not None and not row.is_alive else None
+
+    ref = crash.options(name="crash by signal").remote(signal.SIGTERM)
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(ref)
+    (task,) = state.list_tasks(filters=[("name", "=", "crash by signal")])
+    assert task.state == "FAILED"
+    worker = eventually(lambda: ended(task.worker_id))
+    assert worker.exit_type == "SYSTEM_ERROR" and "SIGTERM" in worker.exit_detail and worker.pid == task.worker_pid
+    for end, kind, detail in (
+        (lambda actor: actor.leave.remote(), "INTENDED_USER_EXIT", "exit_actor"),
+        (ray.kill, "INTENDED_SYSTEM_EXIT", "ray.kill"),
+    ):
+        actor = Mortal.remote()
+        ident = ray.get(actor.worker.remote())
+        end(actor)
+        worker = eventually(lambda ident=ident: ended(ident))
+        assert worker.exit_type == kind and detail in worker.exit_detail
+    failed = Mortal.remote(fail=True)
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(failed.worker.remote())
+    eventually(lambda: [one for one in state.list_workers(limit=1000) if one.exit_type == "USER_ERROR"])

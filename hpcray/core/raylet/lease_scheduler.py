@@ -29,6 +29,7 @@ from hpcray.common.resources import (
     waiting_text,
 )
 from hpcray.core.effects import Effect, Send
+from hpcray.core.raylet.ended_workers import EndedWorkers
 from hpcray.core.raylet.lease_queue import RESERVE_AFTER, LeaseQueue, Shortages
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, bundles_env, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
@@ -59,7 +60,7 @@ class LocalLeaseManager:
         gpu_ids: device ids of its GPUs, as many as `total` says; by default they are numbered.
 
     Attributes:
-        pool: the worker processes.
+        pool: the worker processes. ended: those that have ended, and how.
         resources: what the node has, and who has what of it.
         job: the job that runs, once its driver has registered it.
     """
@@ -70,6 +71,7 @@ class LocalLeaseManager:
         self.node = node
         self.job: m.JobInfo | None = None
         self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
+        self.ended = EndedWorkers()
         self.resources = LocalResources(node, dict(total), gpu_ids, cluster_size)
         self._queue = LeaseQueue(self.resources)
         self._requests = LeaseRequestTable(node, cluster_size <= 1, self.resources.pool.is_feasible)
@@ -130,6 +132,7 @@ class LocalLeaseManager:
         out: list[Effect] = []
         worker = self.pool.remove_worker(proc)
         if worker is not None:
+            self.ended.add(now, worker, reason)
             self._queue.recheck_all()
             if worker.state == STARTING:
                 self._worker_start_failed(now, worker, reason)

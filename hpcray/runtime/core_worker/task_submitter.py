@@ -31,6 +31,7 @@ from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
+_CRASHED_KEPT = 1000
 _NOTHING = (NO_ARGS, None, None)
 
 
@@ -40,6 +41,7 @@ class TaskSubmitter:
     Attributes:
         wait_reasons: why tasks of a lease class do not run, by the class's index, as far as it was reported.
         crash_retries: which of them ran out of memory.
+        crashed: the last tasks that failed as their worker died, for state listings.
     """
 
     def __init__(self, context: CoreWorkerContext, gcs: GcsClient) -> None:
@@ -56,6 +58,7 @@ class TaskSubmitter:
         self.actors = ActorSubmitter(context, gcs, self, self.generator_streams)
         self.cancellation = TaskCancellation(context, self.leases, self.actors, self.retries, self.fail_cancelled)
         self.wait_reasons: dict[int, str] = {}
+        self.crashed: deque[dict[str, Any]] = deque(maxlen=_CRASHED_KEPT)
         self._failing: deque[tuple[PendingTask, bytes, bytes | None]] = deque()
         self.unhandled_errors = UnhandledErrors(context)
         self._in_fail = self._ticking = False
@@ -369,6 +372,9 @@ class TaskSubmitter:
                 self.fail_cancelled(task)
             elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason)) is not None:
                 crash = serialize_error(over)
+                self.crashed.append(
+                    {"task": task.id, "name": task.extra.name or task.name, "worker": proc, "error": str(over)}
+                )
                 self.unhandled_errors.watch(task, crash)
                 self.fail(task, crash)
             elif position == 0:

@@ -47,7 +47,8 @@ class ProcessInfo:
 
 @dataclass
 class ClusterRoster:
-    """One node and who is on it. problem: why nothing is known of them, "" when something is."""
+    """One node and who is on it. problem: why nothing is known of them, "" when something is. ended: a row for each of
+    its last workers that have ended."""
 
     index: int
     node_id: str
@@ -57,6 +58,7 @@ class ClusterRoster:
     problem: str = ""
     template: int = 0
     processes: list[ProcessInfo] = field(default_factory=list)
+    ended: list[dict[str, Any]] = field(default_factory=list)
 
 
 class ClusterQuery:
@@ -105,6 +107,7 @@ class ClusterQuery:
                 )
             else:
                 node.template = answer["template"]
+                node.ended = answer["ended"]
                 node.processes = [
                     ProcessInfo(answer["proc"], answer["pid"], "raylet", node.index, node.host),
                     *(self._process_info(node, row) for row in answer["processes"]),

@@ -180,7 +180,7 @@ class Introspection:
                     "resources": known.resources,
                     "retries": task.retries,
                 })  # fmt: skip
-        return {"total": total, "rows": rows}
+        return {"total": total, "rows": rows, "crashed": list(self._process.submitter.crashed)}
 
     def _open_tasks(self) -> Iterator[PendingTask]:
         """Every task of ours that has not returned, once."""

@@ -3,7 +3,8 @@
 =========  ==================  =========================================================================
 what       arguments           reply
 =========  ==================  =========================================================================
-node       []                  "pid", "host", "template" (pid), "processes": a row for each one here
+node       []                  "pid", "host", "template" (pid), "processes": a row for each one here, "ended":
+                               workers that have ended, and how
 stack      []                  "threads" of the raylet
 os         [pids]              the kernel's view of processes of this node (`process_tree.describe_process`), by pid,
                                and "stacks", written by a signal handler in C that works in a blocked process
@@ -118,6 +119,7 @@ class RayletIntrospection:
         self._loop = loop
         self._router = router
         self._pool = lease_manager.pool
+        self._ended = lease_manager.ended
         self._store = store
         self._template_pid = template_pid
         self._methods: dict[str, Callable[..., Any]] = {
@@ -169,6 +171,7 @@ class RayletIntrospection:
             "host": self._host,
             "template": self._template_pid,
             "processes": rows,
+            "ended": self._ended.rows(self._loop.now),
         }
 
     def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
-from hpcray.common.ids import HEAD, TaskID
+from hpcray.common.ids import HEAD, TaskID, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
@@ -95,6 +95,8 @@ class ActorExecutor:
             # The creator lets go of the arguments once it hears that we are up: our own borrows must be known by then.
             while process.table.refs.unacked:
                 engine.wait(Waiter(), time.monotonic() + 0.01)
+            if error:
+                engine.send(raylet_of(process.node), m.ActorLeaving(spec.actor, m.CONSTRUCTOR_RAISED))
             engine.send(HEAD, m.ActorReady(spec.actor, error, []))
             engine.flush()
 
@@ -313,8 +315,11 @@ class ActorExecutor:
         return text, self.spec.actor.hex()
 
 
-_EXITED = "its worker process has ended by itself, with exit code 0"
-_EXIT_ACTOR = f"{_EXITED}. exit_actor() is called."
+_EXITED = (
+    "its worker process has died. Worker exit type: INTENDED_USER_EXIT Worker exit detail: "
+    f"{m.USER_EXIT} Worker exits with an exit code 0."
+)
+_EXIT_ACTOR = f"{_EXITED} exit_actor() is called."
 _BUILT_IN: dict[str, Callable[[ActorExecutor], Callable[..., Any]]] = {
     "__ray_ready__": lambda actor: lambda: True,
     "__ray_call__": lambda actor: lambda function, *args, **kwargs: function(actor.instance, *args, **kwargs),

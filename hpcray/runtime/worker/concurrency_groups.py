@@ -110,8 +110,7 @@ class ThreadedCallRunner:
         actor = self._actor
         try:
             if msg.task in actor.worker.cancelled:
-                error = TaskCancelledError(TaskID(msg.task), f"{msg.method} was cancelled before it started")
-                actor.worker.reply(src, msg.task, msg.num_returns, None, error, msg.method, 0, None)
+                actor.worker.reply_cancelled(src, msg)
             elif not self._closed:
                 actor.run(src, msg, self._hold)
         finally:
@@ -219,10 +218,14 @@ class AsyncioCallRunner:
         started = perf_counter()
         try:
             await self._semaphore.acquire()
+        except asyncio.CancelledError:
+            worker.reply_cancelled(src, msg)
+            self._forget(msg.task)
+            return
+        try:
             try:
                 if self._closed:
-                    self._tasks.pop(msg.task, None)
-                    self._ended += 1
+                    self._forget(msg.task)
                     return
                 started = perf_counter()
                 async_task.set(msg)
@@ -264,9 +267,14 @@ class AsyncioCallRunner:
                 hold = self._hold(ended)
                 worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, hold)
         finally:
-            self._ended += 1
-            if worker.options or worker.cancelled:
-                worker.forget_options(msg.task)
+            self._forget(msg.task)
+
+    def _forget(self, task: bytes) -> None:
+        """A call is over."""
+        self._tasks.pop(task, None)
+        self._ended += 1
+        if self._actor.worker.options or self._actor.worker.cancelled:
+            self._actor.worker.forget_options(task)
 
     def _arguments(self, msg: m.ActorCall, protected: list[bytes]) -> Any:
         local = self._actor.worker.process.local

@@ -196,9 +196,7 @@ class TaskExecutor:
             if getattr(item[1], "task", None) == msg.task:
                 self.queue.remove(item)
                 self.options.pop(msg.task, None)
-                error = serialize_error(TaskCancelledError(TaskID(msg.task), "It was cancelled before it started"))
-                returns = [m.Returned(error) for _ in range(abs(item[1].num_returns))]
-                self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
+                self.reply_cancelled(src, item[1])
                 return
         if self.actor is not None:
             self.actor.cancel(msg.task, msg.recursive)
@@ -210,6 +208,14 @@ class TaskExecutor:
                 os._exit(1)
             self.cancelled.add(msg.task)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
+        """Reply to a task or call that was cancelled before it began. Nothing of it is recorded."""
+        error = serialize_error(TaskCancelledError(TaskID(msg.task), "It was cancelled before it started"))
+        returns = [m.Returned(error) for _ in range(abs(msg.num_returns))]
+        with self.engine.lock:
+            self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
+            self.engine.flush()
 
     def _is_child(self, task: PendingTask) -> bool:
         """Return True for what the running task has submitted."""
