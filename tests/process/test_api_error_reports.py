@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
-from engine import eventually, exceptions, hpcray_only, ray
+from engine import PATIENCE, eventually, exceptions, hpcray_only, ray
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2}
@@ -141,3 +144,65 @@ def test_a_get_that_blocks_the_loop_of_an_async_actor_is_warned_of_once():
     actor = Async.remote()
     assert ray.get(actor.awaits.remote([ray.put(1)])) == []
     assert [text.partition(".")[0] for text in ray.get(actor.blocks.remote([ray.put(1)]))] == ["Using blocking ray"]
+
+
+@ray.remote(max_retries=2)
+def crashes_unless(path):
+    if not os.path.exists(path):
+        open(path, "w").close()
+        os._exit(3)
+
+
+@ray.remote(max_retries=2, retry_exceptions=True)
+def raises_unless(path):
+    if not os.path.exists(path):
+        open(path, "w").close()
+        raise KeyError
+
+
+@ray.remote(max_restarts=3)
+class Restarting:
+    def leave(self):
+        os._exit(4)
+
+
+def test_a_task_that_runs_again_and_an_actor_that_restarts_are_named_with_the_reason(logged, tmp_path):
+    ray.get([crashes_unless.remote(str(tmp_path / "crashes")), raises_unless.remote(str(tmp_path / "raises"))])
+    actor = Restarting.remote()
+    with pytest.raises(exceptions.RayActorError):
+        ray.get(actor.leave.remote())
+    eventually(lambda: len(logged) == 3)
+    texts = {" ".join(text.split()[1:4]): text for text in logged}
+    crash = texts["task crashes_unless runs"]
+    assert crash.startswith("hpcray: task crashes_unless runs again (retry 1 of 2): worker process")
+    assert crash.endswith("exit code 3")
+    assert texts["task raises_unless runs"].endswith("runs again (retry 1 of 2): it raised KeyError")
+    assert ", restart 1 of 3): its worker process" in texts["actor Restarting restarts"]
+
+
+def test_a_burst_of_retries_is_one_line(logged, tmp_path):
+    ray.get([raises_unless.options(max_retries=1).remote(str(tmp_path / str(index))) for index in range(20)])
+    time.sleep(0.2)
+    assert len([text for text in logged if "raises_unless" in text]) <= 1
+
+
+def test_a_crash_in_c_shows_the_python_stack():
+    script = """
+import ctypes, hpcray as ray
+ray.init(num_cpus=1)
+@ray.remote(max_retries=0)
+def segfault():
+    ctypes.string_at(0)
+try:
+    ray.get(segfault.remote())
+except ray.exceptions.WorkerCrashedError as error:
+    assert "SIGSEGV" in str(error), error
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert "Segmentation fault" in run.stderr
+    assert "in segfault" in run.stderr
+
+
+def test_the_kernel_would_end_workers_first():
+    score = ray.get(ray.remote(Path.read_text).remote(Path("/proc/self/oom_score_adj")))
+    assert int(score) == 1000

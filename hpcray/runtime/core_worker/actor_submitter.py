@@ -70,7 +70,7 @@ class ActorSubmitter:
             spec.actor = context.next_task_id()
             client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name, spec.out_of_order)
             client.creation_keep = keep
-            client.restartable, client.detached = spec.max_restarts != 0, spec.detached
+            client.max_restarts, client.detached = spec.max_restarts, spec.detached
             task = PendingTask(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
             handle: ObjectRef[Any] | None = None
             if not spec.detached:
@@ -327,6 +327,10 @@ class ActorSubmitter:
         client.unblock()
         if msg.state != client.state:
             self._late_replies.stop_waiting_for(client)
+        if msg.state == RESTARTING != client.state and client.max_restarts:
+            self._submission.retry_warnings.actor_restarts(
+                client.class_name, client.actor, msg.restarts, client.max_restarts, msg.reason
+            )
         waits = msg.state != ALIVE and bool(client.inflight) and self._late_replies.expect(client)
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
         if msg.state == ALIVE:
@@ -334,7 +338,7 @@ class ActorSubmitter:
                 self._interrupted(client, msg.reason)  # that it restarted went down with a head
             client.worker = msg.worker
             self._by_worker[msg.worker] = client
-            if not client.restartable:
+            if not client.max_restarts:
                 client.creation_keep = None
             self._pump(client)
             return
@@ -428,12 +432,12 @@ class ActorClient:
     hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
     creation_keep: the refs in the constructor's arguments, of an actor that we created, as long as it may run again.
     killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
-    restartable: whether it may run again after it was up. detached: whether handles to it are not counted.
+    max_restarts: 0 also where the actor is not ours. detached: whether handles to it are not counted.
     """
 
     __slots__ = (
         "actor", "class_name", "creation_keep", "detached", "error", "hold", "inflight", "killed", "late",
-        "out_of_order", "queue", "reason", "restartable", "state", "worker",
+        "max_restarts", "out_of_order", "queue", "reason", "state", "worker",
     )  # fmt: skip
 
     def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
@@ -449,7 +453,8 @@ class ActorClient:
         self.queue: deque[PendingTask] = deque()
         self.inflight: dict[bytes, PendingTask] = {}
         self.creation_keep: Any = None
-        self.restartable = self.detached = False
+        self.max_restarts = 0
+        self.detached = False
 
     def kill(self) -> None:
         """Hold new calls back: the worker that the actor still has is being killed."""

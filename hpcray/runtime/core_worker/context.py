@@ -113,11 +113,22 @@ class ErrorWatch(Protocol):
     def watch(self, task: PendingTask, blob: bytes) -> None: ...
 
 
+class TaskRetryWarnings(Protocol):
+    """`RetryWarnings` as retries see it."""
+
+    def task_runs_again(self, task: PendingTask, why: str) -> None: ...
+
+    def actor_restarts(self, class_name: str, actor: bytes, restarts: int, limit: int, why: str) -> None: ...
+
+
 class TaskSubmission(Protocol):
     """`TaskSubmitter` as its parts see it; described there. The engine's lock is held in all methods."""
 
     @property
     def unhandled_errors(self) -> ErrorWatch: ...
+
+    @property
+    def retry_warnings(self) -> TaskRetryWarnings: ...
 
     def returns(self, task: PendingTask) -> Any: ...
 

@@ -69,9 +69,10 @@ class TaskRetries:
 
     # ------------------------------------------------------------ workers that die
 
-    def worker_crashed(self, task: PendingTask) -> None:
+    def worker_crashed(self, task: PendingTask, why: str) -> None:
         """The worker that ran it died: it runs again, the first time at once, then after longer and longer pauses."""
         self._count(task)
+        self._submission.retry_warnings.task_runs_again(task, why)
         crashes = self._crashes[task.id] = self._crashes.get(task.id, 0) + 1
         pause = pause_before(crashes)
         if pause <= 0.0:
@@ -134,6 +135,7 @@ class TaskRetries:
                     if item.size and task.worker is not None:  # of a generator, which raised after it
                         self._table.may_be_left_at(task.id + return_index(index), node_of(task.worker))
                 self._count(task)
+                self._submission.retry_warnings.task_runs_again(task, f"it raised {type(cause).__name__}")
                 self.submit(task)
             else:
                 self._submission.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")

@@ -26,6 +26,7 @@ from hpcray.runtime.core_worker.generators import GeneratorStreams
 from hpcray.runtime.core_worker.io_engine import MAX_BATCH, monotonic
 from hpcray.runtime.core_worker.object_reader import unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, make_ref, new_ref
+from hpcray.runtime.core_worker.retry_warnings import RetryWarnings
 from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries, cancelled_blob
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
@@ -61,6 +62,7 @@ class TaskSubmitter:
         self.crashed: deque[dict[str, Any]] = deque(maxlen=_CRASHED_KEPT)
         self._failing: deque[tuple[PendingTask, bytes, bytes | None]] = deque()
         self.unhandled_errors = UnhandledErrors(context)
+        self.retry_warnings = RetryWarnings(context.engine)
         self._in_fail = self._ticking = False
         self._ip = ""
 
@@ -378,7 +380,7 @@ class TaskSubmitter:
                 self.unhandled_errors.watch(task, crash)
                 self.fail(task, crash)
             elif position == 0:
-                self.retries.worker_crashed(task)
+                self.retries.worker_crashed(task, reason or show_proc(proc))
             else:
                 task.worker = None
                 self.retries.submit(task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from typing import NoReturn
 
 from hpcray.platform.gpu_visibility import restore_gpu_visibility
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
-from hpcray.platform.process_tree import PrestartedThread, set_process_name
+from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
 from hpcray.platform.stacks import enable_stack_dump
 from hpcray.runtime.core_worker.core_worker import connect, current
 from hpcray.runtime.core_worker.peer_sockets import listen
@@ -39,7 +40,10 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     if environment is None:
         environment = WorkerRuntimeEnv.take(os.environ)
         environment.become_python(session_dir, number)
+    let_kernel_kill_first()
     enable_stack_dump()
+    with contextlib.suppress(OSError):
+        faulthandler.enable(2, all_threads=False)  # a crash in C shows the Python stack in the worker's output
     # Where there is no room for one more thread, our raylet must never hear of us: it would give us work.
     thread = PrestartedThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
