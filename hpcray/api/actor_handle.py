@@ -20,6 +20,7 @@ from hpcray.api.session import require_session
 from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
+from hpcray.protocol.out_of_band import pickling
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -318,8 +319,11 @@ class ActorHandle(Generic[C]):
         return self._actor == other._actor if isinstance(other, ActorHandle) else NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
+        keep = (
+            self._keep if pickling.refs is not None else None
+        )  # elsewhere it is not counted, as in Ray: the actor may end
         return ActorHandle, (
-            self._actor, self._class_name, self._methods, self._retries, self._limit, self._keep, self._out_of_order,
+            self._actor, self._class_name, self._methods, self._retries, self._limit, keep, self._out_of_order,
         )  # fmt: skip
 
     def __copy__(self) -> ActorHandle:

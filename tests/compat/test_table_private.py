@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,45 @@ def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: 
     ray.util.remove_placement_group(group)
 
 
+def count_references(ray: Any, core: Any) -> None:
+    """What the program holds, what its tasks mention, what other objects hold; and where a value is."""
+
+    go = Path(ray._private.worker._global_node.get_session_dir_path(), "go")
+
+    @ray.remote
+    def late(*values: Any) -> None:
+        while not go.exists():
+            time.sleep(0.01)
+
+    def counts() -> dict[bytes, tuple[int, int]]:
+        gc.collect()
+        rows = core.get_all_reference_counts().items()
+        return {oid: (row["local"], row["submitted"]) for oid, row in rows if oid not in before}
+
+    before = core.get_all_reference_counts()
+    ref = ray.put(1)
+    oid = ref.hex().encode()
+    assert core.object_exists(ref)
+    done = late.remote(ref, [ref])
+    task = done.hex().encode()
+    assert counts() == {oid: (1, 2), task: (1, 0)}
+    outer = ray.put([ref])
+    del ref
+    assert counts() == {oid: (0, 2), task: (1, 0), outer.hex().encode(): (1, 0)}
+    go.touch()
+    ray.get(done)
+    assert counts()[oid] == (0, 0)
+    del outer, done
+    assert counts() == {}
+    large = ray.put(bytes(1 << 20))
+    assert core.object_exists(large)
+    assert not core.object_exists(large, memory_store_only=True)
+    freed = large.binary()
+    del large
+    assert not core.object_exists(ray.ObjectRef(freed))
+    assert core.get_memory_store_size() >= 0
+
+
 @row("ray._private.worker.global_worker")
 def test_the_global_worker_names_the_role_of_the_process(ray: Any) -> None:
     worker = ray._private.worker.global_worker
@@ -80,6 +121,7 @@ def test_the_global_worker_names_the_role_of_the_process(ray: Any) -> None:
     assert ray.get(Async.remote().is_async.remote()) is True
     with pytest.raises(AttributeError, match="hpcray does not have"):
         worker.nonsense  # noqa: B018
+    count_references(ray, worker.core_worker)
     ray._private.worker.blocking_get_inside_async_warned = True
 
 

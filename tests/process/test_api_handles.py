@@ -272,3 +272,8 @@ class TestScope:
         except Exception as error:
             pytest.skip(f"{type(error).__name__}")
         assert ray.get(pickle.loads(blob).get.remote()) == "foreign"
+        pid = pid_of(cell)
+        del cell
+        eventually(lambda: not alive(pid), "the end of an actor of which only such a copy is left")
+        with pytest.raises(exceptions.RayActorError):
+            ray.get(pickle.loads(blob).get.remote())

@@ -8,9 +8,15 @@ from typing import Any, TextIO
 
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import require_session
+from hpcray.common.exceptions import ObjectLostError
+from hpcray.common.ids import owner_of
 from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
+from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.sockets import node_ip_address
+from hpcray.protocol.messages.objects import is_error
+from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 
 CHANGING = ("_global_node",)
@@ -44,6 +50,10 @@ blocking_get_inside_async_warned = False
 """Without effect: Ray sets it after it has warned of a blocking get() in an async actor."""
 
 
+_ANSWER_TIMEOUT = 0.2
+"""Seconds for which `object_exists` waits for the answer of an owner, and of the store."""
+
+
 class _GcsClient:
     """The attributes of Ray's GCS client that programs read."""
 
@@ -73,6 +83,44 @@ class _CoreWorker:
 
     def get_current_node_id(self) -> NodeID:
         return NodeID.from_hex(require_session().node_id)
+
+    def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
+        """Return how many refs the program holds ("local"), and its unfinished tasks mention ("submitted"), by object
+        id in hex."""
+        rows = require_session().diagnostics.introspect("references", [])
+        return {oid.hex().encode(): {"local": local, "submitted": submitted} for oid, local, submitted in rows}
+
+    def object_exists(self, object_ref: ObjectRef[Any], memory_store_only: bool = False) -> bool:
+        """Return True if the value is in this process or, unless `memory_store_only`, in this node's store."""
+        process = require_session()
+        if owner_of(object_ref._id) != process.me:
+            process.wait([object_ref], 1, _ANSWER_TIMEOUT, False)
+        entry = process.table.entries.get(object_ref._id)
+        if (
+            entry is not None
+            and entry.state == STORED
+            and entry.mapping is None
+            and process.node in (entry.nodes or ())
+        ):
+            process.wait([object_ref], 1, _ANSWER_TIMEOUT, True)  # perhaps the store has dropped it with its owner
+        with process.engine.lock:
+            process.drain()
+            entry = process.table.entries.get(object_ref._id)
+            if entry is None:
+                return False
+            stored = entry.mapping is not None
+            process.table.unmap(object_ref._id)
+            process.engine.flush()
+            if stored or entry.state != INLINE:
+                return stored and not memory_store_only
+            return not (is_error(entry.value) and isinstance(deserialize(entry.value), ObjectLostError))
+
+    def get_memory_store_size(self) -> int:
+        """Return how many values this process keeps in its own memory."""
+        process = require_session()
+        with process.engine.lock:
+            process.drain()
+            return sum(entry.state == INLINE for entry in process.table.entries.values())
 
 
 class _GlobalNode:

@@ -211,6 +211,8 @@ class CoreWorker:
         """Count a ref that this thread deserialized or made by hand. places: size and nodes of its object, if known."""
         engine = self.engine
         with engine.lock:
+            if released:  # perhaps of this object: it must not outlive its last ref
+                self.drain()
             self.table.refs.ref_deserialized(oid, self.local.protected)
             if places is not None:
                 self.table.hint_locations(oid, *places)

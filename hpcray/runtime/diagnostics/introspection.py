@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -65,6 +66,7 @@ class Introspection:
             "calls": self._calls,
             "tasks": self._tasks,
             "objects": self._objects,
+            "references": self._references,
             "events": self._events,
         }
         if process.config.record:
@@ -228,6 +230,29 @@ class Introspection:
                 "site": getattr(entry, "site", ""),
             })  # fmt: skip
         return {"total": len(entries), "rows": rows}
+
+    def _references(self) -> list[tuple[bytes, int, int]]:
+        """Objects that this process refers to: refs that its program holds, and mentions in tasks that have not ended.
+
+        A ref that only such a task holds, or another object, is none of the program's.
+        """
+        self._process.drain()
+        me, entries = self._process.me, self._process.table.entries
+        kept = [ref for task in self._open_tasks() for ref in task.keep or ()]
+        contained = [ref for entry in entries.values() for ref in entry.contained or ()]
+        held = Counter(map(id, kept + contained))
+        hidden: Counter[bytes] = Counter()
+        for ref in {id(ref): ref for ref in kept + contained}.values():
+            # Each of the `held` lists of tasks and objects is here once more; then there are the dict, `ref`, and the
+            # argument of this call.
+            if sys.getrefcount(ref) <= 2 * held[id(ref)] + 3:
+                hidden[ref._id] += 1
+        mentions = Counter(ref._id for ref in kept)
+        return [
+            (oid, max(0, entry.local - hidden[oid]), mentions[oid])
+            for oid, entry in entries.items()
+            if entry.local > 0 or entry.borrowers or entry.state != PENDING or owner_of(oid) != me
+        ]
 
     def _events(self) -> dict[str, Any]:
         worker = current.worker
