@@ -162,7 +162,7 @@ class StateAggregator:
         owned = self._query(people.values(), "tasks", MAX_ROWS_PER_PROCESS)
         executed = self._query((one for one in people.values() if one.kind == "worker"), "events")
         history = TaskHistory(self._job_id, self._nodes(), people, executed)
-        history.add_crashed(row for answer in owned.values() for row in answer["crashed"])
+        history.add_failed(row for answer in owned.values() for row in answer["failed"])
         history.add_open(row for answer in owned.values() for row in answer["rows"])
         history.add_creations(self._process.gcs.call("actors"))
         return history.rows()

@@ -18,7 +18,21 @@ _STATES = {
     object_status.ACTOR: "PENDING_NODE_ASSIGNMENT",
     object_status.PAUSED: "PENDING_NODE_ASSIGNMENT",
 }
-_ERROR_TYPES = {"TaskCancelledError": "TASK_CANCELLED"}
+_ERROR_TYPES = {
+    "ActorDiedError": "ACTOR_DIED",
+    "ActorPlacementGroupRemoved": "ACTOR_PLACEMENT_GROUP_REMOVED",
+    "ActorUnavailableError": "ACTOR_UNAVAILABLE",
+    "ActorUnschedulableError": "ACTOR_UNSCHEDULABLE_ERROR",
+    "NodeDiedError": "NODE_DIED",
+    "ObjectLostError": "OBJECT_LOST",
+    "OutOfMemoryError": "OUT_OF_MEMORY",
+    "OwnerDiedError": "OWNER_DIED",
+    "RuntimeEnvSetupError": "RUNTIME_ENV_SETUP_FAILED",
+    "TaskCancelledError": "TASK_CANCELLED",
+    "TaskPlacementGroupRemoved": "TASK_PLACEMENT_GROUP_REMOVED",
+    "TaskUnschedulableError": "TASK_UNSCHEDULABLE_ERROR",
+    "WorkerCrashedError": "WORKER_DIED",
+}
 _FAILED = "TASK_EXECUTION_EXCEPTION"
 _MILLI, _MICRO_PER_MILLI = 1000, 1000
 
@@ -51,6 +65,20 @@ class TaskHistory:
         for begun in self._begun.values():
             begun.sort()
 
+    def add_failed(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take in what owners say of tasks that ended without a reply of their worker."""
+        ended = {
+            row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
+            for node in self._nodes.values()
+            for row in node.ended
+        }
+        for one in rows:
+            attempts = self._attempts.setdefault(one["task"], [])
+            row = self._row(one["task"], one["name"], "FAILED", one["actor"], ended.get(one["worker"]))
+            row.attempt_number, row.end_time_ms = len(attempts), int(one["end"] * _MILLI)
+            row.error_type, row.error_message = _ERROR_TYPES.get(one["kind"], _FAILED), one["text"]
+            attempts.append(row)
+
     def add_open(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Take in what owners say of tasks that have not returned."""
         for one in rows:
@@ -64,19 +92,6 @@ class TaskHistory:
                 attempts.append(last)
             last.required_resources = one["resources"]
 
-    def add_crashed(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the tasks of which owners say that they ended with their worker."""
-        ended = {
-            row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
-            for node in self._nodes.values()
-            for row in node.ended
-        }
-        for one in rows:
-            attempts = self._attempts.setdefault(one["task"], [])
-            row = self._row(one["task"], one["name"], "FAILED", b"", ended.get(one["worker"]))
-            row.attempt_number, row.error_type, row.error_message = len(attempts), "WORKER_DIED", one["error"]
-            attempts.append(row)
-
     def add_creations(self, actors: Iterable[Mapping[str, Any]]) -> None:
         """Take in the creation of actors: of each one that waits, or that was created."""
         for actor in actors:
@@ -89,7 +104,8 @@ class TaskHistory:
                 state = "FAILED" if actor["failed"] or not actor["worker"] else "FINISHED"
             row = self._row(ident, f"{actor['class_name']}.__init__", state, ident, self._people.get(actor["worker"]))
             if state == "FAILED":
-                row.error_type, row.error_message = "ACTOR_CREATION_FAILED", actor["reason"]
+                row.error_type = _FAILED if actor["failed"] else "ACTOR_CREATION_FAILED"
+                row.error_message = actor["reason"]
             row.required_resources = actor["resources"]
             self._attempts[ident] = [row]
 

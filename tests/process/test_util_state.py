@@ -117,6 +117,27 @@ def test_each_attempt_of_a_task_is_a_row(tmp_path):
 
 
 @hpcray_only
+def test_tasks_whose_worker_died_have_failed():
+    @ray.remote(max_retries=1, num_cpus=0)
+    def crash():
+        os._exit(1)
+
+    crashed = crash.remote()
+    counter = Counter.options(num_cpus=0).remote()
+    ray.get(counter.pid.remote())
+    ray.kill(counter)
+    late = counter.pid.remote()
+    cancelled = after.options(num_cpus=1000).remote(1)
+    ray.cancel(cancelled)
+    ray.wait([crashed, late, cancelled], num_returns=3)
+    rows = [state.get_task(ref) for ref in (crashed, late, cancelled)]
+    assert [row.state for row in rows] == ["FAILED"] * 3
+    assert [row.error_type for row in rows] == ["WORKER_DIED", "ACTOR_DIED", "TASK_CANCELLED"]
+    assert "crash" in rows[0].error_message
+    assert (rows[1].name, rows[1].type, rows[1].actor_id) == ("Counter.pid", "ACTOR_TASK", counter._actor_id.hex())
+
+
+@hpcray_only
 def test_the_creation_of_an_actor_is_a_task(marks: Marks):
     @ray.remote(num_cpus=0, max_concurrency=2)
     class Made:

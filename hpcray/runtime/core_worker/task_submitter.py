@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import time
 from typing import Any
 
 from hpcray.common.exceptions import TaskUnschedulableError
@@ -18,7 +19,7 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import serialize_argument_error, serialize_error
-from hpcray.runtime.core_worker.actor_submitter import ActorSubmitter
+from hpcray.runtime.core_worker.actor_submitter import ActorClient, ActorSubmitter
 from hpcray.runtime.core_worker.arguments import NO_ARGS, pack
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.gcs_client import GcsClient
@@ -32,7 +33,7 @@ from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
-_CRASHED_KEPT = 1000
+_FAILURES_KEPT = 1000
 _NOTHING = (NO_ARGS, None, None)
 
 
@@ -42,7 +43,8 @@ class TaskSubmitter:
     Attributes:
         wait_reasons: why tasks of a lease class do not run, by the class's index, as far as it was reported.
         crash_retries: which of them ran out of memory.
-        crashed: the last tasks that failed as their worker died, for state listings.
+        failures: the last tasks that ended without a reply of their worker: (id, name, actor, worker, error blob, time),
+            for state listings.
     """
 
     def __init__(self, context: CoreWorkerContext, gcs: GcsClient) -> None:
@@ -59,8 +61,8 @@ class TaskSubmitter:
         self.actors = ActorSubmitter(context, gcs, self, self.generator_streams)
         self.cancellation = TaskCancellation(context, self.leases, self.actors, self.retries, self.fail_cancelled)
         self.wait_reasons: dict[int, str] = {}
-        self.crashed: deque[dict[str, Any]] = deque(maxlen=_CRASHED_KEPT)
-        self._failing: deque[tuple[PendingTask, bytes, bytes | None]] = deque()
+        self._failing: deque[tuple[PendingTask, bytes, bytes | None, bytes]] = deque()
+        self.failures: deque[tuple[Any, ...]] = deque(maxlen=_FAILURES_KEPT)
         self.unhandled_errors = UnhandledErrors(context)
         self.retry_warnings = RetryWarnings(context.engine)
         self._in_fail = self._ticking = False
@@ -340,9 +342,13 @@ class TaskSubmitter:
                 self._table.refs.adopt_returned_ref(inner, src)
                 self._table.refs.remove_local_ref(inner)
 
-    def fail(self, task: PendingTask, blob: bytes, argument: bytes | None = None) -> None:
-        """End a task in an error, perhaps that of its `argument`; so end those that wait for it (lock held)."""
-        self._failing.append((task, blob, argument))
+    def fail(self, task: PendingTask, blob: bytes, argument: bytes | None = None, worker: bytes = b"") -> None:
+        """End a task in an error, perhaps that of its `argument`; so end those that wait for it (lock held).
+
+        Args:
+            worker: where it ran.
+        """
+        self._failing.append((task, blob, argument, worker))
         if self._in_fail:
             return  # a chain of any length: no recursion
         self._in_fail = True
@@ -352,7 +358,7 @@ class TaskSubmitter:
         finally:
             self._in_fail = False
 
-    def _fail(self, task: PendingTask, blob: bytes, argument: bytes | None) -> None:
+    def _fail(self, task: PendingTask, blob: bytes, argument: bytes | None, worker: bytes) -> None:
         if argument is not None and task.attempt:
             self.retries.on_argument_lost(task, argument)
         if task.extra.stream:
@@ -360,6 +366,10 @@ class TaskSubmitter:
         for index in range(task.num_returns):
             self._table.set_inline(task.id + return_index(index), blob)
         task.keep = None
+        client = task.scheduling_class
+        actor, class_name = (client.actor, client.class_name) if isinstance(client, ActorClient) else (b"", "")
+        name = task.extra.name or (f"{class_name}.{task.name}" if class_name else task.name)
+        self.failures.append((task.id, name, actor, worker, blob, time()))
         if task.attempt or task.num_returns < 0:
             self.retries.run_ended(task, blob)
 
@@ -374,11 +384,8 @@ class TaskSubmitter:
                 self.fail_cancelled(task)
             elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason)) is not None:
                 crash = serialize_error(over)
-                self.crashed.append(
-                    {"task": task.id, "name": task.extra.name or task.name, "worker": proc, "error": str(over)}
-                )
                 self.unhandled_errors.watch(task, crash)
-                self.fail(task, crash)
+                self.fail(task, crash, worker=proc)
             elif position == 0:
                 self.retries.worker_crashed(task, reason or show_proc(proc))
             else:

@@ -8,7 +8,8 @@ stack      []                  "threads", "coroutines", "calls" (what runs), "wa
 explain    [object ids]        what is known of each: the fields of `ObjectStatus`, or nil
 waiting    []                  [seconds, object ids] of every `get` that waits
 calls      []                  the tasks and calls that run here
-tasks      [limit]             the tasks and calls of ours that have not returned, and how many there are
+tasks      [limit]             the tasks and calls of ours that have not returned, how many there are, and the last
+                               that failed without a reply of their worker
 objects    [limit]             the objects that we own or borrow, and how many there are
 events     []                  what ran here and has ended: `TaskEventBuffer.dump`
 log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
@@ -38,7 +39,7 @@ from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
-from hpcray.protocol.serialization import serialize_error
+from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -182,7 +183,7 @@ class Introspection:
                     "resources": known.resources,
                     "retries": task.retries,
                 })  # fmt: skip
-        return {"total": total, "rows": rows, "crashed": list(self._process.submitter.crashed)}
+        return {"total": total, "rows": rows, "failed": [_failure(row) for row in self._process.submitter.failures]}
 
     def _open_tasks(self) -> Iterator[PendingTask]:
         """Every task of ours that has not returned, once."""
@@ -267,6 +268,16 @@ class Introspection:
             "running": self._calls(),
             "actor": worker.actor.spec.actor if worker is not None and worker.actor is not None else b"",
         }
+
+
+def _failure(row: tuple[Any, ...]) -> dict[str, Any]:
+    task, name, actor, worker, blob, end = row
+    try:
+        error = deserialize(blob)
+        kind, text = type(error).__name__, str(error)[:_MAX_ERROR_TEXT]
+    except Exception as unknown:  # a program's error
+        kind, text = "", f"an error that cannot be read: {unknown!r}"
+    return {"task": task, "name": name, "actor": actor, "worker": worker, "kind": kind, "text": text, "end": end}
 
 
 def _setting_up() -> float:
