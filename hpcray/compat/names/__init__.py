@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -138,23 +139,80 @@ class JobID(BaseID):
 
 
 class TaskID(BaseID):
-    """Id of a task."""
+    """Id of a task, made as Ray makes it: 8 bytes of its own, then the id of its actor. hpcray's own are shorter."""
 
     SIZE = 24
 
+    @classmethod
+    def for_driver_task(cls, job_id: bytes) -> Self:
+        """Return the id that stands for the driver of a job."""
+        return cls(_NIL[: cls.SIZE - JobID.SIZE] + job_id)
+
+    @classmethod
+    def for_fake_task(cls, job_id: bytes) -> Self:
+        """Return a random id of a task of a job."""
+        return cls(os.urandom(_UNIQUE) + _NIL[: ActorID.SIZE - JobID.SIZE] + job_id)
+
+    @classmethod
+    def for_normal_task(cls, job_id: bytes, parent_task_id: bytes, parent_task_counter: int) -> Self:
+        """Return the id of a task, by what submitted it."""
+        own = _digest(job_id, parent_task_id, parent_task_counter)[:_UNIQUE]
+        return cls(own + _NIL[: ActorID.SIZE - JobID.SIZE] + job_id)
+
+    @classmethod
+    def for_actor_creation_task(cls, actor_id: bytes) -> Self:
+        """Return the id of the creation of an actor."""
+        return cls(_NIL[:_UNIQUE] + actor_id)
+
+    @classmethod
+    def for_actor_task(cls, job_id: bytes, parent_task_id: bytes, parent_task_counter: int, actor_id: bytes) -> Self:
+        """Return the id of a call, by what submitted it and the actor."""
+        return cls(_digest(job_id, parent_task_id, parent_task_counter)[:_UNIQUE] + actor_id)
+
+    def actor_id(self) -> ActorID:
+        """Return the id of the actor; without one, nil but for the job."""
+        return ActorID(self[_UNIQUE:])
+
+    def job_id(self) -> JobID:
+        """Return the id of the job."""
+        return JobID(self[-JobID.SIZE :])
+
 
 class ActorID(BaseID, metaclass=_OrOwn):
-    """Id of an actor. `handle._actor_id` is one."""
+    """Id of an actor. `handle._actor_id` is one, though shorter than Ray's."""
 
     SIZE = 16
     own = _OwnActorID
 
+    @classmethod
+    def of(cls, job_id: bytes, parent_task_id: bytes, parent_task_counter: int) -> Self:
+        """Return the id of an actor, by what created it."""
+        return cls(_digest(job_id, parent_task_id, parent_task_counter)[: cls.SIZE - JobID.SIZE] + job_id)
+
+    @property
+    def job_id(self) -> JobID:
+        """Id of the job."""
+        return JobID(self[-JobID.SIZE :])
+
 
 class PlacementGroupID(BaseID, metaclass=_OrOwn):
-    """Id of a placement group. `group.id` is one."""
+    """Id of a placement group. `group.id` is one, though shorter than Ray's."""
 
     SIZE = 18
     own = _OwnPlacementGroupID
+
+    @classmethod
+    def of(cls, job_id: bytes) -> Self:
+        """Return a random id of a placement group of a job."""
+        return cls(os.urandom(cls.SIZE - JobID.SIZE) + job_id)
+
+
+_UNIQUE = 8  # bytes of a task's id before its actor's
+_NIL = b"\xff" * BaseID.SIZE
+
+
+def _digest(job_id: bytes, parent_task_id: bytes, counter: int) -> bytes:
+    return hashlib.sha256(job_id + parent_task_id + counter.to_bytes(8, "little")).digest()
 
 
 class JobConfig:

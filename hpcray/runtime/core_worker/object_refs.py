@@ -94,6 +94,11 @@ class ObjectRef(Generic[T_co]):
         return cls(object_id)
 
     @classmethod
+    def from_hex(cls, object_id: str) -> ObjectRef[Any]:
+        """The ref with these bytes, in hex."""
+        return cls(bytes.fromhex(object_id))
+
+    @classmethod
     def from_random(cls) -> ObjectRef[Any]:
         """A ref to nothing, unlike all others."""
         return new_ref(os.urandom(OBJECT_BYTES))
