@@ -342,3 +342,15 @@ def test_the_package_contains_no_file_of_ray() -> None:
     for file in Path(hpcray.__file__).parent.joinpath("compat").rglob("*.py"):
         assert "Copyright" not in file.read_text()
         assert "ray-project" not in file.read_text()
+
+
+@row("ray._private.auto_init_hook, dict, label_utils, path_utils")
+def test_helpers_of_the_private_modules_are_there(ray: Any) -> None:
+    from ray._private.auto_init_hook import wrap_auto_init
+    from ray._private.dict import flatten_dict
+    from ray._private.label_utils import parse_node_labels_string
+    from ray._private.path_utils import is_path
+
+    assert wrap_auto_init(is_path)("/a") and not is_path("s3://a")
+    assert flatten_dict({"a": {"b": 1}}) == {"a/b": 1}
+    assert parse_node_labels_string("a=b") == {"a": "b"}

@@ -233,7 +233,10 @@ def test_named_actors_are_listed_by_namespace(ray: Any, until: Any) -> None:
     del here, there_
 
 
-@row("util.state, experimental.state.api")
+@row(
+    "util.state, experimental.state.api",
+    differs="of workers that have ended, of events, runtime_envs and log files there are no rows",
+)
 def test_the_state_api_lists_actors_nodes_and_placement_groups(ray: Any, until: Any) -> None:
     state = there("ray.util.state")
 
@@ -256,6 +259,11 @@ def test_the_state_api_lists_actors_nodes_and_placement_groups(ray: Any, until: 
     group.wait(60)
     assert "CREATED" in {row.state for row in state.list_placement_groups() if row.name == "table.state"}
     ray.util.remove_placement_group(group)
+    common = there("ray.util.state.common")
+    options = common.ListApiOptions(filters=[("name", "=", "Seen.__init__")], detail=True)
+    (creation,) = state.StateApiClient().list(common.StateResource.TASKS, options)
+    assert (creation.type, creation.state) == ("ACTOR_CREATION_TASK", "FINISHED")
+    assert state.list_cluster_events() == state.list_runtime_envs() == []
 
 
 @row("util.collective")
@@ -316,6 +324,29 @@ def test_joblib_runs_calls_on_the_ray_backend(ray: Any) -> None:
     register_ray()
     with joblib.parallel_config("ray", n_jobs=2):
         assert joblib.Parallel()(joblib.delayed(pow)(x, 2) for x in range(4)) == [0, 1, 4, 9]
+
+
+@row("util.iter")
+def test_parallel_iterators_gather_the_items_of_their_shards(ray: Any) -> None:
+    it = there("ray.util.iter").from_range(6, num_shards=2).for_each(lambda x: 2 * x)
+    assert list(it.gather_sync()) == [0, 6, 2, 8, 4, 10]
+    assert sorted(it.filter(lambda x: x > 4).batch(2).gather_async()) == [[6, 8], [10]]
+
+
+@row("util.tracing")
+def test_tracing_is_off_unless_a_hook_is_given(ray: Any) -> None:
+    assert not there("ray.util.tracing.tracing_helper")._is_tracing_enabled()
+
+
+@row("experimental.shuffle")
+def test_a_shuffle_moves_items_between_partitions(ray: Any) -> None:
+    found = there("ray.experimental.shuffle").simple_shuffle(
+        input_reader=lambda number: [number] * 2,
+        input_num_partitions=3,
+        output_num_partitions=2,
+        output_writer=lambda number, refs: sum(ray.get(refs)),
+    )
+    assert found == [3, 3]
 
 
 @row("util.dask")
