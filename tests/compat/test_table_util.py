@@ -235,7 +235,7 @@ def test_named_actors_are_listed_by_namespace(ray: Any, until: Any) -> None:
 
 @row(
     "util.state, experimental.state.api",
-    differs="of workers that have ended, of events, runtime_envs and log files there are no rows",
+    differs="of events, runtime_envs and log files there are no rows",
 )
 def test_the_state_api_lists_actors_nodes_and_placement_groups(ray: Any, until: Any) -> None:
     state = there("ray.util.state")

@@ -43,8 +43,8 @@ class TaskSubmitter:
     Attributes:
         wait_reasons: why tasks of a lease class do not run, by the class's index, as far as it was reported.
         crash_retries: which of them ran out of memory.
-        failures: the last tasks that ended without a reply of their worker: (id, name, actor, worker, error blob, time),
-            for state listings.
+        failures: the last tasks that ended without a reply of their worker, for state listings: (id, name, actor,
+            worker, error blob, time).
     """
 
     def __init__(self, context: CoreWorkerContext, gcs: GcsClient) -> None:
