@@ -19,7 +19,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 CUSTOM: dict[type, Callable[[Any], Any]] = {}
-"""What `__reduce__` gives for instances of classes with a serializer of the user (`register_serializer`)."""
+"""Serializers of the user by class (`register_serializer`): each gives what `__reduce__` returns for an instance."""
 
 
 class Portable:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engine import ray
 
+from hpcray.compat.names.private import memory_summary
 from hpcray.runtime.core_worker.core_worker import need_process
 
 pytestmark = pytest.mark.timeout(180)
@@ -21,12 +22,16 @@ def store() -> dict:
     return numbers
 
 
+def wait_until(what) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline, store()
+        time.sleep(0.05)
+
+
 def wait_until_empty() -> None:
     gc.collect()
-    deadline = time.monotonic() + 30
-    while (numbers := store())["overflow"] or numbers["objects"]:
-        assert time.monotonic() < deadline, numbers
-        time.sleep(0.05)
+    wait_until(lambda: not store()["overflow"] and not store()["objects"])
 
 
 @ray.remote
@@ -58,6 +63,18 @@ class TestWithRoomOnDisk:
         assert store()["overflow"] > 0
         del arrays
         wait_until_empty()
+
+    def test_use_of_the_store_is_reported_in_rays_words(self):
+        total = ray.cluster_resources()["object_store_memory"]
+        ref = ray.put(np.zeros(STORE // 2, np.uint8))
+        past = ray.put(np.zeros(2 * STORE, np.uint8))
+        wait_until(lambda: ray.available_resources()["object_store_memory"] < 0.6 * total)
+        text = memory_summary(stats_only=True)
+        assert "Plasma memory usage 16 MiB, 2 objects, 50.0" in text
+        assert "Plasma filesystem mmap usage: 64 MiB" in text
+        assert ref.hex() in memory_summary() and past.hex() in memory_summary()
+        del ref, past
+        wait_until(lambda: ray.available_resources()["object_store_memory"] == total)
 
     def test_a_buffer_larger_than_the_store_is_filled_in_place(self):
         with ray.internal.create((2 * STORE,), "uint8") as buffer:

@@ -232,6 +232,11 @@ class ObjectStore:
         return largest_objects(self._objects.values(), limit)
 
     @property
+    def used(self) -> int:
+        """Bytes of the arena in use."""
+        return self.lifecycle.blocks.used
+
+    @property
     def shortages(self) -> int:
         """Number of requests for a block so far that found no room at once."""
         return self.lifecycle.queue.shortages

@@ -282,7 +282,8 @@ class SpillManager:
         segments, loans, read_ahead: the places on disk, those lent to processes, the restores before a request.
         failure: why the last write failed; "" after one that did not.
         last_progress: when a write last ended well.
-        written_bytes, restored_bytes, restored, failures: so many so far.
+        written_bytes, written, restored_bytes, restored, failures: so many so far.
+        write_seconds: how long the writes that ended well took.
         reads_stalled: whether a read of the disk has not moved for long.
         stall_reason: what does not answer, and since when, while that is so.
     """
@@ -308,7 +309,8 @@ class SpillManager:
         self.read_ahead = ReadAhead(blocks.size, self.on_disk)
         self.failure = ""
         self.last_progress = float("-inf")
-        self.written_bytes = self.restored_bytes = self.restored = self.failures = 0
+        self.written_bytes = self.written = self.restored_bytes = self.restored = self.failures = 0
+        self.write_seconds = self._write_began = 0.0
         self._candidates: dict[bytes, StoredObject] = {}  # least recently used first
         self._writing: list[tuple[StoredObject, SpillSlot]] = []
         self._retry_at = float("-inf")
@@ -344,6 +346,7 @@ class SpillManager:
         if short <= 0:
             return
         if self._enabled and not self._writing and now >= self._retry_at:
+            self._write_began = now
             self._start_write(short, out)
         if not self._write_moves and (pending or not self._candidates):
             self._request_unpin(now, max(short, self._blocks.size // _UNPIN_SHARE), out)
@@ -357,6 +360,8 @@ class SpillManager:
         written, self._writing = self._writing, []
         if error is None:
             self.failure, self.last_progress = "", now
+            self.written += len(written)
+            self.write_seconds += now - self._write_began
         else:
             self.failure, self._retry_at = error, now + WRITE_RETRY_DELAY
             self.failures += 1
@@ -463,13 +468,16 @@ class SpillManager:
             return f"Spilling to disk failed: {self.failure}."
         return f"{format_size(self.segments.used)} were spilled to disk, nothing else can be."
 
-    def snapshot(self, pushed_bytes: int = 0) -> dict[str, int]:
-        """Numbers for people and tests, in bytes except the counts restored, spill_failures and segments.
+    def snapshot(self, pushed_bytes: int = 0) -> dict[str, float]:
+        """Numbers for people and tests, in bytes except the counts spilled_objects, restored, spill_failures and
+        segments, and the seconds spill_seconds.
         loaded_bytes: read from disk, into the store or (`pushed_bytes`) past it."""
         return {
             "on_disk": self.segments.used,
             "segments": len(self.segments),
             "spilled_bytes": self.written_bytes,
+            "spilled_objects": self.written,
+            "spill_seconds": self.write_seconds,
             "restored": self.restored,
             "loaded_bytes": self.restored_bytes + pushed_bytes,
             "spill_failures": self.failures,

@@ -181,8 +181,9 @@ class LocalLeaseManager:
             self._reporter.return_assigned(now, request)
         return self._finish(now, [])
 
-    def tick(self, now: float) -> list[Effect]:
-        """Housekeeping, every `config.tick` seconds."""
+    def tick(self, now: float, store_used: int = 0) -> list[Effect]:
+        """Housekeeping, every `config.tick` seconds. store_used: bytes of the object store in use."""
+        self.resources.note_store_use(store_used)
         out = self.pool.reap(now)
         self._queue.recheck_all()
         self._queue.update_reservation(now)

@@ -581,6 +581,11 @@ class BundleResources:
             node_pool.gpus.release(bundle.gpus, bundle.resources[GPU], for_actor=True)
 
 
+OBJECT_STORE_MEMORY = "object_store_memory"
+_STORE_REPORT_STEPS = 1000
+"""A change of the store's use by less than one in so many of its bytes is not reported."""
+
+
 class LocalResources:
     """The resources of one node, and what of them the GCS knows.
 
@@ -609,6 +614,8 @@ class LocalResources:
         self._reported_actors: Resources = {}
         self._reported_at = float("-inf")
         self._report_interval = 0.0
+        self._store_used = 0
+        self._store_changed = False
         self.set_report_interval(cluster_size)
 
     def allocate(self, allocation: ResourceAllocation) -> None:
@@ -646,6 +653,13 @@ class LocalResources:
         """Derive the least time between two views from the number of nodes that report to the same head."""
         self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
 
+    def note_store_use(self, used: int) -> None:
+        """So many bytes of the object store are in use. It is reported as less free, which no request feels."""
+        units = used * UNIT
+        least = self.pool.total.get(OBJECT_STORE_MEMORY, 0) // _STORE_REPORT_STEPS
+        if units != self._store_used and (not units or abs(units - self._store_used) >= least):
+            self._store_used, self._store_changed = units, True
+
     def next_view(self, now: float, force: bool = False) -> NodeView | None:
         """The message that reports to the GCS what has changed of what is free; None while nothing urgent has.
 
@@ -654,7 +668,7 @@ class LocalResources:
         """
         pool, reported = self.pool, self._reported
         available, actors = pool.available, pool.held_by_actors
-        bundles_changed = self.bundles.has_unreported
+        bundles_changed = self.bundles.has_unreported or self._store_changed
         if not force:
             if not bundles_changed and reported == available and self._reported_actors == actors:
                 return None
@@ -666,6 +680,9 @@ class LocalResources:
         self._version += 1
         self._reported_at = now
         free = {n: units for n, units in available.items() if force or reported.get(n) != units}
+        if OBJECT_STORE_MEMORY in available and (self._store_changed or OBJECT_STORE_MEMORY in free):
+            free[OBJECT_STORE_MEMORY] = max(0, available[OBJECT_STORE_MEMORY] - self._store_used)
+        self._store_changed = False
         held = {n: actors.get(n, 0) for n in available if force or actors.get(n) != self._reported_actors.get(n)}
         self._reported, self._reported_actors = dict(available), dict(actors)
         return NodeView(self.node, self._version, free, self.bundles.take_unreported(), held)

@@ -491,7 +491,7 @@ class ClusterMember:
         self._loop.call_at(now + raylet.context.config.tick, self._tick)
         if any(process.orphaned for process in self._watched_processes):
             self._leave_alone(1)
-        raylet.apply(raylet.lease_manager.tick(now))
+        raylet.apply(raylet.lease_manager.tick(now, raylet.store.used))
         raylet.apply(raylet.store.tick(now))
         raylet.garbage.tick()
         if raylet.head is not None:
