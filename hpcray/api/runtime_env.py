@@ -10,20 +10,30 @@ from typing import Any
 
 import msgspec
 
+from hpcray.common.exceptions import RuntimeEnvSetupError
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     JOB_FIELD,
     RUNTIME_ENV_VARIABLE,
     RuntimeEnv,
+    load_function,
     validated_runtime_env,
 )
-from hpcray.platform.runtime_env_setup import files_signature, pack_package, package_digest, package_files
+from hpcray.platform.runtime_env_setup import (
+    files_signature,
+    pack_package,
+    package_digest,
+    package_files,
+    unpack_package,
+)
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 _URI = "gcs://_ray_pkg_{}.zip"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+_MODIFIER = "RAY_RUNTIME_ENV_HOOK"
 _INSTALLERS = ("pip", "uv")
 ACTOR_LIFETIME = "default_actor_lifetime"
 _OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD)
@@ -44,6 +54,7 @@ class RuntimeEnvs:
         self._process = process
         self._packed: dict[tuple[str, ...], dict[str, str]] = {}
         self._objects: dict[str, ObjectRef[Any]] = {}
+        self._here: set[str] = set()
         self.job: Fields = {}
 
     def fields(self, env: Mapping[str, Any] | None) -> Fields:
@@ -112,24 +123,49 @@ class RuntimeEnvs:
     def _hook(self, hook: Any) -> dict[str, str]:
         if isinstance(hook, str):
             return {"name": hook}
-        name = f"{hook.__module__}.{getattr(hook, '__qualname__', type(hook).__qualname__)}"
+        name = getattr(hook, "__name__", type(hook).__name__)
         key = f"hook {id(hook)}"
         if key not in self._objects:
-            self._objects[key] = self._process.put(hook)
+            try:
+                self._objects[key] = self._process.put(hook)
+            except Exception as error:
+                raise RuntimeEnvSetupError(f"Failed to export the setup function.\n{error}") from error
             self._packed[key,] = {"keep": hook}  # keeps `id(hook)` from being reused
         return {"name": name, "object": self._objects[key].hex()}
+
+    def unpack_here(self, package: Mapping[str, str]) -> None:
+        """Unpack a package on this node. A worker cannot fetch one before it is the Python that lies in it."""
+        if package["hash"] not in self._here:
+            self._here.add(package["hash"])
+            ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(package["object"]))
+            fetch = lambda: bytes(self._process.get([ref], None)[0])  # noqa: E731
+            unpack_package(self._process.session_dir, package["hash"], fetch)
+
+
+def modify_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Pass the runtime_env of a driver through the function that the variable RAY_RUNTIME_ENV_HOOK names."""
+    name = environ.get(_MODIFIER)
+    return load_function(name)(env) if name else env
 
 
 def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Merge the runtime_env of a driver over the one that its job was submitted with.
 
     Raises:
-        ValueError: the variable RAY_JOB_CONFIG_JSON_ENV_VAR is no JSON.
+        ValueError: the variable RAY_JOB_CONFIG_JSON_ENV_VAR is no JSON, or both name a field or a variable, unless
+            RAY_OVERRIDE_JOB_RUNTIME_ENV is 1.
     """
     submitted = environ.get(_SUBMITTED)
     below = json.loads(submitted).get("runtime_env") if submitted else None
     if not below or (env is not None and not isinstance(env, Mapping)):
         return env
+    names = [{*each, *(f"env_vars[{name}]" for name in each.get("env_vars") or ())} for each in (below, env or {})]
+    if (names[0] & names[1]) - {"env_vars"} and environ.get(_OVERRIDE) != "1":
+        raise ValueError(
+            f"Failed to merge the Job's runtime env {below} with a ray.init's runtime env {env} because of a conflict. "
+            "Specifying the same runtime_env fields or the same environment variable keys is not allowed. Use "
+            f"{_OVERRIDE}=1 to instruct Ray to combine Job and Driver's runtime environment in the event of a conflict."
+        )
     variables = {**(below.get("env_vars") or {}), **((env or {}).get("env_vars") or {})}
     return {**below, **(env or {}), **({"env_vars": variables} if variables else {})}
 
@@ -152,6 +188,8 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
     fields = runtime_envs_of(process).merged(env)
     if not fields:
         return shape
+    if "py_executable" in fields and "working_dir" in fields:
+        runtime_envs_of(process).unpack_here(fields["working_dir"])
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
 

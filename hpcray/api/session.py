@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from hpcray.api.driver_job import announce
 from hpcray.api.late_address import LateAddress
 from hpcray.api.options import ACTOR_RULES
-from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, runtime_envs_of
+from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
@@ -213,6 +213,8 @@ def init(
         namespace = namespace or getattr(job_config, "ray_namespace", None)
     namespace = namespace if namespace is not None else os.environ.get("RAY_NAMESPACE") or None
     runtime_env = merge_submitted_runtime_env(runtime_env, os.environ)
+    if not settings.get("_skip_env_hook"):
+        runtime_env = modify_runtime_env(runtime_env, os.environ)
     check_namespace(namespace)
     if logging_config is not None and not isinstance(logging_config, LoggingConfig):
         raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")

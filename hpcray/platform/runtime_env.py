@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -17,6 +18,8 @@ logger = logging.getLogger("hpcray")
 RUNTIME_ENV_VARIABLE = RUNTIME_ENV
 JOB_FIELD = "job"
 """Field of a worker's runtime_env: the job of a driver that is not the cluster's first."""
+SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+"""Variable of a worker: a function that is called before its first task, as "module.function"."""
 PYTHON_FIELDS = ("pip", "uv", "py_executable")
 """Fields that need another Python than the job's."""
 DEFAULT_SETUP_TIMEOUT = 600
@@ -236,6 +239,18 @@ class RuntimeEnv(dict[str, Any]):
 
 def _unpickle(fields: dict[str, Any]) -> RuntimeEnv:
     return RuntimeEnv(_validate=False, **fields)
+
+
+def load_function(path: str) -> Any:
+    """Import what "module.name" names.
+
+    Raises:
+        ValueError: there is no dot. ImportError, AttributeError: there is no such module or name.
+    """
+    module, dot, name = path.rpartition(".")
+    if not dot:
+        raise ValueError(f"class_path: {path!r} must be a path with a module, as in package.module.name")
+    return getattr(importlib.import_module(module), name)
 
 
 def validated_runtime_env(env: Mapping[str, Any] | None) -> RuntimeEnv:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcray.platform.process_tree import kill_descendants
@@ -31,8 +32,11 @@ _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
     "import json, os, sys; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
-    "'env': {k: os.environ[k] for k in ('PATH', 'VIRTUAL_ENV') if k in os.environ}}))"
+    "'env': dict(os.environ), 'parent': os.getppid()}))"
 )
+_OF_THE_SHELL = ("_", "OLDPWD", "PWD", "SHLVL")
+_RUNNERS = ("conda", "hatch", "mamba", "micromamba", "pdm", "pixi", "poetry", "uv")
+"""Commands that run another command in an environment: without one, Python is meant."""
 _DONE = "hpcray-done"
 
 
@@ -160,6 +164,12 @@ def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> s
     return path
 
 
+def unpacked_package(session_dir: str, name: str) -> str | None:
+    """The directory of a package that is on this node already."""
+    path = os.path.join(session_dir, RUNTIME_ENV_DIRECTORY, name)
+    return path if os.path.isdir(path) else None
+
+
 @contextlib.contextmanager
 def locked_path(session_dir: str, name: str) -> Iterator[str]:
     """Context manager that locks an entry of this node's directory of environments, and gives its path, which may not
@@ -178,10 +188,29 @@ class PythonSetupError(Exception):
     """The setup of a Python failed; the message gives the step and its output."""
 
 
+@dataclass
+class PythonOfWorkers:
+    """The Python that workers of an environment run with.
+
+    Attributes:
+        executable: its path; "" for that of the job.
+        command: what starts it; arguments may follow.
+        variables: environment variables that it has and the job does not.
+    """
+
+    executable: str = ""
+    command: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
 def set_up_python(
-    session_dir: str, env: Mapping[str, Any], timeout: float | None, trial: Sequence[str] = ("-c", "")
-) -> tuple[str, dict[str, str]]:
-    """The Python that workers of an environment run with, and its environment variables. ("", {}): ours.
+    session_dir: str,
+    env: Mapping[str, Any],
+    timeout: float | None,
+    trial: Sequence[str] = ("-c", ""),
+    directory: str = "",
+) -> PythonOfWorkers:
+    """The Python that workers of an environment run with.
 
     Virtual environments are made once per node, in the session directory, and are removed with that.
 
@@ -189,20 +218,20 @@ def set_up_python(
         env: its fields `pip`, `uv` and `py_executable` are looked at.
         timeout: limit in seconds for all steps; None: none.
         trial: arguments with which the Python must succeed, or it cannot run a worker.
+        directory: where `py_executable` runs; "" for the current directory.
 
     Raises:
-        SetupError: a command failed, or the Python is of another version than ours.
+        PythonSetupError: a command failed, or the Python is of another version than ours.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    python = ""
-    found: dict[str, str] = {}
+    found = PythonOfWorkers()
     if env.get("py_executable"):
-        python, found = _probed(session_dir, str(env["py_executable"]), deadline, trial)
+        found = _probed(session_dir, str(env["py_executable"]), deadline, trial, directory)
     for tool in ("pip", "uv"):
         if env.get(tool):
-            python = _installed(session_dir, tool, env[tool], python or sys.executable, deadline, trial)
-            found = {**found, **_activated(python)}
-    return python, found
+            python = _installed(session_dir, tool, env[tool], found.executable or sys.executable, deadline, trial)
+            found = PythonOfWorkers(python, [python], {**found.variables, **_activated(python)})
+    return found
 
 
 def _activated(python: str) -> dict[str, str]:
@@ -210,23 +239,35 @@ def _activated(python: str) -> dict[str, str]:
     return {"VIRTUAL_ENV": root, "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}
 
 
-def _probed(session_dir: str, command: str, deadline: float | None, trial: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The executable and variables of a command such as "python3" or "uv run --with x python". The command runs once
-    per node."""
-    with locked_path(session_dir, "python-" + _digest(command)) as path:
+def _probed(
+    session_dir: str, command: str, deadline: float | None, trial: Sequence[str], directory: str
+) -> PythonOfWorkers:
+    """The Python of a shell command such as "python3", "env A=1 python3 -O" or "uv run --with x python".
+
+    The command runs once per node to see what it starts. Where that is the shell's own process, whose number the raylet
+    knows, each worker runs the command; else the Python is started directly, with the variables that it was seen with.
+    """
+    words = shlex.split(command)
+    python = " python" if words[0] in _RUNNERS and "python" not in os.path.basename(words[-1]) else ""
+    shell = ["bash", "-c", f'exec {command}{python} "$@"', "bash"]
+    with locked_path(session_dir, "python-" + _digest(f"{directory}\0{command}")) as path:
         if not os.path.exists(path):
-            words = shlex.split(command)
-            if "python" not in os.path.basename(words[-1]):
-                words.append("python")
-            output = _run([*words, "-c", _PROBE], "py_executable", deadline)
+            output = _run([*shell, "-c", _PROBE], "py_executable", deadline, directory, shown=command)
             found = _understood(command, output)
-            _run([found["executable"], *trial], f"py_executable {command!r} cannot run hpcray's workers", deadline)
+            found["env"] = {
+                name: value
+                for name, value in found["env"].items()
+                if os.environ.get(name) != value and name not in _OF_THE_SHELL
+            }
+            found["own"] = found.pop("parent", 0) == os.getpid()
+            cannot = f"py_executable {command!r} cannot run hpcray's workers"
+            _run([found["executable"], *trial], cannot, deadline, variables=found["env"])
             with open(path + ".new", "w", encoding="utf-8") as file:
                 json.dump(found, file)
             os.rename(path + ".new", path)
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    return found["executable"], found["env"]
+    return PythonOfWorkers(found["executable"], shell if found["own"] else [found["executable"]], found["env"])
 
 
 def _understood(command: str, output: str) -> dict[str, Any]:
@@ -307,17 +348,25 @@ def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base:
         _run([uv, "pip", "check", "--python", python], "uv", deadline)
 
 
-def _run(command: Sequence[str], what: str, deadline: float | None) -> str:
-    """Run one command. Returns its output.
+def _run(
+    command: Sequence[str],
+    what: str,
+    deadline: float | None,
+    directory: str = "",
+    variables: Mapping[str, str] | None = None,
+    shown: str = "",
+) -> str:
+    """Run one command, which errors show as `shown` if that is given. Returns its output.
 
     Raises:
-        SetupError: the command failed, could not be started, or took too long; with the last lines of its output.
+        PythonSetupError: the command failed, could not be started, or took too long; with the last lines of its output.
     """
     left = None if deadline is None else max(1.0, deadline - time.monotonic())
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=directory or None, env={**os.environ, **(variables or {})},
+        )  # fmt: skip
     except OSError as error:
         raise PythonSetupError(f"{what}: cannot run {command[0]}: {error}") from None
     try:
@@ -328,11 +377,13 @@ def _run(command: Sequence[str], what: str, deadline: float | None) -> str:
         child.kill()
         output, _ = child.communicate()
         raise PythonSetupError(
-            f"{what}: {shlex.join(command)} took longer than the environment's setup_timeout_seconds allows\n"
+            f"{what}: {shown or shlex.join(command)} took longer than the environment's setup_timeout_seconds allows\n"
             f"{_last(output)}"
         ) from None
     if child.returncode:
-        raise PythonSetupError(f"{what}: {shlex.join(command)} ended with code {child.returncode}\n{_last(output)}")
+        raise PythonSetupError(
+            f"{what}: {shown or shlex.join(command)} ended with code {child.returncode}\n{_last(output)}"
+        )
     return output
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import threading
 import zipfile
 
 import pytest
@@ -152,11 +154,45 @@ class TestHook:
         def never(x):
             return x
 
-        with pytest.raises(exceptions.RuntimeEnvSetupError, match="not today"):
+        failed = r"Failed to execute the setup hook method. Function name:hook\n(.|\n)*not today"
+        with pytest.raises(exceptions.ActorDiedError, match=failed):
             ray.get(Never.remote().f.remote())
         for ref in [never.remote(1), never.remote(2)]:
             with pytest.raises(exceptions.RuntimeEnvSetupError, match="not today"):
                 ray.get(ref)
+
+    def test_that_cannot_be_loaded(self):
+        class Sour:
+            def __reduce__(self):
+                return json.loads, ("no json",)
+
+        @ray.remote(runtime_env={"worker_process_setup_hook": Sour().__str__})
+        class Never:
+            pass
+
+        with pytest.raises(exceptions.ActorDiedError, match="Failed to deserialize the setup hook method"):
+            ray.get(Never.remote().__ray_ready__.remote())
+
+        lock = threading.Lock()
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="Failed to export the setup function"):
+            ray.remote(lambda: 1).options(runtime_env={"worker_process_setup_hook": lambda: lock}).remote()
+
+    def test_of_a_variable(self, tmp_path):
+        module = tmp_path / "this_is.py"
+        module.write_text("def a_hook():\n    import colorsys\n")
+        name = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+
+        @ray.remote
+        class Looks:
+            def look(self):
+                return "colorsys" in sys.modules
+
+        assert not ray.get(Looks.remote().look.remote())
+        cls = Looks.options(runtime_env={"env_vars": {name: "hpcray_test_nowhere.hook"}})
+        with pytest.raises(exceptions.ActorDiedError, match=r"Failed to execute the setup hook method, hpcray_test_no"):
+            ray.get(cls.remote().look.remote())
+        cls = Looks.options(runtime_env={"env_vars": {name: "this_is.a_hook"}, "py_modules": [str(module)]})
+        assert ray.get(cls.remote().look.remote())
 
 
 class TestPython:
@@ -174,6 +210,22 @@ class TestPython:
         value, executable, prefix = ray.get(where.remote(large))
         assert value[-1] == 99_999
         assert (executable, prefix) == (python, str(tmp_path / "other"))
+
+    def test_a_command_with_variables(self):
+        command = f"env HPCRAY_TEST_PY=1 nice -n 5 {sys.executable} -X utf8"
+        task = ray.remote(runtime_env={"py_executable": command, "env_vars": {"HPCRAY_TEST_Q": "2"}})(
+            lambda: (os.environ["HPCRAY_TEST_PY"], os.environ["HPCRAY_TEST_Q"], os.nice(0), sys.flags.utf8_mode)
+        )
+        assert ray.get([task.remote(), task.remote()]) == [("1", "2", 5, 1)] * 2
+
+    @pytest.mark.parametrize("last_line", ['exec {} "$@"', '{} "$@"'])
+    def test_a_script_of_the_working_dir(self, project, last_line):
+        script = project / "start.sh"
+        script.write_text(f"#!/bin/sh\nexport HPCRAY_TEST_PY=script\n{last_line.format(sys.executable)}\n")
+        script.chmod(0o755)
+        env = {"working_dir": str(project), "py_executable": "./start.sh"}
+        task = ray.remote(runtime_env=env)(lambda: (os.environ["HPCRAY_TEST_PY"], look()[0]))
+        assert ray.get([task.remote(), task.remote()]) == [("script", 42)] * 2
 
     def test_a_cancelled_task_keeps_no_cpu_while_its_worker_is_set_up(self, tmp_path):
         slow = tmp_path / "python"

@@ -18,6 +18,7 @@ from hpcray.api.runtime_env import merge_submitted_runtime_env
 from hpcray.platform.runtime_env import RuntimeEnv, RuntimeEnvConfig, unsupported_field_error, validated_runtime_env
 from hpcray.platform.runtime_env_setup import (
     PackageError,
+    PythonOfWorkers,
     PythonSetupError,
     files_signature,
     pack_package,
@@ -104,6 +105,13 @@ class TestValidation:
         own = {"env_vars": {"B": "2"}}
         assert merge_submitted_runtime_env(own, {}) is own
         assert merge_submitted_runtime_env(None, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "1"}}
+        for conflict in (own, {"py_executable": "p"}):
+            with pytest.raises(ValueError, match="because of a conflict"):
+                merge_submitted_runtime_env(conflict, said)
+        assert merge_submitted_runtime_env({"env_vars": {"C": "3"}}, said) == {
+            "py_executable": "p", "env_vars": {"A": "1", "B": "1", "C": "3"},
+        }  # fmt: skip
+        said["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
         assert merge_submitted_runtime_env(own, said) == {"py_executable": "p", "env_vars": {"A": "1", "B": "2"}}
         assert merge_submitted_runtime_env(own, {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}) is own
 
@@ -176,7 +184,7 @@ class TestPackages:
 
 class TestPython:
     def test_a_command_that_fails_says_why(self, tmp_path: Path) -> None:
-        with pytest.raises(PythonSetupError, match=r"cannot run /no/such/python"):
+        with pytest.raises(PythonSetupError, match=r"^py_executable: /no/such/python ended with code 127\n.*No such"):
             set_up_python(str(tmp_path), {"py_executable": "/no/such/python"}, 10)
 
     def test_another_version_is_refused(self, tmp_path: Path) -> None:
@@ -201,7 +209,7 @@ class TestPython:
                 set_up_python(str(tmp_path), {"py_executable": sys.executable}, 30, trial)
 
     def test_nothing_asked_for(self, tmp_path: Path) -> None:
-        assert set_up_python(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == ("", {})
+        assert set_up_python(str(tmp_path), {"env_vars": {"A": "1"}}, 10) == PythonOfWorkers()
         assert not list(tmp_path.iterdir())
 
     def test_what_takes_too_long_is_ended_with_all_that_it_started(self, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from hpcray.common.exception_pickling import remote_traceback
-from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, TaskCancelledError
 from hpcray.common.ids import HEAD, TaskID, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
@@ -70,7 +70,7 @@ class ActorExecutor:
         problem = worker.env_problem
         try:
             if problem:
-                raise RuntimeEnvSetupError(problem)
+                raise worker.env_error(spec.actor.hex())
             self.cls = self._load_class()
             self.is_async = has_async_method(self.cls)
             self._open_runners()

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from hpcray.common.exceptions import RayError
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.io_engine import IoEngine
@@ -29,6 +30,8 @@ class WorkerContext(Protocol):
 
     @property
     def env_problem(self) -> str: ...
+
+    def env_error(self, actor_id: str = "") -> RayError: ...
 
     def arguments(
         self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None

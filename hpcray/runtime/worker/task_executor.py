@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcray.common.exception_pickling import remote_traceback
-from hpcray.common.exceptions import RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
@@ -122,6 +122,10 @@ class TaskExecutor:
     def env_problem(self) -> str:
         """Why the runtime_env cannot be had; "" if it can."""
         return self.environment.problem
+
+    def env_error(self, actor_id: str = "") -> RayError:
+        """Return what tasks raise, or the calls of an actor, because of that problem."""
+        return self.environment.error(actor_id)
 
     # ------------------------------------------------------------ messages (lock held)
 
@@ -360,7 +364,7 @@ class TaskExecutor:
 
     def _load(self, ident: bytes) -> tuple[str, Callable[..., Any]]:
         if self.env_problem:  # checked once per function: without its environment this worker loads none
-            raise RuntimeEnvSetupError(self.env_problem)
+            raise self.env_error()
         definition = self._blobs[ident]
         try:
             function = deserialize(definition.blob)

@@ -7,23 +7,37 @@ whose environment cannot be set up lives all the same, and answers every task wi
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from time import perf_counter
 from typing import Any
 
 import msgspec
 
-from hpcray.common.exceptions import RayError
+from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.log_format import configure_root_logger
-from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT, JOB_FIELD, PYTHON_FIELDS, RUNTIME_ENV_VARIABLE
-from hpcray.platform.runtime_env_setup import PackageError, PythonSetupError, set_up_python, unpack_package
+from hpcray.platform.runtime_env import (
+    DEFAULT_SETUP_TIMEOUT,
+    JOB_FIELD,
+    PYTHON_FIELDS,
+    RUNTIME_ENV_VARIABLE,
+    SETUP_HOOK_VARIABLE,
+    load_function,
+)
+from hpcray.platform.runtime_env_setup import (
+    PackageError,
+    PythonSetupError,
+    set_up_python,
+    unpack_package,
+    unpacked_package,
+)
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
@@ -36,6 +50,10 @@ _PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loa
 _COMMAND = _PATHS + "from hpcray.runtime.worker.worker_main import other_python_main; other_python_main(*sys.argv[2:6])"
 _TRIAL = _PATHS + "import hpcray.runtime.worker.worker_main"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
+
+
+class _EnvFunctionError(Exception):
+    """The hook cannot be loaded, or raised; the message gives its traceback."""
 
 
 _UNSET = re.compile(r"\$\{\w+\}")
@@ -66,6 +84,7 @@ class WorkerRuntimeEnv:
     Attributes:
         job: the job of the driver that this worker works for; None for the first driver's.
         problem: why it cannot be had; "" if it can, as far as is known.
+        hook_failed: the problem is that of the setup hook.
         since: when it began to be set up (`perf_counter`); 0 before and after that.
     """
 
@@ -74,6 +93,7 @@ class WorkerRuntimeEnv:
         self.fields: dict[str, Any] = json.loads(text) if text else {}
         self.job = msgspec.convert(self.fields[JOB_FIELD], JobInfo) if JOB_FIELD in self.fields else None
         self.problem = ""
+        self.hook_failed = False
         self.since = 0.0
         self._front: list[str] = []
         self._directory = ""
@@ -98,14 +118,40 @@ class WorkerRuntimeEnv:
             return
         try:
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
-            python, variables = set_up_python(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths])
-            os.environ.update(variables)
+            directory = self._unpacked_directory(session_dir)
+            if directory is None:
+                return  # `set_up` looks again, when the package is here
+            found = set_up_python(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths], directory)
+            os.environ.update(found.variables)
             gpus = json.dumps(gpu_visibility_state())
-            os.execv(python, [python, "-c", _COMMAND, paths, session_dir, str(number), self.text, gpus])
+            if directory:
+                os.chdir(directory)
+            command = [*found.command, "-c", _COMMAND, paths, session_dir, str(number), self.text, gpus]
+            os.execvp(command[0], command)
         except PythonSetupError as error:
             self.problem = str(error)
         except Exception as error:  # whatever it is: the tasks of this worker raise it
             self.problem = f"{type(error).__name__}: {error}"
+
+    def _unpacked_directory(self, session_dir: str) -> str | None:
+        """Return the directory that a command may be relative to, "" for none; None if it is not on this node yet."""
+        package = self.fields.get("working_dir") if self.fields.get("py_executable") else None
+        return unpacked_package(session_dir, package["hash"]) if package else ""
+
+    def _take_variables_of_python(self, session_dir: str) -> None:
+        """Make of this process what a command in the working directory would have started, if it can be had so.
+
+        Raises:
+            PythonSetupError: the command starts another Python.
+        """
+        found = set_up_python(session_dir, self.fields, self.timeout, directory=self._directory)
+        if not os.path.samefile(found.executable, sys.executable):
+            raise PythonSetupError(
+                f"py_executable {self.fields['py_executable']!r} in a working_dir starts another Python "
+                f"({found.executable}), on a node to which the working_dir had to be copied first; hint: name a Python "
+                "that this node has"
+            )
+        os.environ.update(found.variables)
 
     def in_own_python(self) -> None:
         """This is the Python of the environment: its import path goes before that of the job's Python."""
@@ -115,7 +161,7 @@ class WorkerRuntimeEnv:
 
     def set_up(self, worker: WorkerContext) -> None:
         """Set up all but the Python, before the first task."""
-        if not self.fields:
+        if not self.fields and SETUP_HOOK_VARIABLE not in os.environ:
             return
         self.since = perf_counter()
         blocker = worker.process.blocker
@@ -124,13 +170,18 @@ class WorkerRuntimeEnv:
             log_as(worker.process, self.fields["logging_config"])
         try:
             if not self.problem:
+                late = self._unpacked_directory(worker.process.session_dir) is None
                 self._fetch_packages(worker)
+                if late:
+                    self._take_variables_of_python(worker.process.session_dir)
                 self.enter()
                 self._run_hook(worker)
+        except _EnvFunctionError as error:
+            self.problem, self.hook_failed = str(error), True
+        except PythonSetupError as error:
+            self.problem = str(error)
         except (RayError, PackageError, OSError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-        except BaseException:
-            self.problem = f"worker_process_setup_hook failed:\n{traceback.format_exc()}"
         worker.process.blocker = blocker
         self.since = 0.0
 
@@ -165,14 +216,36 @@ class WorkerRuntimeEnv:
         return worker.process.get([ref], self.timeout)[0]
 
     def _run_hook(self, worker: WorkerContext) -> None:
-        hook = self.fields.get("worker_process_setup_hook")
-        if not hook:
+        hook = self.fields.get("worker_process_setup_hook") or {"name": os.environ.get(SETUP_HOOK_VARIABLE, "")}
+        name = hook["name"]
+        if "object" not in hook:
+            if name:
+                where = (
+                    f", {name} from ``ray.init(runtime_env={{'worker_process_setup_hook': {name}}})``. Please make "
+                    "sure the given module exists and is available from ray workers. For more details, see the error "
+                    "trace below."
+                )
+                with _explained(f"Failed to execute the setup hook method{where}"):
+                    load_function(name)()
             return
-        if "object" in hook:
-            self._value(worker, hook["object"])()
-        else:
-            module, _, name = hook["name"].rpartition(".")
-            getattr(importlib.import_module(module), name)()
+        with _explained("Failed to deserialize the setup hook method."):
+            function = self._value(worker, hook["object"])
+        with _explained(f"Failed to execute the setup hook method. Function name:{name}"):
+            function()
+
+    def error(self, actor_id: str) -> RayError:
+        """Return what tasks raise, or the calls of an actor, because of the problem."""
+        if self.hook_failed and actor_id:
+            return ActorDiedError(f"its worker could not be set up. {self.problem}", actor_id=actor_id)
+        return RuntimeEnvSetupError(self.problem)
+
+
+@contextlib.contextmanager
+def _explained(text: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        raise _EnvFunctionError(f"{text}\n{traceback.format_exc()}") from None
 
 
 def log_as(process: CoreWorker, config: Mapping[str, Any]) -> None:
