@@ -13,6 +13,7 @@ import msgspec
 from hpcray.common.exceptions import RuntimeEnvSetupError
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
+    IN_PLACE,
     JOB_FIELD,
     RUNTIME_ENV_VARIABLE,
     RuntimeEnv,
@@ -25,6 +26,7 @@ from hpcray.platform.runtime_env_setup import (
     package_digest,
     package_files,
     unpack_package,
+    zip_of_tar,
 )
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
@@ -97,7 +99,9 @@ class RuntimeEnvs:
             excludes: patterns of files to leave out.
             inside: pack the directory itself, not only its contents, so that it can be imported.
         """
-        known = [entry for entry in _entries(self.job) if _URI.format(entry["hash"]) == source]
+        if source.startswith(IN_PLACE):
+            return {"local": source.removeprefix(IN_PLACE)}
+        known = [entry for entry in _entries(self.job) if _uri_of(entry) == source]
         if known:
             return known[0]
         source = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
@@ -135,7 +139,7 @@ class RuntimeEnvs:
 
     def unpack_here(self, package: Mapping[str, str]) -> None:
         """Unpack a package on this node. A worker cannot fetch one before it is the Python that lies in it."""
-        if package["hash"] not in self._here:
+        if "hash" in package and package["hash"] not in self._here:
             self._here.add(package["hash"])
             ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(package["object"]))
             fetch = lambda: bytes(self._process.get([ref], None)[0])  # noqa: E731
@@ -200,14 +204,18 @@ def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeE
     for field in _OF_THE_JOB:
         found.pop(field, None)
     if "working_dir" in found:
-        found["working_dir"] = _URI.format(found["working_dir"]["hash"])
+        found["working_dir"] = _uri_of(found["working_dir"])
     if "py_modules" in found:
-        found["py_modules"] = [_URI.format(entry["hash"]) for entry in found["py_modules"]]
+        found["py_modules"] = [_uri_of(entry) for entry in found["py_modules"]]
     if "worker_process_setup_hook" in found:
         found["worker_process_setup_hook"] = found["worker_process_setup_hook"]["name"]
     if variables:
         found["env_vars"] = dict(variables)
     return RuntimeEnv(_validate=False, **found)
+
+
+def _uri_of(package: Mapping[str, str]) -> str:
+    return IN_PLACE + package["local"] if "local" in package else _URI.format(package["hash"])
 
 
 def _entries(fields: Fields) -> list[dict[str, str]]:
@@ -225,8 +233,10 @@ def _path_of(module: str | ModuleType) -> str:
 
 
 def _file(path: str) -> bytes:
-    """Read a zip or wheel; a module of one file is packed as a zip."""
+    """Read a zip or wheel; a module of one file, or another archive, is packed as a zip."""
     if path.endswith(".py"):
         return pack_package(os.path.dirname(path), [os.path.basename(path)])
+    if not path.endswith((".zip", ".whl")):
+        return zip_of_tar(path)
     with open(path, "rb") as file:
         return file.read()

@@ -8,8 +8,9 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import asdict, is_dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hpcray.common.resources import RUNTIME_ENV
 
@@ -36,10 +37,17 @@ UNSUPPORTED_FIELDS: Mapping[str, str] = {
     "java_jars": "there are no Java workers",
     "mpi": "hpcray.mpi runs MPI programs inside tasks",
     "nsight": "profile one worker by hand: nsys attaches to its pid",
+    "_rocprof_sys": "profile one worker by hand",
     "_nsight": "profile one worker by hand: nsys attaches to its pid",
     "rocprof_sys": "profile one worker by hand",
 }
 """Fields of Ray's that hpcray does not support, with the alternative."""
+REMOTE_SCHEMES = ("http", "https", "s3", "gs", "hdfs", "azure", "abfss")
+IN_PLACE = "local://"
+"""Begins the URI of a directory that all nodes have."""
+ARCHIVES = (".zip", ".whl", ".tar.gz", ".tgz", ".tar.xz")
+PLUGINS_VARIABLE = "RAY_RUNTIME_ENV_PLUGINS"
+_DEVELOPER_VARIABLE = "RAY_RUNTIME_ENV_LOCAL_DEV_MODE"
 _SILENT = frozenset({"_ray_release", "_ray_commit", "_inject_current_ray"})
 _PIP_FIELDS = ("packages", "pip_check", "pip_install_options", "pip_version")
 _UV_FIELDS = ("packages", "uv_check", "uv_pip_install_options", "uv_version")
@@ -129,21 +137,22 @@ class RuntimeEnv(dict[str, Any]):
         if not _validate:
             self.update(given)
             return
-        for one, other in (("pip", "conda"), ("pip", "uv"), ("uv", "conda")):
-            if given.get(one) and given.get(other):
-                raise ValueError(
-                    f"The '{one}' field and '{other}' field of runtime_env cannot both be specified.\n"
-                    f"specified {one} field: {given[one]}\nspecified {other} field: {given[other]}"
-                )
+        _check_combination(given)
         unknown = set(given) - self.known_fields
-        if unknown:
+        if unknown and not os.environ.get(PLUGINS_VARIABLE):
             logger.warning(
                 "The following unknown entries in the runtime_env dictionary will be ignored: %s.", sorted(unknown)
             )
         for field, value in given.items():
             self[field] = value
+        if self.get("pip") or self.get("conda"):
+            self.setdefault("_ray_commit", "hpcray")
+        if _DEVELOPER_VARIABLE in os.environ:
+            self.setdefault("_inject_current_ray", True)
 
     def __setitem__(self, field: str, value: Any) -> None:
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
         check = _CHECKS.get(field)
         if check is not None and value is not None:
             value = check(value)
@@ -153,6 +162,15 @@ class RuntimeEnv(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickle, (dict(self),)
+
+    def get(self, name: str, default: Any = None, data_class: type | None = None) -> Any:
+        """Return one field; as an instance of a dataclass where that is given.
+
+        Raises:
+            TypeError: the field does not have the fields of the dataclass.
+        """
+        value = super().get(name, default)
+        return value if data_class is None or name not in self else _built(data_class, value)
 
     def set(self, name: str, value: Any) -> None:
         """Set one field."""
@@ -188,7 +206,7 @@ class RuntimeEnv(dict[str, Any]):
 
     def working_dir_uri(self) -> str | None:
         """The working directory, or None."""
-        return self.get("working_dir")
+        return self.get("working_dir")  # type: ignore[no-any-return]
 
     def py_modules(self) -> list[str]:
         """The modules that workers can import."""
@@ -200,7 +218,7 @@ class RuntimeEnv(dict[str, Any]):
 
     def py_executable(self) -> str | None:
         """The workers' Python."""
-        return self.get("py_executable")
+        return self.get("py_executable")  # type: ignore[no-any-return]
 
     def has_pip(self) -> bool:
         """True if pip installs packages."""
@@ -213,6 +231,48 @@ class RuntimeEnv(dict[str, Any]):
     def has_conda(self) -> bool:
         """True if the environment names Conda."""
         return bool(self.get("conda"))
+
+    def conda_env_name(self) -> str | None:
+        """The name of a Conda environment; None for none, or for one that is described."""
+        found = self.get("conda")
+        return found if isinstance(found, str) and found else None
+
+    def conda_config(self) -> str | None:
+        """The description of a Conda environment as JSON."""
+        found = self.get("conda")
+        return json.dumps(found, sort_keys=True) if isinstance(found, dict) and found else None
+
+    def java_jars(self) -> list[str]:
+        """Java archives, for which there are no workers."""
+        return list(self.get("java_jars") or ())
+
+    def nsight(self) -> Any:
+        """Options of Nsight."""
+        return self.get("_nsight")
+
+    def rocprof_sys(self) -> Any:
+        """Options of rocprof-sys."""
+        return self.get("_rocprof_sys")
+
+    def image_uri(self) -> str | None:
+        """The image of a container."""
+        return self.get("image_uri")  # type: ignore[no-any-return]
+
+    def has_py_container(self) -> bool:
+        """True if the environment names a container."""
+        return bool(self.get("container"))
+
+    def py_container_image(self) -> str | None:
+        """The image of the container."""
+        return self["container"].get("image", "") if self.has_py_container() else None
+
+    def py_container_worker_path(self) -> str | None:
+        """The path of the workers' program in the container."""
+        return self["container"].get("worker_path", "") if self.has_py_container() else None
+
+    def py_container_run_options(self) -> list[str] | None:
+        """Options with which the container is to run."""
+        return self["container"].get("run_options", []) if self.has_py_container() else None
 
     def pip_config(self) -> dict[str, Any]:
         """Packages and options for pip."""
@@ -230,11 +290,41 @@ class RuntimeEnv(dict[str, Any]):
         """
         if key not in self.extensions_fields:
             raise ValueError(f"Extension key must be one of {set(self.extensions_fields)}, got: {key}")
-        return self.get(key)
+        return self.get(key)  # type: ignore[no-any-return]
 
     def plugins(self) -> list[tuple[str, Any]]:
         """Unknown fields."""
         return [(field, value) for field, value in self.items() if field not in self.known_fields]
+
+
+def _check_combination(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for fields that exclude each other."""
+    if sum(bool(given.get(field)) for field in ("pip", "uv", "conda")) > 1:
+        raise ValueError(
+            "The 'pip' field, 'uv' field, and 'conda' field of runtime_env cannot be specified at the same time.\n"
+            f"specified pip field: {given.get('pip')}\nspecified conda field: {given.get('conda')}\n"
+            f"specified uv field: {given.get('uv')}\nTo use pip with conda, name the packages in the conda field."
+        )
+    for field in ("container", "image_uri"):
+        others = set(given) - {field, "config", "env_vars"}
+        if given.get(field) and others:
+            raise ValueError(
+                f"The '{field}' field currently cannot be used together with other fields of runtime_env. "
+                f"Specified fields: {others}"
+            )
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """Make of JSON types an instance of a dataclass, or what its annotations say."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _built(hints.get(name), item) for name, item in value.items()})
+    inner = get_args(kind)
+    if isinstance(value, list) and inner:
+        return [_built(inner[0], item) for item in value]
+    if isinstance(value, dict) and len(inner) == 2:
+        return {key: _built(inner[1], item) for key, item in value.items()}
+    return value
 
 
 def _unpickle(fields: dict[str, Any]) -> RuntimeEnv:
@@ -273,10 +363,18 @@ def unsupported_field_error(env: Mapping[str, Any] | None) -> str:
     for field, value in (env or {}).items():
         if value and field in UNSUPPORTED_FIELDS:
             return f"runtime_env[{field!r}] is not supported; hint: {UNSUPPORTED_FIELDS[field]}"
+        for source in value if field == "py_modules" else [value] if field == "working_dir" else ():
+            if isinstance(source, str) and source.partition("://")[0] in REMOTE_SCHEMES:
+                return (
+                    f"runtime_env[{field!r}]: {source}: packages are not fetched from there; hint: give a directory or "
+                    "an archive that the driver can read, it is sent to every node that needs it"
+                )
     return ""
 
 
 def _check_env_vars(value: Any) -> dict[str, str] | None:
+    if not value and hasattr(value, "__len__"):
+        return None
     if not isinstance(value, Mapping):
         raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], got {type(value)}")
     for name, text in value.items():
@@ -301,16 +399,23 @@ def _check_working_dir(value: Any) -> str:
 def check_package_source(path: str) -> None:
     """Raise ValueError if `path` cannot be made a package."""
     scheme = path.partition("://")[0] if "://" in path else ""
-    if scheme and scheme not in ("gcs", "file"):
-        raise ValueError(
-            f"{path}: packages of {scheme}:// are not supported; hint: give a directory or a .zip that the driver can "
-            "read, it is sent to every node that needs it"
-        )
+    if scheme in ("gcs", *REMOTE_SCHEMES) and not path.partition("?")[0].endswith(ARCHIVES):
+        raise ValueError(f"Only {', '.join(ARCHIVES)} files supported for remote URIs, got {path}.")
+    if scheme in ("gcs", *REMOTE_SCHEMES):
+        return
+    if scheme == "local":
+        if not os.path.isabs(path.removeprefix(IN_PLACE)):
+            raise ValueError(f"{path} is not a valid URI: local:// is followed by an absolute path.")
+        return
+    if scheme not in ("", "file"):
+        raise ValueError(f"{path} is not a valid URI: the protocol {scheme!r} is unknown.")
     local = path.removeprefix("file://")
-    if scheme != "gcs" and not os.path.exists(local):
+    if not os.path.exists(os.path.expanduser(local)):
         raise ValueError(f"{local} is not a valid path.")
-    if scheme != "gcs" and not os.path.isdir(local) and not local.endswith((".zip", ".whl", ".py")):
-        raise ValueError(f"{local} is not a valid path: only directories, .zip, .whl and .py files are supported.")
+    if not os.path.isdir(os.path.expanduser(local)) and not local.endswith((*ARCHIVES, ".py")):
+        raise ValueError(
+            f"{local} is not a valid path: only directories, .py files and {', '.join(ARCHIVES)} are supported."
+        )
 
 
 def _check_py_modules(value: Any) -> list[Any] | None:
@@ -347,16 +452,17 @@ def _installer(name: str, known: tuple[str, ...]) -> Callable[[Any], dict[str, A
     """The check of `pip` or `uv`: converts any of their forms to a dict with `packages`."""
 
     def check(value: Any) -> dict[str, Any] | None:
+        given_as_dict = isinstance(value, dict)
         if isinstance(value, (str, list)):
             value = {"packages": value}
         elif not isinstance(value, dict):
-            raise TypeError(f"runtime_env['{name}'] must be of type str, List[str] or dict, got {type(value)}")
+            raise TypeError(f"runtime_env['{name}'] must be of type str or List[str] or dict, got {type(value)}")
         if set(value) - set(known):
             raise ValueError(
                 f"runtime_env['{name}'] can only have these fields: {', '.join(known)}, but got: {list(value)}"
             )
         if "packages" not in value:
-            raise ValueError(f"runtime_env['{name}'] must include field 'packages', but got: {list(value)}")
+            raise ValueError(f"runtime_env['{name}'] must include field 'packages', but got {value}")
         found = dict(value)
         found["packages"] = _packages(name, value["packages"])
         for field in known[1:]:
@@ -365,6 +471,9 @@ def _installer(name: str, known: tuple[str, ...]) -> Callable[[Any], dict[str, A
                 raise TypeError(
                     f"runtime_env['{name}']['{field}'] must be of type {kind.__name__}, got {type(found[field])}"
                 )
+        found.setdefault(known[1], False)  # pip_check, uv_check
+        if name == "uv" and given_as_dict:
+            found.setdefault("uv_pip_install_options", ["--no-cache"])
         return found if found["packages"] else None
 
     return check
@@ -377,12 +486,41 @@ def _packages(name: str, given: Any) -> list[str]:
         with open(given, encoding="utf-8") as file:
             lines = [line.strip() for line in file]
         return [line for line in lines if line and not line.startswith("#")]
-    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-        raise TypeError(f"runtime_env['{name}']['packages'] must be of type str or List[str], got {type(given)}")
+    if not isinstance(given, list):
+        raise ValueError(f"runtime_env['{name}']['packages'] must be of type str or list, got: {type(given)}")
+    for index, item in enumerate(given):
+        if not isinstance(item, str):
+            raise TypeError(
+                f"runtime_env['{name}'] must be of type str or List[str]: its packages are list[str], "
+                f"got {type(item)} for {index}-th item."
+            )
     return list(dict.fromkeys(given))
 
 
+def _check_conda(value: Any) -> str | dict[str, Any]:
+    """Read the file of a description; workers cannot have a Conda environment of their own all the same."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"runtime_env['conda'] must be of type str or dict, got {type(value)}.")
+    if value.endswith((".yaml", ".yml")):
+        if not os.path.isfile(value):
+            raise ValueError(f"Can't find conda YAML file {value}.")
+        try:
+            import yaml
+
+            with open(value, encoding="utf-8") as file:
+                found: dict[str, Any] = yaml.safe_load(file)
+        except Exception as error:
+            raise ValueError(f"Failed to read conda file {value}: {error}.") from error
+        return found
+    if os.path.isabs(value) and not os.path.isdir(value):
+        raise ValueError(f"Can't find conda env directory {value}.")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any], Any]] = {
+    "conda": _check_conda,
     "config": RuntimeEnvConfig.parse_and_validate_runtime_env_config,
     "env_vars": _check_env_vars,
     "excludes": _check_excludes,

@@ -28,6 +28,7 @@ RUNTIME_ENV_DIRECTORY = "runtime_env"
 """In the session directory: packages and Pythons of environments."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _IGNORE_VARIABLE = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
+_EXCLUDES_VARIABLE = "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"
 _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
@@ -51,7 +52,9 @@ def package_files(root: str, excludes: Sequence[str] = ()) -> list[str]:
     where they are), .git, virtual environments called .venv or venv, __pycache__, links to directories, and what is no
     file.
     """
-    return sorted(_walk(root, "", [("", _spec([*DEFAULT_EXCLUDES, *excludes]))]))
+    given = os.environ.get(_EXCLUDES_VARIABLE)
+    always = DEFAULT_EXCLUDES if given is None else [name.strip() for name in given.split(",") if name.strip()]
+    return sorted(_walk(root, "", [("", _spec([*always, *excludes]))]))
 
 
 def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[str]:
@@ -121,6 +124,33 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
             info.compress_type = zipfile.ZIP_DEFLATED
             with open(path, "rb") as file:
                 package.writestr(info, file.read())
+    return buffer.getvalue()
+
+
+def zip_of_tar(path: str) -> bytes:
+    """A zip of the files in a tar archive, whatever its compression.
+
+    Raises:
+        PackageError: the archive cannot be read.
+    """
+    import tarfile
+    import zipfile
+
+    buffer = io.BytesIO()
+    try:
+        with (
+            tarfile.open(path) as archive,
+            zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
+        ):
+            for member in sorted(archive.getmembers(), key=lambda member: member.name):
+                file = archive.extractfile(member) if member.isfile() or member.issym() or member.islnk() else None
+                if file is not None:
+                    info = zipfile.ZipInfo(os.path.normpath(member.name), _EPOCH)
+                    info.external_attr = (stat.S_IMODE(member.mode) | stat.S_IFREG) << 16
+                    info.compress_type = zipfile.ZIP_DEFLATED
+                    package.writestr(info, file.read())
+    except (tarfile.TarError, OSError, KeyError) as error:
+        raise PackageError(f"{path} is no archive that can be read: {error}") from error
     return buffer.getvalue()
 
 

@@ -57,6 +57,13 @@ class TestWorkingDir:
         assert value == 42
         assert env["working_dir"].startswith("gcs://_ray_pkg_")
 
+    def test_in_place(self, project):
+        task = ray.remote(runtime_env={"working_dir": f"local://{project}"})(lambda: (os.getcwd(), look()[0]))
+        assert ray.get(task.remote()) == (str(project), 42)
+        task = ray.remote(runtime_env={"working_dir": "local:///no/such"})(lambda: 1)
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="must already exist on every node"):
+            ray.get(task.remote())
+
     def test_after_a_restart(self, project):
         @ray.remote(runtime_env={"working_dir": str(project)}, max_restarts=1, max_task_retries=1)
         class Looks:

@@ -7,8 +7,10 @@ import json
 import os
 import pickle
 import sys
+import tarfile
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,20 @@ from hpcray.platform.runtime_env_setup import (
     package_files,
     set_up_python,
     unpack_package,
+    zip_of_tar,
 )
+
+
+@dataclass
+class _Item:
+    names: list[str]
+    flag: bool
+
+
+@dataclass
+class _Plugin:
+    items: list[_Item]
+    text: str
 
 
 @pytest.fixture
@@ -46,7 +61,14 @@ class TestValidation:
             ({"env_vars": {"A": 1}}, TypeError, "Dict.str, str.*1 in 'A'"),
             ({"working_dir": 3}, TypeError, "`working_dir` must be a string, got"),
             ({"working_dir": "/no/such/place"}, ValueError, "/no/such/place is not a valid path"),
-            ({"working_dir": "s3://bucket/a.zip"}, ValueError, "s3.*not supported.*hint"),
+            ({"working_dir": "s3://bucket/a"}, ValueError, "Only .zip, .* supported for remote URIs"),
+            ({"working_dir": "local://relative"}, ValueError, "absolute path"),
+            ({"conda": "/no/such/env"}, ValueError, "Can't find conda env directory"),
+            ({"conda": "none.yaml"}, ValueError, "Can't find conda YAML file"),
+            ({"container": {"image": "x"}, "pip": ["a"]}, ValueError, "'container' field currently cannot be used"),
+            ({"uv": {"packages": "a"}}, ValueError, "not a valid file"),
+            ({"pip": {"packages": 3}}, ValueError, r"must be of type str or list"),
+            ({"uv": ["a", 3]}, TypeError, "for 1-th item"),
             ({"py_modules": "x"}, TypeError, "`py_modules` must be a list of strings"),
             ({"py_modules": [3]}, TypeError, "py_modules"),
             ({"excludes": "x"}, TypeError, "excludes"),
@@ -54,8 +76,8 @@ class TestValidation:
             ({"pip": {"pip_check": True}}, ValueError, "must include field 'packages'"),
             ({"pip": {"packages": ["a"], "colour": 1}}, ValueError, "can only have these fields"),
             ({"pip": "/no/requirements.txt"}, ValueError, "not a valid file"),
-            ({"pip": ["a"], "conda": "b"}, ValueError, "'pip' field and 'conda' field.*cannot both"),
-            ({"pip": ["a"], "uv": ["b"]}, ValueError, "'pip' field and 'uv' field.*cannot both"),
+            ({"pip": ["a"], "conda": "b"}, ValueError, "'conda' field of runtime_env cannot be specified"),
+            ({"pip": ["a"], "uv": ["b"]}, ValueError, "'uv' field, and 'conda' field of runtime_env cannot be"),
             ({"worker_process_setup_hook": 3}, TypeError, "setup_hook"),
             ({"py_executable": ""}, TypeError, "py_executable"),
             ({"config": 3}, TypeError, "config"),
@@ -75,11 +97,32 @@ class TestValidation:
         with pytest.raises(TypeError, match="env_vars"):
             validated_runtime_env({"env_vars": ["A"]})
 
+    def test_fields_of_dataclasses(self) -> None:
+        env = RuntimeEnv()
+        env.set("plugin", _Plugin([_Item(["a"], False), _Item([], True)], "x"))
+        assert json.loads(env.serialize())["plugin"]["items"][0] == {"names": ["a"], "flag": False}
+        again = RuntimeEnv.deserialize(env.serialize())
+        assert again.get("plugin", data_class=_Plugin) == _Plugin([_Item(["a"], False), _Item([], True)], "x")
+        assert env.get("nothing", 3, data_class=_Plugin) == 3
+
+    def test_what_ray_adds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert RuntimeEnv(pip=["a"])["_ray_commit"]
+        assert RuntimeEnv(conda="a", _ray_commit="x")["_ray_commit"] == "x"
+        assert "_ray_commit" not in RuntimeEnv(env_vars={"A": "b"})
+        assert "_inject_current_ray" not in RuntimeEnv(env_vars={"A": "b"})
+        monkeypatch.setenv("RAY_RUNTIME_ENV_LOCAL_DEV_MODE", "1")
+        assert RuntimeEnv(env_vars={"A": "b"})["_inject_current_ray"] is True
+
+    def test_packages_elsewhere_are_valid_and_refused(self) -> None:
+        env = RuntimeEnv(working_dir="https://example.org/a.zip")
+        assert "not fetched" in unsupported_field_error(env)
+        assert not unsupported_field_error(RuntimeEnv(working_dir="local:///tmp"))
+
     def test_forms_of_pip(self, tmp_path: Path) -> None:
         requirements = tmp_path / "requirements.txt"
         requirements.write_text("# mine\nnumpy\n\nrich>=13\n")
-        assert RuntimeEnv(pip=str(requirements))["pip"] == {"packages": ["numpy", "rich>=13"]}
-        assert RuntimeEnv(pip=["numpy", "numpy"])["pip"] == {"packages": ["numpy"]}
+        assert RuntimeEnv(pip=str(requirements))["pip"] == {"packages": ["numpy", "rich>=13"], "pip_check": False}
+        assert RuntimeEnv(pip=["numpy", "numpy"])["pip"] == {"packages": ["numpy"], "pip_check": False}
         assert "pip" not in RuntimeEnv(pip=[])
 
     def test_unknown_fields_warn(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,6 +160,22 @@ class TestValidation:
 
 
 class TestPackages:
+    def test_a_tar_archive_becomes_a_zip(self, tree: Path, tmp_path: Path) -> None:
+        archive = tmp_path / "a.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(tree / "a.py", "a.py")
+            tar.add(tree / "data", "./data")
+        with zipfile.ZipFile(io.BytesIO(zip_of_tar(str(archive)))) as package:
+            assert package.namelist() == ["data/big.bin", "data/kept.txt", "a.py"]
+            assert package.read("a.py") == b"a.py"
+        archive.write_bytes(b"no archive")
+        with pytest.raises(PackageError, match="no archive"):
+            zip_of_tar(str(archive))
+
+    def test_what_is_always_left_out_can_be_said(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES", "data, *.log")
+        assert package_files(str(tree)) == [".git/config", "__pycache__/a.pyc", "a.py", "venv/x"]
+
     def test_what_goes_in(self, tree: Path) -> None:
         assert package_files(str(tree)) == ["a.py", "b.log", "data/big.bin", "data/kept.txt"]
         assert package_files(str(tree), ["*.log", "data/big.bin"]) == ["a.py", "data/kept.txt"]

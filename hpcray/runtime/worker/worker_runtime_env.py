@@ -136,7 +136,9 @@ class WorkerRuntimeEnv:
     def _unpacked_directory(self, session_dir: str) -> str | None:
         """Return the directory that a command may be relative to, "" for none; None if it is not on this node yet."""
         package = self.fields.get("working_dir") if self.fields.get("py_executable") else None
-        return unpacked_package(session_dir, package["hash"]) if package else ""
+        if not package:
+            return ""
+        return package["local"] if "local" in package else unpacked_package(session_dir, package["hash"])
 
     def _take_variables_of_python(self, session_dir: str) -> None:
         """Make of this process what a command in the working directory would have started, if it can be had so.
@@ -207,6 +209,10 @@ class WorkerRuntimeEnv:
             os.environ["PYTHONPATH"] = os.pathsep.join([*modules, *filter(None, [os.environ.get("PYTHONPATH")])])
 
     def _fetched(self, worker: WorkerContext, entry: Mapping[str, str]) -> str:
+        if "local" in entry:
+            if not os.path.isdir(entry["local"]):
+                raise PackageError(f"local://{entry['local']}: this directory must already exist on every node")
+            return entry["local"]
         return unpack_package(
             worker.process.session_dir, entry["hash"], lambda: bytes(self._value(worker, entry["object"]))
         )
