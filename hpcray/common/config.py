@@ -33,6 +33,7 @@ _RAY_SETTINGS = {
     "object_spilling_threshold": ("spill_threshold", 1),
     "local_fs_capacity_threshold": ("disk_capacity_threshold", 1),
     "max_direct_call_object_size": ("inline_limit", 1),
+    "max_num_generator_returns": ("max_generator_returns", 1),
     "record_ref_creation_sites": ("record_ref_creation_sites", 1),
     "scheduler_spread_threshold": ("spread_threshold", 1),
     "worker_lease_timeout_milliseconds": ("idle_lease_timeout", 1000),
@@ -50,6 +51,7 @@ class Config:
         start_timeout: every rank must be up within this time.
         stop_timeout: processes that have not left on request by then are killed.
         inline_limit: values up to this size travel inside messages; larger ones are kept in object stores.
+        max_generator_returns: a generator that yields more values fails; their ids have room for 16 million.
         idle_lease_timeout: a lease without work is returned after this time.
         idle_worker_timeout: a worker above the node's CPU count is ended after this idle time, unless it owns objects.
         tick: period of a raylet's housekeeping (parent alive, idle workers, requests that wait).
@@ -120,6 +122,7 @@ class Config:
     start_timeout: Seconds = 60.0
     stop_timeout: Seconds = 2.0
     inline_limit: Bytes = 100 * 1024
+    max_generator_returns: Annotated[int, msgspec.Meta(ge=1, le=16_000_000)] = 16_000_000
     idle_lease_timeout: Seconds = 0.1
     idle_worker_timeout: Seconds = 1.0
     tick: Seconds = 0.5

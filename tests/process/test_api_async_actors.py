@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -338,3 +339,27 @@ def test_a_plain_method_of_an_async_actor_can_return_a_ref():
     keeper = Keeper.remote()
     ray.get(keeper.keep.remote())
     assert ray.get(ray.get(keeper.ref_of_it.remote())) == "kept"
+
+
+def test_a_call_that_fails_leaves_no_cycle_behind():
+    @ray.remote
+    class Failing:
+        async def call(self, _large):
+            raise KeyError(1)
+
+        async def generator(self, _large):
+            raise KeyError(1)
+            yield
+
+        def garbage(self):
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            return len(gc.garbage)
+
+    actor = Failing.remote()
+    before = ray.get(actor.garbage.remote())
+    for _ in range(5):
+        for ref in (actor.call.remote([1]), *actor.generator.remote([1])):
+            with pytest.raises(KeyError):
+                ray.get(ref)
+    assert ray.get(actor.garbage.remote()) == before

@@ -261,3 +261,25 @@ assert os.path.getsize(os.environ["MARKS"]) >= 4
 """
     environ = {"MARKS": str(tmp_path / "marks"), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     went_on(run(tmp_path, code, environ=environ))
+
+
+def test_too_many_values_of_a_generator(tmp_path: Path, leak_check: LeakCheck) -> None:
+    code = """
+@ray.remote
+def values(count):
+    yield from range(count)
+
+
+ray.init(num_cpus=1, object_store_memory=64 << 20)
+assert [ray.get(ref) for ref in values.remote(3)] == [0, 1, 2]
+*first, last = values.remote(5)
+assert ray.get(first) == [0, 1, 2]
+try:
+    ray.get(last)
+except ValueError as error:
+    assert "at most 3 values" in str(error)
+else:
+    raise AssertionError("it may yield as many as it likes")
+goes_on()
+"""
+    went_on(run(tmp_path, code, environ={"RAY_max_num_generator_returns": "3"}))

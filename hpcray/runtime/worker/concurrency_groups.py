@@ -267,6 +267,7 @@ class AsyncioCallRunner:
                 hold = self._hold(ended)
                 worker.reply(src, msg.task, msg.num_returns, value, error, name, us, protected, label, hold)
         finally:
+            error = None  # its traceback holds this frame: a cycle, which would keep the arguments
             self._forget(msg.task)
 
     def _forget(self, task: bytes) -> None:

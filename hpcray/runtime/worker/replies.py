@@ -394,12 +394,15 @@ class _Sender:
         self._skip = own.skip if own is not None else 0
         self._want = frozenset(own.missing) if own is not None and own.missing is not None else None
         self._index = 0
+        self._most = worker.process.config.max_generator_returns
         self.blocks = self._window > 0
         yielding.begin(msg.task, src)
 
     def send(self, value: Any) -> StreamingGeneratorStats:
         """Send the next value, and wait while the caller has too many that it has not taken."""
         index = self._index
+        if index >= self._most:
+            raise ValueError(f"a generator yields at most {self._most} values; hint: yield lists of them")
         self._index += 1
         began = perf_counter()
         item = None
