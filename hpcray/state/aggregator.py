@@ -80,7 +80,7 @@ class StateAggregator:
                 is_head_node=row["Index"] == self._process.head,
                 state="ALIVE" if row["Alive"] else "DEAD",
                 state_message=row["DeathReason"] or None,
-                node_name=row["NodeManagerHostname"],
+                node_name=row["NodeName"],
                 resources_total=row["Resources"],
                 labels=row["Labels"],
             )
@@ -137,24 +137,22 @@ class StateAggregator:
         ]
 
     def jobs(self) -> list[JobState]:
-        """The job, as a list of one row."""
-        job = self._process.job
-        drivers = [one for one in self._people() if one.kind != "worker"]
+        """The jobs of the drivers that run."""
         nodes = self._nodes()
-        driver = drivers[0] if drivers else None
-        address = nodes[driver.node].address if driver is not None else ""
-        info = {"id": self._job_id, "node_ip_address": address, "pid": str(driver.pid)} if driver is not None else None
-        return [
-            JobState(
-                job_id=self._job_id,
-                type="DRIVER",
-                submission_id=None,
-                driver_info=info,
-                status="RUNNING",
-                entrypoint=job.sys_path[0] if job is not None and job.sys_path else "",
-                driver_node_id=nodes[driver.node].node_id if driver is not None else None,
-            )
-        ]
+        drivers = {one.proc: one for one in self._people() if one.kind != "worker"}
+        found = []
+        for proc, answer in self._query(drivers.values(), "job").items():
+            if not answer["driver"]:
+                continue
+            driver, node = drivers[proc], nodes[drivers[proc].node]
+            found.append(JobState(
+                job_id=answer["id"],
+                driver_info={"id": answer["id"], "node_ip_address": node.address, "pid": str(driver.pid)},
+                entrypoint=answer["command"],
+                start_time=int(answer["start"] * 1000),
+                driver_node_id=node.node_id,
+            ))  # fmt: skip
+        return found
 
     def tasks(self) -> list[TaskState]:
         """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember."""
@@ -162,8 +160,9 @@ class StateAggregator:
         owned = self._query(people.values(), "tasks", MAX_ROWS_PER_PROCESS)
         executed = self._query((one for one in people.values() if one.kind == "worker"), "events")
         history = TaskHistory(self._job_id, self._nodes(), people, executed)
-        history.add_failed(row for answer in owned.values() for row in answer["failed"])
-        history.add_open(row for answer in owned.values() for row in answer["rows"])
+        for answer in owned.values():
+            history.add_failed(answer["failed"], answer["job"])
+            history.add_open(answer["rows"], answer["job"])
         history.add_creations(self._process.gcs.call("actors"))
         return history.rows()
 
@@ -223,7 +222,9 @@ class StateAggregator:
 
     def _people(self) -> list[ProcessInfo]:
         """Drivers and workers, without this process where it is attached only for the query."""
-        me = self._process.me if self._process.kind == "attached" else b""
+        job = self._process.job
+        is_driver = job is not None and job.driver == self._process.me
+        me = self._process.me if self._process.kind == "attached" and not is_driver else b""
         nodes = self._nodes().values()
         return [one for node in nodes for one in node.processes if one.kind != "raylet" and one.proc != me]
 

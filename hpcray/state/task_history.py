@@ -41,7 +41,7 @@ class TaskHistory:
     """Rows of tasks and calls, one for each attempt.
 
     Args:
-        job_id: of the job.
+        job_id: of tasks of which no process says what job they are of.
         nodes, people: nodes by index, processes by id.
         executed: the answers of workers to "events", by process.
     """
@@ -65,8 +65,8 @@ class TaskHistory:
         for begun in self._begun.values():
             begun.sort()
 
-    def add_failed(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what owners say of tasks that ended without a reply of their worker."""
+    def add_failed(self, rows: Iterable[Mapping[str, Any]], job_id: str) -> None:
+        """Take in what an owner of the job says of tasks that ended without a reply of their worker."""
         ended = {
             row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
             for node in self._nodes.values()
@@ -74,20 +74,20 @@ class TaskHistory:
         }
         for one in rows:
             attempts = self._attempts.setdefault(one["task"], [])
-            row = self._row(one["task"], one["name"], "FAILED", one["actor"], ended.get(one["worker"]))
+            row = self._row(one["task"], one["name"], "FAILED", one["actor"], ended.get(one["worker"]), job_id)
             row.attempt_number, row.end_time_ms = len(attempts), int(one["end"] * _MILLI)
             row.error_type, row.error_message = _ERROR_TYPES.get(one["kind"], _FAILED), one["text"]
             attempts.append(row)
 
-    def add_open(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what owners say of tasks that have not returned."""
+    def add_open(self, rows: Iterable[Mapping[str, Any]], job_id: str) -> None:
+        """Take in what an owner of the job says of tasks that have not returned."""
         for one in rows:
             attempts = self._attempts.setdefault(one["task"], [])
             last = attempts[-1] if attempts else None
             if last is None or last.state == "FAILED":  # a reply may be on its way after FINISHED
                 name = f"{one['class']}.{one['name']}" if one["class"] else one["name"]
                 state, worker = task_state(one["state"], one["actor"]), self._people.get(one["worker"])
-                last = self._row(one["task"], name, state, one["actor"], worker)
+                last = self._row(one["task"], name, state, one["actor"], worker, job_id)
                 last.attempt_number = len(attempts)
                 attempts.append(last)
             last.required_resources = one["resources"]
@@ -114,7 +114,7 @@ class TaskHistory:
         found = []
         for task, attempts in self._attempts.items():
             for row in attempts:
-                row.parent_task_id = self._parent(task, attempts[0].start_time_ms)
+                row.parent_task_id = self._parent(task, attempts[0].start_time_ms, row.job_id)
                 row.events = _events(row)
                 found.append(row)
         return found
@@ -123,7 +123,7 @@ class TaskHistory:
         errors = {task: (kind, text) for task, kind, text in answer["errors"]}
         begun = self._begun[worker.proc] = []
         for task, name, end, us, failed in answer["ended"]:
-            row = self._row(task, name, "FAILED" if failed else "FINISHED", answer["actor"], worker)
+            row = self._row(task, name, "FAILED" if failed else "FINISHED", answer["actor"], worker, answer["job"])
             row.end_time_ms = int((end + answer["offset"]) * _MILLI)
             row.creation_time_ms = row.start_time_ms = row.end_time_ms - us // _MICRO_PER_MILLI
             if failed:
@@ -132,22 +132,24 @@ class TaskHistory:
             self._attempts.setdefault(task, []).append(row)
             begun.append((row.start_time_ms, task))
         for call in answer["running"]:
-            row = self._row(call["task"], call["name"], "RUNNING", call["actor"], worker)
+            row = self._row(call["task"], call["name"], "RUNNING", call["actor"], worker, answer["job"])
             row.creation_time_ms = row.start_time_ms = int(
                 (answer["now"] - call["seconds"] + answer["offset"]) * _MILLI
             )
             self._attempts.setdefault(call["task"], []).append(row)
             begun.append((row.start_time_ms, call["task"]))
 
-    def _parent(self, task: bytes, start: int | None) -> str:
+    def _parent(self, task: bytes, start: int | None, job_id: str) -> str:
         """Return the id of the task that the owner ran when this one started, or ran last before."""
         begun = self._begun.get(owner_of(task))
         if begun is None:
-            return DRIVER_TASK_ID_PREFIX + self._job_id
+            return DRIVER_TASK_ID_PREFIX + job_id
         place = bisect_right(begun, start, key=lambda row: row[0]) if start is not None else len(begun)
         return begun[place - 1][1].hex() if place else ""
 
-    def _row(self, task: bytes, name: str, state: str, actor: bytes, worker: ProcessInfo | None) -> TaskState:
+    def _row(
+        self, task: bytes, name: str, state: str, actor: bytes, worker: ProcessInfo | None, job_id: str = ""
+    ) -> TaskState:
         kind = "NORMAL_TASK"
         if actor:
             kind = "ACTOR_CREATION_TASK" if task == actor and name.endswith(".__init__") else "ACTOR_TASK"
@@ -156,7 +158,7 @@ class TaskHistory:
             attempt_number=0,
             name=name,
             state=state,
-            job_id=self._job_id,
+            job_id=job_id or self._job_id,
             actor_id=actor.hex() if actor else None,
             type=kind,
             func_or_class_name=name,

@@ -293,7 +293,7 @@ _R = StateResource
 list_actors = _query(_list, _R.ACTORS, "The actors of the job, dead ones too.")
 list_placement_groups = _query(_list, _R.PLACEMENT_GROUPS, "The placement groups of the job.")
 list_nodes = _query(_list, _R.NODES, "The nodes of the job, dead ones too.")
-list_jobs = _query(_list, _R.JOBS, "The job, as a list of one row. (Jobs of the batch system: `hpcray jobs`.)")
+list_jobs = _query(_list, _R.JOBS, "The jobs of the drivers that run. (Jobs of the batch system: `hpcray jobs`.)")
 list_workers = _query(_list, _R.WORKERS, "The living processes of the job: drivers and workers.")
 list_tasks = _query(
     _list, _R.TASKS, "All tasks and calls that have not returned, and ended attempts that living workers remember."

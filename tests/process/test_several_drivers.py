@@ -79,3 +79,31 @@ def test_each_driver_is_a_job_with_its_own_workers_path_and_names(tmp_path: Path
         while len(list_workers(filters=_WORKERS)) > 3 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert len(list_workers(filters=_WORKERS)) <= 3, "idle ones above the CPUs end"
+
+
+LISTING = """
+import json, os, sys
+import hpcray as ray
+from hpcray.util.state import get_task, list_jobs
+ray.init({address!r})
+
+@ray.remote(num_cpus=0)
+def here():
+    return ray.get_runtime_context().get_task_id()
+
+rows = {{row.job_id: row.driver_info["pid"] for row in list_jobs()}}
+task = get_task(ray.get(here.remote()))
+print(json.dumps([rows, os.getpid(), task.job_id, task.parent_task_id]))
+"""
+
+
+def test_jobs_and_tasks_are_listed_with_the_job_of_their_driver(tmp_path: Path) -> None:
+    with ray.init("local", num_cpus=2) as context:
+        script = tmp_path / "listing.py"
+        script.write_text(LISTING.format(address=context.address_info["address"]))
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        jobs, pid, job, parent = json.loads(done.stdout.splitlines()[-1])
+        mine = ray.get_runtime_context().get_job_id()
+        assert sorted(jobs) == sorted({job, mine}) and job != mine and jobs[job] == str(pid)
+        assert parent == "f" * 40 + job

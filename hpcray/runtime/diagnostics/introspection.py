@@ -11,6 +11,8 @@ calls      []                  the tasks and calls that run here
 tasks      [limit]             the tasks and calls of ours that have not returned, how many there are, and the last
                                that failed without a reply of their worker
 objects    [limit]             the objects that we own or borrow, and how many there are
+job        []                  "id" of the job, "driver" (whether this process is its driver), "command" line of this
+                               process, "start" in seconds since 1970
 events     []                  what ran here and has ended: `TaskEventBuffer.dump`
 log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
 =========  ==================  =========================================================================
@@ -48,6 +50,7 @@ from hpcray.runtime.diagnostics.wait_graph import SlowGetReport
 
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""
+_START = perf_counter()
 _MAX_ERRORS = 1000
 _MAX_ERROR_TEXT = 10_000
 """Errors of failed tasks that a worker remembers, at most, and characters of each."""
@@ -69,6 +72,7 @@ class Introspection:
             "objects": self._objects,
             "references": self._references,
             "events": self._events,
+            "job": self._job,
         }
         if process.config.record:
             self._methods["log"] = owner_portion(process)
@@ -183,7 +187,21 @@ class Introspection:
                     "resources": known.resources,
                     "retries": task.retries,
                 })  # fmt: skip
-        return {"total": total, "rows": rows, "failed": [_failure(row) for row in self._process.submitter.failures]}
+        failed = [_failure(row) for row in self._process.submitter.failures]
+        return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
+
+    def _job(self) -> dict[str, Any]:
+        job = self._process.job
+        return {
+            "id": self._job_id,
+            "driver": job is not None and job.driver == self._process.me,
+            "command": " ".join(sys.orig_argv),
+            "start": time.time() - perf_counter() + _START,
+        }
+
+    @property
+    def _job_id(self) -> str:
+        return self._process.job.job_id if self._process.job is not None else ""
 
     def _open_tasks(self) -> Iterator[PendingTask]:
         """Every task of ours that has not returned, once."""
@@ -266,6 +284,7 @@ class Introspection:
             "errors": record.dump_errors() if record is not None else [],
             "full": record.full if record is not None else False,
             "running": self._calls(),
+            "job": self._job_id,
             "actor": worker.actor.spec.actor if worker is not None and worker.actor is not None else b"",
         }
 
