@@ -33,8 +33,8 @@ _LOG = (
     "logger_initialized"
 )
 _STATE = (
-    "GlobalState actors available_resources available_resources_per_node cluster_resources node_ids nodes state "
-    "total_resources_per_node"
+    "GlobalState actors available_resources available_resources_per_node cluster_resources current_node_id jobs "
+    "next_job_id node_ids nodes state total_resources_per_node workers"
 )
 
 MODULES: dict[str, tuple[str, ...]] = {
@@ -43,6 +43,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
+    "ray.core": (),
+    "ray.core.generated": (),
+    "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.cluster_config:ClusterConfig NodeGroupConfig",),
     "ray.data": (f"{_NAMES}:from_pandas_refs",),
     "ray.dashboard": (),
     "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
@@ -62,6 +65,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._raylet": (
         f"{_NAMES}:BaseID {_IDS} StreamingObjectRefGenerator RAY_NODE_ACCELERATOR_TYPE_KEY RAY_NODE_GROUP_KEY "
         "RAY_NODE_ID_KEY RAY_NODE_MARKET_TYPE_KEY RAY_NODE_REGION_KEY RAY_NODE_ZONE_KEY",
+        f"{_NAMES}.cluster_config:GcsClient",
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
         "hpcray.runtime.worker.replies:StreamingGeneratorStats",
     ),

@@ -354,3 +354,35 @@ def test_helpers_of_the_private_modules_are_there(ray: Any) -> None:
     assert wrap_auto_init(is_path)("/a") and not is_path("s3://a")
     assert flatten_dict({"a": {"b": 1}}) == {"a/b": 1}
     assert parse_node_labels_string("a=b") == {"a": "b"}
+
+
+@row("ray._private.state")
+def test_a_program_says_what_its_cluster_may_grow_to(ray: Any) -> None:
+    from ray._private.state import state
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import ClusterConfig, NodeGroupConfig
+
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    assert state.get_cluster_config() is None and state.get_max_resources_from_cluster_config() is None
+    config = ClusterConfig(max_resources={"CPU": 60})
+    small = NodeGroupConfig(name="small", resources={"CPU": 8, "GPU": 0}, max_count=4)
+    config.node_group_configs.append(small)
+    config.node_group_configs.append(NodeGroupConfig(name="large", resources={"CPU": 32, "disk": 1}, max_count=1))
+    client.report_cluster_config(config.SerializeToString())
+    assert state.get_cluster_config() == config
+    assert state.get_max_resources_from_cluster_config() == {"CPU": 60, "GPU": 0, "disk": 1}
+    small.max_count = -1
+    client.report_cluster_config(config.SerializeToString())
+    assert state.get_max_resources_from_cluster_config() == {"CPU": sys.maxsize, "GPU": 0, "disk": 1}
+
+
+@row("ray._private.state")
+def test_state_lists_workers_and_jobs(ray: Any) -> None:
+    from ray._private import state
+
+    worker = ray.get(ray.remote(lambda: ray.get_runtime_context().get_worker_id()).remote())
+    assert state.workers()[worker]["node_ip_address"] == ray.util.get_node_ip_address()
+    (job,) = state.jobs()
+    assert job["JobID"] == ray.get_runtime_context().get_job_id() and not job["IsDead"]
+    first, second = state.next_job_id(), state.next_job_id()
+    assert first.int() + 1 == second.int() and first.hex() != job["JobID"]

@@ -19,6 +19,9 @@ from hpcray.api.placement_group import PlacementGroupID, placement_group_table
 from hpcray.api.runtime_context import ACCELERATORS, available_resources, cluster_resources, nodes
 from hpcray.api.session import require_session
 from hpcray.common.ids import show_proc
+from hpcray.compat.names import JobID
+from hpcray.compat.names.cluster_config import get_cluster_config, get_max_resources_from_cluster_config
+from hpcray.experimental.internal_kv import _internal_kv_put
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import gpu_type, node_gpus
 from hpcray.platform.log_format import TEXT_FORMAT
@@ -26,6 +29,7 @@ from hpcray.platform.session_directory import session_root
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current, need_process
 from hpcray.state.reports import show_stores
+from hpcray.util.state import list_jobs, list_workers
 
 # -------------------------------------------------------------------- ray._private.ray_constants, runtime_env.constants
 
@@ -52,6 +56,7 @@ TESTING_NEVER_DEDUP_TOKEN = "__ray_testing_never_deduplicate__"
 RAY_RUNTIME_ENV_PLUGINS_ENV_VAR = "RAY_RUNTIME_ENV_PLUGINS"
 _MEMORY_SUMMARY_ROWS = 100
 _MIB = 1 << 20
+_ALL_ROWS = 10_000
 _MEMORY_SUMMARY_TIMEOUT = 10.0  # seconds
 
 
@@ -336,6 +341,45 @@ def node_ids() -> list[str]:
     ]
 
 
+def workers() -> dict[str, dict[str, str]]:
+    """Return the living workers by id."""
+    return {
+        row.worker_id: {"node_ip_address": row.ip, "plasma_store_socket": ""}
+        for row in list_workers(limit=_ALL_ROWS)
+        if row.is_alive and row.worker_type == "WORKER"
+    }
+
+
+def jobs() -> list[dict[str, Any]]:
+    """Return one row for each job that can be queried."""
+    return [
+        {
+            "JobID": row.job_id,
+            "DriverIPAddress": (row.driver_info or {}).get("node_ip_address", ""),
+            "DriverPid": int((row.driver_info or {}).get("pid") or 0),
+            "Timestamp": 0,
+            "StartTime": row.start_time or 0,
+            "EndTime": row.end_time or 0,
+            "IsDead": row.status in ("STOPPED", "SUCCEEDED", "FAILED"),
+            "Entrypoint": row.entrypoint,
+        }
+        for row in list_jobs(limit=_ALL_ROWS)
+    ]
+
+
+def next_job_id() -> JobID:
+    """Return a job id that no call has returned before."""
+    number = max((JobID.from_hex(row["JobID"]).int() for row in jobs() if row["JobID"]), default=0) + 1
+    while _internal_kv_put(f"{number}", b"", overwrite=False, namespace="__job_ids"):
+        number += 1
+    return JobID.from_int(number)
+
+
+def current_node_id() -> str:
+    """Return the resource that only this node has, `node:<address>`."""
+    return f"{NODE_ID_PREFIX}{node_ip_address()}"
+
+
 class GlobalState:
     """Ray's object with the same tables as methods."""
 
@@ -351,10 +395,22 @@ class GlobalState:
         """No effect."""
 
     node_table = staticmethod(nodes)
+    job_table = staticmethod(jobs)
+    workers = staticmethod(workers)
+    next_job_id = staticmethod(next_job_id)
+    get_cluster_config = staticmethod(get_cluster_config)
+    get_max_resources_from_cluster_config = staticmethod(get_max_resources_from_cluster_config)
     cluster_resources = staticmethod(cluster_resources)
     available_resources = staticmethod(available_resources)
     available_resources_per_node = _available_resources_per_node = staticmethod(available_resources_per_node)
     total_resources_per_node = _total_resources_per_node = staticmethod(total_resources_per_node)
+
+    def get_node(self, node_id: str) -> dict[str, Any] | None:
+        """Return the row of one node; None for an unknown id."""
+        return next((row for row in nodes() if row["NodeID"] == node_id), None)
+
+    def _live_node_ids(self) -> set[str]:
+        return {row["NodeID"] for row in nodes() if row["Alive"]}
 
     def actor_table(self, actor_id: str | None = None, **_: Any) -> dict[str, Any]:
         """Return the rows of all actors, or of one, as `actors()`."""

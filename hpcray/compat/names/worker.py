@@ -11,6 +11,7 @@ from hpcray.api.session import require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
 from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
+from hpcray.compat.names.cluster_config import GcsClient
 from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages.objects import is_error
@@ -52,14 +53,6 @@ blocking_get_inside_async_warned = False
 
 _ANSWER_TIMEOUT = 0.2
 """Seconds for which `object_exists` waits for the answer of an owner, and of the store."""
-
-
-class _GcsClient:
-    """The attributes of Ray's GCS client that programs read."""
-
-    def __init__(self, process: CoreWorker) -> None:
-        self._process = process
-        self.address = process.session_dir
 
 
 class _CoreWorker:
@@ -178,9 +171,10 @@ class Worker:
         return WORKER_MODE if current.worker is not None else SCRIPT_MODE
 
     @property
-    def gcs_client(self) -> _GcsClient:
-        """The client of the GCS, for its attribute `address`."""
-        return _GcsClient(self._process)
+    def gcs_client(self) -> GcsClient:
+        """The client of the GCS."""
+        self.check_connected()
+        return GcsClient()
 
     @property
     def node(self) -> Any:

@@ -19,6 +19,7 @@ from hpcray.compat.names import WorkerID as WorkerID
 from ray import actor as actor
 from ray import cloudpickle as cloudpickle
 from ray import cluster_utils as cluster_utils
+from ray import core as core
 from ray import data as data
 from ray import dashboard as dashboard
 from ray import exceptions as exceptions

@@ -5,7 +5,11 @@ from hpcray.compat.names.private import actors as actors
 from hpcray.compat.names.private import available_resources as available_resources
 from hpcray.compat.names.private import available_resources_per_node as available_resources_per_node
 from hpcray.compat.names.private import cluster_resources as cluster_resources
+from hpcray.compat.names.private import current_node_id as current_node_id
+from hpcray.compat.names.private import jobs as jobs
+from hpcray.compat.names.private import next_job_id as next_job_id
 from hpcray.compat.names.private import node_ids as node_ids
 from hpcray.compat.names.private import nodes as nodes
 from hpcray.compat.names.private import state as state
 from hpcray.compat.names.private import total_resources_per_node as total_resources_per_node
+from hpcray.compat.names.private import workers as workers
