@@ -29,7 +29,8 @@ from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 from hpcray.api.session import check_namespace, require_session
 from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
-from hpcray.common.ids import HEAD
+from hpcray.common.exceptions import ActorHandleNotFoundError
+from hpcray.common.ids import HEAD, run_of
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import has_async_method
@@ -360,15 +361,27 @@ def kill(actor: ActorHandle | ActorProxy[Any], *, no_restart: bool = True) -> No
         no_restart: do not restart the actor, whatever its `max_restarts`.
 
     Raises:
-        ValueError: `actor` is no actor handle.
+        ValueError: `actor` is no actor handle. ActorHandleNotFoundError: it is one of another session.
     """
     process = require_session()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
+    _check_session(process, actor)
     with process.engine.lock:
         process.submitter.actors.client(actor).kill()
         process.engine.send(HEAD, m.KillActor(actor._actor, no_restart, "it was killed by `ray.kill`."))
         process.engine.flush()
+
+
+def _check_session(process: CoreWorker, actor: ActorHandle) -> None:
+    if run_of(actor._actor) == run_of(process.me):
+        return  # made in this run of the job
+    if not any(row["actor"] == actor._actor for row in process.gcs.call("actors")):
+        raise ActorHandleNotFoundError(
+            "ActorHandle objects are not valid across Ray sessions. "
+            f"{actor!r} belongs to an earlier session of this program, or to another job. hint: create the actor again "
+            "after init()"
+        )
 
 
 def exit_actor() -> NoReturn:

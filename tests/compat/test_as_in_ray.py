@@ -497,3 +497,29 @@ def test_a_decorator_of_the_invocation_runs_at_the_caller(ray: Any) -> None:
     for handle in (box, ray.get_actor("decorated")):
         ref, given = handle.get.remote(3)
         assert (ray.get(ref), given) == (6, 3)
+
+
+@row("ray.kill")
+def test_kill_refuses_a_handle_of_an_earlier_session(tmp_path: Path) -> None:
+    out = script(
+        """
+        import hpcray.compat.ray
+        import ray
+
+        @ray.remote
+        class Box:
+            pass
+
+        ray.init(num_cpus=1)
+        box = Box.remote()
+        ray.shutdown()
+        ray.init(num_cpus=1)
+        try:
+            ray.kill(box)
+        except ray.exceptions.ActorHandleNotFoundError as error:
+            print("not valid across Ray sessions" in str(error))
+        ray.kill(Box.remote())
+        """,
+        tmp_path,
+    )
+    assert out.split() == ["True"]

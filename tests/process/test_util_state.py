@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -346,3 +347,30 @@ def test_workers_that_have_ended_say_how():
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(failed.worker.remote())
     eventually(lambda: [one for one in state.list_workers(limit=1000) if one.exit_type == "USER_ERROR"])
+
+
+@hpcray_only
+def test_calls_of_an_async_actor_that_wait_for_their_turn_are_not_running():
+    @ray.remote(max_concurrency=1, num_cpus=0)
+    class Narrow:
+        async def first_call(self):
+            await asyncio.sleep(60)
+
+        async def next_call(self):
+            return "ran"
+
+    narrow = Narrow.remote()
+    first = narrow.first_call.remote()
+    waiting = [narrow.next_call.remote() for _ in range(3)]
+
+    def states(name):
+        return [row.state for row in state.list_tasks(filters=[("name", "=", f"Narrow.{name}")])]
+
+    eventually(lambda: states("first_call") == ["RUNNING"])
+    assert states("next_call") == ["PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY"] * 3
+    ray.cancel(waiting[0])
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(waiting[0])
+    assert len(states("next_call")) == 2
+    ray.cancel(first)
+    assert ray.get(waiting[1:]) == ["ran", "ran"]

@@ -140,8 +140,8 @@ class Introspection:
                 rows.append(_call(worker.running_name(msg), msg, now - local.get("since", now), thread, actor))
         for loop in self._loops():
             for row in coroutine_stacks(loop):
-                msg, since = row["local"].get("msg"), row["local"].get("started", now)
-                if isinstance(msg, m.ActorCall):
+                msg, since = row["local"].get("msg"), row["local"].get("started")
+                if isinstance(msg, m.ActorCall) and since is not None:  # else it waits for its turn
                     rows.append(_call(worker.running_name(msg), msg, now - since, 0, actor))
         return rows
 

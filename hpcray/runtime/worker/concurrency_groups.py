@@ -215,19 +215,18 @@ class AsyncioCallRunner:
         value: Any = None
         error: BaseException | None = None
         protected: list[bytes] = []
-        started = perf_counter()
         try:
             await self._semaphore.acquire()
         except asyncio.CancelledError:
             worker.reply_cancelled(src, msg)
             self._forget(msg.task)
             return
+        started = perf_counter()  # diagnostics take a call for one that runs from here on
         try:
             try:
                 if self._closed:
                     self._forget(msg.task)
                     return
-                started = perf_counter()
                 async_task.set(msg)
                 if msg.args == NO_ARGS:
                     value = actor.method(msg.method)()
