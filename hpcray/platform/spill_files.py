@@ -34,6 +34,7 @@ _SHARED = frozenset(
 _IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 _READER_THREADS = 2
 _CLOSE_TIMEOUT = 3.0  # seconds for the system calls that are under way at the end
+_FULL_REPORT_INTERVAL = 10.0  # seconds
 _SECTOR = 512
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 _fallocate = ctypes.CDLL(None).fallocate
@@ -140,13 +141,19 @@ class SpillFiles:
         arena: of this node.
         say: called once, by `reports`, with a line that names the directory, after the first write.
         capacity_threshold: share of the disk beyond which nothing more is written; 0: no limit.
+        report_full: called by `reports`, now and then, with a line on a disk beyond that share.
 
     Attributes:
         overflow: the file of objects past the store.
     """
 
     def __init__(
-        self, directory: str, arena: Arena, say: Callable[[str], None], capacity_threshold: float = 0.0
+        self,
+        directory: str,
+        arena: Arena,
+        say: Callable[[str], None],
+        capacity_threshold: float = 0.0,
+        report_full: Callable[[str], None] = print,
     ) -> None:
         self.directory = directory
         self.overflow = arena.overflow = OverflowMapping.create(directory)
@@ -165,6 +172,9 @@ class SpillFiles:
         self._under_way: dict[bytes, None] = {}
         self._ended: deque[SpillReport] = deque()
         self._words: deque[str] = deque()
+        self._report_full = report_full
+        self._full_reports: deque[str] = deque()
+        self._full_reported_at = -_FULL_REPORT_INTERVAL
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         self._own = threading.local()
@@ -185,6 +195,8 @@ class SpillFiles:
             self._under_way.pop(ended[-1][0], None)
         while self._words:
             self._say(self._words.popleft())
+        while self._full_reports:
+            self._report_full(self._full_reports.popleft())
         return ended
 
     def stuck(self, limit: float) -> tuple[list[bytes], float]:
@@ -335,6 +347,13 @@ class SpillFiles:
         state = os.statvfs(self.directory)
         share = 1.0 - state.f_bavail / state.f_blocks if state.f_blocks else 0.0
         if self._capacity_threshold and share > self._capacity_threshold:
+            if time.monotonic() - self._full_reported_at >= _FULL_REPORT_INTERVAL:
+                self._full_reported_at = time.monotonic()
+                free, size = (blocks * state.f_frsize / 1e9 for blocks in (state.f_bavail, state.f_blocks))
+                self._full_reports.append(
+                    f"{self.directory} is over {100 * self._capacity_threshold:g}% full, available space: "
+                    f"{free:.3f} GB; capacity: {size:.3f} GB. Object creation will fail if spilling is required."
+                )
             text = f"{100 * share:.1f} % of it are in use (HPCRAY_DISK_CAPACITY_THRESHOLD={self._capacity_threshold:g})"
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {text}")
 

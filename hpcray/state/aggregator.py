@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, TypeVar
 
-from hpcray.common.ids import show_proc
+from hpcray.common.ids import raylet_of, show_proc
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.state.options import Filter, check_filters
 from hpcray.state.schemas import (
     ActorState,
+    ClusterEventState,
     JobState,
     NodeState,
     ObjectState,
@@ -188,6 +190,22 @@ class StateAggregator:
                 for row in answer["rows"]
             ]
         return found
+
+    def cluster_events(self) -> list[ClusterEventState]:
+        """The events of the living nodes, oldest first."""
+        raylets = [raylet_of(node.index) for node in self._nodes().values() if node.alive]
+        rows = [row for answer in self._diagnosis.ask(raylets, "events").values() for row in answer]
+        return [
+            ClusterEventState(
+                severity=row["severity"],
+                time=str(datetime.fromtimestamp(row["time"])),
+                source_type="RAYLET",
+                message=row["message"],
+                event_id=row["event_id"],
+                custom_fields={},
+            )
+            for row in sorted(rows, key=lambda row: row["time"])
+        ]
 
     def summarize_tasks(self, by: str | None = None) -> dict[str, Any]:
         """Counts of tasks by name and state; `by="lineage"`: by what started them."""

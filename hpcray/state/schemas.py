@@ -250,7 +250,7 @@ class WorkerState(StateSchema):
 
 @dataclass
 class ClusterEventState(StateSchema):
-    """An event of the cluster. hpcray keeps none."""
+    """An event of a node."""
 
     severity: str = state_column(filterable=True)
     time: str = state_column(filterable=False)

@@ -103,9 +103,9 @@ _GATHER: dict[StateResource, Callable[[StateAggregator], list[Any]]] = {
     StateResource.WORKERS: StateAggregator.workers,
     StateResource.TASKS: StateAggregator.tasks,
     StateResource.OBJECTS: StateAggregator.objects,
-    # A job keeps no list of these: errors tell of what went wrong, and `hpcray status` of what waits.
+    # A job keeps no list of these.
     StateResource.RUNTIME_ENVS: lambda _: [],
-    StateResource.CLUSTER_EVENTS: lambda _: [],
+    StateResource.CLUSTER_EVENTS: StateAggregator.cluster_events,
 }
 _ID_COLUMNS = {
     StateResource.NODES: "node_id",
@@ -302,7 +302,7 @@ list_objects = _query(
     _list, _R.OBJECTS, "The references that processes hold. `hpcray memory` shows the objects in the stores."
 )
 list_runtime_envs = _query(_list, _R.RUNTIME_ENVS, "No rows: hpcray keeps no list of runtime environments.")
-list_cluster_events = _query(_list, _R.CLUSTER_EVENTS, "No rows: hpcray keeps no events; `hpcray status` tells more.")
+list_cluster_events = _query(_list, _R.CLUSTER_EVENTS, "Events that living nodes have reported, such as a full disk.")
 
 get_actor = _query(_get, _R.ACTORS, "The actor with this id, or None.")
 get_placement_group = _query(_get, _R.PLACEMENT_GROUPS, "The placement group with this id, or None.")

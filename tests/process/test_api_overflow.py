@@ -12,6 +12,7 @@ from engine import ray
 
 from hpcray.compat.names.private import memory_summary
 from hpcray.runtime.core_worker.core_worker import need_process
+from hpcray.util.state import list_cluster_events
 
 pytestmark = pytest.mark.timeout(180)
 STORE = 32 << 20
@@ -109,6 +110,8 @@ def test_a_disk_that_is_fuller_than_the_threshold_takes_nothing_more():
         with pytest.raises(ray.exceptions.RayTaskError) as caught:
             ray.get(made.remote(2 * STORE, 1))
         assert isinstance(caught.value.cause, ray.exceptions.OutOfDiskError)
+        event = list_cluster_events()[0]
+        assert event["severity"] == "ERROR" and "will fail if spilling is required" in event["message"]
         assert ray.get(total.remote(ray.put(np.ones(STORE // 2, np.uint8)))) == STORE // 2
     finally:
         ray.shutdown()

@@ -290,7 +290,11 @@ class _NodeServer:
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus)
         spill = config.spill_threshold
         self._spill_files = SpillFiles(
-            node.spill_dir, node.arena, lambda text: self._raylet.log(text), config.disk_capacity_threshold
+            node.spill_dir,
+            node.arena,
+            lambda text: self._raylet.log(text),
+            config.disk_capacity_threshold,
+            lambda text: self._raylet.events.report("ERROR", text),
         )
         overflow = self._spill_files.overflow_size if spill else 0
         store = ObjectStore(
@@ -341,7 +345,7 @@ class _NodeServer:
             overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
             recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS, overflow)
         introspection = RayletIntrospection(
-            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid
+            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events
         )
         spill_io = SpillIo(raylet, self._spill_files)
         raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection)

@@ -20,6 +20,7 @@ from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
@@ -103,6 +104,7 @@ class Raylet:
         self.forgotten_nodes: set[int] = set()
         self.handlers: dict[type, Handler] = {}
         self.garbage = NodeGarbageCollection(context.config, loop, router)
+        self.events = NodeEventLog(self.log)
         self._me = raylet_of(self.node)
         self._prefault = prefault
         self._data = data

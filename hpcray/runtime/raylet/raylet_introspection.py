@@ -31,6 +31,7 @@ from hpcray.core.record_replay import Recorder, portion
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
@@ -113,6 +114,7 @@ class RayletIntrospection:
         memory_monitor: MemoryMonitor,
         recorders: CoreRecorders | None,
         template_pid: int,
+        events: NodeEventLog,
     ) -> None:
         self._node = context.info.index
         self._host = context.info.host
@@ -128,6 +130,7 @@ class RayletIntrospection:
             "core": lambda: {**lease_manager.snapshot(), "now": loop.now},
             "object": self._describe_object,
             "memory": memory_monitor.snapshot,
+            "events": events.rows,
         }
         if recorders is not None:
             self._methods["log"] = recorders.portion
