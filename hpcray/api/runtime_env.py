@@ -15,6 +15,7 @@ from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     IN_PLACE,
     JOB_FIELD,
+    PLUGINS_VARIABLE,
     RUNTIME_ENV_VARIABLE,
     RuntimeEnv,
     load_function,
@@ -79,6 +80,8 @@ class RuntimeEnvs:
                 found[field] = [self._package(_path_of(item), excludes, inside=True) for item in value]
             elif field == "worker_process_setup_hook":
                 found[field] = self._hook(value)
+            elif field not in RuntimeEnv.known_fields and PLUGINS_VARIABLE in os.environ:
+                found[field] = value
         return found
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:

@@ -106,7 +106,8 @@ class Finder:
         """Return the spec of a module of Ray; None for other modules.
 
         Raises:
-            ModuleNotFoundError: hpcray does not have the module. `importlib.util.find_spec` gets None instead.
+            ImportError: hpcray does not have the module: ModuleNotFoundError, but for `from ... import name`.
+                `importlib.util.find_spec` gets None instead.
         """
         if fullname != "ray" and not fullname.startswith("ray."):
             return None
@@ -115,7 +116,9 @@ class Finder:
         if fullname not in table.MODULES:
             if _called_by_find_spec():
                 return None
-            raise ModuleNotFoundError(table.why_missing(fullname), name=fullname)
+            # `from ray import x` drops a ModuleNotFoundError of that name, and would give no reason.
+            error = ImportError if _called_by_from_import() else ModuleNotFoundError
+            raise error(table.why_missing(fullname), name=fullname)
         spec = importlib.machinery.ModuleSpec(fullname, FINDER, is_package=True)
         if fullname == "ray":
             # Python's path finder looks for the libraries of a lent wheel here.
@@ -267,6 +270,16 @@ def _called_by_find_spec() -> bool:
         if frame is None:
             return False
         if frame.f_code.co_name == "find_spec" and frame.f_globals.get("__name__") == "importlib.util":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _called_by_from_import() -> bool:
+    """True if Python looks for a module because the package in `from package import name` lacks the name."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_name == "_handle_fromlist":
             return True
         frame = frame.f_back
     return False

@@ -152,6 +152,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS,),
     "ray._private.runtime_env": (),
+    "ray._private.runtime_env.context": ("hpcray.platform.runtime_env_plugin:RuntimeEnvContext",),
+    "ray._private.runtime_env.plugin": (
+        "hpcray.platform.runtime_env_plugin:RuntimeEnvContext RuntimeEnvPlugin RuntimeEnvPluginManager",
+    ),
+    "ray._private.runtime_env.validation": (f"{_NAMES}.validation",),
     "ray._private.runtime_env.constants": (
         f"{_NAMES}.private:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),

@@ -331,6 +331,15 @@ def _unpickle(fields: dict[str, Any]) -> RuntimeEnv:
     return RuntimeEnv(_validate=False, **fields)
 
 
+def validated_field(field: str, value: Any) -> Any:
+    """The value of one field, in the form that a `RuntimeEnv` holds; None for an empty one.
+
+    Raises:
+        TypeError, ValueError: it is of the wrong type, or not allowed.
+    """
+    return _CHECKS[field](value)
+
+
 def load_function(path: str) -> Any:
     """Import what "module.name" names.
 

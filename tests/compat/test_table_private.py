@@ -176,6 +176,8 @@ def test_missing_modules_of_ray_raise_an_error_with_their_name(as_ray: Any, name
     assert caught.value.name == name
     parent, _, last = name.rpartition(".")
     assert not hasattr(importlib.import_module(parent), last)
+    with pytest.raises(ImportError, match=f"hpcray does not have {name}"):
+        exec(f"from {parent} import {last}")
     with pytest.raises(ImportError, match=last):
         exec(f"from {parent} import {last}")
 
@@ -196,6 +198,14 @@ def test_the_runtime_env_constants_have_the_values_of_ray(as_ray: Any) -> None:
     from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 
     assert RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
+
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.runtime_env.plugin import RuntimeEnvPlugin
+    from ray._private.runtime_env.validation import parse_and_validate_pip
+
+    assert RuntimeEnvContext.deserialize(RuntimeEnvContext(env_vars={"A": "b"}).serialize()).env_vars == {"A": "b"}
+    assert RuntimeEnvPlugin.priority == 10
+    assert parse_and_validate_pip(["a", "a"]) == {"packages": ["a"], "pip_check": False}
 
 
 @row("ray._private.client_mode_hook")

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -26,11 +27,14 @@ from hpcray.platform.log_format import configure_root_logger
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     JOB_FIELD,
+    PLUGINS_VARIABLE,
     PYTHON_FIELDS,
     RUNTIME_ENV_VARIABLE,
     SETUP_HOOK_VARIABLE,
+    RuntimeEnv,
     load_function,
 )
+from hpcray.platform.runtime_env_plugin import RuntimeEnvContext, RuntimeEnvPluginManager, changed_command
 from hpcray.platform.runtime_env_setup import (
     PackageError,
     PythonSetupError,
@@ -114,7 +118,8 @@ class WorkerRuntimeEnv:
 
     def become_python(self, session_dir: str, number: int) -> None:
         """Go on as the Python that the environment asks for, if it does: this call does not come back then."""
-        if not any(self.fields.get(field) for field in PYTHON_FIELDS):
+        plugged = PLUGINS_VARIABLE in os.environ and any(field not in RuntimeEnv.known_fields for field in self.fields)
+        if not plugged and not any(self.fields.get(field) for field in PYTHON_FIELDS):
             return
         try:
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
@@ -123,6 +128,10 @@ class WorkerRuntimeEnv:
                 return  # `set_up` looks again, when the package is here
             found = set_up_python(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths], directory)
             os.environ.update(found.variables)
+            if plugged:
+                found.command = self._changed_by_plugins(session_dir, found.command)
+            if not found.command:
+                return
             gpus = json.dumps(gpu_visibility_state())
             if directory:
                 os.chdir(directory)
@@ -132,6 +141,14 @@ class WorkerRuntimeEnv:
             self.problem = str(error)
         except Exception as error:  # whatever it is: the tasks of this worker raise it
             self.problem = f"{type(error).__name__}: {error}"
+
+    def _changed_by_plugins(self, session_dir: str, command: list[str]) -> list[str]:
+        """Let plugins change this worker; return the command that is to take its place, none if it may go on."""
+        before = shlex.join(command or [sys.executable])
+        context = RuntimeEnvContext(py_executable=before)
+        RuntimeEnvPluginManager().set_up(session_dir, self.fields, context, self.timeout)
+        os.environ.update(context.env_vars)
+        return changed_command(context, before) or command
 
     def _unpacked_directory(self, session_dir: str) -> str | None:
         """Return the directory that a command may be relative to, "" for none; None if it is not on this node yet."""
