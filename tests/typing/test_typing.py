@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -72,3 +73,15 @@ def test_the_page_about_types_says_what_mypy_says(tmp_path: Path) -> None:
     assert len(wanted) == 5
     found, output = said_by_mypy(tmp_path, "plugin", *samples)
     assert found == wanted, output
+
+
+@pytest.mark.clients  # pyright fetches a Node.js for itself
+@pytest.mark.timeout(600)
+def test_pyright_refuses_the_same_lines_as_mypy_without_the_plugin() -> None:
+    pytest.importorskip("pyright")
+    samples = [str(HERE / name) for name in ("right.py", "wrong.py")]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *samples]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    said = json.loads(done.stdout)["generalDiagnostics"]
+    found = {(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in said}
+    assert found == {(name, line) for name, line, _ in wanted_of(HERE / "wrong.py", "plain")}, done.stdout
