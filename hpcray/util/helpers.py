@@ -11,21 +11,22 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 
 def as_completed(
-    refs: Sequence[ObjectRef[Any]], *, chunk_size: int = 10, yield_obj_refs: bool = False
+    refs: Sequence[ObjectRef[Any]], *, chunk_size: int = 10, yield_obj_refs: bool = False, **kwargs: Any
 ) -> Iterator[Any | ObjectRef[Any]]:
     """Iterate over the values of refs as they become ready.
 
     Args:
         refs: distinct refs.
-        chunk_size: largest number of ready refs to take at a time.
+        chunk_size: number of refs to wait for at a time; those that are ready come in the order of `refs`.
         yield_obj_refs: yield the ready refs instead of their values.
+        kwargs: further arguments of `wait`, `timeout` or `fetch_local`.
 
     Raises:
-        ValueError: `chunk_size` is below 1. The iteration raises the exception of a task at its turn, and ends.
+        ValueError: `chunk_size` is below 1, or `num_returns` is given. The iteration raises the exception of a task at
+            its turn, and ends.
     """
-    if chunk_size < 1:
-        raise ValueError("`chunk_size` must be >= 1")
-    return _completed(list(refs), chunk_size, yield_obj_refs)
+    _check(chunk_size, kwargs)
+    return _completed(list(refs), chunk_size, yield_obj_refs, kwargs)
 
 
 def map_unordered(
@@ -40,25 +41,30 @@ def map_unordered(
     """Apply a remote function to items, and iterate over the results as they become ready.
 
     Args:
-        fn: remote function of an item and `kwargs`.
+        fn: remote function of an item.
         items: the items, read one by one as results are taken.
-        backpressure_size: largest number of tasks in flight; None for no limit.
-        chunk_size, yield_obj_refs: as for `as_completed`.
-        kwargs: further arguments of `fn`.
+        backpressure_size: number of tasks in flight from which on results are awaited; None for no limit.
+        chunk_size, yield_obj_refs, kwargs: as for `as_completed`.
 
     Raises:
-        ValueError: backpressure_size or chunk_size is too small.
+        ValueError: backpressure_size or chunk_size is too small, or `num_returns` is given.
     """
-    if chunk_size < 1:
-        raise ValueError("`chunk_size` must be >= 1")
+    _check(chunk_size, kwargs)
     if backpressure_size is not None and backpressure_size < 1:
-        raise ValueError("`backpressure_size` must be >= 1, or None")
+        raise ValueError("backpressure_size must be positive.")
     return _mapped(fn, items, backpressure_size, chunk_size, yield_obj_refs, kwargs)
 
 
-def _completed(pending: list[ObjectRef[Any]], chunk_size: int, as_refs: bool) -> Iterator[Any]:
+def _check(chunk_size: int, kwargs: dict[str, Any]) -> None:
+    if chunk_size < 1:
+        raise ValueError("`chunk_size` must be >= 1")
+    if "num_returns" in kwargs:
+        raise ValueError("Use the `chunk_size` argument instead of `num_returns`.")
+
+
+def _completed(pending: list[ObjectRef[Any]], chunk_size: int, as_refs: bool, kwargs: dict[str, Any]) -> Iterator[Any]:
     while pending:
-        ready, pending = _take(pending, chunk_size)
+        ready, pending = wait(pending, num_returns=min(chunk_size, len(pending)), **kwargs)
         yield from ready if as_refs else (get(ref) for ref in ready)
 
 
@@ -72,17 +78,8 @@ def _mapped(
 ) -> Iterator[Any]:
     pending: list[ObjectRef[Any]] = []
     for item in items:
-        while limit is not None and len(pending) >= limit:
-            ready, pending = _take(pending, chunk_size)
+        pending.append(fn.remote(item))
+        if limit is not None and len(pending) >= limit:
+            ready, pending = wait(pending, num_returns=min(chunk_size, len(pending)), **kwargs)
             yield from ready if as_refs else (get(ref) for ref in ready)
-        pending.append(fn.remote(item, **kwargs))
-    yield from _completed(pending, chunk_size, as_refs)
-
-
-def _take(pending: list[ObjectRef[Any]], most: int) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-    """Wait; returns (ready refs, at least one and at most `most`; the other refs)."""
-    ready, rest = wait(pending, num_returns=1)
-    if most > 1 and rest:
-        more, rest = wait(rest, num_returns=min(most - 1, len(rest)), timeout=0)
-        ready += more
-    return ready, rest
+    yield from _completed(pending, chunk_size, as_refs, kwargs)

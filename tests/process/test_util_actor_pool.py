@@ -211,10 +211,22 @@ class TestCompletion:
             list(util.as_completed([wait_for.remote("", None)]))
 
     def test_map_unordered_of_a_function_yields_all_results(self):
-        cube = ray.remote(lambda x, power: x**power)
-        assert sorted(util.map_unordered(cube, range(30), power=3)) == [x**3 for x in range(30)]
-        few = util.map_unordered(cube, range(30), backpressure_size=2, chunk_size=2, power=2)
-        assert sorted(few) == [x**2 for x in range(30)]
+        cube = ray.remote(lambda x: x**3)
+        assert sorted(util.map_unordered(cube, range(30))) == [x**3 for x in range(30)]
+        few = util.map_unordered(cube, range(30), backpressure_size=2, chunk_size=2, fetch_local=False)
+        assert sorted(few) == [x**3 for x in range(30)]
+
+    def test_ready_refs_come_in_chunks_in_the_order_in_which_they_were_given(self, tmp_path):
+        gates = [tmp_path / str(number) for number in range(4)]
+        refs = [wait_for.remote(str(gate), number) for number, gate in enumerate(gates)]
+        results = util.as_completed(refs, chunk_size=2)
+        gates[3].touch()
+        ray.wait([refs[3]])
+        gates[1].touch()
+        assert [next(results), next(results)] == [1, 3]
+        gates[2].touch()
+        gates[0].touch()
+        assert list(results) == [0, 2]
 
     def test_map_unordered_limits_the_tasks_in_flight(self):
         taken = []
