@@ -14,6 +14,7 @@ from hpcray.api.options import (
     NO_GRAPHS,
     check_generator,
     check_num_returns,
+    did_you_mean,
     unsupported_by_methods,
 )
 from hpcray.api.session import require_session
@@ -154,7 +155,10 @@ class ActorMethod(Generic[P, R_co]):
         """
         if overrides.keys() - METHOD_RULES.keys() - {"name"}:
             known = sorted({"name", *METHOD_RULES})
-            raise ValueError(f"Invalid option keywords {sorted(overrides)} for actor methods. Valid ones are {known}.")
+            raise ValueError(
+                f"Invalid option keywords {sorted(overrides)} for actor methods. Valid ones are {known}."
+                f"{did_you_mean(overrides.keys() - set(known), known)}"
+            )
         for keyword, value in overrides.items():
             if keyword != "name":
                 METHOD_RULES[keyword].validate(keyword, value)

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from hpcray.api.actor_handle import METHOD, ActorMethod
-from hpcray.api.options import METHOD_RULES, check_generator, yields
+from hpcray.api.options import METHOD_RULES, check_generator, did_you_mean, yields
 
 if TYPE_CHECKING:
     from hpcray.api.actor_handle import AnyMethod, StreamingMethod
@@ -126,7 +126,7 @@ def method(*args: Any, **options: Any) -> Any:
     for keyword in options.keys() - METHOD_RULES.keys():
         raise AssertionError(
             f"Unexpected keyword argument to @ray.method: '{keyword}'. The supported keyword arguments are "
-            f"{list(METHOD_RULES)}"
+            f"{list(METHOD_RULES)}.{did_you_mean([keyword], METHOD_RULES)}"
         )
     for keyword, value in options.items():
         METHOD_RULES[keyword].validate(keyword, value)

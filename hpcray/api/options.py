@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -60,6 +60,12 @@ class Rule:
         problem = self.value_constraint(value) if self.value_constraint else None
         if problem:
             raise ValueError(problem)
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return " Did you mean ...?" with the known names that resemble the unknown ones; "" where none does."""
+    near = [name for word in unknown for name in get_close_matches(word, list(known), 1)]
+    return f" Did you mean {', '.join(near)}?" if near else ""
 
 
 def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:
@@ -330,10 +336,9 @@ class _OptionsBase:
         for keyword, value in self.given.items():
             rule = self.RULES.get(keyword)
             if rule is None:
-                near = get_close_matches(keyword, self.RULES, 1)
                 raise ValueError(
                     f"Invalid option keyword {keyword} for {self.KIND}. Valid ones are {list(self.RULES)}."
-                    + (f" hint: {near[0]}?" if near else "")
+                    f"{did_you_mean([keyword], self.RULES)}"
                 )
             rule.validate(keyword, value)
         if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):

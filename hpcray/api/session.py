@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 from hpcray.api.driver_job import announce
 from hpcray.api.late_address import LateAddress
-from hpcray.api.options import ACTOR_RULES
+from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError
@@ -289,6 +290,9 @@ def _enter_session(
         join()
 
 
+_ARGUMENTS = tuple(inspect.signature(init).parameters)
+
+
 def _running_session(ignore_reinit_error: bool) -> ClientContext:
     """Return the context of the session that this process has joined already; without the flag raise RuntimeError."""
     if ignore_reinit_error:
@@ -346,8 +350,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     unknown = [name for name in settings if name not in _SETTINGS and not name.startswith("_")]
     if unknown:
         raise RuntimeError(
-            f"Unknown keyword argument(s): {', '.join(unknown)}; hint: besides Ray's, the settings are "
-            f"{sorted(_SETTINGS)}"
+            f"Unknown keyword argument(s): {', '.join(unknown)}.{did_you_mean(unknown, (*_SETTINGS, *_ARGUMENTS))} "
+            f"Besides Ray's, the settings are {sorted(_SETTINGS)}"
         )
 
 

@@ -206,3 +206,17 @@ except ray.exceptions.WorkerCrashedError as error:
 def test_the_kernel_would_end_workers_first():
     score = ray.get(ray.remote(Path.read_text).remote(Path("/proc/self/oom_score_adj")))
     assert int(score) == 1000
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) > 8, reason="the warning comes after 8 processes for each CPU")
+def test_tasks_that_wait_for_each_other_without_end_are_warned_of():
+    script = """
+import hpcray as ray
+ray.init(num_cpus=1)
+@ray.remote
+def deeper(left):
+    return 0 if left == 0 else 1 + ray.get(deeper.remote(left - 1))
+assert ray.get(deeper.remote(70)) == 70
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert run.stderr.count("worker processes have been started here") == 1, run.stderr

@@ -4,6 +4,7 @@ transports; on the head also the GCS. `HANDLERS` at the end of this file maps ea
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,8 @@ EffectHandler = Callable[[Any], None]
 NO_HANDLERS: Mapping[type, Any] = MappingProxyType({})
 
 _NOTHING: tuple[()] = ()
+_FEW_WORKERS, _WORKERS_PER_CPU = 64, 8
+"""Worker processes of a node, in all and for each CPU, above which a line says how many there are."""
 _DIRECT_TO_NEIGHBORS = frozenset({m.Opened, m.StoreError, m.Unpin})
 
 
@@ -106,6 +109,7 @@ class Raylet:
         self.garbage = NodeGarbageCollection(context.config, loop, router)
         self.events = NodeEventLog(self.log)
         self._me = raylet_of(self.node)
+        self._many_workers = max(_FEW_WORKERS, _WORKERS_PER_CPU * (os.cpu_count() or 1))
         self._prefault = prefault
         self._data = data
         self._events: RayletEvents
@@ -153,6 +157,16 @@ class Raylet:
         """Print a line on stderr."""
         with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
             print(f"hpcray: node {self.node} ({self.context.info.host}): {text}", file=sys.stderr, flush=True)
+
+    def _fork_worker(self, effect: fx.ForkWorker) -> None:
+        self.processes.fork(effect.number, effect.env)
+        count = self.processes.workers
+        if count >= self._many_workers:
+            self._many_workers = 2 * count
+            self.log(
+                f"{count} worker processes have been started here: there are many actors, or many tasks that are "
+                "blocked in get() while others run in their place; do tasks call each other without end?"
+            )
 
     def unexpected(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         """Handle a message that no part of this raylet can use."""
@@ -524,7 +538,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
 
 EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.Send: lambda r: r._send,
-    fx.ForkWorker: lambda r: lambda effect: r.processes.fork(effect.number, effect.env),
+    fx.ForkWorker: lambda r: r._fork_worker,
     fx.KillWorker: lambda r: lambda effect: r.processes.kill(effect.worker, effect.reason),
     fx.StartReceive: lambda r: r._start_receive,
     fx.StartSend: lambda r: r._start_send,
