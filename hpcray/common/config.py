@@ -85,8 +85,8 @@ class Config:
         require_rdma: whether a job of several nodes without RDMA does not start.
         locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
             other nodes take those that it will not begin soon.
-        spread_threshold: share of a node's resources up to which tasks are packed there, before other nodes get some.
-            (RAY_scheduler_spread_threshold)
+        spread_threshold: share of a node's resources up to which the head packs tasks and actors there, before it takes
+            the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         preload: modules, separated by commas, that are imported once per node, before workers are forked.

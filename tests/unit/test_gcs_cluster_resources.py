@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcray.common.config import Config
 from hpcray.common.resources import show, to_units
 from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 UNIT = 10_000
@@ -32,6 +34,13 @@ def test_hybrid_packs_to_half_in_index_order_then_takes_the_least_used() -> None
     assert view.choose(CPU1, 3) == [(0, 1), (1, 1), (2, 1)]
     assert view.choose(CPU1, 99) == [(0, 1), (1, 1), (2, 1)]
     assert view.choose(CPU1, 1) == []
+
+
+def test_the_share_up_to_which_nodes_are_packed_is_a_setting() -> None:
+    for threshold, expected in ((0.0, [(0, 1), (1, 1), (2, 1)]), (0.75, [(0, 3)]), (1.0, [(0, 3)])):
+        head = Gcs(Config(spread_threshold=threshold))
+        head.resources.nodes_joined(state.info for state in cluster(4, 4, 4).nodes.values())
+        assert head.resources.choose(CPU1, 3) == expected
 
 
 def test_spread_goes_round_and_prefers_the_least_loaded() -> None:

@@ -157,8 +157,6 @@ class NodeRanking:
             heapq.heappush(self._heap, rank)
 
 
-PACK_UP_TO = 0.5
-"""Used share up to which the hybrid policy fills nodes in index order; then it takes the least used node."""
 RANKINGS_KEPT = 256
 """Kinds of requests that are kept ranked; for others the ranking is made again when they come back."""
 _NODES_SHOWN, _HOSTS_SHOWN = 16, 4
@@ -260,12 +258,17 @@ class NodeResources:
 class ClusterResources:
     """All live nodes, and why the others died.
 
+    Args:
+        spread_threshold: used share up to which the hybrid policy fills nodes in index order; then it takes the least
+            used node.
+
     Attributes:
         nodes: by index.
         dead: reasons by node, in the order of the deaths.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spread_threshold: float = 0.5) -> None:
+        self._spread_threshold = spread_threshold
         self.nodes: dict[int, NodeResources] = {}
         self.dead: dict[int, str] = {}
         self._feasible: dict[Shape, list[int]] = {}
@@ -457,6 +460,7 @@ class ClusterResources:
     def _make_ranking(self, place: Shape, hold: Shape, actor: bool) -> NodeRanking:
         by_labels = place.strategy.startswith(PREFIX)
         spread, conditions = from_strategy(place.strategy) if by_labels else (place.strategy == "SPREAD", ())
+        threshold = self._spread_threshold
         nodes = self.feasible(place)
         tiers = {node: tier(conditions, self.nodes[node].labels) or 0 for node in nodes} if by_labels else {}
 
@@ -465,7 +469,7 @@ class ClusterResources:
             if not state.fits(hold):
                 return None
             used = state.utilisation(place, actor)
-            if used < PACK_UP_TO and not spread:
+            if used < threshold and not spread:
                 return tiers.get(node, 0), 0.0, 0, node
             return tiers.get(node, 0), used, state.turn, node
 

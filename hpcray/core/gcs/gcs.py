@@ -57,7 +57,7 @@ class Gcs:
         self._deferred: list[tuple[bytes, m.Message]] = []
         self._early_views: dict[int, m.NodeView] = {}
         self._dirty_rows = DirtyRows()
-        self.resources = ClusterResources()
+        self.resources = ClusterResources(config.spread_threshold)
         self.groups = PlacementGroupManager(self.resources, self._dirty_rows, self._group_removed)
         self.scheduler = ClusterScheduler(self.resources, self.groups.is_removed, config.locality_wait)
         self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed_group)
