@@ -17,9 +17,9 @@ from hpcray.common.exceptions import StartupError
 from hpcray.compat.finder import STANDIN
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
+from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 from hpcray.runtime.node.node import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
-from hpcray.runtime.worker import log_output
 from hpcray.transport.startup import read_launch
 
 _USAGE = "usage: python -m hpcray [option ...] (script.py | -m module | -c code) [arg ...]"
@@ -41,8 +41,7 @@ def _provide_ray_module() -> None:
     """Make `import ray` find hpcray in the driver, which passes its path on to the workers."""
     path = [STANDIN, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
-    os.environ.setdefault(log_output.VARIABLE, "1")  # Ray's default
-    log_output.open_table()
+    os.environ.setdefault(DEDUP_VARIABLE, "1")  # Ray's default
 
 
 def _runs_program(options: NodeOptions) -> bool:

@@ -21,12 +21,15 @@ from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 
-def announce(process: CoreWorker, namespace: str | None, env: dict[str, str]) -> dict[str, object]:
+def announce(
+    process: CoreWorker, namespace: str | None, env: dict[str, str], log_to_driver: bool | None
+) -> dict[str, object]:
     """Make this driver a job.
 
     Args:
         namespace: of named actors; None for a new one.
         env: variables of the job's workers.
+        log_to_driver: whether this driver shows what its workers print; None for what the setting says.
 
     Returns:
         Fields for the job's runtime environment.
@@ -43,7 +46,7 @@ def announce(process: CoreWorker, namespace: str | None, env: dict[str, str]) ->
         tuple(dict.fromkeys(paths)),
         os.getcwd(),
         tuple(sorted(env.items())),
-        process.me,
+        process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
     )
     if number == 1:
         process.set_job(job)

@@ -27,6 +27,7 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
+from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerOutputPrinter
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
 from hpcray.runtime.node.bootstrap import ClusterEntry, enter
 from hpcray.runtime.node.options import NodeOptions
@@ -135,6 +136,7 @@ class ClientContext(Mapping[str, Any]):
 
 class _Session:
     entry: ClusterEntry | None = None
+    printer: WorkerOutputPrinter | None = None
     join: Callable[[], None] | None = None
     exit_code = 0
     hooked = False
@@ -234,6 +236,7 @@ def init(
     if object_spilling_directory is not None:
         os.makedirs(object_spilling_directory, exist_ok=True)
         settings["spill_dir"] = object_spilling_directory
+    lifetime = getattr(job_config, "_default_actor_lifetime", "")
     config = _node_config(settings, object_store_memory, labels, log_to_driver)
     options = NodeOptions(
         config=config,
@@ -247,9 +250,7 @@ def init(
         address or os.environ.get("RAY_ADDRESS") or None,
         options,
         {**given, "labels": labels, "object_store_memory": object_store_memory},
-        lambda process: _start_driver(
-            process, namespace, environment, logging_config, getattr(job_config, "_default_actor_lifetime", "")
-        ),
+        lambda process: _start_driver(process, namespace, environment, logging_config, lifetime, log_to_driver),
     )
     if settings.get("_tracing_startup_hook"):
         # By name, as the hook: it is above this package, and loads OpenTelemetry.
@@ -327,8 +328,9 @@ def _start_driver(
     environment: RuntimeEnv,
     logging_config: LoggingConfig | None,
     actor_lifetime: str,
+    log_to_driver: bool | None,
 ) -> None:
-    job_fields = announce(process, namespace, environment.env_vars())
+    job_fields = announce(process, namespace, environment.env_vars(), log_to_driver)
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
@@ -373,7 +375,8 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process
-        process.start()
+        printer = WorkerOutputPrinter(process.engine)
+        process.start(handlers={kind: bind(printer) for kind, bind in HANDLERS.items()})
         driver_signals.defer_sigint(process.engine)
         driver_signals.forward_to_raylet(process)
         driver_signals.exit_at_drain_deadline(process)
@@ -382,7 +385,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         if entry.node is not None:
             entry.node.leave(1.0)
         raise
-    _Session.entry = entry
+    _Session.entry, _Session.printer = entry, printer
     return entry, process
 
 
@@ -455,6 +458,10 @@ def leave_for_now() -> None:
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
+    printer, _Session.printer = _Session.printer, None
+    if process.dead is None and printer is not None:
+        dead = process.table.dead_nodes
+        printer.finish(node for node in range(process.cluster_size) if node not in dead)
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpcray.compat import table
 from hpcray.compat.names.log import generate_logging_config
-from hpcray.runtime.worker.log_output import VARIABLE as DEDUP_VARIABLE
+from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 
 RAY_VERSION = table.RAY_VERSION
 LENT = "HPCRAY_RAY_LIBRARIES"

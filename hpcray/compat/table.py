@@ -23,10 +23,13 @@ _ACCELERATORS = (
 _CONSTANTS = (
     f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
     "DEFAULT_DASHBOARD_PORT DEFAULT_PORT HEAD_NODE_RESOURCE_NAME KV_NAMESPACE_PACKAGE LOGGER_FORMAT NODE_ID_PREFIX "
-    "LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME "
     "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_DEDUP_LOGS RAY_JOB_CONFIG_JSON_ENV_VAR "
-    "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX TESTING_NEVER_DEDUP_TOKEN env_bool env_float "
-    "env_integer env_set_by_user"
+    "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer "
+    "env_set_by_user"
+)
+_LOG_CONSTANTS = (
+    "hpcray.common.log_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
+    "hpcray.runtime.core_worker.worker_output:TESTING_NEVER_DEDUP_TOKEN",
 )
 _LOG = (
     "INTERNAL_TIMESTAMP_LOG_KEY PlainRayHandler _setup_log_record_factory clear_logger generate_logging_config "
@@ -56,7 +59,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.remote_function": ("hpcray.api.remote_function",),
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
-    "ray.ray_constants": (_CONSTANTS,),
+    "ray.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
     "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
@@ -150,7 +153,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
     "ray._private.internal_api": (f"{_NAMES}.private:global_gc memory_summary", "hpcray.internal:Buffer create free"),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
-    "ray._private.ray_constants": (_CONSTANTS,),
+    "ray._private.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.platform.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (
@@ -179,7 +182,7 @@ _WHY: dict[str, str] = {
         "Ray's libraries (Data, Train, Tune, Serve, RLlib, LLM) are no part of hpcray, which is Ray's Core; "
         "docs/ray-compatibility.md says how a real wheel lends them",
     ),
-    "ray._private.log_monitor": "hpcray has no log files to watch: what workers print goes to the driver's terminal",
+    "ray._private.log_monitor": "raylets pass on what workers print",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",
     "ray._private.test_utils": "it belongs to Ray's own tests",
     "ray.autoscaler": "the nodes of a job are those that its launcher started",

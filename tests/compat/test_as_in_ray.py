@@ -362,7 +362,7 @@ def test_map_unordered_limits_the_tasks_in_flight(ray: Any) -> None:
 
 
 @pytest.mark.slow
-@row("log_to_driver, prefixes", differs="repeated lines are counted for each node, not across the cluster")
+@row("log_to_driver, prefixes")
 def test_equal_lines_of_several_workers_are_printed_once(tmp_path: Path) -> None:
     program = """
         import hpcray.compat.ray

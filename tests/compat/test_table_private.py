@@ -125,24 +125,28 @@ def test_the_global_worker_names_the_role_of_the_process(ray: Any) -> None:
     ray._private.worker.blocking_get_inside_async_warned = True
 
 
-@row(
-    "ray._private.worker._global_node",
-    differs="there is no directory of log files; the session directory stands for it",
-)
+@row("ray._private.worker._global_node")
 def test_the_global_node_names_addresses_and_directories(ray: Any) -> None:
     node = ray._private.worker._global_node
     assert os.path.isdir(node.get_session_dir_path())
-    assert os.path.isdir(node.get_logs_dir_path())
+    assert any(name.startswith("worker-") for name in os.listdir(node.get_logs_dir_path()))
     assert node.node_id == ray.get_runtime_context().get_node_id()
     assert node.is_head()
 
 
 @row("ray._private.worker: printing", differs="what workers print does not go through it; replacing it changes nothing")
-def test_lines_of_workers_are_printed_with_the_prefix_of_ray(ray: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    data = {"ip": "10.0.0.9", "pid": 7, "is_err": False, "lines": ["one", "two"], "actor_name": "A", "task_name": None}
-    file = io.StringIO()
-    ray._private.worker.print_worker_logs(data, file)
-    assert file.getvalue() == "(A pid=7, ip=10.0.0.9) one\n(A pid=7, ip=10.0.0.9) two\n"
+def test_lines_of_workers_are_printed_with_the_prefix_of_ray(
+    ray: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"ip": "10.0.0.9", "pid": 8, "is_err": False, "lines": ["one", "two"], "actor_name": "A", "task_name": None}
+    reset = "\x1b[0m"
+    colors = {"": "\x1b[36m", "1": "\x1b[32m", "0": ""}
+    for setting, color in colors.items():
+        monkeypatch.setenv("RAY_COLOR_PREFIX", setting)
+        file = io.StringIO()
+        ray._private.worker.print_worker_logs(data, file)
+        assert file.getvalue().startswith(f"{color}(A pid=8, ip=10.0.0.9){reset if color else ''} one\n")
+    assert file.getvalue() == "(A pid=8, ip=10.0.0.9) one\n(A pid=8, ip=10.0.0.9) two\n"
     ray._private.worker.print_to_stdstream(data, ignore_prefix=True)
     assert capsys.readouterr().out == "one\ntwo\n"
 
@@ -157,7 +161,7 @@ def test_private_utils_convert_and_measure_as_in_ray(ray: Any) -> None:
 
 
 @row("ray._private.ray_option_utils", missing="Ray 2.60 does not have it either")
-@row("ray._private.log_monitor", missing="there are no log files to watch")
+@row("ray._private.log_monitor", missing="raylets pass on what workers print")
 @row(
     "ray.tune, train, data, serve, rllib",
     missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there",

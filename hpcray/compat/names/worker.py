@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
+from hpcray.common.log_names import logs_directory
 from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
 from hpcray.compat.names.cluster_config import GcsClient
 from hpcray.core.core_worker.object_entry import INLINE, STORED
@@ -19,6 +20,7 @@ from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
+from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
 
 CHANGING = ("_global_node",)
 """Names whose value the facade must not cache."""
@@ -117,7 +119,7 @@ class _CoreWorker:
 
 
 class _GlobalNode:
-    """The attributes of Ray's node object that programs read. The session directory stands for the log directory."""
+    """The attributes of Ray's node object that programs read."""
 
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
@@ -131,8 +133,7 @@ class _GlobalNode:
         return self._process.session_dir
 
     def get_logs_dir_path(self) -> str:
-        """Return the session directory: hpcray writes no log files."""
-        return self._process.session_dir
+        return logs_directory(self._process.session_dir)
 
     def get_temp_dir_path(self) -> str:
         """Return the parent directory of the session directory."""
@@ -242,21 +243,3 @@ def __getattr__(name: str) -> Any:
     if name == "_global_node":
         return _GlobalNode(current.process) if current.process is not None else None
     raise AttributeError(name)
-
-
-def print_worker_logs(data: dict[str, Any], print_file: TextIO) -> None:
-    """Print lines of a worker with the name of its task or actor as prefix, as Ray does."""
-    where = f", ip={data['ip']}" if data.get("ip") and data["ip"] != node_ip_address() else ""
-    name = data.get("actor_name") or data.get("task_name") or ""
-    for line in data.get("lines", ()):
-        print(f"({name + ' ' if name else ''}pid={data.get('pid')}{where}) {line}", file=print_file)
-
-
-def print_to_stdstream(data: dict[str, Any], ignore_prefix: bool = False) -> None:
-    """Print lines of a worker to stdout or stderr. hpcray's own output does not use this function."""
-    stream = sys.stderr if data.get("is_err") else sys.stdout
-    if ignore_prefix:
-        for line in data.get("lines", ()):
-            print(line, file=stream)
-    else:
-        print_worker_logs(data, stream)

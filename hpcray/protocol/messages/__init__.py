@@ -15,6 +15,7 @@ from hpcray.protocol.messages.gcs import *
 from hpcray.protocol.messages.leases import *
 from hpcray.protocol.messages.nodes import *
 from hpcray.protocol.messages.objects import *
+from hpcray.protocol.messages.output import *
 from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 
@@ -38,6 +39,7 @@ Message = Union[
     CancelRef, CallOptions, StreamItem, StreamTaken,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, SettleBorrows, BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
+    WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
     Introspect, ListRetriableTasks, RetriableTasks,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
 ]  # fmt: skip

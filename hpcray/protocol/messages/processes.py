@@ -40,7 +40,7 @@ class RequestGarbageCollection(Struct, array_like=True, tag=9):
 
 
 class JobInfo(Struct, array_like=True, frozen=True):
-    """What a driver sets for its workers. driver: its proc id."""
+    """Facts that a driver sets for its workers. driver: its proc id, if it shows what they print."""
 
     job_id: str
     namespace: str

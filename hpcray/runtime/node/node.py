@@ -18,6 +18,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_of_environment, parse_labels
+from hpcray.common.log_names import logs_directory
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
@@ -54,6 +55,7 @@ from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
+from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
@@ -348,7 +350,11 @@ class _NodeServer:
             context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events
         )
         spill_io = SpillIo(raylet, self._spill_files)
-        raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection)
+        logs = logs_directory(context.session_dir)
+        log_monitor = LogMonitor(
+            loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b""
+        )
+        raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:
         pids = [os.getpid()]

@@ -26,6 +26,7 @@ from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalSocket
+from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.raylet_introspection import RayletIntrospection
 from hpcray.runtime.raylet.router import Router
@@ -123,6 +124,7 @@ class Raylet:
         spill_io: SpillIo,
         memory_monitor: MemoryMonitor,
         introspection: RayletIntrospection,
+        log_monitor: LogMonitor,
     ) -> None:
         """Complete this raylet with the parts that call it; before `start`."""
         self.processes = processes
@@ -130,6 +132,7 @@ class Raylet:
         self.spill_io = spill_io
         self.memory_monitor = memory_monitor
         self.introspection = introspection
+        self.log_monitor = log_monitor
 
     def start(
         self,
@@ -159,6 +162,8 @@ class Raylet:
             print(f"hpcray: node {self.node} ({self.context.info.host}): {text}", file=sys.stderr, flush=True)
 
     def _fork_worker(self, effect: fx.ForkWorker) -> None:
+        if effect.env:
+            self.log_monitor.expect(effect.number, effect.env)
         self.processes.fork(effect.number, effect.env)
         count = self.processes.workers
         if count >= self._many_workers:
@@ -241,6 +246,7 @@ class Raylet:
             self._events.process_died()  # all processes of the node end
             return
         now = self.loop.now
+        self.log_monitor.worker_died(proc)
         self.apply(self.lease_manager.process_died(now, proc, reason))
         # Processes of neighboring nodes exchange messages with ours past this raylet.
         nodes = {node_of(peer) for peer in peers} | self.neighbor_dirs.keys()
@@ -528,6 +534,9 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.RequestGarbageCollection: lambda r: r._to_gcs,
     m.BundlesPrepared: lambda r: r._to_gcs,
     m.NodeInventory: lambda r: r._to_recovering_gcs,
+    # What workers print.
+    m.OutputPrinted: lambda r: r.log_monitor.on_printed,
+    m.FlushOutput: lambda r: r.log_monitor.on_flush,
     # Memory and introspection.
     m.CollectGarbage: lambda r: r.garbage.on_collect,
     m.RetriableTasks: lambda r: r.memory_monitor.on_retriable_tasks,

@@ -35,6 +35,7 @@ class ActorExecutor:
 
     Attributes:
         call: starts one call, in the order of arrival.
+        shown_name: what the actor's output has as prefix: its repr, if its class has one.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ActorExecutor:
         self._replaces_values = False
         self._exiting: set[bytes] = set()
         self._end_reason = ""
+        self.shown_name = self.spec.class_name
         self._names: dict[str, str] = {}
 
     # ------------------------------------------------------------ life
@@ -79,6 +81,9 @@ class ActorExecutor:
             self.instance = self.cls(*args, **kwargs)
             del args, kwargs
             self._drain.restore(self)
+            if getattr(type(self.instance), "__repr__", None) is not object.__repr__:
+                with contextlib.suppress(Exception):
+                    self.shown_name = repr(self.instance)
         except BaseException as raised:
             if isinstance(raised, (SystemExit, AsyncioActorExit)):
                 self.exit_error(raised)

@@ -1,211 +1,130 @@
-"""The output of tasks: whole lines, each with the name and pid of its worker, repeated ones counted."""
+"""The output of a worker: two log files, with the name of the task or actor before what it prints.
+
+The files also get what native code and child processes print. The raylet passes their contents on to the driver
+(`runtime.raylet.log_monitor`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
-import mmap
 import os
-import re
-import struct
 import sys
-import threading
-import time
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
-from hpcray.platform.sockets import node_ip_address
+from hpcray.common.log_names import (
+    FIRST_JOB,
+    LOG_PREFIX_ACTOR_NAME,
+    LOG_PREFIX_TASK_NAME,
+    logs_directory,
+    worker_log_name,
+)
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.worker.task_executor import TaskExecutor
 
-_FLUSH_TIMEOUT = 0.2
-"""Seconds for which a worker that exits waits for a thread that is writing."""
+DEFAULT_MAX_BYTES = 512 << 20
+DEFAULT_BACKUPS = 5
 
 
-class PrefixedStream(io.TextIOBase):
-    """A text stream that writes complete lines to a file descriptor, one `write` call per burst of lines."""
+class WorkerLogFile(io.RawIOBase):
+    """One log file of this worker, behind descriptor 1 or 2. It is rotated before it becomes too large.
 
-    def __init__(self, fd: int, where: Any, suffix: str) -> None:
+    Args:
+        fd: the descriptor.
+        path: of the file.
+        speaker: returns the line that names who writes; "" if it is not known.
+    """
+
+    def __init__(self, fd: int, path: str, speaker: Callable[[], str]) -> None:
         self._fd = fd
-        self._where = where
-        self._suffix = suffix
-        self._partial = ""
-        self._lock = threading.Lock()
-        table = TABLE
-        self._repeated = (
-            LogDeduplicator(table, lambda line: self._put([line]), dedup_window()) if table is not None else None
-        )
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """Always UTF-8."""
-        return "utf-8"
-
-    def fileno(self) -> int:
-        """The descriptor written to."""
-        return self._fd
+        self._path = path
+        self._speaker = speaker
+        self._named = ""
+        self._at_line_start = True
+        self._size = 0
+        self._max_bytes = _number("RAY_ROTATION_MAX_BYTES", DEFAULT_MAX_BYTES)
+        self._backups = _number("RAY_ROTATION_BACKUP_COUNT", DEFAULT_BACKUPS)
+        self._open()
 
     def writable(self) -> bool:
         """Always."""
         return True
 
-    def isatty(self) -> bool:
-        """Lines are prefixed, so never."""
-        return False
+    def fileno(self) -> int:
+        """The descriptor written to."""
+        return self._fd
 
-    def write(self, text: str) -> int:
-        """Take text; complete lines go out."""
-        with self._lock:
-            *lines, self._partial = (self._partial + text).split("\n")
-            if lines:
-                self._emit(lines)
-        return len(text)
-
-    def flush(self) -> None:
-        """Lines go out at once anyway; a partial line waits for its end, so that prefixes do not tear it."""
-
-    def finish(self) -> None:
-        """Write a last partial line, and what was counted of repeated ones."""
-        if not self._lock.acquire(timeout=_FLUSH_TIMEOUT):
-            return  # a thread is stuck in a write: the other end does not read
-        try:
-            if self._partial:
-                self._emit([self._partial])
-                self._partial = ""
-        finally:
-            self._lock.release()
-        if self._repeated is not None:
-            self._repeated.finish()
-
-    def _emit(self, lines: list[str]) -> None:
-        if self._repeated is not None:
-            lines = [line for line in lines if not line or self._repeated.shows(line)]
-        if lines:
-            self._put(lines)
-
-    def _put(self, lines: list[str]) -> None:
-        prefix = f"({self._where.name or 'worker'} pid={os.getpid()}{self._suffix}) "
-        data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
-        view = memoryview(data)
+    def write(self, data: Any) -> int:
+        """Write all of it, after a line with the name of the writer where that is another one than before."""
+        text = bytes(data)
+        if not text:
+            return 0
+        size = len(text)
+        end = text[-1:] == b"\n"
+        if self._at_line_start and (name := self._speaker()) and name != self._named:
+            self._named = name
+            text = name.encode("utf-8", "backslashreplace") + text
+        if self._max_bytes and self._at_line_start and self._size and self._size + len(text) > self._max_bytes:
+            self._rotate()
+        self._at_line_start = end
+        self._size += len(text)
+        view = memoryview(text)
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
             except OSError:
-                return  # the terminal is gone; that is no reason to fail the task
+                break  # the disk is full; that is no reason to fail the task
+        return size
+
+    def _open(self) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(fd).st_size
+        os.dup2(fd, self._fd)
+        os.close(fd)
+
+    def _rotate(self) -> None:
+        with contextlib.suppress(OSError):
+            for number in range(self._backups, 0, -1):
+                source = f"{self._path}.{number - 1}" if number > 1 else self._path
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(source, f"{self._path}.{number}")
+            if self._backups <= 0:
+                os.unlink(self._path)
+            self._open()
 
 
-def redirect_output(path: str) -> None:
-    """Send what this worker prints, native code included, to a file of the session directory."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
+    """Send what this worker prints, native code included, to its log files."""
+    directory = logs_directory(process.session_dir)
+    os.makedirs(directory, 0o700, exist_ok=True)
+    job = process.job.job_id if process.job is not None else FIRST_JOB
+    path = os.path.join(directory, worker_log_name(process.me, job, os.getpid()))
+
+    def speaker() -> str:
+        if worker.actor is not None:
+            return f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n"
+        task = process.local.task
+        return f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""
+
     sys.stdout.flush()
     sys.stderr.flush()
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    os.close(fd)
+    sys.stdout = _text(WorkerLogFile(1, f"{path}.out", speaker))
+    sys.stderr = _text(WorkerLogFile(2, f"{path}.err", speaker))
 
 
 def finish_output() -> None:
-    """This process ends now."""
+    """Write what is still in memory: this process ends now."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, PrefixedStream):
-            stream.finish()
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
-def prefix_output(where: Any, away: bool) -> None:
-    """Send this worker's prints through prefixed streams. `where.name` is the running function's name.
-
-    Lines of other nodes than the driver's (`away`) have the node's address too, as in Ray.
-    """
-    suffix = f", ip={node_ip_address()}" if away else ""
-    sys.stdout = PrefixedStream(1, where, suffix)
-    sys.stderr = PrefixedStream(2, where, suffix)
+def _text(file: WorkerLogFile) -> io.TextIOWrapper:
+    buffered = io.BufferedWriter(file)
+    return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
 
 
-VARIABLE = "RAY_DEDUP_LOGS"
-_WINDOW = "RAY_DEDUP_LOGS_AGG_WINDOW_S"
-_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_ROW = struct.Struct("=8sdII")
-_ROWS = 4096
-"""Lines that the shared table of a node remembers."""
-_HINT = f"set {VARIABLE}=0 to see all"
-
-
-class LogDeduplicator:
-    """One worker's view.
-
-    Args:
-        table: shared by all workers of the node. emit: writes a line. window: seconds in which a line that another
-            worker has printed is only counted.
-    """
-
-    def __init__(self, table: mmap.mmap, emit: Callable[[str], None], window: float) -> None:
-        self._table = table
-        self._emit = emit
-        self._window = window
-        self._lock = threading.Lock()
-        self._mine: dict[int, str] = {}
-
-    def shows(self, line: str) -> bool:
-        """Return True if this line is to be printed; else it is counted, and the count is printed later."""
-        key = blake2b(_NUMBERS.sub("", line).encode("utf-8", "replace"), digest_size=8).digest()
-        place = int.from_bytes(key[:4], "big") % _ROWS
-        now = time.monotonic()
-        known, since, pid, count = self._read(place)
-        if known != key or now - since >= self._window:
-            if not count or now - since >= 3 * self._window:  # else the worker that counted has still to print
-                self._write(place, key, now, os.getpid(), 0)
-            return True
-        if pid == os.getpid():
-            return True  # what one worker prints several times it means several times
-        self._write(place, known, since, pid, count + 1)
-        with self._lock:
-            first = place not in self._mine
-            self._mine[place] = line
-        if count == 0 or first:
-            timer = threading.Timer(max(0.0, since + self._window - now), self._print_count, (place,))
-            timer.daemon = True
-            timer.start()
-        return False
-
-    def finish(self) -> None:
-        """Print at once the counts of this worker: it exits."""
-        for place in list(self._mine):
-            self._print_count(place)
-
-    def _print_count(self, place: int) -> None:
-        with self._lock:
-            line = self._mine.pop(place, None)
-        known, since, pid, count = self._read(place)
-        if line is None or not count:
-            return  # another worker that counted has printed
-        self._write(place, known, since, pid, 0)
-        self._emit(f"{line} [repeated {count}x across this node; {_HINT}]" if count > 1 else line)
-
-    def _read(self, place: int) -> tuple[bytes, float, int, int]:
-        key, since, pid, count = _ROW.unpack_from(self._table, place * _ROW.size)
-        return key, since, pid, count
-
-    def _write(self, place: int, key: bytes, since: float, pid: int, count: int) -> None:
-        _ROW.pack_into(self._table, place * _ROW.size, key, since, pid, count)
-
-
-def dedup_window() -> float:
-    """The window in seconds; 0 when lines are shown as often as they come, which is the default."""
-    if os.environ.get(VARIABLE, "0") != "1":
-        return 0.0
-    try:
-        return float(os.environ.get(_WINDOW, "5"))
-    except ValueError:
-        return 5.0
-
-
-TABLE: mmap.mmap | None = None
-"""Made where this module is loaded first, or in the raylet: whose template's workers inherit it."""
-
-
-def open_table() -> None:
-    """Make the table, if lines are counted and there is none yet."""
-    global TABLE
-    if TABLE is None and dedup_window():
-        TABLE = mmap.mmap(-1, _ROWS * _ROW.size)
-
-
-open_table()
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else default

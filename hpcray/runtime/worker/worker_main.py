@@ -18,7 +18,7 @@ from hpcray.platform.stacks import enable_stack_dump
 from hpcray.runtime.core_worker.core_worker import connect, current
 from hpcray.runtime.core_worker.peer_sockets import listen
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
-from hpcray.runtime.worker.log_output import finish_output, prefix_output, redirect_output
+from hpcray.runtime.worker.log_output import finish_output, write_to_log_files
 from hpcray.runtime.worker.task_executor import TaskExecutor
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv
 
@@ -54,12 +54,8 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     current.process = process
     current.worker = worker
     signal.signal(signal.SIGINT, worker.interrupted)
-    if process.config.log_to_driver:
-        program = process.config.driver_rank if process.cluster_size > 1 else 0
-        prefix_output(process.local, process.node != program)
-        process.on_exit = _leave
-    else:
-        redirect_output(f"{session_dir}/worker-{number}.log")
+    write_to_log_files(process, worker)
+    process.on_exit = _leave
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(listener, worker.handlers)

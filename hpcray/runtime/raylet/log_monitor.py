@@ -1,0 +1,205 @@
+"""Output of this node's workers, on its way from their log files to the driver that they work for.
+
+A worker writes to its own two files, so that its output survives it, whatever it dies of. This part reads what is added
+to them and sends it on, a limited amount at a time: a driver that prints slowly keeps the rest in the files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hpcray.common.ids import number_of
+from hpcray.common.log_names import parse_worker_log_name
+from hpcray.platform.inotify import DirectoryWatch
+from hpcray.platform.runtime_env import JOB_FIELD, RUNTIME_ENV_VARIABLE
+from hpcray.platform.sockets import node_ip_address
+from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.router import Router
+
+DELAY = 0.02
+"""Seconds from a change to its reading: a burst of lines is one message."""
+POLL = 0.25
+"""Seconds between two looks at the files where the system does not report changes."""
+PIECE = 64 << 10
+"""Bytes of one message."""
+WINDOW = 1 << 20
+"""Bytes that may be on their way to one driver."""
+_NOTHING: tuple[()] = ()
+
+
+@dataclass(slots=True)
+class _Tail:
+    """A log file of a worker, as far as it was read.
+
+    Attributes:
+        driver: its reader, b"" for none; None for the cluster's first driver.
+        inode: of the file that is read; a file that was rotated away has another name by then.
+        ended: whether its worker is dead.
+    """
+
+    worker: bytes
+    pid: int
+    error: bool
+    driver: bytes | None
+    inode: int = 0
+    offset: int = 0
+    ended: bool = False
+
+
+class LogMonitor:
+    """The log files of this node's workers.
+
+    Args:
+        directory: where they are; made here.
+        first_driver: returns the proc id of the cluster's first driver; b"" while there is none, or it wants no output.
+    """
+
+    def __init__(self, loop: EventLoop, router: Router, directory: str, first_driver: Callable[[], bytes]) -> None:
+        os.makedirs(directory, 0o700, exist_ok=True)
+        self._loop = loop
+        self._router = router
+        self._directory = directory
+        self._first_driver = first_driver
+        self._ip = node_ip_address()
+        self._drivers: dict[int, bytes] = {}
+        self._tails: dict[str, _Tail] = {}
+        self._changed: dict[str, None] = {}
+        self._on_the_way: dict[bytes, int] = {}
+        self._due = False
+        try:
+            self._watch = DirectoryWatch(directory)
+        except OSError:
+            loop.call_at(loop.now + POLL, self._poll)
+        else:
+            loop.watch(self._watch.fileno(), lambda event: self._note(self._watch.read()))
+
+    def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
+        """A worker with this number and environment is about to be forked."""
+        text = dict(env).get(RUNTIME_ENV_VARIABLE)
+        fields = json.loads(text) if text else {}
+        if JOB_FIELD in fields:
+            self._drivers[number] = msgspec.convert(fields[JOB_FIELD], m.JobInfo).driver
+
+    def worker_died(self, worker: bytes) -> None:
+        """Read the rest of what a worker has written."""
+        names = self._files_of(worker)
+        for name in names:
+            self._tails[name].ended = True
+        self._note(names)
+        if not names:
+            self._drivers.pop(number_of(worker), None)
+
+    def on_printed(self, now: float, src: bytes, msg: m.OutputPrinted) -> Iterable[Any]:
+        """There is room for more on the way to a driver."""
+        self._on_the_way[src] = self._on_the_way.get(src, 0) - msg.size
+        if self._changed:
+            self._schedule(0.0)
+        return _NOTHING
+
+    def on_flush(self, now: float, src: bytes, msg: m.FlushOutput) -> Iterable[Any]:
+        """Send a driver all that there is, and then the answer."""
+        with contextlib.suppress(OSError):
+            self._note(os.listdir(self._directory))
+        for name in [name for name in self._changed if self._driver_of(self._tails[name]) == src]:
+            while self._send_piece(name):
+                pass
+        self._router.send(src, m.OutputFlushed())
+        return _NOTHING
+
+    def _files_of(self, worker: bytes) -> list[str]:
+        return [name for name, tail in self._tails.items() if tail.worker == worker]
+
+    def _driver_of(self, tail: _Tail) -> bytes:
+        return self._first_driver() if tail.driver is None else tail.driver
+
+    def _poll(self) -> None:
+        with contextlib.suppress(OSError):
+            self._note(os.listdir(self._directory))
+        self._loop.call_at(self._loop.now + POLL, self._poll)
+
+    def _note(self, names: Iterable[str]) -> None:
+        """Files have changed, or may have."""
+        for name in names:
+            if name not in self._tails:
+                found = parse_worker_log_name(name)
+                if found is None:
+                    continue
+                worker, pid, error = found
+                self._tails[name] = _Tail(worker, pid, error, self._drivers.get(number_of(worker)))
+            self._changed[name] = None
+        if self._changed:
+            self._schedule(DELAY)
+
+    def _schedule(self, delay: float) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_at(self._loop.now + delay, self._read)
+
+    def _read(self) -> None:
+        """Send a piece of each changed file whose driver has room."""
+        self._due = False
+        more = False
+        for name in list(self._changed):
+            driver = self._driver_of(self._tails[name])
+            if driver and self._on_the_way.get(driver, 0) < WINDOW:
+                more = self._send_piece(name) or more
+        if more:
+            self._schedule(0.0)
+
+    def _send_piece(self, name: str) -> bool:
+        """Read and send the next piece of a file. Returns whether there may be more."""
+        tail = self._tails[name]
+        data, more = self._next_piece(name, tail)
+        last = tail.ended and not more
+        if data or last:
+            driver = self._driver_of(tail)
+            self._on_the_way[driver] = self._on_the_way.get(driver, 0) + len(data)
+            self._router.send(driver, m.WorkerOutput(tail.worker, tail.pid, self._ip, tail.error, data, last))
+        if not more:
+            del self._changed[name]
+        if last:
+            del self._tails[name]
+            if not self._files_of(tail.worker):
+                self._drivers.pop(number_of(tail.worker), None)
+        return more
+
+    def _next_piece(self, name: str, tail: _Tail) -> tuple[bytes, bool]:
+        """Read on in a file, or in the one that took its place. Returns the bytes, and whether there may be more."""
+        with contextlib.suppress(OSError):  # a file that is rotated right now: its next line is a change again
+            while True:
+                files = _generations(os.path.join(self._directory, name))
+                inodes = [inode for _, inode in files]
+                if not inodes:
+                    break
+                if tail.inode not in inodes:
+                    tail.inode, tail.offset = inodes[-1], 0
+                place = inodes.index(tail.inode)
+                with open(files[place][0], "rb", buffering=0) as file:
+                    if os.fstat(file.fileno()).st_ino != tail.inode:
+                        continue
+                    file.seek(tail.offset)
+                    data = file.read(PIECE)
+                if data or not place:
+                    tail.offset += len(data)
+                    return data, len(data) == PIECE or place > 0
+                tail.inode, tail.offset = inodes[place - 1], 0  # read to its end, and rotated away
+        return b"", False
+
+
+def _generations(path: str) -> list[tuple[str, int]]:
+    """Return a log file and those that were rotated away, with their inodes, the newest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for number in itertools.count():
+            source = f"{path}.{number}" if number else path
+            found.append((source, os.stat(source).st_ino))
+    return found

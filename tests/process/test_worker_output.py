@@ -1,0 +1,127 @@
+"""What workers print, on its way to the driver's `sys.stdout` and `sys.stderr`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hpcray as ray
+
+
+@contextlib.contextmanager
+def driver(**options: object) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """A session of this process, and what is printed until its end."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        ray.init("local", **options)  # type: ignore[arg-type]
+        try:
+            yield out, err
+        finally:
+            ray.shutdown()
+
+
+def test_output_reaches_what_the_driver_has_in_place_of_its_streams() -> None:
+    @ray.remote
+    def loud() -> None:
+        print("to out")
+        print("to err", file=sys.stderr)
+        os.write(1, b"of native code\n")
+        subprocess.run(["echo", "of a child"], check=True)
+        os._exit(7)
+
+    @ray.remote
+    class Named:
+        def __init__(self, name: str) -> None:
+            print("in the constructor")
+            self.name = name
+
+        def __repr__(self) -> str:
+            return f"Named({self.name})"
+
+        def speak(self) -> int:
+            print("in a call", end="", flush=True)
+            return os.getpid()
+
+    with driver(num_cpus=2) as (out, err):
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(loud.options(name="renamed", max_retries=0).remote())
+        actor = Named.remote("x")
+        pid = ray.get(actor.speak.remote())
+    lines = out.getvalue().splitlines()
+    assert [line.split(") ")[1] for line in lines if line.startswith("(renamed pid=")] == [
+        "to out", "of native code", "of a child",
+    ], lines  # fmt: skip
+    assert f"(Named pid={pid}) in the constructor" in lines and f"(Named(x) pid={pid}) in a call" in lines
+    assert [line.split(") ")[1] for line in err.getvalue().splitlines() if "renamed" in line] == ["to err"]
+
+
+def test_a_lot_of_output_arrives_whole_and_in_order() -> None:
+    count = 60_000
+
+    @ray.remote
+    def chatter() -> None:
+        for number in range(count):
+            print(f"line {number} {'x' * 50}")
+
+    with driver(num_cpus=1) as (out, _):
+        ray.get(chatter.remote())
+    numbers = [int(line.split("line ")[1].split()[0]) for line in out.getvalue().splitlines() if "line " in line]
+    assert numbers == list(range(count))
+
+
+def test_a_large_log_file_is_rotated_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "20000")
+    monkeypatch.setenv("RAY_ROTATION_BACKUP_COUNT", "2")
+
+    @ray.remote
+    def chatter(begin: int) -> None:
+        for number in range(begin, begin + 400):
+            print(f"line {number} {'x' * 50}")
+
+    with driver(num_cpus=1) as (out, _):
+        for begin in range(0, 4000, 400):
+            ray.get(chatter.remote(begin))
+            time.sleep(0.2)
+        from hpcray.compat.names import worker
+
+        logs = Path(worker.__getattr__("_global_node").get_logs_dir_path())
+        files = [path for path in logs.iterdir() if ".out" in path.name and path.stat().st_size]
+        assert sorted(path.name.partition(".out")[2] for path in files) == ["", ".1", ".2"]
+        assert all(path.stat().st_size <= 20000 for path in files)
+    numbers = [int(line.split("line ")[1].split()[0]) for line in out.getvalue().splitlines() if "line " in line]
+    assert numbers == list(range(4000))
+
+
+SECOND = """
+import sys
+import hpcray as ray
+ray.init({address!r}, log_to_driver={shown})
+
+@ray.remote
+def f():
+    print("said by the second one")
+
+ray.get(f.remote())
+"""
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_each_driver_shows_what_its_own_workers_print(shown: bool) -> None:
+    @ray.remote
+    def f() -> None:
+        print("said by the first one")
+
+    with driver(num_cpus=2) as (out, _):
+        ray.get(f.remote())
+        program = SECOND.format(address=ray.get_runtime_context().gcs_address, shown=shown)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "said by the first one" in out.getvalue() and "second" not in out.getvalue()
+    assert ("said by the second one" in done.stdout) is shown and "first" not in done.stdout, done
