@@ -31,3 +31,11 @@ def test_sort(leak_check: LeakCheck) -> None:
     shown = run("sort.py", "--mb", "40").out
     assert "data: 40 MB" in shown
     assert "order, count and checksum are right" in shown
+
+
+def test_rollout(leak_check: LeakCheck) -> None:
+    pytest.importorskip("torch")
+    shown = run("rollout.py", "--samplers", "2", "--iterations", "60").out
+    reward = re.search(r"batch +60 +mean reward +(\S+)", shown)
+    assert reward is not None, shown
+    assert float(reward[1]) > -0.2, "it is about -0.5 at first"
