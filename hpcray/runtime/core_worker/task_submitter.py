@@ -34,6 +34,8 @@ from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
 _FAILURES_KEPT = 1000
+_MAX_ERROR_KEPT = 1 << 14
+"""Bytes; of a larger error a state listing says no more than that."""
 _NOTHING = (NO_ARGS, None, None)
 
 
@@ -44,7 +46,7 @@ class TaskSubmitter:
         wait_reasons: why tasks of a lease class do not run, by the class's index, as far as it was reported.
         crash_retries: which of them ran out of memory.
         failures: the last tasks that ended without a reply of their worker, for state listings: (id, name, actor,
-            worker, error blob, time).
+            worker, error blob or b"" for a large one, time).
     """
 
     def __init__(self, context: CoreWorkerContext, gcs: GcsClient) -> None:
@@ -369,7 +371,8 @@ class TaskSubmitter:
         client = task.scheduling_class
         actor, class_name = (client.actor, client.class_name) if isinstance(client, ActorClient) else (b"", "")
         name = task.extra.name or (f"{class_name}.{task.name}" if class_name else task.name)
-        self.failures.append((task.id, name, actor, worker, blob, time()))
+        kept = blob if len(blob) <= _MAX_ERROR_KEPT else b""
+        self.failures.append((task.id, name, actor, worker, kept, time()))
         if task.attempt or task.num_returns < 0:
             self.retries.run_ended(task, blob)
 

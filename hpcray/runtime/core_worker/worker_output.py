@@ -28,21 +28,11 @@ _WINDOW = "RAY_DEDUP_LOGS_AGG_WINDOW_S"
 _ALWAYS = "RAY_DEDUP_LOGS_ALLOW_REGEX"
 _NEVER = "RAY_DEDUP_LOGS_SKIP_REGEX"
 TESTING_NEVER_DEDUP_TOKEN = "__ray_testing_never_deduplicate__"
-PROGRESS_TOKEN = "__ray_tqdm_magic_token__"
-"""In a line that describes a progress bar (`hpcray.experimental.tqdm_ray`)."""
-
 _FLUSH_TIMEOUT = 1.0
 """Seconds that a driver which ends waits for more output without any coming."""
 _RESET = "\x1b[0m"
 _CYAN, _YELLOW, _MAGENTA, _GREEN = "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m"
 _COLORS = (_MAGENTA, _CYAN, _GREEN, "\x1b[90m", "\x1b[94m", "\x1b[95m")
-
-progress: list[Callable[[str], None]] = []
-"""At most one function: takes the lines that describe progress bars."""
-around_lines: list[Callable[[bool], None]] = []
-"""Called with True before lines are printed, and with False after them: progress bars make room."""
-worker_logs_enabled = True
-"""False while a debugger has the terminal."""
 
 
 class WorkerOutputPrinter:
@@ -164,8 +154,6 @@ def print_worker_logs(
     Args:
         colored: whether the prefix is; by default unless RAY_COLOR_PREFIX is 0. 1: in a color for each pid.
     """
-    if not worker_logs_enabled:
-        return
     setting = os.environ.get("RAY_COLOR_PREFIX")
     colored = (setting != "0") if colored is None else colored and setting != "0"
     ignore_prefix = ignore_prefix or os.environ.get("RAY_DISABLE_WORKER_LOG_PREFIX", "0") in ("1", "true", "True")
@@ -174,28 +162,13 @@ def print_worker_logs(
     title = "" if pid in ("autoscaler", "raylet") else f"{name} pid=" if name else "pid="
     ip = batch.get("ip")
     where = "" if ip == batch.get("localhost") else f", ip={ip}"
-    lines = [line for line in batch.get("lines", ()) if not _is_progress(line)]
-    if not lines:
-        return
-    for call in around_lines:
-        call(True)
-    for line in lines:
+    for line in batch.get("lines", ()):
         text = line.split(LOG_PREFIX_INFO_MESSAGE)[1] if LOG_PREFIX_INFO_MESSAGE in line else line
         color, plain = (_color_of(pid, line, setting == "1"), _RESET) if colored else ("", "")
         prefix = "" if ignore_prefix else f"{color}({title}{pid}{where}){plain} "
         print(f"{prefix}{text}", file=print_file)
     if hasattr(print_file, "flush"):
         print_file.flush()
-    for call in around_lines:
-        call(False)
-
-
-def _is_progress(line: str) -> bool:
-    if PROGRESS_TOKEN not in line:
-        return False
-    for take in progress:
-        take(line)
-    return True
 
 
 def _color_of(pid: object, line: str, by_pid: bool) -> str:
@@ -214,7 +187,7 @@ def _deduplicator() -> LogDeduplicator:
         window = float(os.environ.get(_WINDOW, "5"))
     except ValueError:
         window = 5.0
-    always = re.compile(f"{PROGRESS_TOKEN}|{os.environ.get(_ALWAYS) or TESTING_NEVER_DEDUP_TOKEN}").search
+    always = re.compile(os.environ.get(_ALWAYS) or TESTING_NEVER_DEDUP_TOKEN).search
     never = os.environ.get(_NEVER)
     return LogDeduplicator(window, always, re.compile(never).search if never else lambda line: False)
 

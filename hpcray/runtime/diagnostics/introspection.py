@@ -291,6 +291,16 @@ class Introspection:
 
 def _failure(row: tuple[Any, ...]) -> dict[str, Any]:
     task, name, actor, worker, blob, end = row
+    if not blob:
+        return {
+            "task": task,
+            "name": name,
+            "actor": actor,
+            "worker": worker,
+            "kind": "",
+            "text": "a large error",
+            "end": end,
+        }
     try:
         error = deserialize(blob)
         kind, text = type(error).__name__, str(error)[:_MAX_ERROR_TEXT]
