@@ -373,14 +373,14 @@ def test_views_are_numbered_and_sent_only_when_something_changed() -> None:
     assert [view.version for view in views] == sorted({view.version for view in views})
 
 
-def test_the_job_is_forwarded_to_the_head_and_from_there_to_every_process() -> None:
+def test_the_job_is_forwarded_to_the_head_and_from_there_to_every_worker() -> None:
     node = Node(1, prestart=1)
-    driver = node.driver()
+    node.driver()
     node.do(LocalLeaseManager(1, {}, 2, Config()).handle(0.0, make_proc(1, 3), m.SetJob(JOB)))
     assert node.take(m.SetJob, HEAD) == [m.SetJob(JOB)]
     node.handle(HEAD, m.SetJob(JOB))
     assert node.core.job == JOB
-    assert {s.dest for s in node.sent if isinstance(s.msg, m.SetJob)} == {driver, make_proc(0, node.forked[0].number)}
+    assert {s.dest for s in node.sent if isinstance(s.msg, m.SetJob)} == {make_proc(0, node.forked[0].number)}
 
 
 def test_each_environment_has_workers_of_its_own() -> None:
