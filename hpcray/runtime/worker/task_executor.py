@@ -37,8 +37,9 @@ from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
 
-_LEND_AFTER = 0.001
-"""Seconds of waiting inside a task after which its CPU is lent to others."""
+_LEND_AFTER = 0.01
+"""Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
+less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
 _EXIT_WRITE_TIMEOUT = 5.0
