@@ -189,7 +189,7 @@ def test_interrupts_of_main_leave_the_other_threads_going():
                 break
             except KeyboardInterrupt:
                 interrupts += 1
-        print(len(results), all(results), interrupts > 20)
+        print(len(results), all(results), interrupts > 5)
         """,
         timeout=3 * PATIENCE,
     )
@@ -381,7 +381,7 @@ def test_a_function_that_cannot_be_loaded_says_so_every_time():
         return broken
 
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(RuntimeError, match=r"failed to import on the worker(.|\n)*division by zero"):
             ray.get(use.remote(), timeout=PATIENCE)
 
 

@@ -166,7 +166,7 @@ def test_a_value_that_cannot_be_read_costs_the_others_no_pin():
     broken = ray.put(Broken())
     for _ in range(3):
         large = ray.put(np.zeros(16 << 20, np.uint8))
-        with pytest.raises(ImportError, match="not on this node"):
+        with pytest.raises(ray.exceptions.RaySystemError, match="not on this node"):
             ray.get([broken, large])
         ident = large._id
         del large

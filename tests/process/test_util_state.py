@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -199,7 +200,7 @@ def test_nodes_workers_jobs_and_placement_groups_are_listed():
     assert state.get_worker(workers[pid].worker_id).pid == pid
     (job,) = state.list_jobs()
     assert job.job_id == ray.get_runtime_context().get_job_id() and job.status == "RUNNING"
-    assert job.driver_info["pid"] == str(os.getpid()) and "pytest" in job.entrypoint
+    assert job.driver_info["pid"] == str(os.getpid()) and job.entrypoint == " ".join(sys.orig_argv)
     assert node.node_name == ray.nodes()[0]["NodeName"]
     group = ray.util.placement_group([{"CPU": 1}], name="g")
     assert group.wait(PATIENCE)

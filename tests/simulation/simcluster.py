@@ -118,7 +118,7 @@ class SimCluster:
             self.carry_out(SEAT, self.head.handle(now, src, msg))
             self.head.check_touched([msg])
             self.unchecked += 1
-        else:
+        elif not isinstance(msg, m.CollectGarbage):  # for the raylet's shell
             self.carry_out(raylet_of(node), self.raylets[node].handle(now, src, msg))
 
     def deliver_to_process(self, src: bytes, dest: bytes, msg: m.Message) -> None:

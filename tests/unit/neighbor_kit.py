@@ -63,6 +63,7 @@ class Nothing:
     """Stands for parts that no test here looks at."""
 
     stopping = False
+    overflow_path = ""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: None
@@ -85,7 +86,7 @@ class Node:
         self.raylet = Raylet(context, self.loop, router, lease_manager, self.store, None, Nothing(), None)  # type: ignore[arg-type]
         clients = NeighborClients(self.loop, router, self.store, self.arena, self.raylet)
         clients.limit = 3
-        self.raylet.attach(Nothing(), clients, Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
+        self.raylet.attach(Nothing(), clients, Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.raylet.start(Nothing())  # type: ignore[arg-type]
         self.raylet.neighbor_dirs = {2: str(tmp / "2"), 3: str(tmp / "3")}
         self.loop._events = self.raylet

@@ -36,6 +36,9 @@ class Engine:
         """Nothing is to be called."""
 
 
+NOTHING_UNSEEN: Any = SimpleNamespace(seen=lambda oids: None)
+
+
 def unexplained(missing: Any, timeout: float | None) -> str:
     return ""
 
@@ -43,7 +46,7 @@ def unexplained(missing: Any, timeout: float | None) -> str:
 def test_an_interrupt_gives_up_all_files_that_were_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[bytes] = []
     table: Any = SimpleNamespace(pins=SimpleNamespace(end_file=ended.append))
-    reader = ObjectReader(SimpleNamespace(engine=Engine(), table=table, arenas={}), unexplained)  # type: ignore[arg-type]
+    reader = ObjectReader(SimpleNamespace(engine=Engine(), table=table, arenas={}), unexplained, NOTHING_UNSEEN)  # type: ignore[arg-type]
     places: list[Any] = [m.OnDisk(bytes([n]) * 14, "/nowhere", 0, 10) for n in range(4)]
 
     def read(path: str, position: int, size: int) -> bytes:
@@ -63,7 +66,7 @@ def test_wait_counts_objects_that_came_and_were_evicted_again() -> None:
     context: Any = SimpleNamespace(
         engine=Engine(), table=table, arenas={}, check_alive=lambda: None, drain=lambda: table.bury(deque())
     )
-    reader = ObjectReader(context, unexplained)
+    reader = ObjectReader(context, unexplained, NOTHING_UNSEEN)
     refs = [object_reader.new_ref(WORKER + bytes([0, 0, 0, 0, n]) + return_index(0)) for n in range(3)]
     for ref in refs:
         table.refs.ref_deserialized(ref._id, None)
@@ -138,7 +141,8 @@ def test_what_a_generator_made_before_it_raised_goes_with_the_object_of_its_next
     sent: list[m.Message] = []
     table = ObjectTable(ME, lambda dest, msg: sent.append(msg), lambda waiter: None, lambda *why: b"lost")
     again: list[PendingTask] = []
-    submission: Any = SimpleNamespace(drop_returns=lambda src, msg: None)
+    warnings: Any = SimpleNamespace(task_runs_again=lambda *about: None)
+    submission: Any = SimpleNamespace(drop_returns=lambda src, msg: None, retry_warnings=warnings)
     leases: Any = SimpleNamespace(submit=lambda task, klass: again.append(task))
     process: Any = SimpleNamespace(engine=Engine(), table=table)
     retries = TaskRetries(process, submission, leases, CrashRetries(0))
@@ -163,6 +167,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     oid = task.id + return_index(0)
     engine: Any = Engine()
     engine.send = lambda dest, msg: None
+    engine.call_soon = lambda call: None
     engine.drop_peer = lambda proc: None
     engine.peers = {WORKER: SimpleNamespace(functions={task.fn.id}, out=[], dirty=True)}  # type: ignore[union-attr]
     config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0)

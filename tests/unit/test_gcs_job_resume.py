@@ -180,7 +180,7 @@ def test_a_detached_group_comes_back_with_its_actors() -> None:
 
 def test_affinity_to_a_node_of_the_run_before_is_dropped() -> None:
     first = up()
-    there = m.Shape((), "node:7")
+    there = m.Shape((), "node:0")
     ask(first, m.CreateActor(1, spec(1, "name", place=there, hold=NOTHING)))
     _, (start,) = next_run(first)
     assert start.spec.place == NOTHING

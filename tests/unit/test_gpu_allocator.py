@@ -241,16 +241,16 @@ class TestIdleGpuWorkers:
         assert len(node.take(m.Exit)) == 1 and whole.worker in node.core.pool.workers
 
     def test_idle_gpu_workers_exit_after_their_time_though_cpus_are_free(self) -> None:
-        node = Node(8, size=1, gpus=1)
+        node = Node(8, size=2, gpus=1)
         driver = node.driver()
         node.handle(driver, m.RequestLeases(0, GPU1, 1))
         node.handle(driver, m.RequestLeases(1, CPU1, 1))
         gpu_lease, cpu_lease = node.take(m.LeaseGranted)
         node.handle(driver, m.ReturnLease(gpu_lease.lease))
         node.handle(driver, m.ReturnLease(cpu_lease.lease))
-        node.tick(9.0)
+        node.tick(0.9)
         assert node.take(m.Exit) == []
-        node.tick(11.0)
+        node.tick(1.1)
         assert len(node.take(m.Exit, gpu_lease.worker)) == 1 and node.take(m.Exit) == []
 
     def test_failed_forks_are_reported_for_the_requested_environment(self) -> None:
