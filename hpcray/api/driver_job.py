@@ -39,20 +39,26 @@ def announce(
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
     moved = PathRelocation.of(os.environ)
     paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
-    number = _number(process)
     job = JobInfo(
-        number.to_bytes(4, "little").hex(),
+        _id_of(1),
         namespace or str(uuid.uuid4()),
         tuple(dict.fromkeys(paths)),
         os.getcwd(),
         tuple(sorted(env.items())),
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
     )
-    if number == 1:
+    if process.job is None:
+        # Before the question for the number: where the job goes on from a journal, the head answers it after this.
         process.set_job(job)
+    number = _number(process)
+    if number == 1:
         return {}
-    process.job = job
+    process.job = job = msgspec.structs.replace(job, job_id=_id_of(number))
     return {JOB_FIELD: msgspec.to_builtins(job)}
+
+
+def _id_of(number: int) -> str:
+    return number.to_bytes(4, "little").hex()
 
 
 def _number(process: CoreWorker) -> int:
