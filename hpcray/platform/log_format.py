@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ENCODINGS = ("TEXT", "JSON")
-STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-"""Attributes that every log record has; others were given with `extra`."""
 TEXT_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
 INTERNAL_TIMESTAMP_LOG_KEY = "_ray_timestamp_ns"
 """Attribute of log records: the time in nanoseconds."""
+STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", INTERNAL_TIMESTAMP_LOG_KEY}
+"""Attributes that every log record has; others were given with `extra`."""
 _STAMPS = "_gives_ray_timestamp_ns"
 _ALWAYS = ("asctime", "levelname", "message", "filename", "lineno")
 

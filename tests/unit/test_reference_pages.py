@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -23,7 +24,9 @@ READ_WHERE_CONNECTIONS_BEGIN = {"Hello"}
 
 
 def test_the_pages_are_those_that_the_code_gives_now() -> None:
-    assert not generate.stale(generate.pages()), "run: python docs/generate.py"
+    # In a process of its own: the stubs show what modules have, and a test may have imported more into one.
+    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_page_that_differs_or_is_missing_is_stale(tmp_path: Path) -> None:
