@@ -27,8 +27,6 @@ _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 _OFFSET = struct.Struct("<Q")
 _UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
-
-
 _HUGE = 1 << 22  # bytes; from here on memory for a copy is made of huge pages
 _libc = ctypes.CDLL(None)
 
@@ -38,12 +36,12 @@ class Pickling(threading.local):
 
     Attributes:
         refs: object refs met in it, in order of appearance; None: the thread pickles nothing.
-        storages: memory of its tensors, by address and size.
+        storages: memory of its tensors, by address and size; None: none was met.
         storages_of: the `refs` of the value that `storages` is of.
     """
 
     refs: list[Any] | None = None
-    storages: dict[tuple[int, int], _Storage] = {}  # noqa: RUF012 -- replaced, never written to
+    storages: dict[tuple[int, int], _Storage] | None = None
     storages_of: list[Any] | None = None
 
 
@@ -180,12 +178,14 @@ class _Storage:
 
 def _storage_part(storage: Any, low: int, high: int) -> _Storage:
     """The one `_Storage` of this memory in the value that is being pickled; from now on it covers these bytes too."""
-    if pickling.storages_of is not pickling.refs:
-        pickling.storages, pickling.storages_of = {}, pickling.refs
+    storages = pickling.storages
+    if storages is None or pickling.storages_of is not pickling.refs:
+        storages, pickling.storages_of = {}, pickling.refs
+        pickling.storages = storages
     key = storage.data_ptr(), storage.nbytes()
-    found = pickling.storages.get(key)
+    found = storages.get(key)
     if found is None:
-        found = pickling.storages[key] = _Storage(storage, low, high)
+        found = storages[key] = _Storage(storage, low, high)
     else:
         found.cover(low, high)
     return found
@@ -193,11 +193,11 @@ def _storage_part(storage: Any, low: int, high: int) -> _Storage:
 
 def end_storages(refs: list[Any], buffers: list[pickle.PickleBuffer]) -> None:
     """The value is pickled, or cannot be: of the memory of its tensors, only what they cover stays in `buffers`."""
-    if pickling.storages_of is refs:
-        for storage in pickling.storages.values():
-            if buffers:
-                storage.narrow(buffers)
-        pickling.storages, pickling.storages_of = {}, None
+    if pickling.storages is None or pickling.storages_of is not refs:
+        return
+    for storage in pickling.storages.values() if buffers else ():
+        storage.narrow(buffers)
+    pickling.storages = pickling.storages_of = None
 
 
 def _reduce_tensor(tensor: Any) -> Any:
