@@ -1,6 +1,6 @@
 """The modules of Ray that hpcray serves, the modules of hpcray that each is made of, and why the others are missing.
 
-A source is a module of hpcray (`"hpcray.util.queue"`), or some names of one (`"hpcray.compat.names.private:decode"`,
+A source is a module of hpcray (`"hpcray.util.queue"`), or some names of one (`"hpcray.compat.names.utils:decode"`,
 several separated by spaces). The first source that has a name provides it.
 """
 
@@ -16,12 +16,12 @@ _UTILS = (
     "hex_to_binary is_async_func"
 )
 _ACCELERATORS = (
-    f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR AcceleratorManager "
+    f"{_NAMES}.accelerators:CUDA_VISIBLE_DEVICES_ENV_VAR NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR AcceleratorManager "
     "NvidiaGPUAcceleratorManager get_accelerator_manager_for_resource get_all_accelerator_managers "
     "get_all_accelerator_resource_names"
 )
 _CONSTANTS = (
-    f"{_NAMES}.private:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
+    f"{_NAMES}.ray_constants:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
     "DEFAULT_DASHBOARD_PORT DEFAULT_PORT HEAD_NODE_RESOURCE_NAME KV_NAMESPACE_PACKAGE LOGGER_FORMAT NODE_ID_PREFIX "
     "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_DEDUP_LOGS RAY_JOB_CONFIG_JSON_ENV_VAR "
     "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer "
@@ -104,7 +104,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.state.api": ("hpcray.util.state",),
     "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
-    "ray.util.state.util": (f"{_NAMES}.helpers:convert_string_to_type",),
+    "ray.util.state.util": (f"{_NAMES}.state_util:convert_string_to_type",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
     "ray.util.tracing": ("hpcray.util.tracing",),
     "ray.util.tracing.setup_local_tmp_tracing": ("hpcray.util.tracing.setup_local_tmp_tracing",),
@@ -124,23 +124,25 @@ MODULES: dict[str, tuple[str, ...]] = {
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
     "ray._common.network_utils": (
-        f"{_NAMES}.private:build_address find_free_port get_localhost_ip get_node_ip_address is_ipv6 is_localhost "
-        "parse_address",
+        f"{_NAMES}.network_utils:build_address find_free_port get_localhost_ip get_node_ip_address is_ipv6 "
+        "is_localhost parse_address",
     ),
     "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
-    "ray._common.utils": (f"{_NAMES}.private:{_UTILS}",),
-    "ray._common.retry": (f"{_NAMES}.helpers:call_with_retry format_exception matches_error retry",),
+    "ray._common.utils": (f"{_NAMES}.utils:{_UTILS}",),
+    "ray._common.retry": (f"{_NAMES}.retry:call_with_retry format_exception matches_error retry",),
     "ray._private": (),
     "ray._private.auto_init_hook": (
-        f"{_NAMES}.helpers:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
+        f"{_NAMES}.auto_init_hook:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
     ),
-    "ray._private.collections_utils": (f"{_NAMES}.helpers:split",),
-    "ray._private.dict": (f"{_NAMES}.helpers:deep_update flatten_dict merge_dicts unflatten_dict unflattened_lookup",),
+    "ray._private.collections_utils": (f"{_NAMES}.collections_utils:split",),
+    "ray._private.dict": (
+        f"{_NAMES}.nested_dicts:deep_update flatten_dict merge_dicts unflatten_dict unflattened_lookup",
+    ),
     "ray._private.inspect_util": (
-        f"{_NAMES}.helpers:is_class_method is_cython is_function_or_method is_static_method",
+        f"{_NAMES}.inspect_util:is_class_method is_cython is_function_or_method is_static_method",
     ),
     "ray._private.label_utils": (f"{_NAMES}.label_utils",),
-    "ray._private.path_utils": (f"{_NAMES}.helpers:is_path",),
+    "ray._private.path_utils": (f"{_NAMES}.path_utils:is_path",),
     "ray._private.accelerators": (_ACCELERATORS,),
     "ray._private.accelerators.accelerator": (_ACCELERATORS,),
     "ray._private.accelerators.nvidia_gpu": (_ACCELERATORS,),
@@ -151,7 +153,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "is_client_mode_enabled_by_default",
     ),
     "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
-    "ray._private.internal_api": (f"{_NAMES}.private:global_gc memory_summary", "hpcray.internal:Buffer create free"),
+    "ray._private.internal_api": (
+        f"{_NAMES}.internal_api:global_gc memory_summary",
+        "hpcray.internal:Buffer create free",
+    ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
     "ray._private.runtime_env": (),
@@ -161,11 +166,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.runtime_env.validation": (f"{_NAMES}.validation",),
     "ray._private.runtime_env.constants": (
-        f"{_NAMES}.private:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
+        f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
-    "ray._private.services": (f"{_NAMES}.private:get_node_ip_address",),
-    "ray._private.state": (f"{_NAMES}.private:{_STATE}",),
-    "ray._private.utils": (f"{_NAMES}.private:{_UTILS}",),
+    "ray._private.services": (f"{_NAMES}.network_utils:get_node_ip_address",),
+    "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
+    "ray._private.utils": (f"{_NAMES}.utils:{_UTILS}",),
     "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.internal": ("hpcray.internal:Buffer create free",),
 }

@@ -289,12 +289,12 @@ def test_every_source_that_the_table_names_for_a_module_of_ray_exists(module: st
 
 
 def test_a_source_with_a_selection_has_only_the_selected_names() -> None:
-    source = load_source("hpcray.compat.names.private:decode get_num_cpus")
+    source = load_source("hpcray.compat.names.utils:decode get_num_cpus")
     assert source.__all__ == ["decode", "get_num_cpus"]
     assert source.decode(b"x") == "x"
     assert not hasattr(source, "get_system_memory")
     with pytest.raises(AttributeError, match="nonsense"):
-        load_source("hpcray.compat.names.private:nonsense")
+        load_source("hpcray.compat.names.utils:nonsense")
 
 
 def test_a_submodule_does_not_hide_the_function_of_its_name(as_ray: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine import ray
 
-from hpcray.compat.names.private import memory_summary
+from hpcray.compat.names.internal_api import memory_summary
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.util.state import list_cluster_events
 

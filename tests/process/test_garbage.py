@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from engine import ray
 
-from hpcray.compat.names.private import global_gc
+from hpcray.compat.names.internal_api import global_gc
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from hpcray.compat.names import helpers, label_utils
+from hpcray.compat.names import label_utils, path_utils, retry
+from hpcray.compat.names import nested_dicts as dicts
+from hpcray.compat.names.state_util import convert_string_to_type
 
 
 def test_a_uri_is_no_path():
-    assert helpers.is_path("/a/b.zip") and helpers.is_path("a/b") and not helpers.is_path("s3://bucket/a")
+    assert path_utils.is_path("/a/b.zip") and path_utils.is_path("a/b") and not path_utils.is_path("s3://bucket/a")
     with pytest.raises(TypeError, match="must be a string"):
-        helpers.is_path(b"/a")
+        path_utils.is_path(b"/a")
 
 
 def test_dicts_are_merged_flattened_and_made_again():
     nested = {"a": {"b": 1, "c": {"d": 2}}, "e": [3, {"f": 4}]}
-    merged = helpers.merge_dicts(nested, {"a": {"c": {"d": 5}}, "g": 6})
+    merged = dicts.merge_dicts(nested, {"a": {"c": {"d": 5}}, "g": 6})
     assert merged == {"a": {"b": 1, "c": {"d": 5}}, "e": [3, {"f": 4}], "g": 6} and nested["a"]["c"] == {"d": 2}
-    flat = helpers.flatten_dict(nested)
+    flat = dicts.flatten_dict(nested)
     assert flat == {"a/b": 1, "a/c/d": 2, "e": [3, {"f": 4}]}
-    assert helpers.unflatten_dict(flat) == nested
-    assert helpers.flatten_dict(nested, flatten_list=True)["e/1/f"] == helpers.unflattened_lookup("e/1/f", nested) == 4
+    assert dicts.unflatten_dict(flat) == nested
+    assert dicts.flatten_dict(nested, flatten_list=True)["e/1/f"] == dicts.unflattened_lookup("e/1/f", nested) == 4
     with pytest.raises(Exception, match="Unknown config parameter `z`"):
-        helpers.deep_update({"a": 1}, {"z": 1})
-    kinds = helpers.deep_update({"a": {"type": 1, "b": 2}}, {"a": {"type": 3}}, override_all_if_type_changes=["a"])
+        dicts.deep_update({"a": 1}, {"z": 1})
+    kinds = dicts.deep_update({"a": {"type": 1, "b": 2}}, {"a": {"type": 3}}, override_all_if_type_changes=["a"])
     assert kinds == {"a": {"type": 3}}
 
 
 def test_a_call_is_tried_again_for_errors_that_match(monkeypatch):
-    monkeypatch.setattr(helpers.time, "sleep", lambda _: None)
+    monkeypatch.setattr(retry.time, "sleep", lambda _: None)
     calls = []
 
-    @helpers.retry("count", match=["not yet", r"busy \d"], max_attempts=3)
+    @retry.retry("count", match=["not yet", r"busy \d"], max_attempts=3)
     def fail(*texts):
         calls.append(1)
         if len(calls) <= len(texts):
@@ -63,6 +65,6 @@ def test_labels_are_read_and_refused():
 
 
 def test_texts_become_numbers_and_truth_values():
-    assert helpers.convert_string_to_type("3", int) == 3 and helpers.convert_string_to_type("false", bool) is False
+    assert convert_string_to_type("3", int) == 3 and convert_string_to_type("false", bool) is False
     with pytest.raises(ValueError, match="Failed to convert"):
-        helpers.convert_string_to_type("maybe", bool)
+        convert_string_to_type("maybe", bool)

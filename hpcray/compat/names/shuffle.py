@@ -11,7 +11,7 @@ import numpy as np
 from hpcray.api.objects import get, wait
 from hpcray.api.session import init
 from hpcray.compat.cluster_utils import Cluster
-from hpcray.compat.names.private import memory_summary
+from hpcray.compat.names.internal_api import memory_summary
 from hpcray.experimental.shuffle import (
     ObjectStoreWriter,
     ObjectStoreWriterNonStreaming,

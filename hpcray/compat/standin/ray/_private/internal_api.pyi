@@ -3,5 +3,5 @@
 from hpcray.internal import Buffer as Buffer
 from hpcray.internal import create as create
 from hpcray.internal import free as free
-from hpcray.compat.names.private import global_gc as global_gc
-from hpcray.compat.names.private import memory_summary as memory_summary
+from hpcray.compat.names.internal_api import global_gc as global_gc
+from hpcray.compat.names.internal_api import memory_summary as memory_summary
