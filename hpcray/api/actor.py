@@ -33,7 +33,7 @@ from hpcray.common.exceptions import ActorHandleNotFoundError
 from hpcray.common.ids import HEAD, run_of
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
-from hpcray.runtime.core_worker.actor_submitter import has_async_method
+from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, has_async_method
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 __all__ = [
@@ -301,7 +301,7 @@ def _check_groups(cls: type, options: ActorOptions, methods: dict[str, dict[str,
             logger.error("%s: concurrency group %r: max_concurrency must be greater than 0", cls.__name__, name)
     for name, given in methods.items():
         group = given.get("concurrency_group")
-        if group and group not in options.concurrency_groups:
+        if group and group not in options.concurrency_groups and group not in SYSTEM_GROUPS:
             raise ValueError(
                 f"the method {cls.__name__}.{name} is of the concurrency group {group!r}, but the actor has only "
                 f'{list(options.concurrency_groups)}; hint: @remote(concurrency_groups={{"{group}": limit}})'

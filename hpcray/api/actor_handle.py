@@ -37,6 +37,8 @@ SIGNATURE = "signature"
 GENERATOR = "generator"
 """Keys of a method's description beside its options: what its arguments may be, and that it yields."""
 RETRY = "retry_exceptions"
+_CALL_OPTIONS = {"name", "_labels"}
+"""Options of calls that no method has of its own."""
 DECORATOR = "decorator"
 
 
@@ -75,6 +77,7 @@ class _Plan:
         self.arity: Arity = arity(given.get(SIGNATURE, ANYTHING))
         self.extra = ExtraOptions(
             name=given.get("name") or "",
+            labels=given.get("_labels"),
             group=given.get("call_group") or "",
             retry_exceptions=cloudpickle.loads(retry) if isinstance(retry, bytes) else retry,
             stream=isinstance(given.get("num_returns"), str),
@@ -153,14 +156,14 @@ class ActorMethod(Generic[P, R_co]):
         Raises:
             ValueError, TypeError: an option is unknown, or its value is not allowed.
         """
-        if overrides.keys() - METHOD_RULES.keys() - {"name"}:
-            known = sorted({"name", *METHOD_RULES})
+        if overrides.keys() - METHOD_RULES.keys() - _CALL_OPTIONS:
+            known = sorted({*_CALL_OPTIONS, *METHOD_RULES})
             raise ValueError(
                 f"Invalid option keywords {sorted(overrides)} for actor methods. Valid ones are {known}."
                 f"{did_you_mean(overrides.keys() - set(known), known)}"
             )
         for keyword, value in overrides.items():
-            if keyword != "name":
+            if keyword not in _CALL_OPTIONS:
                 METHOD_RULES[keyword].validate(keyword, value)
         check_generator(overrides.get("num_returns"), GENERATOR in self._plan.given)
         given = {keyword: value for keyword, value in travelling(overrides).items() if value is not None}

@@ -376,14 +376,6 @@ class _OptionsBase:
         return self.RULES[keyword].default_value if value is None else value
 
     def _find_unsupported(self) -> str:
-        strategy = self.given.get("scheduling_strategy")
-        if self.given.get("label_selector") and isinstance(
-            strategy, (NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy)
-        ):
-            return (
-                f"label_selector together with a {type(strategy).__name__} is not supported; hint: leave one of them "
-                "out; bundles take conditions by placement_group(bundle_label_selector=...)"
-            )
         for keyword in ("enable_tensor_transport", _ALL_STREAMS):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
@@ -516,6 +508,9 @@ def strategy_text(
     alternatives += [conditions(fallback.get("label_selector")) for fallback in fallbacks or ()]
     if isinstance(strategy, NodeLabelSchedulingStrategy):
         return to_strategy(with_labels(strategy, alternatives))
+    if selector and isinstance(strategy, NodeAffinitySchedulingStrategy):
+        there = [((labels.NODE_ID, labels.IN, (strategy.node_id,)), *one) for one in alternatives]
+        return to_strategy([*there, *alternatives] if strategy.soft or strategy._spill_on_unavailable else there)
     if selector:
         return to_strategy(alternatives, spread=strategy == "SPREAD")
     if isinstance(strategy, NodeAffinitySchedulingStrategy):

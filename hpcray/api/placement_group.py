@@ -10,8 +10,16 @@ import msgspec
 from hpcray.api.options import exact_units
 from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hpcray.api.session import require_session
-from hpcray.common.labels import ACCELERATOR, IN, NODE_ID, SOFT, conditions, selector_problem, to_strategy
-from hpcray.common.labels import PREFIX as LABELS
+from hpcray.common.labels import (
+    ACCELERATOR,
+    IN,
+    NODE_ID,
+    SOFT,
+    conditions,
+    selector_problem,
+    to_strategy,
+    with_conditions,
+)
 from hpcray.common.resources import ANY, CAPTURING, GROUP, fits, names_in, to_amounts
 from hpcray.core.gcs.placement_group_scheduler import PACK, SPREAD, STRICT_PACK, STRICT_SPREAD
 from hpcray.protocol import messages as m
@@ -363,7 +371,6 @@ def with_placement(
 
     Raises:
         ValueError: the node or the bundle does not exist, or the request fits into no bundle.
-        NotImplementedError: a label_selector inside a placement group.
     """
     found = _group(process, given)
     hold, place = (
@@ -379,12 +386,8 @@ def with_placement(
 
 
 def _inside(group: PlacementGroup, index: int, strategy: str, shape: Shape) -> Shape:
-    if shape.strategy.startswith(LABELS):
-        raise NotImplementedError(
-            "label_selector inside a placement group is not supported; hint: leave it out, or give the group's bundles "
-            "conditions by placement_group(bundle_label_selector=...)"
-        )
     names = names_in(group.id.hex(), index, dict(shape.resources))
+    strategy = with_conditions(strategy, shape.strategy)
     return msgspec.structs.replace(shape, resources=tuple(sorted(names.items())), strategy=strategy)
 
 

@@ -71,6 +71,7 @@ class RemoteFunction(Generic[P, R_co]):
         self._num_returns = STREAMS if streams(function, options) else options.num_returns
         self._extra = ExtraOptions(
             name=options.name,
+            labels=options.given.get("_labels"),
             retry_exceptions=options.retry_exceptions,
             stream=self._num_returns == STREAMS,
             dynamic=options.given.get("num_returns") == "dynamic",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -275,6 +276,11 @@ class RuntimeContext:
     def should_capture_child_tasks_in_placement_group(self) -> bool:
         """True if child tasks run in the current placement group."""
         return self._source("Placement group").placement_group()[1]
+
+    @property
+    def worker(self) -> Any:
+        """Ray's object for this process, `ray._private.worker.global_worker`."""
+        return importlib.import_module("hpcray.compat.names.worker").global_worker  # above this package
 
     def get(self) -> dict[str, Any]:
         """Deprecated: return the ids by name."""

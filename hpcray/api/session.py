@@ -258,6 +258,10 @@ def init(
     return ClientContext()
 
 
+post_init_hooks: list[Callable[[], object]] = []
+"""Called when this process has joined a job as a driver."""
+
+
 def _enter_session(
     address: str | None, options: NodeOptions, given: dict[str, Any], start: Callable[[CoreWorker], None]
 ) -> None:
@@ -283,6 +287,8 @@ def _enter_session(
             _warn_of_ignored_arguments({**given, **options.config})
         start(process)
         logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
+        for hook in post_init_hooks:
+            hook()
 
     _Session.join = join
     if late is not None and not late.started():

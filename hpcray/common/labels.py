@@ -164,18 +164,23 @@ def to_strategy(alternatives: Iterable[Conditions], spread: bool = False) -> str
 
 @functools.lru_cache(maxsize=4096)
 def from_strategy(strategy: str) -> tuple[bool, tuple[Conditions, ...]]:
-    """Parse a strategy that begins with `PREFIX` to (True for SPREAD, alternatives).
+    """Parse a strategy with `PREFIX`, which may follow that of a group, to (True for SPREAD, alternatives).
 
     Raises:
         ValueError: the text has another form.
     """
     try:
-        spread, alternatives = json.loads(strategy.removeprefix(PREFIX))
+        spread, alternatives = json.loads(strategy.partition(PREFIX)[2])
         return bool(spread), tuple(
             tuple((key, operator, tuple(values)) for key, operator, values in one) for one in alternatives
         )
     except (TypeError, ValueError):
         raise ValueError(f"strategy {strategy!r} holds no conditions on labels") from None
+
+
+def with_conditions(group: str, strategy: str) -> str:
+    """Return the strategy of a request in a placement group, `GROUP` or `CAPTURING`, with the conditions of another."""
+    return f"{group}:{strategy}" if strategy.startswith(PREFIX) else group
 
 
 def tier(alternatives: Iterable[Conditions], labels: Mapping[str, str]) -> int | None:
@@ -226,7 +231,7 @@ def node_affinity(strategy: str) -> tuple[int, bool] | None:
     Raises:
         ValueError: the strategy is none of the known ones.
     """
-    if strategy in ("", "SPREAD", GROUP, CAPTURING) or strategy.startswith((PREFIX, NEAR)):
+    if strategy in ("", "SPREAD", GROUP, CAPTURING) or strategy.startswith(NEAR) or PREFIX in strategy:
         return None
     word, _, rest = strategy.partition(":")
     index, _, manner = rest.partition(":")
@@ -244,7 +249,7 @@ def fails_when_busy(strategy: str) -> bool:
 
 def names_nodes(strategy: str) -> bool:
     """True if only nodes that the strategy names by their ids will do: what none of them can serve, none ever can."""
-    if strategy.startswith(PREFIX):
+    if PREFIX in strategy:
         _, alternatives = from_strategy(strategy)
         return all(any(key == NODE_ID and operator == IN for key, operator, _ in one) for one in alternatives)
     affinity = node_affinity(strategy)

@@ -68,7 +68,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._raylet": (
         f"{_NAMES}:BaseID {_IDS} StreamingObjectRefGenerator RAY_NODE_ACCELERATOR_TYPE_KEY RAY_NODE_GROUP_KEY "
         "RAY_NODE_ID_KEY RAY_NODE_MARKET_TYPE_KEY RAY_NODE_REGION_KEY RAY_NODE_ZONE_KEY",
-        f"{_NAMES}.cluster_config:GcsClient",
+        f"{_NAMES}.gcs_client:GcsClient",
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
         "hpcray.runtime.worker.replies:StreamingGeneratorStats",
     ),
@@ -154,7 +154,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
     "ray._private.internal_api": (
-        f"{_NAMES}.internal_api:global_gc memory_summary",
+        f"{_NAMES}.internal_api:get_local_ongoing_lineage_reconstruction_tasks get_memory_info_reply "
+        "get_state_from_address global_gc memory_summary",
         "hpcray.internal:Buffer create free",
     ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
@@ -168,6 +169,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.runtime_env.constants": (
         f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
+    "ray._private.serialization": (f"{_NAMES}.serialization_context:SerializationContext",),
     "ray._private.services": (f"{_NAMES}.network_utils:get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
     "ray._private.utils": (f"{_NAMES}.utils:{_UTILS}",),

@@ -83,7 +83,7 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "pool": (WorkerPool, "new_number"),
     },
-    "head": {"": (Gcs, "cluster_up handle node_died process_died tick")},
+    "head": {"": (Gcs, "cluster_up handle node_died process_died set_draining tick")},
     "store": {
         "": (
             ObjectStore,

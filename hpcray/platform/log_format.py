@@ -1,9 +1,10 @@
-"""Formats of a program's log lines: text or JSON, with the job, node, task and actor that they come from."""
+"""Log lines of programs: text or JSON, with job, node, task and actor that they come from; rotation of log files."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -79,3 +80,13 @@ def configure_root_logger(encoding: str, level: str, attributes: Sequence[str], 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+
+
+def rotation_limits() -> tuple[int, int]:
+    """Return the size from which on a log file is rotated, and how many older ones are kept."""
+    return _number("RAY_ROTATION_MAX_BYTES", 512 << 20), _number("RAY_ROTATION_BACKUP_COUNT", 5)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else default

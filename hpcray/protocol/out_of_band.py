@@ -80,13 +80,16 @@ def view_tensors(on: bool) -> None:
 
 
 def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:
-    """Values of exactly this class are pickled as `reducer` says (as `__reduce__` would); None: as ever."""
+    """Values of exactly this class are pickled as `reducer` says (as `__reduce__` would); None: as ever. So does
+    cloudpickle, as in Ray."""
     if reducer is None:
         _reducers.pop(kind, None)
         CUSTOM.pop(kind, None)
+        cloudpickle.Pickler.dispatch_table.pop(kind, None)
     else:
         _reducers[kind] = reducer
         CUSTOM[kind] = reducer
+        cloudpickle.Pickler.dispatch_table[kind] = reducer
 
 
 def _reduce_array(array: Any) -> Any:

@@ -363,3 +363,106 @@ def test_a_call_that_fails_leaves_no_cycle_behind():
             with pytest.raises(KeyError):
                 ray.get(ref)
     assert ray.get(actor.garbage.remote()) == before
+
+
+class TestConstructor:
+    def test_it_runs_on_the_loop_of_the_methods(self):
+        @ray.remote
+        class OnLoop:
+            def __init__(self):
+                self.loop = asyncio.get_running_loop()
+                self.event = asyncio.create_task(self.later())
+
+            async def later(self):
+                await asyncio.sleep(0.01)
+                return "from the constructor"
+
+            async def get(self):
+                return await self.event, asyncio.get_running_loop() is self.loop
+
+        assert ray.get(OnLoop.remote().get.remote(), timeout=PATIENCE) == ("from the constructor", True)
+
+    def test_a_coroutine_is_awaited_before_the_first_call(self):
+        @ray.remote
+        class Coroutine:
+            async def __init__(self, box, *, twice):
+                self.steps = ["began"]
+                await asyncio.sleep(0.05)
+                self.steps.append(await box[0] * twice)
+                self.task = ray.get_runtime_context().get_task_id()
+
+            def get(self):
+                return self.steps, self.task
+
+        actor = Coroutine.remote([ray.put(21)], twice=2)
+        steps, task = ray.get(actor.get.remote(), timeout=PATIENCE)
+        assert steps == ["began", 42] and task
+
+    @pytest.mark.parametrize("error", [KeyError, asyncio.CancelledError, KeyboardInterrupt])
+    def test_whatever_it_raises_ends_the_actor(self, error):
+        @ray.remote
+        class Failing:
+            async def __init__(self, error):
+                await asyncio.sleep(0)
+                raise error("no")
+
+            async def get(self):
+                pass
+
+        with pytest.raises(exceptions.ActorDiedError, match=error.__name__):
+            ray.get(Failing.remote(error).get.remote(), timeout=PATIENCE)
+
+    def test_it_may_leave_with_exit_actor(self):
+        @ray.remote
+        class Leaving:
+            async def __init__(self):
+                exit_actor()
+
+            async def get(self):
+                pass
+
+        with pytest.raises(exceptions.ActorDiedError):
+            ray.get(Leaving.remote().get.remote(), timeout=PATIENCE)
+
+
+@hpcray_only
+class TestGroupsOfTheSystem:
+    def test_every_actor_has_them_with_a_thread_each(self):
+        @ray.remote
+        class Plain:
+            def thread(self):
+                return threading.current_thread().name
+
+        def thread_twice(_):
+            time.sleep(0.01)
+            return threading.current_thread().name
+
+        actor = Plain.remote()
+        ask = actor.__ray_call__
+        names = [
+            set(ray.get([ask.options(concurrency_group=group).remote(thread_twice) for _ in range(3)]))
+            for group in ("_ray_system", "_ray_system_error")
+        ]
+        assert [len(found) for found in names] == [1, 1] and names[0] != names[1]
+        assert ray.get(actor.thread.remote()) == "MainThread"
+
+    def test_a_call_there_does_not_hold_the_others_back_nor_the_end(self):
+        @ray.remote
+        class Busy:
+            async def leave(self):
+                exit_actor()
+
+            async def get(self):
+                return 1
+
+        async def for_ever(_):
+            while True:
+                await asyncio.sleep(0.01)
+
+        actor = Busy.remote()
+        looping = actor.__ray_call__.options(concurrency_group="_ray_system").remote(for_ever)
+        assert ray.get(actor.get.remote(), timeout=PATIENCE) == 1
+        with pytest.raises(exceptions.ActorDiedError):
+            ray.get(actor.leave.remote(), timeout=PATIENCE)
+        with pytest.raises(exceptions.ActorDiedError):
+            ray.get(looping, timeout=PATIENCE)

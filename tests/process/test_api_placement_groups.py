@@ -16,7 +16,7 @@ In = strategies.PlacementGroupSchedulingStrategy
 placement_group, remove_placement_group = groups.placement_group, groups.remove_placement_group
 
 pytestmark = pytest.mark.usefixtures("session")
-INIT = {"num_cpus": 4, "num_gpus": 2, "resources": {"custom": 1}}
+INIT = {"num_cpus": 4, "num_gpus": 2, "resources": {"custom": 1}, "labels": {"region": "us"}}
 
 
 @ray.remote
@@ -395,3 +395,42 @@ class TestWrongUse:
         only_gpu = group({"GPU": 1})
         with pytest.raises(ValueError, match="requires 1 CPU for creation"):
             Actor.options(scheduling_strategy=In(only_gpu)).remote()
+
+
+class TestLabelSelectors:
+    def test_they_hold_inside_of_a_group_and_are_captured(self):
+        group = placement_group([{"CPU": 2}])
+        inside = In(group, placement_group_capture_child_tasks=True)
+        here = {"scheduling_strategy": inside, "label_selector": {"region": "in(us, eu)"}}
+
+        @ray.remote(num_cpus=1)
+        def selecting():
+            chosen = child.options(label_selector={"region": "us"}).remote()
+            return ray.get_runtime_context().get_placement_group_id(), ray.get(chosen)
+
+        ident = group.id.hex()
+        assert ray.get(selecting.options(**here).remote(), timeout=PATIENCE) == (ident, ident)
+        actor = Actor.options(num_cpus=1, **here).remote()
+        assert ray.get(actor.look.remote(), timeout=PATIENCE)[0] == ident
+        assert ray.get(actor.children.remote(), timeout=PATIENCE) == (True, [ident, None])
+        ray.kill(actor)
+        remove_placement_group(group)
+
+    def test_where_no_node_of_the_group_has_the_label_the_task_waits(self):
+        group = placement_group([{"CPU": 1}])
+        ray.get(group.ready(), timeout=PATIENCE)
+        waiting = child.options(scheduling_strategy=In(group), label_selector={"region": "mars"}).remote()
+        assert ray.wait([waiting], timeout=0.5)[0] == []
+        assert ray.get(child.options(scheduling_strategy=In(group)).remote(), timeout=PATIENCE) == group.id.hex()
+        remove_placement_group(group)
+        with pytest.raises(exceptions.TaskPlacementGroupRemoved):
+            ray.get(waiting, timeout=PATIENCE)
+
+    def test_a_node_that_does_not_exist_fails_the_actor_once_the_group_is_there(self):
+        group = placement_group([{"CPU": 1}])
+        actor = Actor.options(
+            num_cpus=1, scheduling_strategy=In(group), label_selector={"ray.io/node-id": "ab" * 28}
+        ).remote()
+        with pytest.raises(exceptions.ActorUnschedulableError):
+            ray.get(actor.look.remote(), timeout=PATIENCE)
+        remove_placement_group(group)

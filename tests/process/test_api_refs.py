@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import importlib
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -269,3 +272,100 @@ class TestKeptByActors:
         for i in range(100):
             ray.get(keeper.keep.remote("k", [ray.put(np.full(3 << 20, i))]))
             assert ray.get(keeper.read.remote("k"))[0][-1] == i
+
+
+class TestReady:
+    """`_ready` and `_on_ready`: an object exists, and its value stays where it is."""
+
+    def test_they_wait_for_the_object_and_not_for_its_value(self):
+        @ray.remote
+        def late():
+            time.sleep(0.3)
+            return np.zeros(LARGE)
+
+        async def wait_for(ref):
+            return await ref._ready()
+
+        ref = late.remote()
+        calls = []
+        ref._on_ready(calls.append)
+        withdraw = ref._on_ready(lambda error: calls.append("withdrawn"))
+        withdraw()
+        assert calls == [] and asyncio.run(wait_for(ref)) == ref
+        assert eventually(lambda: calls == [None])
+        ref._on_ready(calls.append)
+        assert calls == [None, None], "at once, where it exists"
+
+    def test_a_cancelled_wait_is_withdrawn(self):
+        @ray.remote
+        def late():
+            time.sleep(0.5)
+
+        async def give_up(ref):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(ref._ready(), 0.05)
+
+        ref = late.remote()
+        asyncio.run(give_up(ref))
+        assert ray.get(ref, timeout=PATIENCE) is None
+
+
+@hpcray_only
+class TestOutOfScope:
+    """Data's accounting of memory hangs on these calls: each comes once, and when all holders are gone."""
+
+    @staticmethod
+    def watch(ref):
+        calls = []
+        watching = importlib.import_module("hpcray.compat.names.worker").global_worker.core_worker
+        assert watching.add_object_out_of_scope_callback(ref, calls.append)
+        return calls
+
+    @pytest.mark.parametrize("size", [1, 1 << 20])
+    def test_refs_tasks_and_borrowers_keep_an_object(self, size):
+        @ray.remote
+        class Keeper:
+            def keep(self, box):
+                self.box = box
+
+            def drop(self):
+                self.box = None
+
+        @ray.remote
+        def slow(value):
+            time.sleep(0.3)
+
+        ref = ray.put(b"x" * size)
+        ident = ref.binary()
+        calls = self.watch(ref)
+        twice = self.watch(ref)
+        keeper = Keeper.remote()
+        ray.get(keeper.keep.remote([ref]))
+        task = slow.remote(ref)
+        del ref
+        ray.get(task)
+        time.sleep(0.1)
+        assert calls == []
+        ray.get(keeper.drop.remote())
+        assert eventually(lambda: calls == [ident]) and twice == [ident]
+
+    def test_the_result_of_a_task_in_a_worker(self):
+        @ray.remote
+        def counts():
+            calls = self.watch(make.remote(1))
+            return eventually(lambda: len(calls) == 1)
+
+        assert ray.get(counts.remote(), timeout=PATIENCE)
+
+    def test_a_callback_that_raises_does_not_stop_the_others(self, capfd):
+        watching = importlib.import_module("hpcray.compat.names.worker").global_worker.core_worker
+        ref = ray.put(1)
+        watching.add_object_out_of_scope_callback(ref, lambda ident: 1 / 0)
+        calls = self.watch(ref)
+        del ref
+        assert eventually(lambda: len(calls) == 1) and "ZeroDivisionError" in capfd.readouterr().err
+
+    def test_the_owner_alone_may_watch(self):
+        ref = ray.get(put.remote(1))
+        with pytest.raises(ValueError, match="not owned by this worker"):
+            self.watch(ref)

@@ -11,16 +11,21 @@ from hpcray.api.scheduling_strategies import DoesNotExist, Exists, In, NodeAffin
 from hpcray.api.scheduling_strategies import NodeLabelSchedulingStrategy as ByLabels
 from hpcray.common.config import Config
 from hpcray.common.labels import (
+    NODE_ID,
+    bound_to,
     conditions,
     from_strategy,
     labels_problem,
     labels_text,
+    names_nodes,
+    node_affinity,
     parse_labels,
     show_strategy,
     tier,
     to_strategy,
+    with_conditions,
 )
-from hpcray.common.resources import to_units
+from hpcray.common.resources import CAPTURING, GROUP, to_units
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.protocol.messages import NodeInfo, Shape
 from hpcray.runtime.node.options import NodeOptions
@@ -80,10 +85,25 @@ def test_bad_fallbacks_are_refused() -> None:
             TaskOptions({"label_selector": {"a": "b"}, "fallback_strategy": fallback})
     with pytest.raises(TypeError, match="label_selector"):
         TaskOptions({"label_selector": "a"})
-    with pytest.raises(NotImplementedError, match="NodeAffinitySchedulingStrategy"):
-        _ = TaskOptions(
-            {"label_selector": {"a": "b"}, "scheduling_strategy": NodeAffinitySchedulingStrategy("ab" * 28, False)}
-        ).shape
+
+
+def test_a_selector_with_a_node_means_that_node() -> None:
+    node = "ab" * 28
+    for soft, other in ((False, None), (True, 1)):
+        strategy = NodeAffinitySchedulingStrategy(node, soft)
+        text = TaskOptions({"label_selector": {"a": "b"}, "scheduling_strategy": strategy}).shape.strategy
+        _, tiers = from_strategy(text)
+        assert tier(tiers, {NODE_ID: node, "a": "b"}) == 0 and tier(tiers, {NODE_ID: node}) is None
+        assert tier(tiers, {NODE_ID: "cd" * 28, "a": "b"}) == other and names_nodes(text) is not soft
+
+
+def test_conditions_inside_of_a_group() -> None:
+    labels = TaskOptions({"label_selector": {"a": "b"}}).shape.strategy
+    for group in (GROUP, CAPTURING):
+        text = with_conditions(group, labels)
+        assert text.startswith(group) and from_strategy(text) == from_strategy(labels)
+        assert node_affinity(text) is None and not names_nodes(text) and not bound_to(text, 0)
+        assert with_conditions(group, "") == with_conditions(group, "SPREAD") == group
 
 
 def test_labels_of_a_node_are_checked() -> None:

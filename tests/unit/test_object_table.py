@@ -9,6 +9,7 @@ from table_kit import PEER, RAYLET, SIZE, THIRD, Table, put_id, return_id
 
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
 from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import serialize_error
 
 OPENED = {"offset": 64, "size": SIZE, "pulled": False}
 
@@ -135,6 +136,16 @@ class TestOwned:
         assert calls == []
         table.refs.remove_local_ref(put_id())
         assert calls == ["freed"] and table.on_free == {}
+
+    def test_an_object_that_is_freed_by_hand_is_freed_once(self, table: Table) -> None:
+        calls: list[int] = []
+        table.owned(put_id())
+        for number in (1, 2):
+            table.when_freed(put_id(), lambda number=number: calls.append(number))  # type: ignore[misc]
+        table.discard(put_id(), serialize_error(ValueError()))
+        assert calls == [1, 2]
+        table.refs.remove_local_ref(put_id())
+        assert calls == [1, 2] and table.entries == {} and table.on_free == {}
 
     def test_a_ref_to_what_we_have_freed_is_an_error(self, table: Table) -> None:
         table.refs.ref_deserialized(put_id(), None)

@@ -220,7 +220,6 @@ def test_scheduling_strategies_become_strategy_texts(strategy: Any, text: str) -
 
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"label_selector": {"a": "b"}, "scheduling_strategy": NodeAffinitySchedulingStrategy(NODE, True)},
     {"runtime_env": {"conda": "base", "env_vars": {"A": "1"}}},
     {"runtime_env": {"container": {"image": "i"}}},
 ]

@@ -1,4 +1,4 @@
-"""`ray.core.generated.autoscaler_pb2` and `ray._raylet.GcsClient`: which nodes a cluster may have.
+"""`ray.core.generated.autoscaler_pb2`: which nodes a cluster may have.
 
 hpcray has no autoscaler. A program that knows what its cluster may grow to can say so, and libraries read it
 (`ray._private.state.state.get_max_resources_from_cluster_config()`).
@@ -7,18 +7,10 @@ hpcray has no autoscaler. A program that knows what its cluster may grow to can 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import msgspec
 
-from hpcray.api.session import require_session
-from hpcray.experimental.internal_kv import (
-    _internal_kv_del,
-    _internal_kv_exists,
-    _internal_kv_get,
-    _internal_kv_list,
-    _internal_kv_put,
-)
+from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 _SPACE, _KEY = "__autoscaler", "__autoscaler_cluster_config"
 
@@ -77,45 +69,7 @@ def _most(config: ClusterConfig, name: str) -> int:
     return min(total, config.max_resources.get(name, sys.maxsize))
 
 
-class ClientOfGcs:
-    """Client of the job that this process has joined.
-
-    Args:
-        address: without effect, as is the cluster's id.
-
-    Attributes:
-        address: what `init(address=...)` takes.
-    """
-
-    def __init__(self, address: str = "", cluster_id: Any = None) -> None:
-        self.address = require_session().session_dir
-
-    def report_cluster_config(self, serialized_cluster_config: bytes) -> None:
-        """Make a `ClusterConfig` known to the job."""
-        ClusterConfig.FromString(serialized_cluster_config)
-        _internal_kv_put(_KEY, serialized_cluster_config, namespace=_SPACE)
-
-    def internal_kv_get(self, key: bytes, namespace: bytes | None = None, timeout: Any = None) -> bytes | None:
-        return _internal_kv_get(key, namespace=namespace)
-
-    def internal_kv_put(
-        self, key: bytes, value: bytes, overwrite: bool = False, namespace: bytes | None = None, timeout: Any = None
-    ) -> int:
-        """Store a value. Returns the number of new keys, 0 or 1."""
-        return int(not _internal_kv_put(key, value, overwrite, namespace=namespace))
-
-    def internal_kv_del(
-        self, key: bytes, del_by_prefix: bool = False, namespace: bytes | None = None, timeout: Any = None
-    ) -> int:
-        """Delete a key, or all that begin with it. Returns the number of deleted keys."""
-        return _internal_kv_del(key, del_by_prefix=del_by_prefix, namespace=namespace)
-
-    def internal_kv_exists(self, key: bytes, namespace: bytes | None = None, timeout: Any = None) -> bool:
-        return _internal_kv_exists(key, namespace=namespace)
-
-    def internal_kv_keys(self, prefix: bytes, namespace: bytes | None = None, timeout: Any = None) -> list[bytes]:
-        """Return all keys that begin with `prefix`."""
-        return _internal_kv_list(prefix, namespace=namespace)
-
-
-GcsClient = ClientOfGcs
+def report_cluster_config(serialized_cluster_config: bytes) -> None:
+    """Make a `ClusterConfig` known to the job."""
+    ClusterConfig.FromString(serialized_cluster_config)
+    _internal_kv_put(_KEY, serialized_cluster_config, namespace=_SPACE)

@@ -119,6 +119,15 @@ class GlobalState:
         """Return the row of one node; None for an unknown id."""
         return next((row for row in nodes() if row["NodeID"] == node_id), None)
 
+    def get_draining_nodes(self) -> dict[str, int]:
+        """Return the nodes that are about to leave, with the time in ms at which they do; 0: that is not known.
+
+        All nodes, while the job drains; those that Slurm is to give to no other job, from a while after the first call
+        on.
+        """
+        found: dict[str, int] = require_session().gcs.call("draining_nodes")
+        return found
+
     def _live_node_ids(self) -> set[str]:
         return {row["NodeID"] for row in nodes() if row["Alive"]}
 

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from hpcray.api.runtime_context import get_runtime_context
-from hpcray.api.session import require_session
+from hpcray.api.session import post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
 from hpcray.common.log_names import logs_directory
-from hpcray.compat.names import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, ActorID, JobID, NodeID, TaskID, WorkerID, logger
-from hpcray.compat.names.cluster_config import GcsClient
+from hpcray.compat.names import (
+    LOCAL_MODE,
+    SCRIPT_MODE,
+    WORKER_MODE,
+    ActorID,
+    ClusterID,
+    JobID,
+    NodeID,
+    TaskID,
+    WorkerID,
+    logger,
+)
+from hpcray.compat.names.gcs_client import GcsClient
+from hpcray.compat.names.serialization_context import SerializationContext
 from hpcray.core.core_worker.object_entry import INLINE, STORED
+from hpcray.platform.log_format import rotation_limits
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize
@@ -52,6 +66,9 @@ UnhandledErrors.report = staticmethod(_report_unhandled)
 blocking_get_inside_async_warned = False
 """Without effect: Ray sets it after it has warned of a blocking get() in an async actor."""
 
+
+_post_init_hooks = post_init_hooks
+"""Called without arguments at the end of each `init()`; libraries append to it."""
 
 _ANSWER_TIMEOUT = 0.2
 """Seconds for which `object_exists` waits for the answer of an owner, and of the store."""
@@ -112,10 +129,38 @@ class _CoreWorker:
 
     def get_memory_store_size(self) -> int:
         """Return how many values this process keeps in its own memory."""
+        return len(self._sizes_of_values())
+
+    def get_local_memory_store_bytes_used(self) -> int:
+        """Return how many bytes these values take."""
+        return sum(self._sizes_of_values())
+
+    def _sizes_of_values(self) -> list[int]:
         process = require_session()
         with process.engine.lock:
             process.drain()
-            return sum(entry.state == INLINE for entry in process.table.entries.values())
+            return [len(entry.value) for entry in process.table.entries.values() if entry.state == INLINE]
+
+    def add_object_out_of_scope_callback(self, object_ref: ObjectRef[Any], callback: Callable[[bytes], object]) -> bool:
+        """Call `callback(id)` once no ref to an object of this process is left anywhere, and no task that takes it.
+
+        The callbacks of a process run in one thread of their own; each must be quick. What one raises is printed.
+
+        Returns:
+            False, and the callback is never called, where that is so already.
+
+        Raises:
+            ValueError: another process owns the object.
+        """
+        return require_session().when_out_of_scope(object_ref, callback)
+
+    def get_disable_job_level_lineage_reconstruction(self) -> bool:
+        """Return False: lost objects are made again unless the task, or HPCRAY_LINEAGE_LIMIT=0, forbids it."""
+        return require_session().config.lineage_limit == 0
+
+    def global_gc(self) -> None:
+        """Have all processes of the job collect their garbage, soon."""
+        require_session().request_global_gc()
 
 
 class _GlobalNode:
@@ -133,7 +178,25 @@ class _GlobalNode:
         return self._process.session_dir
 
     def get_logs_dir_path(self) -> str:
-        return logs_directory(self._process.session_dir)
+        """Return the directory of this node's log files, which exists."""
+        path = logs_directory(self._process.session_dir)
+        os.makedirs(path, 0o700, exist_ok=True)
+        return path
+
+    @property
+    def cluster_id(self) -> ClusterID:
+        """Id of the cluster: that of its first node."""
+        return ClusterID.from_hex(self._process.gcs.nodes()[0]["NodeID"])
+
+    @property
+    def max_bytes(self) -> int:
+        """Size from which on a log file is rotated."""
+        return rotation_limits()[0]
+
+    @property
+    def backup_count(self) -> int:
+        """How many rotated log files are kept."""
+        return rotation_limits()[1]
 
     def get_temp_dir_path(self) -> str:
         """Return the parent directory of the session directory."""
@@ -158,6 +221,17 @@ class Worker:
     """Ray's object for this process. There is one: `global_worker`."""
 
     core_worker = _CoreWorker()
+    _filter_logs_by_job = True  # without effect when set: a driver shows what its own workers print
+    _serialization_context = SerializationContext()
+
+    def get_serialization_context(self) -> SerializationContext:
+        """Return how values become bytes in this process.
+
+        Raises:
+            RaySystemError: it is not inside a job.
+        """
+        self.check_connected()
+        return self._serialization_context
 
     @property
     def connected(self) -> bool:
@@ -237,6 +311,11 @@ class Worker:
 
 
 global_worker = Worker()
+
+
+def _mode(worker: Worker = global_worker) -> int | None:
+    """Return the role of this process, see `Worker.mode`."""
+    return worker.mode
 
 
 def __getattr__(name: str) -> Any:

@@ -65,7 +65,7 @@ class ObjectTable:
         self.me = me
         self.entries: dict[bytes, ObjectEntry] = {} if entries is None else entries
         self.special: set[bytes] = set()
-        self.on_free: dict[bytes, Callable[[], None]] = {}
+        self.on_free: dict[bytes, list[Callable[[], None]]] = {}
         self.dead_nodes: set[int] = set()
         self._node = node_of(me)
         self._raylet = raylet_of(self._node)
@@ -173,6 +173,8 @@ class ObjectTable:
         entry.nodes = entry.left_at = entry.contained = None
         entry.state = INLINE
         entry.value = error
+        if oid in self.on_free:
+            self._freed(oid)
         self._ready(oid, entry)
 
     def unmap(self, oid: bytes) -> None:
@@ -183,13 +185,17 @@ class ObjectTable:
             self.pins.entry_gone(oid, mapping)
 
     def when_freed(self, oid: bytes, call: Callable[[], None]) -> None:
-        """Make this call when an object of ours is freed."""
+        """Make this call when an object of ours is freed, after earlier ones."""
         self.special.add(oid)
-        self.on_free[oid] = call
+        self.on_free.setdefault(oid, []).append(call)
 
     def cancel_when_freed(self, oid: bytes) -> None:
-        """Undo `when_freed`."""
+        """Make no call when this object is freed."""
         self.on_free.pop(oid, None)
+
+    def _freed(self, oid: bytes) -> None:
+        for call in self.on_free.pop(oid, ()):
+            call()
 
     def _maybe_free(self, oid: bytes, entry: ObjectEntry) -> None:
         if entry.local > 0 or self.entries.get(oid) is not entry:
@@ -210,7 +216,7 @@ class ObjectTable:
         if special:
             self.recovery.entry_dropped(oid, entry)
             if oid in self.on_free:
-                self.on_free.pop(oid)()
+                self._freed(oid)
 
     def _outlives(self, oid: bytes, entry: ObjectEntry) -> bool:
         """True when the entry of a freed object of ours stays, for the sake of lineage."""
@@ -219,7 +225,7 @@ class ObjectTable:
             return False
         self.recovery.hibernate(oid, entry)
         if oid in self.on_free:
-            self.on_free.pop(oid)()
+            self._freed(oid)
         return True
 
     def _freed_already(self, oid: bytes, entry: ObjectEntry) -> None:

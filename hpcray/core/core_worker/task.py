@@ -31,7 +31,8 @@ class ExtraOptions:
 
     name: for people, "" means that of the function. group: concurrency group, "" means the method's. stream: values
     that it yields are sent as they come, `window` values ahead at most (-1: any number); dynamic: all of them are one
-    return value. retry_exceptions: True (all), False (none) or the classes after which it runs again.
+    return value. retry_exceptions: True (all), False (none) or the classes after which it runs again. labels: what the
+    submitter calls it by, None for nothing.
     """
 
     name: str = ""
@@ -40,9 +41,10 @@ class ExtraOptions:
     stream: bool = False
     dynamic: bool = False
     window: int = -1
+    labels: Any = None
 
     def __bool__(self) -> bool:
-        return bool(self.announced or self.retry_exceptions)
+        return bool(self.announced or self.retry_exceptions or self.labels)
 
     @cached_property
     def announced(self) -> bool:

@@ -17,7 +17,7 @@ from hpcray.common.labels import (
     names_nodes,
     node_affinity,
 )
-from hpcray.common.resources import REPORT_AFTER, Resources, bundle_of, group_of, plain, to_amounts
+from hpcray.common.resources import REPORT_AFTER, Resources, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.cluster_resources import ClusterResources
@@ -581,7 +581,7 @@ class ActorManager:
             return False
         if not feasible:
             self._add_waiting(actor)
-            if self._resources.nodes and bundle_of(spec.place.resources) is None:
+            if self._resources.nodes and self._resources.is_decided(spec.place):
                 self._report(actor, self._resources.why_infeasible(spec.place, actor.title()), out)
             return False
         if affinity is not None and feasible == [affinity[0]]:
@@ -597,7 +597,7 @@ class ActorManager:
     def _is_unschedulable(self, spec: m.ActorSpec, feasible: list[int]) -> bool:
         strategy = spec.place.strategy
         if not feasible:
-            return names_nodes(strategy)
+            return names_nodes(strategy) and self._resources.is_decided(spec.place)
         return fails_when_busy(strategy) and not self._resources.nodes[feasible[0]].fits(spec.hold)
 
     def _queue_at_busy_node(self, now: float, actor: Actor, out: list[Effect]) -> None:

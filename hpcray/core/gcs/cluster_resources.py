@@ -22,7 +22,6 @@ from hpcray.common.labels import (
 from hpcray.common.resources import (
     ALL_SLOTS,
     ANY,
-    CAPTURING,
     GROUP,
     SLOTS,
     Resources,
@@ -211,7 +210,7 @@ class NodeResources:
 
     def free(self, shape: Shape) -> Resources:
         """Free amounts of the resources that a shape is about: the node's, or those in its bundles."""
-        return self.in_bundles if shape.strategy in (GROUP, CAPTURING) else self.available
+        return self.in_bundles if shape.strategy.startswith(GROUP) else self.available
 
     def reachable(self) -> Resources:
         """Amounts that would be free if all tasks ended; actors and bundles stay."""
@@ -325,6 +324,11 @@ class ClusterResources:
             found = self._feasible[shape] = self._find_feasible(shape)
         return found
 
+    def is_decided(self, shape: Shape) -> bool:
+        """Whether what serves no request of this kind are the nodes, not a placement group that has no bundles yet."""
+        bundle = bundle_of(shape.resources)
+        return bundle is None or (PREFIX in shape.strategy and bundle[0] in self._names)
+
     def servers(self, place: Shape, hold: Shape) -> list[int]:
         """The feasible nodes where only tasks are in the way; all feasible ones if there are no such nodes."""
         nodes = self.feasible(place)
@@ -342,7 +346,7 @@ class ClusterResources:
             nodes = self._names.get(bundle[0], ())
             self._of_group.setdefault(bundle[0], []).append(shape)
         found = [node for node in sorted(nodes) if fits(request, self.nodes[node].total)]
-        if shape.strategy.startswith(PREFIX):
+        if PREFIX in shape.strategy:
             _, tiers = from_strategy(shape.strategy)
             return [node for node in found if tier(tiers, self.nodes[node].labels) is not None]
         affinity = node_affinity(shape.strategy)
@@ -445,7 +449,7 @@ class ClusterResources:
         self._changes.add(state.index)
 
     def _ranking(self, place: Shape, hold: Shape, actor: bool = False) -> NodeRanking:
-        if place.strategy in (GROUP, CAPTURING):  # on few nodes, and gone with its group
+        if place.strategy.startswith(GROUP):  # on few nodes, and gone with its group
             return self._make_ranking(place, hold, actor)
         key = (place, hold, actor)
         found = self._rankings.get(key)
@@ -458,7 +462,7 @@ class ClusterResources:
         return found
 
     def _make_ranking(self, place: Shape, hold: Shape, actor: bool) -> NodeRanking:
-        by_labels = place.strategy.startswith(PREFIX)
+        by_labels = PREFIX in place.strategy
         spread, conditions = from_strategy(place.strategy) if by_labels else (place.strategy == "SPREAD", ())
         threshold = self._spread_threshold
         nodes = self.feasible(place)
@@ -518,8 +522,10 @@ class ClusterResources:
         Args:
             requester: the grammatical subject, "a task" or "actor X".
         """
+        if bundle_of(shape.resources) is not None:
+            requester += " in a placement group"
         text = f"{requester} asks for {show(dict(shape.resources))}"
-        by_labels = shape.strategy.startswith(PREFIX)
+        by_labels = PREFIX in shape.strategy
         affinity = node_affinity(shape.strategy)
         if by_labels:
             text += f" on a node with {show_strategy(shape.strategy)}, which no node can serve"

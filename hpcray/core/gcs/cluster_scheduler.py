@@ -483,10 +483,11 @@ class ClusterScheduler:
 
     def _report_infeasible(self, shape: m.Shape, out: list[Effect]) -> None:
         group = group_of(shape.resources)
-        if group:
-            if self._group_is_removed(group):
-                state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
-                out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
+        if group and self._group_is_removed(group):
+            state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
+            out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
+            return
+        if not self._resources.is_decided(shape):
             return
         fails = names_nodes(shape.strategy)
         for demand in self._open.get(shape, {}).values():
@@ -536,7 +537,7 @@ class ClusterScheduler:
 
 
 def _show_strategy(strategy: str) -> str:
-    return show_strategy(strategy) if strategy.startswith(PREFIX) else strategy
+    return show_strategy(strategy) if PREFIX in strategy else strategy
 
 
 def _bound(shape: m.Shape) -> bool:

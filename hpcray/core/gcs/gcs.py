@@ -165,6 +165,10 @@ class Gcs:
         groups = self.groups.process_died(now, proc)
         return groups + self.scheduler.holder_died(proc, reason) + self.actors.process_died(proc, reason)
 
+    def set_draining(self, nodes: dict[int, int]) -> None:
+        """These nodes are about to leave, at these times (Unix, in ms; 0: not known); no others are."""
+        self.queries.draining, self.queries.asked_draining = nodes, False
+
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""
         out = self.groups.tick(now)

@@ -4,6 +4,8 @@
 method                arguments                                      value
 ====================  =============================================  ==============================================
 nodes                 []                                             rows in the form of `ray.nodes()`, plus "Index"
+draining_nodes        []                                             {node id: Unix time in ms at which it leaves; 0:
+                                                                     not known}
 cluster_resources     []                                             {name: amount}
 available_resources   []                                             {name: amount}
 named_actor           [name, namespace]                              what a handle needs; not ok: "no actor ..."
@@ -177,6 +179,8 @@ class QueryService:
         kv: the key-value store.
         replies: what was answered to calls that change something.
         infos: all nodes in the order of their indices, dead ones too.
+        draining: the nodes that are about to leave, with the time (Unix, in ms) at which they do; 0: not known.
+        asked_draining: a process has asked for these since this was last reset.
     """
 
     def __init__(
@@ -194,8 +198,11 @@ class QueryService:
         self.kv = KeyValueStore(dirty_rows)
         self.replies = ReplyCache(dirty_rows)
         self.infos: list[NodeInfo] = []
+        self.draining: dict[int, int] = {}
+        self.asked_draining = False
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
+            "draining_nodes": self._draining_nodes,
             "cluster_resources": self._cluster_resources,
             "available_resources": self._available_resources,
             "named_actor": self._named_actor,
@@ -236,6 +243,14 @@ class QueryService:
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [self._node_row(info, self._resources.nodes.get(info.index)) for info in self.infos]
+
+    def _draining_nodes(self) -> dict[str, int]:
+        self.asked_draining = True
+        living = self._resources.nodes
+        draining = self.draining
+        return {
+            info.node_id: draining[info.index] for info in self.infos if info.index in draining and info.index in living
+        }
 
     def _node_row(self, info: NodeInfo, state: NodeResources | None) -> dict[str, Any]:
         return {

@@ -176,6 +176,7 @@ class ObjectLifecycle:
         if obj.spill_slot is not None:
             obj.change_state(StoredObjectState.RESTORING)
             slot = obj.spill_slot
+            self.spills.read_began(now)
             out.append(ReadSpill(obj.id, slot.segment, Piece(obj.offset, obj.size, slot.offset)))
         elif obj.creator is not None:
             obj.change_state(StoredObjectState.CREATING)
@@ -449,8 +450,8 @@ class ObjectLifecycle:
     def read_ended(self, now: float, ident: bytes, error: str | None, out: list[Effect]) -> None:
         """The ReadSpill of an object into its block is over."""
         obj = self.objects[ident]
+        self.spills.read_ended(now, obj, error)
         if error is None:
-            self.spills.read_succeeded(obj)
             self.seal_object(obj, out)
         elif not obj.requested:
             self._return_to_disk(obj, out)

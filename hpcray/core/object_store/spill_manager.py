@@ -283,7 +283,7 @@ class SpillManager:
         failure: why the last write failed; "" after one that did not.
         last_progress: when a write last ended well.
         written_bytes, written, restored_bytes, restored, failures: so many so far.
-        write_seconds: how long the writes that ended well took.
+        write_seconds: how long the writes that ended well took. read_seconds: for how long objects were read back.
         reads_stalled: whether a read of the disk has not moved for long.
         stall_reason: what does not answer, and since when, while that is so.
     """
@@ -310,7 +310,8 @@ class SpillManager:
         self.failure = ""
         self.last_progress = float("-inf")
         self.written_bytes = self.written = self.restored_bytes = self.restored = self.failures = 0
-        self.write_seconds = self._write_began = 0.0
+        self.write_seconds = self._write_began = self.read_seconds = self._reads_began = 0.0
+        self._reads = 0
         self._candidates: dict[bytes, StoredObject] = {}  # least recently used first
         self._writing: list[tuple[StoredObject, SpillSlot]] = []
         self._retry_at = float("-inf")
@@ -387,10 +388,20 @@ class SpillManager:
         """When the disk may be tried again, after a failure."""
         return self._retry_at
 
-    def read_succeeded(self, obj: StoredObject) -> None:
-        """The bytes of the object are back in memory."""
-        self.restored += 1
-        self.restored_bytes += obj.size
+    def read_began(self, now: float) -> None:
+        """The bytes of an object are being read back into memory."""
+        if not self._reads:
+            self._reads_began = now
+        self._reads += 1
+
+    def read_ended(self, now: float, obj: StoredObject, error: str | None) -> None:
+        """The bytes of the object are back in memory, or could not be read."""
+        self._reads -= 1
+        if not self._reads:
+            self.read_seconds += now - self._reads_began
+        if error is None:
+            self.restored += 1
+            self.restored_bytes += obj.size
 
     def drop_from_disk(self, obj: StoredObject, out: list[Effect]) -> None:
         """The bytes on disk are needed no more. A process that was lent the place there may still read it."""
@@ -470,7 +481,7 @@ class SpillManager:
 
     def snapshot(self, pushed_bytes: int = 0) -> dict[str, float]:
         """Numbers for people and tests, in bytes except the counts spilled_objects, restored, spill_failures and
-        segments, and the seconds spill_seconds.
+        segments, and the seconds spill_seconds and restore_seconds.
         loaded_bytes: read from disk, into the store or (`pushed_bytes`) past it."""
         return {
             "on_disk": self.segments.used,
@@ -478,6 +489,7 @@ class SpillManager:
             "spilled_bytes": self.written_bytes,
             "spilled_objects": self.written,
             "spill_seconds": self.write_seconds,
+            "restore_seconds": self.read_seconds,
             "restored": self.restored,
             "loaded_bytes": self.restored_bytes + pushed_bytes,
             "spill_failures": self.failures,

@@ -527,6 +527,8 @@ class LateActorReplies:
             self.replies_complete(worker)
 
 
+SYSTEM_GROUPS = ("_ray_system", "_ray_system_error")
+"""Concurrency groups that every actor has, with one thread each: libraries run their own calls there."""
 MARK = "__hpcray_on_drain__"
 """Attribute of methods that `on_drain` decorates."""
 

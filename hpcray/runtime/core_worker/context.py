@@ -100,6 +100,9 @@ class CoreWorkerContext(Protocol):
     def when_available(self, ref: Any, call: Callable[[Any, BaseException | None], object]) -> None:
         """Call `call(value, error)` in a thread for callbacks once the value of `ref` or its error is known."""
 
+    def when_ready(self, ref: Any, call: Callable[[BaseException | None], object]) -> Callable[[], None]:
+        """Call `call(None)` once the object of `ref` exists; see `ObjectReader.when_ready`."""
+
     def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
         """Count a deserialized ref; `places` is the size of its object and the nodes that store it, if known."""
 

@@ -139,6 +139,7 @@ class CoreWorker:
         # As attributes: a call costs what a method of this class costs.
         self.get_one, self.get, self.wait, self.load_slots = reader.get_one, reader.get, reader.wait, reader.load_slots
         self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
+        self.when_ready, self.when_out_of_scope = reader.when_ready, reader.when_out_of_scope
 
     def start(self, listener: socket.socket | None = None, handlers: Mapping[type, Handler] = NO_HANDLERS) -> None:
         """Begin to read and write.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import errno
-import queue
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pickle import loads
 from typing import Any
 
-from hpcray.common.exceptions import GetTimeoutError, RaySystemError, store_full_error
+from hpcray.common.exceptions import GetTimeoutError, LocalRayletDiedError, RaySystemError, store_full_error
+from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
-from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
+from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, Waiter
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import deserialize, serialize_error
-from hpcray.runtime.core_worker.context import CoreWorkerContext
+from hpcray.runtime.core_worker.call_thread import CallThread
+from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
@@ -54,12 +54,13 @@ class ObjectReader:
         self._engine = context.engine
         self._table = context.table
         self._arenas = context.arenas
-        self._callbacks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._callback_thread: threading.Thread | None = None
+        self._callbacks = CallThread("hpcray-callbacks")
+        self._out_of_scope = CallThread("hpcray-out-of-scope")
 
     def close(self) -> None:
-        """End the thread that makes callbacks."""
-        self._callbacks.put(None)
+        """End the threads that make callbacks."""
+        self._callbacks.close()
+        self._out_of_scope.close()
 
     # ------------------------------------------------------------ get, wait
 
@@ -325,21 +326,65 @@ class ObjectReader:
             else:
                 call(value, None)
 
-        with self._engine.lock:
-            if self._callback_thread is None:
-                self._callback_thread = threading.Thread(
-                    target=self._make_callbacks, name="hpcray-callbacks", daemon=True
-                )
-                self._callback_thread.start()
+        self._callbacks.start()
         self.when_ready_here(ref, lambda: self._callbacks.put(report))
 
-    def _make_callbacks(self) -> None:
-        while (report := self._callbacks.get()) is not None:
-            try:
-                report()
-            except BaseException:
-                traceback.print_exc()
-            del report
+    def when_ready(self, ref: ObjectRef[Any], call: Callable[[BaseException | None], object]) -> Callable[[], None]:
+        """Call `call(None)` once the object exists, here or elsewhere; at once if it does, else from any thread.
+
+        It must not wait for anything. It gets an error where this node's raylet dies before, and is not called after
+        `shutdown()`, or where no ref to the object is left in this process.
+
+        Returns:
+            A function that withdraws the call.
+        """
+        context, table, oid = self._context, self._table, ref._id
+
+        def ready() -> None:
+            entry = table.entries.get(oid)
+            if entry is not None and entry.local > 0:
+                self._engine.call_soon(report)
+
+        def report() -> None:
+            if current.process is context:
+                call(LocalRayletDiedError(context.dead) if context.dead is not None else None)
+
+        def withdraw() -> None:
+            with self._engine.lock:
+                table.remove_waiter((oid,), waiter)
+
+        waiter = Waiter(callback=ready)
+        with self._engine.lock:
+            context.check_alive()
+            exists = table.wait_ready(oid, waiter)
+            self._engine.flush()
+        if exists:
+            call(None)
+        return withdraw
+
+    def when_out_of_scope(self, ref: ObjectRef[Any], call: Callable[[bytes], object]) -> bool:
+        """Call `call(id)`, in a thread for such calls, once no process holds a ref to an object of ours, and no task
+        that takes it is under way; also when it is freed by hand.
+
+        Returns:
+            False, and no call comes, where that is so already.
+
+        Raises:
+            ValueError: the object is not ours.
+        """
+        oid = ref._id
+        if owner_of(oid) != self._context.me:
+            raise ValueError(
+                f"Cannot register an out-of-scope/freed callback for object {oid.hex()}: it is not owned by this "
+                "worker. hint: register it in the process that made the object, or submitted its task"
+            )
+        with self._engine.lock:
+            entry = self._table.entries.get(oid)
+            if entry is None or entry.state == FREED:
+                return False
+            self._out_of_scope.start()
+            self._table.when_freed(oid, lambda: self._out_of_scope.put(partial(call, oid)))
+        return True
 
     def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
         """The values of a task's top-level ref arguments: inline, or fetched from node stores."""

@@ -176,7 +176,40 @@ class ObjectRef(Generic[T_co]):
         return self.as_future().__await__()
 
     def _on_completed(self, callback: Callable[[Any], object]) -> None:
-        require_context().when_available(self, lambda value, error: callback(value if error is None else error))
+        """Call `callback` with the value, or the error, in a thread for callbacks; not after `shutdown()`."""
+        process = require_context()
+
+        def completed(value: Any, error: BaseException | None) -> None:
+            if current.process is process:
+                callback(value if error is None else error)
+
+        process.when_available(self, completed)
+
+    def _on_ready(self, callback: Callable[[BaseException | None], object]) -> Callable[[], None]:
+        """Call `callback(None)` once the object exists, at once if it does. Its value is not fetched.
+
+        Returns:
+            A function that withdraws the callback.
+        """
+        return require_context().when_ready(self, callback)
+
+    async def _ready(self) -> ObjectRef[T_co]:
+        """Wait until the object exists, without fetching its value. Returns the ref."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if not ready.done():
+                ready.set_result(None) if error is None else ready.set_exception(error)
+
+        withdraw = self._on_ready(lambda error: loop.call_soon_threadsafe(settle, error))
+        try:
+            await ready
+        finally:
+            withdraw()
+        return self
 
 
 def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef[Any]:

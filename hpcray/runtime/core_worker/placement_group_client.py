@@ -49,7 +49,7 @@ class PlacementGroupClient:
         """A lease or an actor begins in this process, placed so. Returns what it holds, by plain names."""
         before = self.running_in if self.captures else ""
         self.running_in = group_of(resources)
-        self.captures = strategy == CAPTURING
+        self.captures = strategy.startswith(CAPTURING)
         if (self.running_in if self.captures else "") != before:
             for function in list(self.bound):
                 function.unbind()

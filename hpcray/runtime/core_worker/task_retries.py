@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from hpcray.common.exceptions import (
@@ -174,6 +174,16 @@ class TaskRetries:
         self._table.recovery.recount_args(kept.args)
         task.keep = [new_ref(oid) for oid in kept.args]
         self.submit(task)
+
+    def reconstructing(self, first_run: Callable[[bytes], bool]) -> Iterator[PendingTask]:
+        """The tasks that run again because something that they made is lost.
+
+        Args:
+            first_run: returns True for the id of a task that has never ended.
+        """
+        for ident, kept in self._lineage.kept.items():
+            if kept.running and not first_run(ident):
+                yield kept.task
 
     def missing_returns(self, task: PendingTask) -> list[int] | None:
         """Which of its returns the coming run of a task is to make; None: all."""

@@ -43,7 +43,7 @@ class UnhandledErrors:
             oid = task.id + return_index(index)
             entry = self._table.entries.get(oid)
             awaited = entry is None or entry.state != PENDING or entry.subscribers
-            if not awaited and oid not in self._table.on_free:
+            if not awaited and oid not in self._unseen:
                 self._unseen[oid] = blob
                 self._table.when_freed(oid, lambda oid=oid: self._freed(oid))  # type: ignore[misc]
 
@@ -51,12 +51,12 @@ class UnhandledErrors:
         """Forget those of these objects that are errors: they were looked at (lock held)."""
         for oid in oids if self._unseen else ():
             entry = self._table.entries.get(oid)
-            if entry is not None and entry.state == INLINE and self._unseen.pop(oid, None) is not None:
-                self._table.cancel_when_freed(oid)
+            if entry is not None and entry.state == INLINE:
+                self._unseen.pop(oid, None)
 
     def _freed(self, oid: bytes) -> None:
-        blob = self._unseen.pop(oid)
-        if _SWITCH not in os.environ:
+        blob = self._unseen.pop(oid, None)
+        if blob is not None and _SWITCH not in os.environ:
             self._engine.call_soon(lambda: self._report(blob))
 
     def _report(self, blob: bytes) -> None:

@@ -204,8 +204,10 @@ class NodeDrain:
         """Send Drain to all nodes."""
         raylet = self._raylet
         raylet.log(f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
-        for node in range(raylet.context.cluster_size):
+        nodes = range(raylet.context.cluster_size)
+        for node in nodes:
             raylet.router.send(raylet_of(node), m.Drain(effect.reason, effect.seconds))
+        self._head.set_draining(dict.fromkeys(nodes, int((time.time() + effect.seconds) * 1000)))
         raylet.apply(self._head.actors.recheck_waiting(raylet.loop.now))
 
     def start_saving(self, effect: drain.StartSaving) -> None:

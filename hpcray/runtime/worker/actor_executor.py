@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -19,8 +19,9 @@ from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
-from hpcray.runtime.core_worker.actor_submitter import ExitActor, has_async_method
+from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, ExitActor, has_async_method
 from hpcray.runtime.core_worker.arguments import NO_ARGS
+from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.worker.actor_drain import ActorDrain
 from hpcray.runtime.worker.blocking_get import warn_of_blocking_get
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner, CallRunner, ThreadedCallRunner
@@ -78,7 +79,7 @@ class ActorExecutor:
             self._open_runners()
             process.table.record_parents(worker.running_call)
             args, kwargs = worker.arguments(spec.args, spec.inline, spec.refs)
-            self.instance = self.cls(*args, **kwargs)
+            self.instance = self._instantiate(args, kwargs)
             del args, kwargs
             self._drain.restore(self)
             if getattr(type(self.instance), "__repr__", None) is not object.__repr__:
@@ -114,6 +115,30 @@ class ActorExecutor:
                 "needed library dependencies are not installed in the worker environment:\n\n"
                 f"{remote_traceback(error)}"
             ) from None
+
+    def _instantiate(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Make the instance; that of an async actor on its event loop."""
+        loop = self.loop
+        if loop is None:
+            return self.cls(*args, **kwargs)
+        instance, error = asyncio.run_coroutine_threadsafe(self._instantiate_on_loop(args, kwargs), loop).result()
+        if error is not None:
+            raise error
+        return instance
+
+    async def _instantiate_on_loop(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, BaseException | None]:
+        """Return the instance, or what its constructor raised: some exceptions would end the loop."""
+        async_task.set(m.ActorCall(self.spec.actor, "__init__", b""))
+        try:
+            if not inspect.iscoroutinefunction(self.cls.__init__):
+                return self.cls(*args, **kwargs), None
+            instance = self.cls.__new__(self.cls, *args, **kwargs)
+            await instance.__init__(*args, **kwargs)
+            return instance, None
+        except BaseException as raised:
+            return None, raised
 
     def _open_runners(self) -> None:
         spec = self.spec
@@ -163,8 +188,9 @@ class ActorExecutor:
             self.worker.enqueue_first(m.TerminateActor(self.spec.actor))
 
     def idle(self) -> bool:
-        """Return True if every call that was accepted has run (but for one on the calling thread)."""
-        return all(runner.idle() for runner in self._runners.values())
+        """Return True if every call that was accepted has run (but for one on the calling thread, and those of the
+        system's groups: a compiled graph's may run for ever)."""
+        return all(runner.idle() for group, runner in list(self._runners.items()) if group not in SYSTEM_GROUPS)
 
     def loops(self) -> list[asyncio.AbstractEventLoop]:
         """The event loops of an async actor, one per concurrency group."""
@@ -181,10 +207,11 @@ class ActorExecutor:
     def cancel(self, task: bytes, recursive: bool) -> None:
         """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
         self._replace_values()
-        for runner in self._runners.values():
+        for runner in list(self._runners.values()):
             runner.cancel(task)
-        if not self._runners:
-            self.worker.cancelled.clear()  # one call at a time: what is there has ended
+        if "" not in self._runners:
+            if not self._runners:
+                self.worker.cancelled.clear()  # one call at a time: what is there has ended
             self.worker.cancelled.add(task)
         if recursive:
             self.worker.process.submitter.cancellation.cancel_children(
@@ -224,13 +251,17 @@ class ActorExecutor:
         own = self.worker.options.get(msg.task)
         group = (own.group if own is not None else "") or self._groups.get(msg.method, "")
         runner = self._runners.get(group)
+        if runner is None and group in SYSTEM_GROUPS:
+            self.worker.engine.busy_poll.stop()
+            runner = self._runners[group] = self._runner(group, 1)
         if runner is not None:
             runner.call(src, msg)
         elif not group:
             self.run(src, msg)
         else:
             text = (
-                f"the actor {self.spec.class_name} has no concurrency group {group!r}, only {list(self._runners)[1:]}"
+                f"the actor {self.spec.class_name} has no concurrency group {group!r}, only "
+                f"{list(self.spec.concurrency_groups)}"
             )
             hint = 'hint: declare it, @remote(concurrency_groups={"name": limit})'
             name = f"{self.spec.class_name}.{msg.method}"

@@ -20,11 +20,9 @@ from hpcray.common.log_names import (
     logs_directory,
     worker_log_name,
 )
+from hpcray.platform.log_format import rotation_limits
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.worker.task_executor import TaskExecutor
-
-DEFAULT_MAX_BYTES = 512 << 20
-DEFAULT_BACKUPS = 5
 
 
 class WorkerLogFile(io.RawIOBase):
@@ -43,8 +41,7 @@ class WorkerLogFile(io.RawIOBase):
         self._named = ""
         self._at_line_start = True
         self._size = 0
-        self._max_bytes = _number("RAY_ROTATION_MAX_BYTES", DEFAULT_MAX_BYTES)
-        self._backups = _number("RAY_ROTATION_BACKUP_COUNT", DEFAULT_BACKUPS)
+        self._max_bytes, self._backups = rotation_limits()
         self._open()
 
     def writable(self) -> bool:
@@ -123,8 +120,3 @@ def finish_output() -> None:
 def _text(file: WorkerLogFile) -> io.TextIOWrapper:
     buffered = io.BufferedWriter(file)
     return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else default

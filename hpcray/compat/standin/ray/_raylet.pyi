@@ -5,7 +5,7 @@ from hpcray import DynamicObjectRefGenerator as DynamicObjectRefGenerator
 from hpcray import ObjectID as ObjectID
 from hpcray import ObjectRef as ObjectRef
 from hpcray import ObjectRefGenerator as ObjectRefGenerator
-from hpcray.compat.names.cluster_config import GcsClient as GcsClient
+from hpcray.compat.names.gcs_client import GcsClient as GcsClient
 from hpcray.compat.names import BaseID as BaseID
 from hpcray.compat.names import ActorClassID as ActorClassID
 from hpcray.compat.names import ActorID as ActorID

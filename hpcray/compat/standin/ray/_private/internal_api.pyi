@@ -3,5 +3,8 @@
 from hpcray.internal import Buffer as Buffer
 from hpcray.internal import create as create
 from hpcray.internal import free as free
+from hpcray.compat.names.internal_api import get_local_ongoing_lineage_reconstruction_tasks as get_local_ongoing_lineage_reconstruction_tasks
+from hpcray.compat.names.internal_api import get_memory_info_reply as get_memory_info_reply
+from hpcray.compat.names.internal_api import get_state_from_address as get_state_from_address
 from hpcray.compat.names.internal_api import global_gc as global_gc
 from hpcray.compat.names.internal_api import memory_summary as memory_summary

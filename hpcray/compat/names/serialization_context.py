@@ -1,0 +1,52 @@
+"""`ray._private.serialization`: values as bytes, and the serializers of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.protocol.out_of_band import reduce_with
+from hpcray.protocol.serialization import serialize
+from hpcray.util.serialization import register_serializer
+
+
+class SerializedObject:
+    """A value as bytes, in the form in which it travels.
+
+    Attributes:
+        total_bytes: its size.
+        metadata: the kind of the form; there is one.
+    """
+
+    metadata = b"PYTHON"
+
+    def __init__(self, value: Any) -> None:
+        self._blob, self.contained_object_refs = serialize(value)
+        self.total_bytes: int = len(self._blob) if isinstance(self._blob, bytes) else self._blob.size
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes; buffers out of band are copied."""
+        return self._blob if isinstance(self._blob, bytes) else self._blob.join()
+
+
+class SerializationContext:
+    """Pickling of the values that this process sends. Registrations also hold for `ray.cloudpickle`."""
+
+    def serialize(self, value: Any) -> SerializedObject:
+        """Turn a value into bytes.
+
+        Raises:
+            TypeError: it does not pickle.
+        """
+        return SerializedObject(value)
+
+    def _register_cloudpickle_reducer(self, cls: type, reducer: Callable[[Any], Any]) -> None:
+        reduce_with(cls, reducer)
+
+    def _unregister_cloudpickle_reducer(self, cls: type) -> None:
+        reduce_with(cls, None)
+
+    def _register_cloudpickle_serializer(
+        self, cls: type, custom_serializer: Callable[[Any], Any], custom_deserializer: Callable[[Any], Any]
+    ) -> None:
+        register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)
