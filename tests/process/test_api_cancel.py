@@ -8,6 +8,8 @@ import time
 import pytest
 from engine import IS_HPCRAY, Marks, eventually, exceptions, ray
 
+from hpcray.protocol import messages
+
 pytestmark = pytest.mark.usefixtures("session")
 INIT = {"num_cpus": 1}
 
@@ -136,6 +138,29 @@ def test_a_cancelled_waiting_call_of_an_actor_never_runs(marks: Marks):
     assert ray.get(first) == "slept"
     if IS_HPCRAY:  # Ray runs it all the same
         assert marks.lines() == ["x"]
+
+
+@pytest.mark.skipif(not IS_HPCRAY, reason="changes a message")
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_a_call_of_an_actor_that_was_cancelled_before_its_value_came_ends_in_the_error(size: int, monkeypatch):
+    @ray.remote
+    class Slow:
+        def value(self, size, seconds):
+            time.sleep(seconds)
+            return bytes(size), ray.put(size)
+
+    slow = Slow.remote()
+    ray.get(slow.value.remote(1, 0))
+    free = ray.available_resources()["object_store_memory"]
+    ref = slow.value.remote(size, 0.5)
+    # As if the value was on its way already: the actor never hears of the cancellation.
+    cancel_task = messages.CancelTask
+    monkeypatch.setattr(messages, "CancelTask", lambda task, *rest: cancel_task(bytes(len(task)), *rest))
+    ray.cancel(ref)
+    monkeypatch.undo()
+    assert_cancelled(ref)
+    del ref
+    assert eventually(lambda: ray.available_resources()["object_store_memory"] == free)
 
 
 def test_cancel_takes_only_refs():

@@ -309,6 +309,12 @@ class TaskSubmitter:
                 self._engine.call_soon(lambda: self.retries.task_raised(task, msg))
                 return
             self.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")
+        elif task.cancelled and task.fn is None and not task.extra.stream:
+            # The call was cancelled before its value came: what a caller sees must not depend on which was faster.
+            self.drop_returns(src, msg)
+            self.left_behind(task, src)
+            self.fail_cancelled(task)
+            return
         self.finish(task, src, msg)
 
     def finish(self, task: PendingTask, src: bytes, msg: m.TaskReply) -> None:
@@ -422,7 +428,7 @@ class TaskSubmitter:
                 self.fail(task, serialize_error(error))
 
     def fail_cancelled(self, task: PendingTask) -> None:
-        """End a task that was cancelled before it ran (lock held)."""
+        """End a task that was cancelled before it ran, or before its value came (lock held)."""
         self.fail(task, cancelled_blob(task))
 
     def left_behind(self, task: PendingTask, proc: bytes) -> None:
