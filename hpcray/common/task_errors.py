@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -98,6 +98,8 @@ class RayTaskError(RayError):
             place += f", actor_id={self.actor_id}, repr={self.actor_repr}"
         head = f"{self.proctitle}() {place})"
         lines = self.traceback_str.strip().split("\n")
+        if isinstance(self.cause, UserCodeException):
+            lines = list(_without_frames_of_data(lines))
         if _TRACEBACK_HEAD not in lines:
             return "\n".join([head, *lines])
         return "\n".join(
@@ -136,6 +138,16 @@ class RayTaskError(RayError):
             return self
 
 
+def _without_frames_of_data(lines: Iterable[str]) -> Iterator[str]:
+    """A traceback without the frames of Ray Data's own code: what is left is the user's."""
+    hidden = False
+    for line in lines:
+        if not line.startswith("    "):
+            hidden = line.startswith("  File ") and "ray/data/_internal/" in line
+        if not hidden:
+            yield line
+
+
 def make_task_error(
     function_name: str,
     exc: BaseException,
@@ -143,6 +155,7 @@ def make_task_error(
     ip: str,
     actor: ActorLabel | tuple[str, str] | None = None,
     dumps: Callable[[Any], bytes] = pickle.dumps,
+    proctitle: str | None = None,
 ) -> RayTaskError:
     """Wrap an exception that a task raised in a `RayTaskError` that can be sent to other processes.
 
@@ -153,6 +166,7 @@ def make_task_error(
         ip: address of its node.
         actor: repr and hex id of the actor that ran the method.
         dumps: pickles the cause; workers pass one that also takes classes of the user's script.
+        proctitle: "ray::" and the task's name for people, where that is not `function_name`.
 
     Returns:
         An error that pickles. A `RayError` with its text replaces a cause that does not.
@@ -160,7 +174,7 @@ def make_task_error(
     text = remote_traceback(exc)
     headless = text.removeprefix(f"{_TRACEBACK_HEAD}\n")
     if isinstance(exc, RayError) and headless.startswith(f"{PUBLIC_MODULE}."):  # the user's code did not begin
-        return make_argument_error(function_name, getattr(exc, "_task_error", exc), pid, ip, actor)
+        return make_argument_error(function_name, getattr(exc, "_task_error", exc), pid, ip, actor, proctitle)
     cause = root_cause(exc)
     if isinstance(cause, KeyboardInterrupt) or _is_asyncio_cancel(cause):
         cause = TaskCancelledError(error_message=f"{type(cause).__name__} in {function_name}")
@@ -178,7 +192,7 @@ def make_task_error(
         elif not _unpickles(plain):  # by its class, all that Ray has
             unserializable = True
     actor_repr, actor_id = actor or (None, None)
-    failure = RayTaskError(function_name, text, cause, pid=pid, ip=ip, actor_repr=actor_repr, actor_id=actor_id)
+    failure = RayTaskError(function_name, text, cause, proctitle, pid, ip, actor_repr, actor_id)
     failure._cause_blob, failure._unserializable = blob, unserializable
     return failure
 
@@ -189,6 +203,7 @@ def make_argument_error(
     pid: int,
     ip: str,
     actor: ActorLabel | tuple[str, str] | None = None,
+    proctitle: str | None = None,
 ) -> RayTaskError:
     """Make the error of a task that did not run, as one of its arguments is `error`. Its cause is that of `error`."""
     name = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -196,7 +211,7 @@ def make_argument_error(
     text = f"{_TRACEBACK_HEAD}\n{what}\n{name}: {error}"
     actor_repr, actor_id = actor or (None, None)
     cause = root_cause(error)
-    failure = RayTaskError(function_name, text, cause, pid=pid, ip=ip, actor_repr=actor_repr, actor_id=actor_id)
+    failure = RayTaskError(function_name, text, cause, proctitle, pid, ip, actor_repr, actor_id)
     if isinstance(error, RayTaskError):
         failure._cause_blob, failure._unserializable = error._cause_blob, error._unserializable
     return failure

@@ -97,6 +97,12 @@ class TestBothClasses:
         for part in ("throw", "inner", "raise make()", "ValueError: the message", __file__.rpartition("/")[2], "pid="):
             assert part in text
 
+    def test_the_name_option_names_the_task(self):
+        with pytest.raises(ValueError) as info:
+            ray.get(throw.options(name="step 3").remote(lambda: ValueError()))
+        assert str(info.value).startswith("ray::step 3() (pid=")
+        assert info.value.function_name == "throw"
+
     def test_name_of_the_class(self):
         assert type(caught(lambda: ValueError())).__name__ == "RayTaskError(ValueError)"
 

@@ -26,7 +26,7 @@ from hpcray.common.exceptions import (
     RayError,
     TaskCancelledError,
 )
-from hpcray.common.task_errors import RayTaskError, UnserializableException, make_task_error
+from hpcray.common.task_errors import RayTaskError, UnserializableException, UserCodeException, make_task_error
 
 
 class Plain(ValueError):
@@ -417,3 +417,26 @@ def test_errors_take_the_keyword_names_of_ray() -> None:
 )
 def test_errors_that_are_builtin_errors_too(name: str, builtin: type) -> None:
     assert issubclass(getattr(exceptions, name), builtin)
+
+
+def test_what_wraps_user_code_is_shown_without_the_frames_of_ray_data() -> None:
+    code = compile("def run(f):\n    f()\n", "/somewhere/ray/data/_internal/planner/plan.py", "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)
+
+    def user_function() -> None:
+        raise KeyError("missing")
+
+    def task() -> None:
+        try:
+            space["run"](user_function)
+        except KeyError as error:
+            raise UserCodeException("failed") from error
+
+    with pytest.raises(UserCodeException) as info:
+        task()
+    text = str(make_task_error("_map_task", info.value, 1, "ip", proctitle="ray::Map(user_function)"))
+    assert "in user_function" in text and 'raise KeyError("missing")' in text
+    assert "ray/data/_internal" not in text
+    assert text.splitlines()[0] == "ray::Map(user_function)() (pid=1, ip=ip)"
+    assert text.count("ray::Map(user_function)()") == 2 and text.splitlines()[-1].endswith("UserCodeException: failed")

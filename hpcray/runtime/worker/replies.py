@@ -128,7 +128,8 @@ class Replies:
             self._worker.cancelled.discard(task)
             error = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
         elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
-            error = task_error(error, name, actor)
+            called = self._worker.display_name(task, name)
+            error = task_error(error, name, actor, f"ray::{called}")
         if self.record is not None:
             self.record.explain(task, error)
         return serialize_error(error)
@@ -245,16 +246,18 @@ class Replies:
                 engine.flush_soon()
 
 
-def task_error(error: BaseException, name: str, actor: tuple[str, str] | None) -> RayTaskError:
+def task_error(
+    error: BaseException, name: str, actor: tuple[str, str] | None, proctitle: str | None = None
+) -> RayTaskError:
     """Wrap what user code raised. Never fails: the submitter waits for the reply."""
     if isinstance(error, SerializationError):  # it holds the value that does not pickle
         cause, error = error.__cause__, TypeError(str(error))
         error.__cause__ = cause
     try:
-        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, dumps_in_band)
+        return make_task_error(name, error, os.getpid(), node_ip_address(), actor, dumps_in_band, proctitle)
     except BaseException as problem:  # user code runs when an exception is pickled, or inspected
         text = f"it raised {type(error).__name__}, of which nothing can be told: {type(problem).__name__} was raised"
-        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor)
+        return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, proctitle=proctitle)
 
 
 class StreamingGeneratorStats:

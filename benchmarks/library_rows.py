@@ -1,0 +1,181 @@
+"""The rows of `benchmarks/libraries.py`: what is timed of Ray's libraries.
+
+A row is a generator function under `@row`. It gets the module `ray` of a job that runs, prepares, yields once, and does
+what is timed after that; it returns the amount of work, in the row's unit times a second (or nothing, where the unit is
+seconds). What it says by `assert` holds on both engines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Work = Generator[None, None, float | None]
+MB = 1 << 20
+STORE = 600 * MB
+"""Bytes of the store where the data is larger than it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. `options`: arguments of `init`."""
+
+    name: str
+    unit: str
+    work: Callable[[Any], Work]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+ROWS: list[Row] = []
+
+
+def row(name: str, unit: str, **options: Any) -> Callable[[Callable[[Any], Work]], Callable[[Any], Work]]:
+    """Add a row. Args: options: of `init`, on both engines."""
+
+    def add(work: Callable[[Any], Work]) -> Callable[[Any], Work]:
+        ROWS.append(Row(name, unit, work, options))
+        return work
+
+    return add
+
+
+# -------------------------------------------------------------------- Ray Data
+
+
+def quiet(ray: Any) -> Any:
+    """The module `ray.data`, without progress bars."""
+    data = importlib.import_module("ray.data")
+    context = data.DataContext.get_current()
+    context.enable_progress_bars = False
+    with contextlib.suppress(AttributeError):
+        context.print_on_execution_start = False
+    ray.get(ray.remote(lambda: importlib.import_module("ray.data").__name__).remote())
+    return data
+
+
+def keys(blocks: int, size: int, payload: int) -> Callable[[Any], Any]:
+    """A function of `map_batches` that makes `size` bytes a row number: random keys, each with `payload` bytes."""
+
+    def make(batch: dict[str, Any]) -> Any:
+        for number in batch["id"]:
+            rng = np.random.default_rng(int(number))
+            count = size // (8 + payload)
+            yield {
+                "key": rng.integers(0, 1 << 62, count),
+                "payload": rng.integers(0, 255, (count, payload), dtype=np.uint8),
+            }
+
+    return make
+
+
+@row("data: import", "s")
+def data_import(ray: Any) -> Work:
+    """`import ray.data` in the driver."""
+    yield
+    importlib.import_module("ray.data")
+    return None
+
+
+@row("data: range(1000).map().take_all()", "s")
+def data_small(ray: Any) -> Work:
+    """The fixed costs of a pipeline: the first task that imports Ray Data has been."""
+    data = quiet(ray)
+    data.range(1000).map(lambda row: row).take_all()
+    yield
+    assert len(data.range(1000).map(lambda row: {"id": row["id"] + 1}).take_all()) == 1000
+    return None
+
+
+@row("data: map_batches over 1 GB", "MB/s")
+def data_map_batches(ray: Any) -> Work:
+    """Tensors that are made, changed and counted, in three operators of tasks that are not fused."""
+    data = quiet(ray)
+    blocks, size = 64, 16 * MB
+
+    def make(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.ones((len(batch["id"]), size // 8), np.float64) * batch["id"][:, None]}
+
+    def change(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": batch["x"] + 1}
+
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": batch["x"].sum(axis=1)}
+
+    yield
+    made = data.range(blocks, override_num_blocks=blocks).map_batches(make, batch_size=1, num_cpus=1)
+    changed = made.map_batches(change, batch_size=1, num_cpus=0.5).map_batches(count, batch_size=1, num_cpus=0.25)
+    assert changed.sum("sum") == sum(n + 1 for n in range(blocks)) * (size // 8)
+    return blocks * size / 1e6
+
+
+@row("data: map_batches over 1 GB, 2 actors", "MB/s")
+def data_actors(ray: Any) -> Work:
+    """The same with a class in the middle."""
+    data = quiet(ray)
+    blocks, size = 64, 16 * MB
+
+    class Change:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"sum": (batch["x"] + 1).sum(axis=1)}
+
+    def make(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": np.ones((len(batch["id"]), size // 8), np.float64) * batch["id"][:, None]}
+
+    yield
+    made = data.range(blocks, override_num_blocks=blocks).map_batches(make, batch_size=1)
+    changed = made.map_batches(Change, batch_size=1, num_cpus=0.5, concurrency=2)
+    assert changed.sum("sum") == sum(n + 1 for n in range(blocks)) * (size // 8)
+    return blocks * size / 1e6
+
+
+def _large(data: Any) -> tuple[Any, int, int]:
+    """2 GB of keys with payloads: the dataset, its rows, its bytes."""
+    blocks, size, payload = 64, 32 * MB, 120
+    dataset = data.range(blocks, override_num_blocks=blocks).map_batches(keys(blocks, size, payload), batch_size=1)
+    count = blocks * (size // (8 + payload))
+    return dataset, count, count * (8 + payload)
+
+
+@row("data: sort of 2 GB, store of 600 MB", "MB/s", object_store_memory=STORE)
+def data_sort(ray: Any) -> Work:
+    """Made, sorted and looked at, block by block."""
+    data = quiet(ray)
+    dataset, count, size = _large(data)
+    yield
+    last, seen = -1, 0
+    for batch in dataset.sort("key").iter_batches(batch_size=None):
+        found = batch["key"]
+        assert found[0] >= last and (found[1:] >= found[:-1]).all()
+        last, seen = found[-1], seen + len(found)
+    assert seen == count
+    return size / 1e6
+
+
+@row("data: random_shuffle of 2 GB, store of 600 MB", "MB/s", object_store_memory=STORE)
+def data_shuffle(ray: Any) -> Work:
+    """Made, shuffled and counted."""
+    data = quiet(ray)
+    dataset, count, size = _large(data)
+    yield
+    assert dataset.random_shuffle(seed=1).map_batches(lambda batch: {"n": [len(batch["key"])]}).sum("n") == count
+    return size / 1e6
+
+
+@row("data: groupby of 2 GB, store of 600 MB", "MB/s", object_store_memory=STORE)
+def data_groupby(ray: Any) -> Work:
+    """Sums of 1000 groups."""
+    data = quiet(ray)
+    dataset, count, size = _large(data)
+
+    def group(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"group": batch["key"] % 1000, "payload": batch["payload"]}
+
+    yield
+    counted = dataset.map_batches(group).groupby("group").count().take_all()
+    assert sum(row["count()"] for row in counted) == count
+    return size / 1e6
