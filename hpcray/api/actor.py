@@ -24,7 +24,7 @@ from hpcray.api.actor_handle import (
 )
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
 from hpcray.api.method import method
-from hpcray.api.options import NO_GRAPHS, ActorOptions, yields
+from hpcray.api.options import ActorOptions, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 from hpcray.api.session import check_namespace, require_session
@@ -72,6 +72,9 @@ class _ExportedClass:
             check_size(blob, "actor", cls.__name__)
             self.blob = blob
 
+
+if TYPE_CHECKING:
+    from hpcray.dag.class_node import ClassNode
 
 T = TypeVar("T")
 
@@ -146,8 +149,6 @@ class ActorClass(Generic[T]):
     def __getattr__(self, name: str) -> Any:
         if name == "__ray_actor_class__":
             raise AttributeError(name)
-        if name == "bind" and not hasattr(self.__ray_actor_class__, name):
-            raise AttributeError(NO_GRAPHS)
         value = getattr(self.__ray_actor_class__, name)
         if inspect.isfunction(value):
             # Never the function itself: cloudpickle would pickle it by its qualified name, so that a class pickled by
@@ -235,6 +236,12 @@ class ActorClass(Generic[T]):
             spec.actor, cls.__name__, export.methods, options.max_task_retries, options.max_pending_calls, keep,
             out_of_order,
         )  # fmt: skip
+
+    def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
+        """Make a node of a graph that creates an actor; its methods can be bound in turn."""
+        from hpcray.dag.class_node import ClassNode
+
+        return ClassNode(self.__ray_actor_class__, args, kwargs, self._default_options, remote=self)
 
     def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
         """Create an actor with options, as in Ray."""

@@ -11,7 +11,6 @@ import cloudpickle
 from hpcray.api.export import unserializable_argument
 from hpcray.api.options import (
     METHOD_RULES,
-    NO_GRAPHS,
     check_generator,
     check_num_returns,
     did_you_mean,
@@ -192,10 +191,26 @@ class ActorMethod(Generic[P, R_co]):
         """Call the method with options, as in Ray."""
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
-    @property
-    def bind(self) -> NoReturn:
-        """Raise AttributeError: compiled graphs are not supported."""
-        raise AttributeError(NO_GRAPHS)
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a node of a graph that calls the method; nodes among the arguments stand for their results.
+
+        Returns:
+            The node; a tuple with one for each value where `num_returns` is above 1.
+
+        Raises:
+            TypeError: the arguments do not match the method.
+        """
+        from hpcray.dag.class_node import bind_method
+
+        plan = self._plan
+        plan.arity.check(self._name, args, kwargs)
+        options = {
+            "name": plan.given.get("name", ""),
+            "num_returns": self._num_returns,
+            "concurrency_group": plan.given.get("call_group"),
+            "_generator_backpressure_num_objects": plan.given.get("_generator_backpressure_num_objects"),
+        }
+        return bind_method(self._handle, self._name, args, kwargs, options)
 
     @property
     def _method_name(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from hpcray.api.session import require_session
 from hpcray.protocol.serializability import not_serializable
@@ -58,16 +59,35 @@ def get(
     if not isinstance(object_refs, list):
         if isinstance(object_refs, ObjectRefGenerator):
             return object_refs
+        if _of_compiled_graph(object_refs):
+            return cast(Any, object_refs).get(timeout)
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
             "'object_refs' must either be an ObjectRef or a list of ObjectRefs."
         )
     refs = list(object_refs)
     if set(map(type, refs)) != _REFS_ALONE:
+        if any(map(_of_compiled_graph, refs)):
+            return _get_of_compiled_graph(refs, timeout)
         for ref in refs:
             if not isinstance(ref, ObjectRef):
                 raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
     return process.get(refs, timeout) if refs else []
+
+
+def _of_compiled_graph(ref: Any) -> bool:
+    """Whether it is a `CompiledDAGRef`. Where there is one, the module of its class has been imported."""
+    module = sys.modules.get("hpcray.dag.compiled_dag_ref")
+    return module is not None and isinstance(ref, module.CompiledDAGRef)
+
+
+def _get_of_compiled_graph(refs: list[Any], timeout: float | None) -> list[Any]:
+    if not all(map(_of_compiled_graph, refs)):
+        raise ValueError(
+            "Invalid type of object refs. 'object_refs' must be a list of CompiledDAGRefs if there is any "
+            "CompiledDAGRef within it. "
+        )
+    return [ref.get(timeout) for ref in refs]
 
 
 def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: str | None = None) -> ObjectRef[T]:

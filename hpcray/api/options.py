@@ -34,8 +34,6 @@ NO_YIELDS_OF_MANY = (
     "the option _num_objects_per_yield is not supported; hint: leave it out, and yield one object at a time"
 )
 
-NO_GRAPHS = "hpcray does not have .bind(): (compiled) graphs are not supported; hint: call .remote() instead"
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
-from hpcray.api.options import NO_GRAPHS, STREAMS, TaskOptions, check_generator, yields
+from hpcray.api.options import STREAMS, TaskOptions, check_generator, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
@@ -19,6 +19,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 if TYPE_CHECKING:
+    from hpcray.dag.function_node import FunctionNode
     from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 P = ParamSpec("P")
@@ -149,10 +150,14 @@ class RemoteFunction(Generic[P, R_co]):
         check_generator(overrides.get("num_returns"), yields(self._function))
         return RemoteFunction(self._function, options, self._export)
 
-    @property
-    def bind(self) -> NoReturn:
-        """Raise AttributeError: compiled graphs are not supported."""
-        raise AttributeError(NO_GRAPHS)
+    def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
+        """Make a node of a graph that runs the function as a task.
+
+        Nodes among the arguments stand for their results.
+        """
+        from hpcray.dag.function_node import FunctionNode
+
+        return FunctionNode(self._function, args, kwargs, self._default_options, remote=self)
 
     @property
     def _default_options(self) -> dict[str, Any]:

@@ -93,14 +93,24 @@ def test_handles_have_the_private_names_of_ray(ray: Any) -> None:
     assert not actor._ray_is_cross_language
 
 
-@ours_only
-@row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
-def test_bind_raises_that_graphs_are_not_supported(ray: Any) -> None:
-    actor_class = ray.remote(num_cpus=0)(type("Actor", (), {"f": lambda self: 1}))
-    for what in (ray.remote(lambda: 1), actor_class, actor_class.remote().f):
-        assert not hasattr(what, "bind")
-        with pytest.raises(AttributeError, match=r"does not have \.bind\(\)"):
-            what.bind(1)
+@row("compiled graphs, .bind()", differs="no GPU channels: tensors go through shared memory")
+def test_graphs_are_executed_and_compiled(ray: Any) -> None:
+    from ray.dag import InputNode, MultiOutputNode
+
+    actor = ray.remote(num_cpus=0)(type("Actor", (), {"f": lambda self, x: x + 1})).remote()
+    function = ray.remote(lambda x, y: x * y)
+    with InputNode() as inp:
+        dag = MultiOutputNode([function.bind(actor.f.bind(inp[0]), inp.y), actor.f.bind(inp[0])])
+    with pytest.warns(DeprecationWarning):
+        assert ray.get(dag.execute(2, y=5)) == [15, 3]
+    with pytest.raises(NotImplementedError, match="only support actor method nodes"):
+        dag.experimental_compile()
+    with InputNode() as inp:
+        graph = actor.f.bind(actor.f.bind(inp)).experimental_compile()
+    assert ray.get([graph.execute(1), graph.execute(2)]) == [3, 4]
+    graph.teardown()
+    with pytest.raises(ray.exceptions.RayChannelError):
+        graph.execute(1)
 
 
 @row("num_returns")

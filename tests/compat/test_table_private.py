@@ -166,11 +166,10 @@ def test_private_utils_convert_and_measure_as_in_ray(ray: Any) -> None:
     "ray.tune, train, data, serve, rllib",
     missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there",
 )
-@row("compiled graphs, .bind()", missing="not supported; .remote() does the same, slower")
 @pytest.mark.parametrize(
     "name",
     [
-        "ray.tune", "ray.train.torch", "ray.serve", "ray.rllib", "ray.dag", "ray.experimental.channel",
+        "ray.tune", "ray.train.torch", "ray.serve", "ray.rllib", "ray.dag.collective_node", "ray.experimental.channel",
         "ray._private.log_monitor", "ray._private.ray_option_utils", "ray.nonsense", "ray.util.nonsense",
     ],
 )  # fmt: skip

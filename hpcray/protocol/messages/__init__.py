@@ -36,7 +36,7 @@ Message = Union[
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,
     RaisePriority, Prefetch, OnDisk, DiskRead, ReplicaPinned,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, ReturnTasks, TasksReturned, CancelTask, LeaseAttached,
-    CancelRef, CallOptions, StreamItem, StreamTaken,
+    CancelRef, CallOptions, StreamItem, StreamTaken, ChannelValue, CloseGraph,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, SettleBorrows, BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,

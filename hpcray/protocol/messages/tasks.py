@@ -134,3 +134,19 @@ class StreamTaken(Struct, array_like=True, tag=123):
 
     task: bytes
     count: int
+
+
+class ChannelValue(Struct, array_like=True, tag=124):
+    """writer→reader of another node: the next value of a channel of a compiled graph. stored: `value` is the blob of a
+    ref, whose object is the value."""
+
+    graph: bytes
+    channel: int
+    value: bytes
+    stored: bool = False
+
+
+class CloseGraph(Struct, array_like=True, tag=125):
+    """driver of a compiled graph→process of another node with an actor of it: it is torn down."""
+
+    graph: bytes

@@ -23,6 +23,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.runtime.core_worker import context
+from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
@@ -131,6 +132,7 @@ class CoreWorker:
         self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
         self.writer: ObjectWriter = ObjectWriter(self)
         self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
+        self.compiled_graphs: CompiledGraphs = CompiledGraphs(engine)
         self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbours)
         self.table.pins.use_neighbors(welcome.neighbours, self.neighbor_stores)
         self.diagnostics = diagnostics(self)
@@ -306,6 +308,7 @@ class CoreWorker:
             self.dead = f"the raylet of this node is gone ({reason})"
             self.on_exit(1)
             self.table.fail_all(self.dead)
+            self.compiled_graphs.close()
             self.gcs.fail()
             self.placement_groups.fail()
             self.writer.fail()
@@ -333,6 +336,7 @@ class CoreWorker:
         self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
+        self.compiled_graphs.process_died(proc)
         self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
@@ -369,6 +373,7 @@ class CoreWorker:
             self.submitter.leases.tick(math.inf)
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
+            self.compiled_graphs.close()
             for oid, entry in list(self.table.entries.items()):
                 if entry.local_waiters or entry.ready_waiters:
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
@@ -427,6 +432,8 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
+    m.ChannelValue: lambda p: p.compiled_graphs.on_value,
+    m.CloseGraph: lambda p: p.compiled_graphs.on_close,
     m.CancelRef: lambda p: lambda _, msg: p.submitter.cancellation.cancel_object(msg.id, msg.force, msg.recursive),
     m.ActorStateUpdate: lambda p: lambda _, msg: p.submitter.actors.on_state(msg),
     m.GcsReply: lambda p: lambda _, msg: p.gcs.on_reply(msg),

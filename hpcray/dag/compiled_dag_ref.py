@@ -1,0 +1,117 @@
+"""Results of executions of compiled graphs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, NoReturn, Protocol
+
+from hpcray.common.task_errors import RayTaskError
+from hpcray.dag.channels import Failed
+
+
+class _Graph(Protocol):
+    """The part of a `CompiledDAG` that its results use."""
+
+    def get_id(self) -> str: ...
+
+    def _result(self, index: int, output: int, timeout: float | None) -> Any: ...
+
+    def _drop(self, index: int, output: int) -> None: ...
+
+
+class CompiledDAGRef:
+    """A result of `CompiledDAG.execute`, for `ray.get`, which may be called once. It cannot be copied or passed on."""
+
+    def __init__(self, dag: _Graph, execution_index: int, channel_index: int | None = None) -> None:
+        self._dag = dag
+        self._execution_index = execution_index
+        self._channel_index = channel_index
+        self._ray_get_called = False
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the result, which `ray.get` returns.
+
+        Args:
+            timeout: in seconds; None: the context's `get_timeout`, -1: any time.
+
+        Raises:
+            ValueError: it was called before. RayChannelTimeoutError: the result did not come in time.
+            RayTaskError: a method raised an exception. RayActorError: an actor died. RayChannelError: the graph was
+                torn down.
+        """
+        if self._ray_get_called:
+            raise ValueError("ray.get() can only be called once on a CompiledDAGRef, and it was already called.")
+        found = self._dag._result(self._execution_index, self._channel_index or 0, timeout)
+        self._ray_get_called = True  # not before: what came too late can be had later
+        return unwrapped(found)
+
+    def __str__(self) -> str:
+        return _show(self)
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError("CompiledDAGRef cannot be copied.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError("CompiledDAGRef cannot be deep copied.")
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("CompiledDAGRef cannot be pickled.")
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_ray_get_called", True):
+            self._dag._drop(self._execution_index, self._channel_index or 0)
+
+
+class CompiledDAGFuture:
+    """A result of `CompiledDAG.execute_async`, to be awaited once. It cannot be copied or passed on."""
+
+    def __init__(
+        self, dag: _Graph, execution_index: int, fut: asyncio.Future[list[Any]], channel_index: int | None = None
+    ) -> None:
+        self._dag = dag
+        self._execution_index = execution_index
+        self._channel_index = channel_index
+        self._fut: asyncio.Future[list[Any]] | None = fut
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        fut = self._fut
+        if fut is None:
+            raise ValueError("CompiledDAGFuture can only be awaited upon once, and it has already been awaited upon.")
+        self._fut = None
+        try:
+            values = yield from asyncio.shield(fut).__await__()
+        finally:
+            self._dag._drop(self._execution_index, self._channel_index or 0)
+        return unwrapped(values[self._channel_index or 0])
+
+    def __str__(self) -> str:
+        return _show(self)
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError("CompiledDAGFuture cannot be copied.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError("CompiledDAGFuture cannot be deep copied.")
+
+    def __reduce__(self) -> NoReturn:
+        raise ValueError("CompiledDAGFuture cannot be pickled.")
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_fut") is not None:
+            self._dag._drop(self._execution_index, self._channel_index or 0)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return a value that was read; raise the error if it is one."""
+    if type(value) is not Failed:
+        return value
+    error = value.error
+    raise error.as_instanceof_cause() if type(error) is RayTaskError else error
+
+
+def _show(ref: CompiledDAGRef | CompiledDAGFuture) -> str:
+    return (
+        f"{type(ref).__name__}({ref._dag.get_id()}, execution_index={ref._execution_index}, "
+        f"channel_index={ref._channel_index})"
+    )

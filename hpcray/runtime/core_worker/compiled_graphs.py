@@ -1,0 +1,116 @@
+"""The compiled graphs that this process takes part in: values from processes of other nodes, and the end of a graph."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.core.core_worker.object_table import Waiter
+from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.io_engine import IoEngine
+
+Handler = Callable[[bytes, Any], None]
+
+
+class OpenGraph:
+    """One graph.
+
+    Args:
+        driver: the process that compiled it; the graph ends with it.
+        on_close: called once when the graph ends, under the engine's lock.
+
+    Attributes:
+        closed: whether the graph has ended. inboxes: values that came for a channel and were not read.
+    """
+
+    def __init__(self, engine: IoEngine, driver: bytes, on_close: Callable[[], object]) -> None:
+        self._engine = engine
+        self._on_close = on_close
+        self._waiters: dict[int, Waiter] = {}
+        self.driver = driver
+        self.closed = False
+        self.inboxes: dict[int, deque[m.ChannelValue]] = {}
+
+    def put(self, msg: m.ChannelValue) -> None:
+        """Add a value (lock held)."""
+        self.inboxes.setdefault(msg.channel, deque()).append(msg)
+        self._wake(msg.channel)
+
+    def take(self, channel: int, deadline: float | None) -> m.ChannelValue | None:
+        """Wait for the next value of a channel; None if the graph has ended.
+
+        Raises:
+            TimeoutError: none came before the deadline (monotonic seconds).
+        """
+        engine = self._engine
+        with engine.lock:
+            inbox = self.inboxes.setdefault(channel, deque())
+            while not inbox:
+                if self.closed:
+                    return None
+                waiter = self._waiters[channel] = Waiter()
+                if not engine.wait(waiter, deadline):
+                    raise TimeoutError
+            return inbox.popleft()
+
+    def close(self) -> None:
+        """End the graph (lock held)."""
+        if not self.closed:
+            self.closed = True
+            for channel in list(self._waiters):
+                self._wake(channel)
+            self._on_close()
+
+    def _wake(self, channel: int) -> None:
+        waiter = self._waiters.pop(channel, None)
+        if waiter is not None and waiter.count > 0:
+            waiter.count = 0
+            self._engine.notify(waiter)
+
+
+class CompiledGraphs:
+    """All graphs of this process, by id.
+
+    Attributes:
+        handlers: those of a process that takes part in a graph, by message.
+    """
+
+    def __init__(self, engine: IoEngine) -> None:
+        self._engine = engine
+        self._graphs: dict[bytes, OpenGraph] = {}
+
+    def open(self, graph: bytes, driver: bytes, on_close: Callable[[], object]) -> OpenGraph:
+        """Take part in a graph, until `forget`."""
+        made = OpenGraph(self._engine, driver, on_close)
+        with self._engine.lock:
+            self._graphs[graph] = made
+        return made
+
+    def forget(self, graph: bytes) -> None:
+        """Leave a graph: what still comes for it is dropped."""
+        with self._engine.lock:
+            self._graphs.pop(graph, None)
+
+    def on_value(self, src: bytes, msg: m.ChannelValue) -> None:
+        """Add a value to its channel (lock held)."""
+        graph = self._graphs.get(msg.graph)
+        if graph is not None:
+            graph.put(msg)
+
+    def on_close(self, src: bytes, msg: m.CloseGraph) -> None:
+        """End a graph (lock held)."""
+        graph = self._graphs.get(msg.graph)
+        if graph is not None:
+            graph.close()
+
+    def process_died(self, proc: bytes) -> None:
+        """End the graphs of a driver that has ended (lock held)."""
+        for graph in list(self._graphs.values()):
+            if graph.driver == proc:
+                graph.close()
+
+    def close(self) -> None:
+        """End all graphs: this process leaves the job (lock held)."""
+        for graph in list(self._graphs.values()):
+            graph.close()
