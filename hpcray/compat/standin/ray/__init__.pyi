@@ -35,6 +35,7 @@ from ray import train as train
 from ray import types as types
 from ray import _raylet as _raylet
 from ray import util as util
+from ray import dag as dag
 from ray import experimental as experimental
 from ray import _common as _common
 from ray import _private as _private
