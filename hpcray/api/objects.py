@@ -76,7 +76,7 @@ def get(
 
 
 def _of_compiled_graph(ref: Any) -> bool:
-    """Whether it is a `CompiledDAGRef`. Where there is one, the module of its class has been imported."""
+    """Return True for a `CompiledDAGRef`. Where there is one, the module of its class has been imported."""
     module = sys.modules.get("hpcray.dag.compiled_dag_ref")
     return module is not None and isinstance(ref, module.CompiledDAGRef)
 

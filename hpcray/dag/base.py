@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Any
 
 
-class DAGNodeBase:
+class DAGNodeBase(ABC):  # a mark: the methods are in `DAGNode`
     """Any node of a graph: what `py_obj_scanner` finds in arguments."""
 
     _stable_uuid: str

@@ -22,7 +22,7 @@ _IN_MESSAGE = 1 << 18
 
 
 class Failed:
-    """What is read in the place of a value: an error."""
+    """An error, read in the place of a value."""
 
     __slots__ = ("error",)
 

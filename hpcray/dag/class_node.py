@@ -153,12 +153,12 @@ class ClassMethodNode(DAGNode):
 
     @property
     def is_class_method_call(self) -> bool:
-        """Whether the node is a call."""
+        """True for a call."""
         return not self._is_class_method_output
 
     @property
     def is_class_method_output(self) -> bool:
-        """Whether the node is one of the values of a call that returns several."""
+        """True for one of the values of a call that returns several."""
         return self._is_class_method_output
 
     @property

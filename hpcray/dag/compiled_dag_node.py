@@ -67,12 +67,12 @@ class CompiledDAG:
 
     @property
     def is_teardown(self) -> bool:
-        """Whether `teardown` was called, or an actor died."""
+        """True after `teardown`, or the death of an actor."""
         return self._is_teardown or self._life.closed
 
     @property
     def dag_output_channels(self) -> list[int]:
-        """What `execute` returns, as numbers of the graph's nodes."""
+        """The results of `execute`, as numbers of the graph's nodes."""
         return list(self._plan.outputs)
 
     @property
@@ -182,7 +182,7 @@ class CompiledDAG:
         self._execution_index = index
 
     def _fail_half_written(self, failed: int) -> None:
-        """If an input does not pickle and earlier ones were written, nobody can go on."""
+        """If an input does not pickle and earlier ones were written, the graph cannot go on."""
         if self._inputs[0][0] != failed:
             self.teardown()
 
@@ -248,7 +248,7 @@ class CompiledDAG:
             asleep.discard(me)
 
     def _drop(self, index: int, output: int) -> None:
-        """Nobody will ask for this result. Destructors call it, so it does not wait."""
+        """Drop a result whose ref is gone. Destructors call it, so it does not wait."""
         if self._fetcher is not None:
             self._max_finished_execution_index = max(self._max_finished_execution_index, index)
         elif index > self._max_finished_execution_index:
@@ -259,7 +259,7 @@ class CompiledDAG:
                 self._result_buffer.pop(index, None)
 
     def _skip_dropped(self) -> None:
-        """Finish executions whose results nobody will ask for; wait for them if there is no room for another one."""
+        """Finish executions whose refs are all gone; wait for them if there is no room for another one."""
         count = len(self._plan.outputs)
         deadline = FOREVER if self._get_timeout < 0 else time.monotonic() + self._get_timeout
         try:

@@ -1,4 +1,4 @@
-"""What all nodes of graphs have in common: arguments, walks over the graph, execution, compilation."""
+"""The base of all nodes of graphs: arguments, walks over the graph, execution, compilation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import copy
 import itertools
 import uuid
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +24,7 @@ _DEVICES = ("default", "cpu", "gpu", "cuda")
 _TRANSPORTS = ("auto", "nccl", "shm", "accelerator")
 
 
-class DAGNode(DAGNodeBase, ABC):
+class DAGNode(DAGNodeBase):
     """A node of a graph: a task, an actor, a call of an actor, the input or the output. `.bind(...)` makes them.
 
     Attributes:

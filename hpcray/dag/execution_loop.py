@@ -24,7 +24,7 @@ from hpcray.runtime.worker.replies import task_error
 
 @dataclass
 class ActorPart:
-    """What an actor does in a graph.
+    """The part of one actor in a graph.
 
     Attributes:
         place: shared memory of its node (`MappedFile.place`), and the shapes of the channels there.
@@ -39,7 +39,7 @@ class ActorPart:
     slots: int
 
 
-class _Membership:
+class _Participation:
     """A graph that this process takes part in: from `join_graph` to the end of the loop."""
 
     def __init__(self, process: CoreWorker, graph: bytes, driver: bytes) -> None:
@@ -51,39 +51,39 @@ class _Membership:
             self.memory.close()
 
 
-_memberships: dict[bytes, _Membership] = {}
+_participations: dict[bytes, _Participation] = {}
 
 
 def join_graph(actor: Any, graph: bytes, driver: bytes) -> Party:
     """Take part in a graph from now on. Returns where this actor is."""
     process = need_process()
-    _memberships[graph] = _Membership(process, graph, driver)
+    _participations[graph] = _Participation(process, graph, driver)
     return Party(process.me, process.node, os.getpid())
 
 
 def make_memory(actor: Any, graph: bytes, shapes: list[RingShape]) -> tuple[int, int, int]:
     """Make the shared memory of this node. Returns its place."""
-    memory = _memberships[graph].memory = ChannelMemory.create(shapes, need_process().config.spin)
+    memory = _participations[graph].memory = ChannelMemory.create(shapes, need_process().config.spin)
     return memory.file.place
 
 
 def leave_graph(actor: Any, graph: bytes) -> None:
     """Undo `join_graph`: the graph could not be compiled."""
     need_process().compiled_graphs.forget(graph)
-    _memberships.pop(graph, None)
+    _participations.pop(graph, None)
 
 
 def run_loop(actor: Any, part: ActorPart) -> None:
     """Execute the actor's part of the graph again and again, until the graph ends."""
     process = need_process()
-    membership = _memberships[part.graph]
+    participation = _participations[part.graph]
     try:
-        if part.place is not None and membership.memory is None:
-            membership.memory = ChannelMemory.open(part.place, part.shapes, process.config.spin)
-        if membership.graph.closed:
+        if part.place is not None and participation.memory is None:
+            participation.memory = ChannelMemory.open(part.place, part.shapes, process.config.spin)
+        if participation.graph.closed:
             return
         ends = PartyChannels(
-            process, part.graph, membership.graph, part.ends, membership.memory, part.shapes, part.slots
+            process, part.graph, participation.graph, part.ends, participation.memory, part.shapes, part.slots
         )
         loop = [_Call(actor, task, ends) for task in part.tasks]
         values: dict[int, Any] = {}

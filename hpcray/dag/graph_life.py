@@ -88,7 +88,7 @@ class GraphLife:
 
     @property
     def closed(self) -> bool:
-        """Whether the graph has ended."""
+        """True once the graph has ended."""
         return self._graph.closed
 
     def _on_close(self) -> None:

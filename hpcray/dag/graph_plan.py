@@ -1,4 +1,4 @@
-"""What a compiled graph does: checked and put in order, without any actor or channel.
+"""The work of a compiled graph: checked and put in order, without any actor or channel.
 
 Each node of a graph has a number. A *value* has the number of the node that it comes from: of the input or a part of
 it, of a call, or of one of several values that a call returns. A *party* is an actor of the graph, by its number, or

@@ -28,7 +28,7 @@ class NearSource(NamedTuple):
 
 @dataclass
 class Ends:
-    """What one party writes and reads.
+    """The values that one party writes and reads.
 
     Attributes:
         sources: by value; None for one that other nodes send.

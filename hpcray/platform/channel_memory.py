@@ -120,7 +120,7 @@ class ChannelMemory:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called, in any process."""
+        """True after `close`, in any process."""
         return bool(self.file.words[_CLOSED])
 
     def close(self) -> None:
@@ -244,7 +244,7 @@ class RingReader:
         self._address = memory.file.address + line
 
     def ready(self) -> bool:
-        """Whether `next` would return at once."""
+        """Return True if `next` would return at once."""
         return self._words[self._written] != self._number & _MASK
 
     def wait(self, deadline: float) -> None:

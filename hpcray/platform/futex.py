@@ -49,5 +49,5 @@ def wake(address: int) -> None:
 
 
 def may_poll() -> bool:
-    """Whether a thread that polls leaves a processor to others."""
+    """Return True if a thread that polls leaves a processor to others."""
     return len(os.sched_getaffinity(0)) > 1

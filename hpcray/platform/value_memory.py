@@ -1,8 +1,8 @@
 """Memory for large values of channels: written by one process, read in place by others, used again when all are done.
 
 A file begins with a line (64 bytes) for each reader, whose first word is the number of the last use that the reader has
-let go of. Readers let go when no array is left that views the memory, so a value stays as it is for as long as somebody
-has it, whatever is written meanwhile: that goes to other memory.
+let go of. Readers let go when no array is left that views the memory, so a value stays as it is while it is in use,
+whatever is written meanwhile: that goes to other memory.
 """
 
 from __future__ import annotations
