@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcray.common.exceptions import StartupError
-from hpcray.compat.finder import STANDIN
+from hpcray.compat.finder import LENT, STANDIN
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
@@ -37,8 +37,14 @@ def parse(argv: Sequence[str]) -> NodeOptions:
         sys.exit(2)
 
 
-def _provide_ray_module() -> None:
-    """Make `import ray` find hpcray in the driver, which passes its path on to the workers."""
+def _provide_ray_module(libraries: str) -> None:
+    """Make `import ray` find hpcray in the driver, which passes its path on to the workers.
+
+    Args:
+        libraries: a directory that holds Ray's own libraries, "" for what the environment says.
+    """
+    if libraries:
+        os.environ[LENT] = os.path.abspath(libraries)
     path = [STANDIN, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     os.environ.setdefault(DEDUP_VARIABLE, "1")  # Ray's default
@@ -57,8 +63,8 @@ def _runs_program(options: NodeOptions) -> bool:
 def main() -> NoReturn:
     """Be one node of the job; exit with the driver's code where that ran, with 0 elsewhere."""
     options = parse(sys.argv[1:])
-    if options.as_ray:
-        _provide_ray_module()
+    if options.as_ray or options.ray_libraries:
+        _provide_ray_module(options.ray_libraries)
     set_process_name("hpcray-raylet")
     console = adopt_console(_runs_program(options))
     code = 1

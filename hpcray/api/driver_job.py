@@ -14,6 +14,7 @@ from itertools import count
 
 import msgspec
 
+from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import JOB_FIELD
@@ -39,6 +40,8 @@ def announce(
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
     moved = PathRelocation.of(os.environ)
     paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
+    if libraries := os.environ.get(RAY_LIBRARIES):
+        env = {RAY_LIBRARIES: libraries, **env}
     job = JobInfo(
         _id_of(1),
         namespace or str(uuid.uuid4()),

@@ -158,15 +158,9 @@ def placement_group(
     Raises:
         ValueError, TypeError: an argument is not valid, or the name is taken. Nothing is reserved.
     """
-    strategy, same = _checked_strategy(strategy, topology_strategy)
-    if _soft_target_node_id and strategy != STRICT_PACK:
-        raise ValueError(f"_soft_target_node_id currently only works with STRICT_PACK but got {strategy}")
-    units = _checked(bundles)
-    selectors = _selectors(bundle_label_selector, len(units))
-    if any(map(_needs_domain, bundle_label_selector or ())):
-        same = same or _GPU_DOMAIN
-    if lifetime not in (None, "detached"):
-        raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
+    units, strategy, selectors, same = check_request(
+        bundles, strategy, lifetime, _soft_target_node_id, bundle_label_selector, topology_strategy
+    )
     if name is not None and not isinstance(name, str):
         raise TypeError(f"Placement group `name` argument must be a string, got {type(name)}.")
     process = require_session()
@@ -179,6 +173,29 @@ def placement_group(
     )  # fmt: skip
     process.placement_groups.create(spec)
     return PlacementGroup(ident, [{name: float(amount) for name, amount in bundle.items()} for bundle in bundles])
+
+
+def check_request(
+    bundles: Any, strategy: Any, lifetime: Any, soft_target_node_id: Any, bundle_label_selector: Any, topology: Any
+) -> tuple[list[dict[str, int]], str, list[str], str]:
+    """Check the arguments of `placement_group()`.
+
+    Returns:
+        (units of each bundle, strategy for nodes, conditions on the node of each bundle, label that all nodes share).
+
+    Raises:
+        ValueError: an argument is not valid.
+    """
+    strategy, same = _checked_strategy(strategy, topology)
+    if soft_target_node_id and strategy != STRICT_PACK:
+        raise ValueError(f"_soft_target_node_id currently only works with STRICT_PACK but got {strategy}")
+    units = _checked(bundles)
+    selectors = _selectors(bundle_label_selector, len(units))
+    if any(map(_needs_domain, bundle_label_selector or ())):
+        same = same or _GPU_DOMAIN
+    if lifetime not in (None, "detached"):
+        raise ValueError(f"Placement group `lifetime` argument must be either `None` or 'detached'. Got {lifetime}.")
+    return units, strategy, selectors, same
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:

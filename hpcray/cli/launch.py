@@ -100,6 +100,7 @@ _OPTIONS = [
     click.Option(["--overlap"], is_flag=True, help="share the allocation with other steps, such as another hpcray job"),
     _node_option("require_rdma"),
     _node_option("as_ray"),
+    _node_option("ray_libraries"),
     _node_option("driver_rank", help="run the program on the node of rank N (default: 0)"),
     _node_option("broadcast_env"),
     click.Option(["--dry-run"], is_flag=True, help="print the line that would run, and nothing else"),

@@ -1,7 +1,10 @@
 """`python -m hpcray.compat install | uninstall | path`: make `import ray` import hpcray in this Python environment.
+`python -m hpcray.compat libraries install [DIR] | path`: Ray's own libraries (Data, Tune, ...), for `import ray.data`.
 
 `install` writes one line into site-packages (`hpcray-ray.pth`). The environment then has a package `ray` and a
 distribution "ray", for pip and `importlib.metadata` too. `install` refuses where the real Ray is installed.
+
+`libraries install` unpacks the libraries of Ray's wheel into a directory of this environment, or into DIR.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 
+from hpcray.compat import libraries
 from hpcray.compat.finder import STANDIN
 
 _PTH = "hpcray-ray.pth"
@@ -21,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
     """Run a command of the module docstring. Returns the exit code."""
     site = sysconfig.get_path("purelib")
     path = os.path.join(site, _PTH)
+    if list(argv[:1]) == ["libraries"]:
+        return libraries.main(list(argv[1:]))
     if list(argv) == ["path"]:
         print(STANDIN)
     elif list(argv) == ["install"]:

@@ -17,15 +17,19 @@ from collections.abc import MutableSequence, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from hpcray.common.config import RAY_LIBRARIES
 from hpcray.compat import table
 from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 
 RAY_VERSION = table.RAY_VERSION
-LENT = "HPCRAY_RAY_LIBRARIES"
+LENT = RAY_LIBRARIES
 """Variable: a directory with a package `ray`, as pip unpacks a real wheel, that lends its libraries (`lend`)."""
 STANDIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
 """A directory for `sys.path`: a package `ray` and the metadata of a distribution "ray"."""
+
+DEFAULT_LIBRARIES = os.path.join(sys.prefix, "share", "hpcray", f"ray-{RAY_VERSION}")
+"""Where `python -m hpcray.compat libraries install` puts them, and `install` looks where the variable is not set."""
 
 _NOTHING = object()
 
@@ -72,7 +76,13 @@ class Facade(ModuleType):
     def _find(self, name: str) -> Any:
         full = f"{self.__name__}.{name}"
         if FINDER.lends(full):
-            return importlib.import_module(full)
+            try:
+                return importlib.import_module(full)
+            except ModuleNotFoundError as error:
+                if error.name != full:
+                    raise
+        if FINDER.lent and full in table.LENT_NAMES:
+            return getattr(importlib.import_module(table.LENT_NAMES[full]), name)
         value = self._own(name)
         if value is not _NOTHING and not isinstance(value, ModuleType):
             return value
@@ -96,9 +106,22 @@ class Finder:
     lent = ""
 
     def lends(self, fullname: str) -> bool:
-        """True for a module that Python's path finder loads from a real wheel, by way of `ray.__path__`."""
-        parts = fullname.split(".", 2)
-        return bool(self.lent) and parts[0] == "ray" and len(parts) > 1 and parts[1] in table.LIBRARIES
+        """True for a module that Python's path finder loads from a real wheel, by way of its package's `__path__`."""
+        if not self.lent or not fullname.startswith("ray."):
+            return False
+        if fullname.split(".", 2)[1] in table.LIBRARIES:
+            return True
+        name = "" if fullname in table.MODULES else fullname
+        while name and name not in table.HELPERS:
+            name = name.rpartition(".")[0]
+        return bool(name)
+
+    def directories(self, fullname: str) -> list[str]:
+        """Return where Python's path finder looks for the submodules of a facade that a real wheel lends."""
+        if not self.lent:
+            return []
+        path = os.path.join(self.lent, *fullname.split(".")[1:])
+        return [path] if os.path.isdir(path) else []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -121,8 +144,7 @@ class Finder:
             raise error(table.why_missing(fullname), name=fullname)
         spec = importlib.machinery.ModuleSpec(fullname, FINDER, is_package=True)
         if fullname == "ray":
-            # Python's path finder looks for the libraries of a lent wheel here.
-            spec.submodule_search_locations = [os.path.join(STANDIN, "ray"), *filter(None, [self.lent])]
+            spec.submodule_search_locations = [os.path.join(STANDIN, "ray")]
             spec.origin = os.path.join(STANDIN, "ray", "__init__.py")
         return spec
 
@@ -132,7 +154,7 @@ class Finder:
         module.__spec__ = spec
         module.__loader__ = self  # type: ignore[assignment]
         module.__package__ = spec.name
-        module.__path__ = list(spec.submodule_search_locations or ())
+        module.__path__ = [*(spec.submodule_search_locations or ()), *self.directories(spec.name)]
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -189,8 +211,9 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
         sys.path.insert(0, STANDIN)
     if FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
-    if os.environ.get(LENT) and not FINDER.lent:
-        lend(os.environ[LENT])
+    libraries = os.environ.get(LENT, DEFAULT_LIBRARIES if os.path.isdir(DEFAULT_LIBRARIES) else "")
+    if libraries and not FINDER.lent:
+        lend(libraries)
     os.environ.setdefault(DEDUP_VARIABLE, "1")
     if not isinstance(present, Facade):
         spec = FINDER.find_spec("ray")
@@ -209,35 +232,37 @@ def installed() -> bool:
 def lend(directory: str) -> None:
     """Make Tune, Train, Data, Serve and RLlib of a real wheel importable, on hpcray's Core.
 
-    Only these libraries come from the wheel: `ray` itself, `ray._raylet` and the rest of Core stay hpcray's. Where a
-    library imports an internal name of Ray that hpcray does not have, the ModuleNotFoundError or ImportError names it.
-    The function sets the variable HPCRAY_RAY_LIBRARIES, from which workers started later learn the directory.
+    Only these libraries and pure Python helpers of theirs (`table.HELPERS`) come from the wheel: `ray` itself,
+    `ray._raylet` and the rest of Core stay hpcray's. Where a library imports an internal name of Ray that hpcray does
+    not have, the ModuleNotFoundError or ImportError names it. Call it before `init()`: workers learn the directory from
+    the variable HPCRAY_RAY_LIBRARIES, which the function sets.
 
     Args:
-        directory: contains a directory `ray`, as `pip install --no-deps --target DIRECTORY ray==2.60.0` makes it.
+        directory: contains a directory `ray`, as `python -m hpcray.compat libraries install DIRECTORY` makes it.
 
     Raises:
         ImportError: the directory has no package `ray`, or one of another version. Nothing is changed.
     """
-    package = os.path.join(os.path.abspath(directory), "ray")
-    try:
-        with open(os.path.join(package, "_version.py"), encoding="utf-8") as file:
-            found = re.search(r"^version = ['\"]([^'\"]+)", file.read(), re.MULTILINE)
-    except OSError as error:
-        text = f"{directory!r} does not hold the package ray of a real wheel ({error})"
-        raise ImportError(text, name="ray") from error
-    version = found.group(1) if found else "of an unknown version"
+    version = wheel_version(directory)
     if version != RAY_VERSION:
-        raise ImportError(
-            f"the package ray in {directory!r} is {version}, and hpcray has the names of {RAY_VERSION}; hint: "
-            f"pip install --no-deps --target DIRECTORY ray=={RAY_VERSION}",
-            name="ray",
-        )
-    FINDER.lent = package
+        what = f"holds Ray {version}, and hpcray has the names of {RAY_VERSION}" if version else "holds no Ray"
+        hint = "python -m hpcray.compat libraries install DIRECTORY"
+        raise ImportError(f"HPCRAY_RAY_LIBRARIES: {directory!r} {what}; hint: {hint}", name="ray")
+    FINDER.lent = os.path.join(os.path.abspath(directory), "ray")
     os.environ[LENT] = os.path.abspath(directory)
-    ray = sys.modules.get("ray")
-    if isinstance(ray, Facade) and package not in ray.__path__:
-        ray.__path__.append(package)
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, Facade):
+            module.__path__ += [path for path in FINDER.directories(name) if path not in module.__path__]
+
+
+def wheel_version(directory: str) -> str:
+    """Return the version of the unpacked wheel of Ray in a directory; "" for none."""
+    try:
+        with open(os.path.join(directory, "ray", "_version.py"), encoding="utf-8") as file:
+            found = re.search(r"^version = ['\"]([^'\"]+)", file.read(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found.group(1) if found else "of an unknown version"
 
 
 def _module(name: str) -> ModuleType:

@@ -12,9 +12,16 @@ RAY_VERSION = "2.60.0"
 _NAMES = "hpcray.compat.names"
 _IDS = "ActorClassID ActorID ClusterID FunctionID JobID NodeID PlacementGroupID TaskID UniqueID WorkerID"
 _UTILS = (
-    "binary_to_hex decode get_num_cpus get_or_create_event_loop get_ray_temp_dir get_system_memory get_user_temp_dir "
-    "hex_to_binary is_async_func"
+    f"{_NAMES}.utils:binary_to_hex decode get_num_cpus get_or_create_event_loop get_ray_temp_dir get_system_memory "
+    "get_user_temp_dir hex_to_binary is_async_func"
 )
+_MORE_COMMON_UTILS = (
+    f"{_NAMES}.utils:PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME Timer TimerBase get_function_args "
+    "get_random_alphanumeric_string get_ray_address_file import_attr import_module_and_attr load_class "
+    "resources_from_ray_options run_background_task try_to_create_directory",
+    f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
+)
+_MORE_PRIVATE_UTILS = f"{_NAMES}.utils:INT32_MAX format_error_message get_ray_doc_version is_in_test"
 _ACCELERATORS = (
     f"{_NAMES}.accelerators:CUDA_VISIBLE_DEVICES_ENV_VAR NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR AcceleratorManager "
     "NvidiaGPUAcceleratorManager get_accelerator_manager_for_resource get_all_accelerator_managers "
@@ -26,6 +33,13 @@ _CONSTANTS = (
     "NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR RAY_ADDRESS_ENVIRONMENT_VARIABLE RAY_DEDUP_LOGS RAY_JOB_CONFIG_JSON_ENV_VAR "
     "RAY_NAMESPACE_ENVIRONMENT_VARIABLE RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer "
     "env_set_by_user"
+)
+_MORE_CONSTANTS = (
+    f"{_NAMES}.ray_constants:CALLER_MEMORY_USAGE_PER_OBJECT_REF DEFAULT_MAX_CONCURRENCY_ASYNC "
+    "DEFAULT_OBJECT_STORE_MEMORY_PROPORTION DEFAULT_SYSTEM_RESERVED_MEMORY_PROPORTION DEFAULT_TASK_MAX_RETRIES GPU HPU "
+    "KV_NAMESPACE_DASHBOARD KV_NAMESPACE_JOB KV_NAMESPACE_PDB NEURON_CORES NPU NUM_REDIS_GET_RETRIES "
+    "RAY_DEDUP_LOGS_AGG_WINDOW_S RAY_DEDUP_LOGS_ALLOW_REGEX RAY_DEDUP_LOGS_SKIP_REGEX RAY_ENABLE_EXPORT_API_WRITE "
+    "RAY_ENABLE_EXPORT_API_WRITE_CONFIG RAY_EXPORT_EVENT_MAX_BACKUP_COUNT RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES TPU"
 )
 _LOG_CONSTANTS = (
     "hpcray.common.log_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
@@ -41,8 +55,14 @@ _STATE = (
 )
 
 MODULES: dict[str, tuple[str, ...]] = {
-    "ray": (f"{_NAMES}:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language logger {_IDS}", "hpcray"),
+    "ray": (
+        f"{_NAMES}:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language logger {_IDS}",
+        f"{_NAMES}.raylet_config:_config",
+        "hpcray",
+    ),
     "ray.actor": (f"{_NAMES}:_modify_class", "hpcray.actor", "hpcray.api.actor"),
+    "ray.autoscaler": (),
+    "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler_sdk:request_resources",),
     "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
@@ -51,6 +71,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.cluster_config:ClusterConfig NodeGroupConfig",),
     "ray.data": (f"{_NAMES}:from_pandas_refs",),
     "ray.dashboard": (),
+    "ray.dashboard.modules": (),
+    "ray.dashboard.modules.job": (),
     "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
     "ray.exceptions": ("hpcray.exceptions",),
     "ray.log": (f"{_NAMES}.log:{_LOG}",),
@@ -71,10 +93,15 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.gcs_client:GcsClient",
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
         "hpcray.runtime.worker.replies:StreamingGeneratorStats",
+        f"{_NAMES}.raylet",
+        f"{_NAMES}.serialization_context:SerializedObject",
+        f"{_NAMES}.network_utils:build_address get_all_interfaces_ip get_localhost_ip is_ipv6 is_localhost "
+        "node_ip_address_from_perspective parse_address",
     ),
     # -------------------------------------------------------------------- util
-    "ray.util": ("hpcray.util",),
+    "ray.util": ("hpcray.util", f"{_NAMES}.util"),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
+    "ray.util.accelerators.accelerators": ("hpcray.util.accelerators",),
     "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
     "ray.util.annotations": ("hpcray.util.annotations",),
@@ -87,7 +114,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.collective.collective": ("hpcray.util.collective",),
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
-    "ray.util.debug": ("hpcray.util.debug",),
+    "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.memory_leaks:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
     "ray.util.iter": ("hpcray.util.iter",),
     "ray.util.iter_metrics": ("hpcray.util.iter.metrics",),
@@ -96,10 +123,17 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.metrics": ("hpcray.util.metrics",),
     "ray.util.multiprocessing": ("hpcray.util.multiprocessing",),
     "ray.util.multiprocessing.pool": ("hpcray.util.multiprocessing.pool",),
-    "ray.util.placement_group": ("hpcray.util.placement_group",),
+    "ray.util.placement_group": (
+        "hpcray.util.placement_group",
+        f"{_NAMES}.placement_group:_valid_resource_shape validate_placement_group",
+    ),
     "ray.util.queue": ("hpcray.util.queue",),
+    "ray.util.rpdb": (f"{_NAMES}.rpdb",),
     "ray.util.scheduling_strategies": ("hpcray.util.scheduling_strategies",),
-    "ray.util.serialization": ("hpcray.util.serialization",),
+    "ray.util.serialization": (
+        "hpcray.util.serialization",
+        f"{_NAMES}.serialization_context:StandaloneSerializationContext",
+    ),
     "ray.util.state": ("hpcray.util.state",),
     "ray.util.state.api": ("hpcray.util.state",),
     "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
@@ -140,11 +174,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
     "ray._common.network_utils": (
-        f"{_NAMES}.network_utils:build_address find_free_port get_localhost_ip get_node_ip_address is_ipv6 "
-        "is_localhost parse_address",
+        f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
+        "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
     ),
     "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
-    "ray._common.utils": (f"{_NAMES}.utils:{_UTILS}",),
+    "ray._common.utils": (_UTILS, *_MORE_COMMON_UTILS),
+    "ray._common.usage": (),
+    "ray._common.usage.usage_lib": (f"{_NAMES}.usage_lib",),
     "ray._common.retry": (f"{_NAMES}.retry:call_with_retry format_exception matches_error retry",),
     "ray._private": (),
     "ray._private.auto_init_hook": (
@@ -152,7 +188,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.collections_utils": (f"{_NAMES}.collections_utils:split",),
     "ray._private.dict": (
-        f"{_NAMES}.nested_dicts:deep_update flatten_dict merge_dicts unflatten_dict unflattened_lookup",
+        f"{_NAMES}.nested_dicts:deep_update flatten_dict merge_dicts unflatten_dict unflatten_list_dict "
+        "unflattened_lookup",
     ),
     "ray._private.inspect_util": (
         f"{_NAMES}.inspect_util:is_class_method is_cython is_function_or_method is_static_method",
@@ -175,7 +212,8 @@ MODULES: dict[str, tuple[str, ...]] = {
         "hpcray.internal:Buffer create free",
     ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
-    "ray._private.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
+    "ray._private.ray_constants": (_CONSTANTS, _MORE_CONSTANTS, *_LOG_CONSTANTS),
+    "ray._private.ray_logging.logging_config": ("hpcray:LoggingConfig",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.platform.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (
@@ -188,7 +226,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.serialization": (f"{_NAMES}.serialization_context:SerializationContext",),
     "ray._private.services": (f"{_NAMES}.network_utils:get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
-    "ray._private.utils": (f"{_NAMES}.utils:{_UTILS}",),
+    "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
     "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.internal": ("hpcray.internal:Buffer create free",),
 }
@@ -198,6 +236,33 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {"ray": {"__version__": RAY_VERSION, "__
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
 """Ray's libraries on top of Core. They are pure Python, and a real wheel can lend them (`finder.lend`)."""
+
+HELPERS = frozenset(
+    f"ray.{name}"
+    for names in (
+        "_common.constants _common.deprecation _common.filters _common.formatters _common.logging_constants",
+        "_common.observability _common.pydantic_compat _common.ray_constants _common.runtime_env_package",
+        "_common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
+        "_common.usage.usage_constants",
+        "_private.accelerators _private.async_utils _private.authentication _private.event _private.grpc_utils",
+        "_private.protobuf_compat _private.ray_logging _private.thirdparty",
+        "core.generated",
+        "dag",
+        "dashboard.modules.job.common dashboard.modules.job.pydantic_models dashboard.modules.metrics",
+        "experimental.channel experimental.collective experimental.compiled_dag_ref experimental.gradio_utils",
+        "experimental.util",
+        "util.common util.lightgbm util.serialization_addons util.tpu util.xgboost",
+        "widgets",
+    )
+    for name in names.split()
+)
+"""Modules, and packages with all below, that the libraries import and a real wheel lends, but for those of `MODULES`.
+
+They are pure Python and know nothing of Ray's own processes.
+"""
+
+LENT_NAMES = {"ray._private.accelerators.TPUAcceleratorManager": "ray._private.accelerators.tpu"}
+"""Names of a facade that are in a module of a real wheel."""
 
 _WHY: dict[str, str] = {
     **dict.fromkeys(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+RAY_TQDM_MAGIC = "__ray_tqdm_magic_token__"
 _instances: list[tqdm] = []
 
 

@@ -49,7 +49,7 @@ def PublicAPI(*args: Any, **options: Any) -> Any:
         if stability != "stable":
             text = f"This API is in {stability} and may change before becoming stable."
             _append_doc(target, f"**PublicAPI ({stability}):** {text}")
-        return _marked(target, AnnotationType.PUBLIC_API, options.get("api_group", "Others"))
+        return _mark_annotated(target, AnnotationType.PUBLIC_API, options.get("api_group", "Others"))
 
     return mark
 
@@ -61,7 +61,7 @@ def DeveloperAPI(*args: Any, **options: Any) -> Any:
 
     def mark(target: Any) -> Any:
         _append_doc(target, "**DeveloperAPI:** This API may change across minor Ray releases.")
-        return _marked(target, AnnotationType.DEVELOPER_API)
+        return _mark_annotated(target, AnnotationType.DEVELOPER_API)
 
     return mark
 
@@ -85,7 +85,7 @@ def Deprecated(*args: Any, **options: Any) -> Any:
 
     def mark(target: Any) -> Any:
         _append_doc(target, "\n".join([f"**DEPRECATED**: {_DEPRECATED}", *more]), directive="warning")
-        _marked(target, AnnotationType.DEPRECATED)
+        _mark_annotated(target, AnnotationType.DEPRECATED)
         return _warning(target, "\n".join([f"{_DEPRECATED} {_SILENCE}", *more])) if options.get("warning") else target
 
     return mark
@@ -106,12 +106,13 @@ def _warning(target: Any, text: str) -> Any:
     return target
 
 
-def _marked(target: Any, kind: AnnotationType, group: str = "Others") -> Any:
-    if hasattr(target, "__name__"):
-        target._annotated = target.__name__
-        target._annotated_type = kind
-        target._annotated_api_group = group
-    return target
+def _mark_annotated(obj: Any, type: AnnotationType = AnnotationType.UNKNOWN, api_group: str = "Others") -> Any:
+    """Note the stability of a name in its attributes. Returns the object."""
+    if hasattr(obj, "__name__"):
+        obj._annotated = obj.__name__
+        obj._annotated_type = type
+        obj._annotated_api_group = api_group
+    return obj
 
 
 def _is_annotated(target: Any) -> bool:

@@ -6,42 +6,21 @@ differ, and of what is missing, fail then).
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from helpers.as_ray import imported_ray
 
 PATIENCE = 60.0
 CPUS, GPUS = 4, 2
 
 
-def _without_ray() -> None:
-    from hpcray.compat.finder import FINDER, STANDIN
-
-    sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not FINDER]
-    sys.path[:] = [path for path in sys.path if path != STANDIN]
-    for name in [name for name in sys.modules if name == "ray" or name.startswith("ray.")]:
-        del sys.modules[name]
-    sys.modules.pop("hpcray.compat.ray", None)
-    logging.getLogger("hpcray").parent = logging.getLogger()
-
-
 @pytest.fixture(scope="package")
 def as_ray() -> Iterator[Any]:
     """The module `ray`, not initialized."""
-    if os.environ.get("HPCRAY_TEST_ENGINE") == "ray":
-        yield importlib.import_module("ray")
-        return
-    given = os.environ.get("RAY_DEDUP_LOGS")
-    yield importlib.import_module("hpcray.compat.ray")  # not `import`: linters sort that behind `import ray`
-    _without_ray()
-    if given is None:
-        os.environ.pop("RAY_DEDUP_LOGS", None)  # `install` has set it
+    yield from imported_ray()
 
 
 @pytest.fixture(scope="package")

@@ -21,6 +21,11 @@ import ray.tune
 from ray.tune.deep import where
 from ray import train
 print(ray.tune.__file__, where, ray.tune.REF is ray.ObjectRef, train.NAME)
+from ray._common import signature
+from ray._private.thirdparty.table import LINES
+from ray.core.generated import common_pb2
+print(signature.OF_CORE is ray.ObjectRef, LINES, common_pb2.STATUS, ray.widgets.render.SHOWN, ray.util.tpu.POD)
+print(ray._private.accelerators.TPUAcceleratorManager, hasattr(ray._private.accelerators, "nothing"))
 print(type(ray._raylet).__name__, ray._raylet.ObjectRef.__module__, ray.get.__module__)
 for name in ("ray.tune.missing", "ray.serve", "ray._private.of_the_wheel", "ray.of_the_wheel"):
     try:
@@ -32,6 +37,40 @@ try:
 except ImportError as error:
     print(error)
 print(ray.get(ray.remote(lambda: __import__("ray.tune").tune.REF.__name__).remote()))
+"""
+
+
+# A driver that says nothing of libraries starts one that does.
+JOINED = """
+import os, subprocess, sys
+import hpcray
+hpcray.init()
+child = '''
+import os
+import hpcray.compat
+hpcray.compat.lend(os.environ["WHEEL"])
+import hpcray.compat.ray
+import ray
+ray.init(address="auto")
+print(ray.get(ray.remote(lambda: __import__("ray.train").train.NAME).remote()))
+'''
+subprocess.run([sys.executable, "-c", child], check=True)
+print(hpcray.get(hpcray.remote(lambda: not os.environ.get("HPCRAY_RAY_LIBRARIES")).remote()))
+"""
+
+PRELOADED = """
+import os, time
+import ray
+ray.init()
+
+@ray.remote
+def where():
+    time.sleep(0.3)
+    import ray.tune
+    return ray.tune.PID, os.getpid()
+
+found = ray.get([where.remote() for _ in range(2)])
+print(len({pid for _, pid in found}) == 2, found[0][0] == found[1][0] != found[0][1])
 """
 
 
@@ -49,6 +88,16 @@ def wheel(tmp_path: Path) -> Path:
         "tune/deep.py": "from ray.util import placement_group\nwhere = 'deep'",
         "train/__init__.py": "NAME = 'train of the wheel'",
         "data/__init__.py": "from ray._common.not_here import something",
+        "_common/__init__.py": "raise RuntimeError",
+        "_common/signature.py": "from ray._raylet import ObjectRef as OF_CORE",
+        "_private/accelerators/__init__.py": "raise RuntimeError",
+        "_private/accelerators/tpu.py": "TPUAcceleratorManager = 'manager'",
+        "_private/thirdparty/__init__.py": "",
+        "_private/thirdparty/table.py": "LINES = 3",
+        "core/generated/common_pb2.py": "STATUS = 'ok'",
+        "util/tpu.py": "from ray._private.accelerators import TPUAcceleratorManager\nPOD = 'pod'",
+        "widgets/__init__.py": "from ray.widgets import render",
+        "widgets/render.py": "SHOWN = True",
     }
     for name, text in files.items():
         path = tmp_path / "wheel" / "ray" / name
@@ -68,17 +117,44 @@ def test_a_lent_wheel_provides_libraries_but_not_the_core(wheel: Path, tmp_path:
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].split(" ", 1) == [str(wheel / "ray" / "tune" / "__init__.py"), "deep True train of the wheel"]
-    assert lines[1] == "Facade hpcray.runtime.core_worker.object_refs hpcray.api.objects"
-    assert lines[2:4] == ["No module named 'ray.tune.missing'", "No module named 'ray.serve'"]
-    assert lines[4].startswith("hpcray does not have ray._private.of_the_wheel")
-    assert lines[5].startswith("hpcray does not have ray.of_the_wheel")
-    assert lines[6].startswith("hpcray does not have ray._common.not_here")
-    assert lines[7] == "ObjectRef", "workers have them too"
+    assert lines[1:3] == ["True 3 ok True pod", "manager False"], "helpers come from the wheel, one by one"
+    assert lines[3] == "Facade hpcray.runtime.core_worker.object_refs hpcray.api.objects"
+    assert lines[4:6] == ["No module named 'ray.tune.missing'", "No module named 'ray.serve'"]
+    assert lines[6].startswith("hpcray does not have ray._private.of_the_wheel")
+    assert lines[7].startswith("hpcray does not have ray.of_the_wheel")
+    assert lines[8].startswith("hpcray does not have ray._common.not_here")
+    assert lines[9] == "ObjectRef", "workers have them too"
 
 
-@pytest.mark.parametrize(
-    ("version", "match"), [("2.9.0", "is 2.9.0, and hpcray has"), ("", "does not hold the package")]
-)
+def test_workers_of_a_driver_that_joins_have_its_libraries(wheel: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(JOINED)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "WHEEL": str(wheel), LENT: ""}
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpcray", "--num-cpus", "2", str(program)],
+        env=env, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["train", "of", "the", "wheel", "True"]
+
+
+def test_a_module_of_ray_is_preloaded_in_the_template(wheel: Path, tmp_path: Path) -> None:
+    (wheel / "ray" / "tune" / "__init__.py").write_text("import os\nimport ray\nPID = os.getpid()")
+    program = tmp_path / "program.py"
+    program.write_text(PRELOADED)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpcray", "--num-cpus", "2", "--ray-libraries", str(wheel), str(program)],
+        env={**os.environ, "PYTHONPATH": path, "HPCRAY_PRELOAD": "ray.tune"},
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["True", "True"], "two workers share a module that neither has imported"
+    assert "warning" not in ended.stderr
+
+
+@pytest.mark.parametrize(("version", "match"), [("2.9.0", "holds Ray 2.9.0, and hpcray has"), ("", "holds no Ray")])
 def test_a_wheel_of_another_version_is_not_lent(wheel: Path, version: str, match: str) -> None:
     if version:
         (wheel / "ray" / "_version.py").write_text(f'version = "{version}"\n')

@@ -98,6 +98,22 @@ def unflatten_dict(dt: dict[str, Any], delimiter: str = "/") -> dict[str, Any]:
     return found
 
 
+def unflatten_list_dict(dt: dict[str, Any], delimiter: str = "/") -> Any:
+    """Return the dicts and lists that `flatten_dict` flattened: where all names are numbers there was a list."""
+    return _with_lists(unflatten_dict(dt, delimiter))
+
+
+def _with_lists(nested: Any) -> Any:
+    if not isinstance(nested, dict) or not nested:
+        return nested
+    values = [_with_lists(value) for value in nested.values()]
+    if not all(isinstance(name, str) and name.isdigit() for name in nested):
+        return type(nested)(zip(nested, values, strict=True))
+    if [int(name) for name in nested] != list(range(len(nested))):
+        raise AssertionError(f"the indices of a list are {list(nested)}, and have to be in order, from 0 on")
+    return values
+
+
 def unflattened_lookup(flat_key: str, lookup: Any, delimiter: str = "/", **kwargs: Any) -> Any:
     """Return `lookup["a"][0]["b"]` for "a/0/b".
 

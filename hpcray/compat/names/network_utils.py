@@ -40,6 +40,11 @@ def get_localhost_ip() -> str:
     return "127.0.0.1"
 
 
+def get_all_interfaces_ip() -> str:
+    """Return the address to bind to for all interfaces: that of IPv6 where this node's address is one of IPv6."""
+    return "::" if is_ipv6(node_ip_address()) else "0.0.0.0"
+
+
 def find_free_port(family: socket.AddressFamily = socket.AF_INET) -> int:
     """Return a TCP port that was free at the time of the call."""
     with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as sock:
@@ -47,4 +52,4 @@ def find_free_port(family: socket.AddressFamily = socket.AF_INET) -> int:
         return int(sock.getsockname()[1])
 
 
-get_node_ip_address = node_ip_address
+get_node_ip_address = node_ip_address_from_perspective = node_ip_address

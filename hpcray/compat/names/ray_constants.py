@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 from hpcray.platform.log_format import TEXT_FORMAT
+from hpcray.runtime.core_worker.worker_output import TESTING_NEVER_DEDUP_TOKEN
+
+logger = logging.getLogger("ray")
 
 DEFAULT_DASHBOARD_IP = "127.0.0.1"
 DEFAULT_DASHBOARD_PORT = 8265
@@ -19,27 +24,43 @@ RESOURCE_CONSTRAINT_PREFIX = "accelerator_type:"
 HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
 NODE_ID_PREFIX = "node:"
 KV_NAMESPACE_PACKAGE = b"package"
+KV_NAMESPACE_DASHBOARD = b"dashboard"
+KV_NAMESPACE_JOB = b"job"
+KV_NAMESPACE_PDB = b"ray_pdb"
 DEBUG_AUTOSCALING_STATUS = "__autoscaling_status"
 LOGGER_FORMAT = TEXT_FORMAT
-RAY_DEDUP_LOGS = os.environ.get("RAY_DEDUP_LOGS", "1") not in ("0", "false", "False")
 RAY_RUNTIME_ENV_PLUGINS_ENV_VAR = "RAY_RUNTIME_ENV_PLUGINS"
+GPU, HPU, NPU, TPU, NEURON_CORES = "GPU", "HPU", "NPU", "TPU", "neuron_cores"
+CALLER_MEMORY_USAGE_PER_OBJECT_REF = 3000  # bytes, what Ray Data reckons with
+DEFAULT_MAX_CONCURRENCY_ASYNC = 1000
+DEFAULT_TASK_MAX_RETRIES = 3
 
 
-def env_integer(key: str, default: int) -> int:
-    """Return an environment variable as a number, or the default where it is unset or no number."""
-    value = os.environ.get(key, "")
-    return int(value) if value.lstrip("-").isdigit() else default
-
-
-def env_float(key: str, default: float) -> float:
-    """Return an environment variable as a number, or the default where it is unset or no number."""
+def _env(key: str, default: Any, convert: Callable[[str], Any], what: str) -> Any:
+    text = os.environ.get(key)
+    if text is None:
+        return default
     try:
-        return float(os.environ[key])
-    except (KeyError, ValueError):
+        return convert(text)
+    except ValueError:
+        logger.warning(
+            "Found %s in environment, but value must be %s. Got: %s. Returning provided default %s.",
+            *(key, what, text, default),
+        )
         return default
 
 
-def env_bool(key: str, default: bool) -> bool:
+def env_integer(key: str, default: Any) -> Any:
+    """Return an environment variable as a number; the default where it is unset or, with a warning, no number."""
+    return _env(key, default, int, "an integer")
+
+
+def env_float(key: str, default: Any) -> Any:
+    """Return an environment variable as a number; the default where it is unset or, with a warning, no number."""
+    return _env(key, default, float, "a float")
+
+
+def env_bool(key: str, default: Any) -> Any:
     """Return True if an environment variable is "true" or "1", the default where it is unset."""
     if key not in os.environ:
         return default
@@ -48,3 +69,16 @@ def env_bool(key: str, default: bool) -> bool:
 
 def env_set_by_user(key: str) -> Any:
     return key in os.environ
+
+
+DEFAULT_OBJECT_STORE_MEMORY_PROPORTION = env_float("RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION", 0.3)
+DEFAULT_SYSTEM_RESERVED_MEMORY_PROPORTION = env_float("RAY_DEFAULT_SYSTEM_RESERVED_MEMORY_PROPORTION", 0.1)
+NUM_REDIS_GET_RETRIES = env_integer("RAY_NUM_REDIS_GET_RETRIES", 20)
+RAY_DEDUP_LOGS = env_bool("RAY_DEDUP_LOGS", True)
+RAY_DEDUP_LOGS_AGG_WINDOW_S = env_integer("RAY_DEDUP_LOGS_AGG_WINDOW_S", 5)
+RAY_DEDUP_LOGS_ALLOW_REGEX = os.environ.get("RAY_DEDUP_LOGS_ALLOW_REGEX", TESTING_NEVER_DEDUP_TOKEN)
+RAY_DEDUP_LOGS_SKIP_REGEX = os.environ.get("RAY_DEDUP_LOGS_SKIP_REGEX")
+RAY_ENABLE_EXPORT_API_WRITE = env_bool("RAY_enable_export_api_write", False)
+RAY_ENABLE_EXPORT_API_WRITE_CONFIG = _env("RAY_enable_export_api_write_config", "", str, "").split(",")
+RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES = env_integer("RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES", 100 * 1000 * 1000)
+RAY_EXPORT_EVENT_MAX_BACKUP_COUNT = env_integer("RAY_EXPORT_EVENT_MAX_BACKUP_COUNT", 20)

@@ -1,4 +1,4 @@
-"""`ray._private.serialization`: values as bytes, and the serializers of classes."""
+"""`ray._private.serialization`, `ray.util.serialization`: values as bytes, and the serializers of classes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,6 @@ class SerializedObject:
 class SerializationContext:
     """Pickling of the values that this process sends. Registrations also hold for `ray.cloudpickle`."""
 
-    def serialize(self, value: Any) -> SerializedObject:
-        """Turn a value into bytes.
-
-        Raises:
-            TypeError: it does not pickle.
-        """
-        return SerializedObject(value)
-
     def _register_cloudpickle_reducer(self, cls: type, reducer: Callable[[Any], Any]) -> None:
         reduce_with(cls, reducer)
 
@@ -50,3 +42,15 @@ class SerializationContext:
         self, cls: type, custom_serializer: Callable[[Any], Any], custom_deserializer: Callable[[Any], Any]
     ) -> None:
         register_serializer(cls, serializer=custom_serializer, deserializer=custom_deserializer)
+
+    def serialize(self, value: Any) -> SerializedObject:
+        """Turn a value into bytes.
+
+        Raises:
+            TypeError: it does not pickle.
+        """
+        return SerializedObject(value)
+
+
+StandaloneSerializationContext = SerializationContext
+"""Ray's own has no `serialize`."""

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+import contextlib
+import importlib
 import inspect
 import os
-from typing import Any
+import random
+import re
+import stat
+import string
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
 
+from hpcray.compat.names.ray_constants import RESOURCE_CONSTRAINT_PREFIX
 from hpcray.platform import resource_limits
 from hpcray.platform.session_directory import session_root
+
+INT32_MAX = (1 << 31) - 1
+PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME = "bundle"
+_ACCELERATOR_SHARE = 0.001
+_ALPHABET = string.ascii_lowercase + string.digits
+
+T = TypeVar("T")
+_background_tasks = set[asyncio.Task[Any]]()
 
 
 def get_ray_temp_dir() -> str:
@@ -58,3 +77,131 @@ def get_or_create_event_loop() -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         return loop
+
+
+def run_background_task(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start a coroutine on this thread's event loop, and keep its task alive until it has ended."""
+    task = get_or_create_event_loop().create_task(coroutine)
+    _background_tasks.add(task)
+    task.add_done_callback(_background_tasks.discard)
+    return task
+
+
+def import_module_and_attr(full_path: str, *, reload_module: bool = False) -> tuple[ModuleType, Any]:
+    """Import what a text names.
+
+    Args:
+        full_path: `module:name` or `module.name`.
+        reload_module: execute the module again, where it was imported before.
+
+    Returns:
+        The module and the attribute.
+
+    Raises:
+        ValueError: the text has several colons.
+    """
+    if full_path.count(":") > 1:
+        raise ValueError(f'Got invalid import path "{full_path}". An import path may have at most one colon.')
+    name, _, attribute = full_path.rpartition(":" if ":" in full_path else ".")
+    module = importlib.import_module(name)
+    if reload_module:
+        importlib.reload(module)
+    return module, getattr(module, attribute)
+
+
+def import_attr(full_path: str, *, reload_module: bool = False) -> Any:
+    """Import what `module:name` or `module.name` names."""
+    return import_module_and_attr(full_path, reload_module=reload_module)[1]
+
+
+def load_class(path: str) -> Any:
+    """Import the class that `module.name` names.
+
+    Raises:
+        ValueError: the text has no dot.
+    """
+    if "." not in path:
+        raise ValueError("You need to pass a valid path like mymodule.provider_class")
+    return import_attr(path)
+
+
+def get_function_args(callable: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters of a function."""
+    return list(inspect.signature(callable).parameters)
+
+
+def get_random_alphanumeric_string(length: int) -> str:
+    """Return random lower-case ASCII letters and digits."""
+    return "".join(random.choices(_ALPHABET, k=length))
+
+
+def get_ray_address_file(temp_dir: str | None) -> str:
+    """Return the file in which Ray keeps the address of its last cluster. hpcray writes none."""
+    return os.path.join(temp_dir or get_ray_temp_dir(), "ray_current_cluster")
+
+
+def try_to_create_directory(directory_path: str) -> None:
+    """Make a directory, and those above it; who may read or write `/tmp` may do so there, if that can be set."""
+    path = os.path.expanduser(directory_path)
+    os.makedirs(path, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.chmod(path, stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
+
+
+def resources_from_ray_options(options_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources that a task with these options requests.
+
+    Raises:
+        ValueError: `resources` has a name that is an option of its own, or is reserved.
+    """
+    resources = dict(options_dict.get("resources") or {})
+    for names in (("CPU", "GPU"), ("memory", "object_store_memory")):
+        if any(name in resources for name in names):
+            raise ValueError(f"The resources dictionary must not contain the key '{names[0]}' or '{names[1]}'")
+    if PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME in resources:
+        raise ValueError(f"The resource should not include `bundle` which is reserved for Ray. resources: {resources}")
+    given = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory", "object_store_memory": "object_store_memory"}
+    for name, option in given.items():
+        amount = options_dict.get(option)
+        if amount is not None:
+            resources[name] = int(amount) if name == "memory" else amount
+    if (kind := options_dict.get("accelerator_type")) is not None:
+        resources[f"{RESOURCE_CONSTRAINT_PREFIX}{kind}"] = _ACCELERATOR_SHARE
+    return resources
+
+
+class TimerBase(ABC):
+    """A clock that tests can replace."""
+
+    @abstractmethod
+    def time(self) -> float:
+        """Return the time in seconds."""
+
+
+class Timer(TimerBase):
+    """The clock of this computer."""
+
+    def time(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
+
+# ------------------------------------------------------------ ray._private.utils alone
+
+
+def format_error_message(exception_message: str, task_exception: bool = False) -> str:
+    """Return a traceback's text; with `task_exception` without its second and third line, which name the worker."""
+    lines = exception_message.split("\n")
+    return "\n".join(lines[:1] + lines[3:] if task_exception else lines)
+
+
+def get_ray_doc_version() -> str:
+    """Return the part of an address at docs.ray.io that stands for this version of Ray."""
+    import ray
+
+    return f"releases-{ray.__version__}" if re.fullmatch(r"\d+\.\d+\.\d+", ray.__version__) else "master"
+
+
+def is_in_test() -> bool:
+    """Return True in a test of pytest or Buildkite."""
+    return any(name in os.environ for name in ("PYTEST_CURRENT_TEST", "BUILDKITE"))

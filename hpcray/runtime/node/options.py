@@ -95,6 +95,7 @@ NODE_FLAGS = (
     NodeFlag("labels", "K=V,...", _labels, "labels of this node, for label_selector", True),
     NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),
     NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
+    NodeFlag("ray_libraries", "DIR", str, "as --as-ray, with Ray's own libraries from this directory"),
     NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
     NodeFlag("broadcast_env", "DIR", str, "read this directory once per job, use copies on the nodes"),
 )
@@ -113,6 +114,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         resources: the node's custom resources.
         distributed: whether this process is a rank of a launcher; False: the only node.
         as_ray: whether `import ray` in the program is hpcray.
+        ray_libraries: a directory that holds Ray's own libraries (`python -m hpcray.compat libraries`); "": none.
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
         node_id, node_name: "": the id is drawn, the name is the address.
@@ -125,6 +127,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     resources: dict[str, float] = {}
     distributed: bool = False
     as_ray: bool = False
+    ray_libraries: str = ""
     broadcast_env: str = ""
     driver: list[str] = []
     node_id: str = ""

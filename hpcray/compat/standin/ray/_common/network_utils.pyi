@@ -2,8 +2,10 @@
 # mypy: ignore-errors
 from hpcray.compat.names.network_utils import build_address as build_address
 from hpcray.compat.names.network_utils import find_free_port as find_free_port
+from hpcray.compat.names.network_utils import get_all_interfaces_ip as get_all_interfaces_ip
 from hpcray.compat.names.network_utils import get_localhost_ip as get_localhost_ip
 from hpcray.compat.names.network_utils import get_node_ip_address as get_node_ip_address
 from hpcray.compat.names.network_utils import is_ipv6 as is_ipv6
 from hpcray.compat.names.network_utils import is_localhost as is_localhost
+from hpcray.compat.names.network_utils import node_ip_address_from_perspective as node_ip_address_from_perspective
 from hpcray.compat.names.network_utils import parse_address as parse_address

@@ -4,4 +4,5 @@ from hpcray.compat.names.nested_dicts import deep_update as deep_update
 from hpcray.compat.names.nested_dicts import flatten_dict as flatten_dict
 from hpcray.compat.names.nested_dicts import merge_dicts as merge_dicts
 from hpcray.compat.names.nested_dicts import unflatten_dict as unflatten_dict
+from hpcray.compat.names.nested_dicts import unflatten_list_dict as unflatten_list_dict
 from hpcray.compat.names.nested_dicts import unflattened_lookup as unflattened_lookup

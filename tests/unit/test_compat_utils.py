@@ -1,0 +1,126 @@
+"""Helpers of `ray._common`, `ray._raylet` and `ray.util` that Ray's libraries call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from hpcray.api.placement_group import check_request
+from hpcray.compat.names import autoscaler_sdk, nested_dicts, placement_group, ray_constants, raylet, utils
+from hpcray.compat.names.memory_leaks import _test_some_code_for_memory_leaks
+
+
+class Point(NamedTuple):
+    timestamp: float
+    value: float
+
+
+def test_what_a_text_names_is_imported() -> None:
+    assert utils.import_attr("json.dumps") is utils.import_attr("json:dumps") is json.dumps
+    assert utils.import_module_and_attr("os.path:join")[0].__name__ == "posixpath"
+    assert utils.load_class("json.decoder.JSONDecoder") is json.JSONDecoder
+    with pytest.raises(ValueError, match="at most one colon"):
+        utils.import_attr("a:b:c")
+    with pytest.raises(ValueError, match="valid path"):
+        utils.load_class("nothing")
+
+
+def test_resources_are_read_from_options() -> None:
+    options = {"num_cpus": 2, "memory": 1e6, "resources": {"disk": 1}, "accelerator_type": "A100"}
+    assert utils.resources_from_ray_options(options) == {
+        "CPU": 2, "memory": 1_000_000, "disk": 1, "accelerator_type:A100": 0.001,
+    }  # fmt: skip
+    for wrong in ("CPU", "memory", "bundle"):
+        with pytest.raises(ValueError, match=r"must not contain|should not include"):
+            utils.resources_from_ray_options({"resources": {wrong: 1}})
+
+
+def test_a_background_task_ends_though_nobody_holds_it() -> None:
+    done = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.01)
+        done.append(1)
+
+    async def main() -> None:
+        utils.run_background_task(work())
+        await asyncio.sleep(0.1)
+
+    asyncio.run(main())
+    assert done == [1]
+
+
+def test_variables_that_are_no_numbers_give_the_default(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_constants.logger, "propagate", True)
+    monkeypatch.setenv("A", " 7 ")
+    monkeypatch.setenv("B", "seven")
+    assert (ray_constants.env_integer("A", 1), ray_constants.env_integer("B", 2)) == (7, 2)
+    assert (ray_constants.env_float("A", 1), ray_constants.env_float("C", 0.5)) == (7.0, 0.5)
+    assert "Found B in environment, but value must be an integer. Got: seven" in caplog.text
+
+
+def test_lists_are_made_of_numbers_in_paths() -> None:
+    nested = {"a": [{"b": 1}, {"c": [2, 3]}], "d": {"e": {}}}
+    assert nested_dicts.unflatten_list_dict(nested_dicts.flatten_dict(nested, flatten_list=True)) == {"a": nested["a"]}
+    assert nested_dicts.unflatten_list_dict({"0/x": 1, "1/x": 2}) == [{"x": 1}, {"x": 2}]
+    with pytest.raises(AssertionError, match="in order"):
+        nested_dicts.unflatten_list_dict({"a/1": 1})
+
+
+def test_step_functions_are_added_and_averaged() -> None:
+    series = [[Point(0.0, 1.0), Point(1.004, 1.0), Point(2.0, 3.0)], [Point(1.0, 2.0), Point(2.001, 0.0)]]
+    assert raylet.merge_instantaneous_total_cython(series) == [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0)]
+    unset = float("-inf")
+    average: Callable[..., Any] = raylet.time_weighted_average_cython
+    steps = [Point(10.0, 1.0), Point(12.0, 4.0)]
+    assert average(steps, unset, unset, 1.0) == pytest.approx((2 * 1 + 1 * 4) / 3)
+    assert average(steps, 11.0, 14.0, 1.0) == pytest.approx((1 * 1 + 2 * 4) / 3)
+    assert average(steps, 8.0, 12.0, 1.0) == pytest.approx(2 * 1 / 4)
+    assert average(steps, 20.0, unset, 1.0) is None
+    assert average([], unset, unset, 1.0) is None
+
+
+def test_labels_are_compared_with_a_selector() -> None:
+    labels = {"region": "us", "kind": "big"}
+    assert raylet.node_labels_match_selector(labels, {"region": "in(us,eu)", "kind": "!small"})
+    assert not raylet.node_labels_match_selector(labels, {"region": "!in(us,eu)"})
+    assert not raylet.node_labels_match_selector({}, {"region": "us"})
+
+
+def test_requests_for_groups_and_nodes_are_checked() -> None:
+    assert check_request([{"CPU": 1}], None, None, None, None, None)[1] == "PACK"
+    placement_group.validate_placement_group([{"CPU": 1}], "SPREAD", "detached")
+    with pytest.raises(ValueError, match="Invalid placement group strategy"):
+        placement_group.validate_placement_group([{"CPU": 1}], "ANYWHERE")
+    with pytest.raises(ValueError, match="lifetime"):
+        placement_group.validate_placement_group([{"CPU": 1}], lifetime="ever")
+    assert placement_group._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
+    assert not placement_group._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
+    autoscaler_sdk.request_resources(num_cpus=4, bundles=[{"CPU": 1}], bundle_label_selectors=[{"a": "b"}])
+    with pytest.raises(TypeError, match="number"):
+        autoscaler_sdk.request_resources(bundles=[{"CPU": True}])
+    with pytest.raises(ValueError, match="must be provided"):
+        autoscaler_sdk.request_resources(bundle_label_selectors=[{}])
+
+
+def test_code_that_keeps_memory_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[bytes] = []
+    suspects = _test_some_code_for_memory_leaks("keeps", None, lambda: kept.append(bytes(5000)), repeats=8)
+    assert suspects
+    assert suspects[0].memory_increase >= 7 * 5000
+    assert suspects[0].slope == pytest.approx(5033, rel=0.1)
+    assert _test_some_code_for_memory_leaks("keeps nothing", None, lambda: bytes(5000), 8, 2, 10_000) == []
+
+
+def test_values_travel_as_messagepack() -> None:
+    kept: list[Any] = []
+    data = raylet.MessagePackSerializer.dumps({"a": [1, b"x", 1 + 2j]}, lambda value: kept.append(value) or 0)
+    assert raylet.MessagePackSerializer.loads(data, kept.__getitem__) == {"a": [1, b"x", 1 + 2j]}
+    with pytest.raises(TypeError, match="complex"):
+        raylet.MessagePackSerializer.dumps(1j)
