@@ -134,9 +134,7 @@ class ActorClass(Generic[T]):
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
             name = self.__ray_actor_class__.__name__
-            raise TypeError(
-                f"Actors cannot be instantiated directly. Instead of '{name}()', you should use '{name}.remote()'."
-            )
+            raise TypeError(f"Actors cannot be instantiated directly. Instead of '{name}()', use '{name}.remote()'.")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         if not kwargs.pop("_made_by_hpcray", False):

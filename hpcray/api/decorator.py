@@ -101,8 +101,8 @@ def _make(target: Any, options: dict[str, Any]) -> Any:
         return make_actor_class(target, ActorOptions(options))
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         raise ValueError(
-            "'async def' should not be used for remote tasks; hint: make it a method of an actor, or call "
-            "`asyncio.run(...)` inside a plain function"
+            "'async def' should not be used for remote tasks. You can wrap the async function with `asyncio.run(f())`. "
+            "hint: or make it a method of an actor"
         )
     if callable(target) and not isinstance(target, (RemoteFunction, ActorClass)):
         made: RemoteFunction[..., Any] = RemoteFunction(target, TaskOptions(options))

@@ -195,7 +195,8 @@ def wait(
         raise ValueError(f"Invalid number of objects to return {num_returns}.")
     if num_returns > len(refs):
         raise ValueError(
-            f"num_returns cannot be greater than the number of objects provided: {num_returns} > {len(refs)}."
+            "num_returns cannot be greater than the number of ray_waitables provided to ray.wait: "
+            f"{num_returns} > {len(refs)}."
         )
     return process.wait(refs, num_returns, timeout, fetch_local)
 

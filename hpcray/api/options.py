@@ -341,7 +341,8 @@ class _OptionsBase:
             rule.validate(keyword, value)
         if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):
             raise ValueError(
-                "Give the placement group in scheduling_strategy; the placement_group option is deprecated."
+                "Placement groups should be specified via the scheduling_strategy option. "
+                "The placement_group option is deprecated."
             )
         self.name: str = self._option("name") or ""
         self.unsupported: str = self._find_unsupported()

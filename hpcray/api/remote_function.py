@@ -84,7 +84,7 @@ class RemoteFunction(Generic[P, R_co]):
     if not TYPE_CHECKING:  # so that type checkers refuse the call
 
         def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-            name = getattr(self._function, "__name__", "f")
+            name = f"{self._function.__module__}.{getattr(self._function, '__name__', 'f')}"
             raise TypeError(
                 f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
             )

@@ -240,7 +240,7 @@ class RuntimeContext:
         """
         actor = self._source("Actor state").running_actor()
         if actor is None:
-            raise AssertionError("was_current_actor_reconstructed is for actors; this process is none")
+            raise AssertionError("This method is only available in an actor; this process is none.")
         return actor.restarts != 0
 
     def get_assigned_resources(self) -> dict[str, float]:
@@ -251,7 +251,9 @@ class RuntimeContext:
         """
         source = self._source("Assigned resources")
         if source.kind != "worker":
-            raise AssertionError(f"get_assigned_resources() is for tasks and actors; this process is a {source.kind}")
+            raise AssertionError(
+                f"This method is only available when the process is a worker. Current mode: {source.kind}"
+            )
         return to_amounts(source.held_resources())
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
