@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.node.slurm_nodes import PERIOD, SlurmNodes, leaving_hosts
+from hpcray.runtime.node.slurm_nodes import PERIOD, NodeQuery, leaving_hosts
 
 SINFO = """#!/bin/sh
 echo asked >> "$0.log"
@@ -48,7 +48,7 @@ def test_one_question_at_a_time_and_not_too_often(tmp_path: Path, monkeypatch: p
     sinfo.chmod(sinfo.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     loop, found = OneWatch(), list[set[str]]()
-    nodes = SlurmNodes(loop, {"SLURM_JOB_NODELIST": "n[1-2]"})  # type: ignore[arg-type]
+    nodes = NodeQuery(loop, {"SLURM_JOB_NODELIST": "n[1-2]"})  # type: ignore[arg-type]
     for _ in range(3):
         nodes.query(found.append)
     loop.run()
@@ -64,9 +64,9 @@ def test_one_question_at_a_time_and_not_too_often(tmp_path: Path, monkeypatch: p
 
 def test_outside_of_slurm_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = OneWatch()
-    SlurmNodes(loop, {}).query(lambda hosts: None)  # type: ignore[arg-type]
+    NodeQuery(loop, {}).query(lambda hosts: None)  # type: ignore[arg-type]
     monkeypatch.setenv("PATH", "/nowhere")
-    without = SlurmNodes(loop, {"SLURM_JOB_NODELIST": "n1"})  # type: ignore[arg-type]
+    without = NodeQuery(loop, {"SLURM_JOB_NODELIST": "n1"})  # type: ignore[arg-type]
     without.query(lambda hosts: None)
     without.close()
     assert not loop.calls

@@ -19,7 +19,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, WORKER
 from hpcray.protocol.serialization import serialize_error
-from hpcray.runtime.node.slurm_nodes import SlurmNodes
+from hpcray.runtime.node.slurm_nodes import NodeQuery
 from hpcray.runtime.raylet.raylet import Raylet
 
 LEAVING_TIME = 8.0
@@ -60,7 +60,7 @@ class NodeDrain:
         self._forwarded: set[int] = set()
         self._core: drain.DrainCore | None = None
         self._remote_driver = b""
-        self._slurm_nodes = SlurmNodes(raylet.loop, os.environ)
+        self._slurm_nodes = NodeQuery(raylet.loop, os.environ)
         raylet.head_location.listeners.append(self._register_driver)
 
     def lead(self, run: m.RunInfo, head: Gcs) -> None:

@@ -15,7 +15,7 @@ _LEAVING = ("drain", "drng", "fail")
 """Beginnings of the states of such nodes."""
 
 
-class SlurmNodes:
+class NodeQuery:
     """Asks sinfo, when it is wanted, without keeping the raylet waiting.
 
     Args:
