@@ -154,6 +154,23 @@ def test_a_module_of_ray_is_preloaded_in_the_template(wheel: Path, tmp_path: Pat
     assert "warning" not in ended.stderr
 
 
+@pytest.mark.parametrize("named", [{}, {"HPCRAY_PRELOAD": ""}], ids=["by itself", "not asked for"])
+def test_the_node_of_a_program_that_uses_ray_data_preloads_it(
+    wheel: Path, tmp_path: Path, named: dict[str, str]
+) -> None:
+    """Hundreds of workers that each import it are most of the time of a short pipeline."""
+    (wheel / "ray" / "data" / "__init__.py").write_text("import os\nimport ray\nPID = os.getpid()")
+    program = tmp_path / "program.py"
+    program.write_text(f"import hpcray.compat.ray\nimport ray.data\n{PRELOADED.replace('ray.tune', 'ray.data')}")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, str(program)], env={**os.environ, "PYTHONPATH": path, LENT: str(wheel), **named},
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["True", "False" if named else "True"]
+
+
 @pytest.mark.parametrize(("version", "match"), [("2.9.0", "holds Ray 2.9.0, and hpcray has"), ("", "holds no Ray")])
 def test_a_wheel_of_another_version_is_not_lent(wheel: Path, version: str, match: str) -> None:
     if version:

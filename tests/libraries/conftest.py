@@ -42,10 +42,12 @@ def libraries() -> str:
 @pytest.fixture(scope="package")
 def job(libraries: str) -> Iterator[Any]:
     """The module `ray` in a running job of one node, which the tests of this directory share."""
-    for ray in imported_ray(libraries):
-        ray.init(num_cpus=CPUS, include_dashboard=False, object_store_memory=400 << 20)
-        yield ray
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("HPCRAY_PRELOAD", "ray.data,ray.tune")
+        for ray in imported_ray(libraries):
+            ray.init(num_cpus=CPUS, include_dashboard=False, object_store_memory=400 << 20)
+            yield ray
+            ray.shutdown()
 
 
 @pytest.fixture
