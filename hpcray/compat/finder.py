@@ -19,6 +19,7 @@ from typing import Any
 
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.compat import table
+from hpcray.compat.amendments import amended_spec
 from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 
@@ -135,7 +136,7 @@ class Finder:
         if fullname != "ray" and not fullname.startswith("ray."):
             return None
         if self.lends(fullname):
-            return None
+            return amended_spec(fullname, path)
         if fullname not in table.MODULES:
             if _called_by_find_spec():
                 return None

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
@@ -41,20 +42,27 @@ def _named() -> str | None:
 
 
 def _first_interface() -> str | None:
+    return next((address for _, address in _interfaces() if not address.startswith("127.")), None)
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has an IPv4 address; None if none has it."""
+    return next((name for name, found in _interfaces() if found == address), None)
+
+
+def _interfaces() -> Iterator[tuple[str, str]]:
+    """Names and IPv4 addresses of the interfaces that have one."""
     try:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     except OSError:
-        return None  # no descriptor is left; an error that is on its way must not end in this one
+        return  # no descriptor is left; an error that is on its way must not end in this one
     with sock:
         for _, name in socket.if_nameindex():
             try:
                 reply = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
                 continue  # an interface without an IPv4 address
-            found = socket.inet_ntoa(reply[20:24])
-            if not found.startswith("127."):
-                return found
-    return None
+            yield name, socket.inet_ntoa(reply[20:24])
 
 
 def peer_pid_and_uid(sock: socket.socket) -> tuple[int, int]:

@@ -35,6 +35,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
+from hpcray.runtime.worker import blocking_get
 
 CHANGING = ("_global_node",)
 """Names whose value the facade must not cache."""
@@ -64,7 +65,15 @@ def _report_unhandled(error: BaseException) -> None:
 UnhandledErrors.report = staticmethod(_report_unhandled)
 
 blocking_get_inside_async_warned = False
-"""Without effect: Ray sets it after it has warned of a blocking get() in an async actor."""
+"""A program that sets it is not warned of a blocking get() in an async actor."""
+
+
+def _blocking_is_expected() -> bool:
+    module: Any = sys.modules.get("ray._private.worker") or sys.modules[__name__]
+    return bool(module.blocking_get_inside_async_warned)
+
+
+blocking_get.is_expected = _blocking_is_expected
 
 
 _post_init_hooks = post_init_hooks

@@ -140,13 +140,29 @@ def _executing(hook: str, name: str, attributes: dict[str, str], parent: Context
         context.detach(token)
 
 
+class _DictPropagator:
+    """The context of the current span as a dictionary, for those who carry it to another process themselves."""
+
+    @staticmethod
+    def inject_current_context() -> Context:
+        """Return the context."""
+        from opentelemetry import propagate
+
+        carrier: Context = {}
+        propagate.inject(carrier)
+        return carrier
+
+    @staticmethod
+    def extract(context_dict: Context) -> Any:
+        """Return the context as OpenTelemetry's."""
+        from opentelemetry import propagate
+
+        return propagate.extract(context_dict)
+
+
 def _with_context(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Add the context of the current span to the keyword arguments of a call."""
-    from opentelemetry import propagate
-
-    parent: Context = {}
-    propagate.inject(parent)
-    return {**kwargs, _CONTEXT: parent}
+    return {**kwargs, _CONTEXT: _DictPropagator.inject_current_context()}
 
 
 def _here(attributes: dict[str, str]) -> dict[str, str]:

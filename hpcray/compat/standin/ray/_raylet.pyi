@@ -14,6 +14,11 @@ from hpcray import DynamicObjectRefGenerator as DynamicObjectRefGenerator
 from hpcray import ObjectID as ObjectID
 from hpcray import ObjectRef as ObjectRef
 from hpcray import ObjectRefGenerator as ObjectRefGenerator
+from hpcray.compat.names.authentication import AuthenticationMode as AuthenticationMode
+from hpcray.compat.names.authentication import AuthenticationTokenLoader as AuthenticationTokenLoader
+from hpcray.compat.names.authentication import get_authentication_mode as get_authentication_mode
+from hpcray.compat.names.authentication import validate_authentication_token as validate_authentication_token
+from hpcray.compat.names.serialization_context import SerializedObject as SerializedObject
 from hpcray.compat.names.gcs_client import GcsClient as GcsClient
 from hpcray.compat.names import BaseID as BaseID
 from hpcray.compat.names import ActorClassID as ActorClassID
