@@ -184,9 +184,9 @@ class DAGNode(DAGNodeBase):
         """Forget the results of the last execution."""
         self.cache_from_last_execute = {}
 
-    @abstractmethod
     def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
-        """Run this node, whose arguments are results by now."""
+        """Run this node, whose arguments are results by now. Other libraries have nodes that cannot be run."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be executed")
 
     # ------------------------------------------------------------ walks
 

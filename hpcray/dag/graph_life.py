@@ -112,7 +112,8 @@ class GraphLife:
             self._graph.close()
             if engine.closed:
                 return
-            for proc in {party.proc for party in self._parties.values() if party.node != self.process.node}:
+            # Also those of this node, which the memory's end wakes, may wait for messages.
+            for proc in {party.proc for party in self._parties.values()} - {self.process.me}:
                 engine.send(proc, m.CloseGraph(self.ident))
             engine.flush()
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
 from hpcray.dag.base import DAGNodeBase
 
-_instances: dict[int, _PyObjScanner] = {}
+Source = TypeVar("Source")
+Target = TypeVar("Target")
+
+_instances: dict[int, _PyObjScanner[Any, Any]] = {}
 """The scanners at work, by id: a pickle can name one by a number only."""
 
 
@@ -19,7 +22,7 @@ def _get_node(instance_id: int, node_index: int) -> Any:
     return _instances[instance_id]._replace_index(node_index)
 
 
-class _PyObjScanner(cloudpickle.CloudPickler):  # type: ignore[misc]
+class _PyObjScanner(cloudpickle.CloudPickler, Generic[Source, Target]):  # type: ignore[misc]
     """Finds the objects of some classes in a value, and makes copies of the value with others in their places.
 
     Args:
@@ -70,7 +73,7 @@ class _PyObjScanner(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 def nested_nodes(obj: Any) -> list[Any]:
     """Return the nodes in a value, in the order of appearance, with repetition."""
-    scanner = _PyObjScanner()
+    scanner: _PyObjScanner[Any, Any] = _PyObjScanner()
     try:
         return scanner.find_nodes(obj)
     finally:
@@ -79,7 +82,7 @@ def nested_nodes(obj: Any) -> list[Any]:
 
 def replaced(obj: Any, replacement: Any) -> Any:
     """Return a copy of a value with `replacement(node)` in the place of each node; called once for each."""
-    scanner = _PyObjScanner()
+    scanner: _PyObjScanner[Any, Any] = _PyObjScanner()
     try:
         table: dict[Any, Any] = {}
         for node in scanner.find_nodes(obj):

@@ -147,6 +147,6 @@ class ChannelValue(Struct, array_like=True, tag=124):
 
 
 class CloseGraph(Struct, array_like=True, tag=125):
-    """driver of a compiled graph→process of another node with an actor of it: it is torn down."""
+    """driver of a compiled graph→process with an actor of it: it is torn down."""
 
     graph: bytes

@@ -1,0 +1,88 @@
+"""Compiled graphs whose actors are on several nodes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import MPIRUN, Job
+
+PROGRAM = """
+import time
+import numpy as np
+import hpcray as ray
+from hpcray.dag import InputNode, MultiOutputNode
+
+ray.init()
+ids = sorted((n["Index"], n["NodeID"]) for n in ray.nodes())
+where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ident, soft=False) for _, ident in ids]
+
+@ray.remote(num_cpus=0)
+class Stage:
+    def __init__(self, amount):
+        self.amount = amount
+    def add(self, x):
+        return x + self.amount
+    def echo(self, x):
+        return x
+    def fail(self, x):
+        raise KeyError(x)
+    def sleep(self, x):
+        time.sleep(x)
+
+here, there, beside = (Stage.options(scheduling_strategy=where[n]).remote(a) for n, a in ((0, 1), (1, 10), (1, 100)))
+
+# All ways: driver to both nodes, node to node and back, within the other node, errors.
+with InputNode() as inp:
+    x = there.add.bind(here.add.bind(inp))
+    y = beside.add.bind(x)
+    graph = MultiOutputNode([x, y, here.add.bind(y), there.fail.bind(inp)]).experimental_compile()
+for i in range(50):
+    *good, bad = graph.execute(i)
+    assert ray.get(good) == [i + 11, i + 111, i + 112]
+    try:
+        ray.get(bad)
+    except KeyError as error:
+        assert error.cause.args == (i,)
+    else:
+        raise AssertionError("no error")
+for i in range(50):
+    graph.execute(i)
+graph.teardown()
+
+# Large values, which stay, and refs in values.
+with InputNode() as inp:
+    graph = here.echo.bind(there.echo.bind(inp)).experimental_compile()
+kept = [ray.get(graph.execute(np.full(1_000_000, i, float))) for i in range(25)]
+assert all((array == i).all() for i, array in enumerate(kept))
+refs = [ray.get(graph.execute([ray.put(i)])) for i in range(25)]
+assert ray.get([ref for (ref,) in refs]) == list(range(25))
+graph.teardown()
+
+# A death on the other node, while values are under way.
+with InputNode() as inp:
+    graph = here.echo.bind(there.sleep.bind(inp)).experimental_compile()
+waiting = graph.execute(60)
+ray.kill(there)
+began = time.monotonic()
+try:
+    ray.get(waiting, timeout=50)
+except ray.exceptions.ActorDiedError:
+    assert time.monotonic() - began < 30
+else:
+    raise AssertionError("no error")
+with InputNode() as inp:
+    graph = beside.add.bind(here.add.bind(inp)).experimental_compile()
+assert ray.get(graph.execute(1)) == 102
+print("done")
+"""
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_values_errors_and_deaths_cross_nodes(tmp_path: Path) -> None:
+    script = tmp_path / "graphs.py"
+    script.write_text(PROGRAM)
+    with Job([*MPIRUN, "-n", "2", sys.executable, "-m", "hpcray", str(script)]) as job:
+        ended = job.wait(110)
+    assert (ended.code, ended.out.split()) == (0, ["done"]), ended.err[-3000:]
