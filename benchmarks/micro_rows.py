@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -100,6 +101,9 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
 
         def small_value_batch(self, count: int) -> None:
             ray.get([small_value.remote() for _ in range(count)])
+
+        def same(self, x: object) -> object:
+            return x
 
     @ray.remote(num_cpus=0)
     class AsyncActor:
@@ -272,6 +276,50 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
     def _() -> Iterator[Timed]:
         with actors(AsyncActor, clients) as servers, actors(Client, clients, servers) as callers:
             yield lambda: ray.get([client.batch.remote(BATCH) for client in callers]) and None
+
+    # ------------------------------------------------------------ compiled graphs
+
+    @contextlib.contextmanager
+    def chain(count: int) -> Iterator[Any]:
+        dag = importlib.import_module(f"{ray.__name__}.dag")
+        with actors(Actor, count) as stages:
+            with dag.InputNode() as value:
+                node = value
+                for stage in stages:
+                    node = stage.same.bind(node)
+            graph = node.experimental_compile()
+            yield graph
+            graph.teardown()
+
+    @row("compiled graph, one actor", LATENCY)
+    def _() -> Iterator[Timed]:
+        with chain(1) as graph:
+            yield lambda: ray.get(graph.execute(b"ok")) and None
+
+    @row("compiled graph, chain of two actors", LATENCY)
+    def _() -> Iterator[Timed]:
+        with chain(2) as graph:
+            yield lambda: ray.get(graph.execute(b"ok")) and None
+
+    @row("compiled graph, executions in flight", RATE, BATCH)
+    def _() -> Iterator[Timed]:
+        with chain(2) as graph:
+
+            def call() -> None:
+                pending: list[Any] = []
+                for _ in range(BATCH):
+                    pending.append(graph.execute(b"ok"))
+                    if len(pending) == 10:
+                        ray.get(pending)
+                        pending.clear()
+
+            yield call
+
+    @row("compiled graph, 100 MB there and back", BANDWIDTH, 0.2)
+    def _() -> Iterator[Timed]:
+        array = np.zeros(100_000_000, np.uint8)
+        with chain(1) as graph:
+            yield lambda: len(ray.get(graph.execute(array))) and None
 
     @row("placement group create/removal", RATE, GROUPS)
     def _() -> Iterator[Timed]:

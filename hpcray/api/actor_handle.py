@@ -203,7 +203,13 @@ class ActorMethod(Generic[P, R_co]):
         from hpcray.dag.class_node import bind_method
 
         plan = self._plan
-        plan.arity.check(self._name, args, kwargs)
+        try:
+            plan.arity.check(self._name, args, kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"{error}. The given arguments to `bind` don't match the function `{self._name}`. args: {args}. "
+                f"kwargs: {kwargs}."
+            ) from None
         options = {
             "name": plan.given.get("name", ""),
             "num_returns": self._num_returns,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 from hpcray.common.task_errors import RayTaskError
 from hpcray.dag.channels import Failed
+from hpcray.protocol.out_of_band import pickling
 
 
 class _Graph(Protocol):
@@ -56,7 +57,7 @@ class CompiledDAGRef:
         raise ValueError("CompiledDAGRef cannot be deep copied.")
 
     def __reduce__(self) -> NoReturn:
-        raise ValueError("CompiledDAGRef cannot be pickled.")
+        _refuse_pickling("CompiledDAGRef")
 
     def __del__(self) -> None:
         if not self.__dict__.get("_ray_get_called", True):
@@ -95,7 +96,7 @@ class CompiledDAGFuture:
         raise ValueError("CompiledDAGFuture cannot be deep copied.")
 
     def __reduce__(self) -> NoReturn:
-        raise ValueError("CompiledDAGFuture cannot be pickled.")
+        _refuse_pickling("CompiledDAGFuture")
 
     def __del__(self) -> None:
         if self.__dict__.get("_fut") is not None:
@@ -108,6 +109,12 @@ def unwrapped(value: Any) -> Any:
         return value
     error = value.error
     raise error.as_instanceof_cause() if type(error) is RayTaskError else error
+
+
+def _refuse_pickling(name: str) -> NoReturn:
+    if pickling.refs is not None:  # in an argument or a value
+        raise TypeError(f"Serialization of {name} is not supported.")
+    raise ValueError(f"{name} cannot be pickled.")
 
 
 def _show(ref: CompiledDAGRef | CompiledDAGFuture) -> str:

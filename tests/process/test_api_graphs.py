@@ -127,8 +127,9 @@ def test_several_results_and_existing_actors():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert ray.get(dag.execute(3)) == [3, -3, 0]
-    with pytest.raises(TypeError):
-        actor.add.bind(1, 2, 3)
+    for args, kwargs, match in (((1, 2, 3), {}, "too many positional"), ((), {}, "missing a required argument: 'x'")):
+        with pytest.raises(TypeError, match=match):
+            actor.add.bind(*args, **kwargs)
 
 
 # ------------------------------------------------------------ compiled
@@ -210,6 +211,11 @@ def test_results_can_be_had_in_any_order_and_once(compiled):
     for refuse in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(ValueError, match="CompiledDAGRef cannot be"):
             refuse(refs[2][0])
+    for pass_on in (ray.put, lambda ref: a.echo.remote([ref])):
+        with pytest.raises(TypeError, match="Serialization of CompiledDAGRef is not supported|non-serializable"):
+            pass_on(refs[2][0])
+    with pytest.raises(TypeError, match="wait"):
+        ray.wait([refs[2][0]])
     del refs
     assert ray.get(graph.execute(5)) == [6, 7]
 
