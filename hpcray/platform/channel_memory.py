@@ -30,6 +30,8 @@ _SLOT = struct.Struct("<QQQQ")
 _LOOK = 0.25
 """Seconds. A sleeper looks this often whether the memory was closed meanwhile."""
 _SHORTEST_WINDOW = 20e-6
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
+"""Seconds for which nothing is polled after polling was in vain."""
 _FOREIGN_GAP = 50e-6
 """Seconds between two polls that show that another thread or process computes here."""
 FOREVER = float("inf")
@@ -97,7 +99,8 @@ class ChannelMemory:
     def __init__(self, file: MappedFile, shapes: Sequence[RingShape], spin: float) -> None:
         self.file = file
         self.spin = spin if futex.may_poll() else 0.0
-        self._window = 0.0
+        self._window = self._shut_until = 0.0
+        self._pause = _SHORTEST_PAUSE
         self.rings, at = [], _LINE
         for shape in shapes:
             self.rings.append((shape, at))
@@ -162,7 +165,8 @@ class ChannelMemory:
                 futex.wait(self.file.address + word * _WORD, old, left)
         finally:
             words[flag] = 0
-        if time.monotonic() - began < self.spin:
+        now = time.monotonic()
+        if now - began < self.spin and now >= self._shut_until:
             self._window = self.spin
         return True
 
@@ -173,11 +177,16 @@ class ChannelMemory:
         while words[word] == old:
             give_way()
             now = clock()
-            if now >= until or now - last > _FOREIGN_GAP:
-                self._window = self._window / 2 if self._window > _SHORTEST_WINDOW else 0.0
+            foreign = now - last > _FOREIGN_GAP
+            if now >= until or foreign:
+                self._window = self._window / 2 if self._window > _SHORTEST_WINDOW and not foreign else 0.0
+                if not self._window:
+                    self._shut_until = now + self._pause
+                    self._pause = min(2 * self._pause, _LONGEST_PAUSE)
                 return words[word] != old
             last = now
         self._window = self.spin
+        self._pause = max(0.9 * self._pause, _SHORTEST_PAUSE)
         return True
 
 
