@@ -11,9 +11,11 @@ import cloudpickle
 from hpcray.api.export import unserializable_argument
 from hpcray.api.options import (
     METHOD_RULES,
+    PER_YIELD,
     check_generator,
     check_num_returns,
     did_you_mean,
+    stream_options,
     unsupported_by_methods,
 )
 from hpcray.api.session import require_session
@@ -80,8 +82,7 @@ class _Plan:
             group=given.get("call_group") or "",
             retry_exceptions=cloudpickle.loads(retry) if isinstance(retry, bytes) else retry,
             stream=isinstance(given.get("num_returns"), str),
-            dynamic=given.get("num_returns") == "dynamic",
-            window=given.get("_generator_backpressure_num_objects") or -1,
+            **stream_options(given),
         )
         self.num_returns = check_num_returns(given.get("num_returns"))
         self.unsupported = unsupported_by_methods(given)
@@ -164,6 +165,10 @@ class ActorMethod(Generic[P, R_co]):
         for keyword, value in overrides.items():
             if keyword not in _CALL_OPTIONS:
                 METHOD_RULES[keyword].validate(keyword, value)
+        if PER_YIELD in overrides:
+            raise ValueError(
+                f"{PER_YIELD} cannot be overridden per actor method call. Use @ray.method({PER_YIELD}=...) instead."
+            )
         check_generator(overrides.get("num_returns"), GENERATOR in self._plan.given)
         given = {keyword: value for keyword, value in travelling(overrides).items() if value is not None}
         if "concurrency_group" in given:

@@ -30,9 +30,7 @@ _ALL_STREAMS = "_actor_generator_backpressure_num_objects"
 _NONE = type(None)
 STREAMS = -1
 """Internal value of `num_returns` for generators."""
-NO_YIELDS_OF_MANY = (
-    "the option _num_objects_per_yield is not supported; hint: leave it out, and yield one object at a time"
-)
+PER_YIELD = "_num_objects_per_yield"
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ TASK_RULES: Mapping[str, Rule] = {
     ),
     "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default_value=False),
     "_generator_backpressure_num_objects": _backpressure("_generator_backpressure_num_objects"),
-    "_num_objects_per_yield": _count("_num_objects_per_yield", minimum=1, default=1),
+    PER_YIELD: _count(PER_YIELD, minimum=1, default=1),
 }
 
 ACTOR_RULES: Mapping[str, Rule] = {
@@ -261,7 +259,7 @@ METHOD_RULES: Mapping[str, Rule] = {
     "enable_task_events": Rule((bool, _NONE)),
     "tensor_transport": Rule((str, _NONE)),
     "_generator_backpressure_num_objects": TASK_RULES["_generator_backpressure_num_objects"],
-    "_num_objects_per_yield": TASK_RULES["_num_objects_per_yield"],
+    PER_YIELD: TASK_RULES[PER_YIELD],
 }
 
 
@@ -269,7 +267,17 @@ def unsupported_by_methods(given: Mapping[str, Any]) -> str:
     """Return the reason why calls of a method with these options are refused; "" for none."""
     if given.get("tensor_transport") not in (None, "object_store"):
         return f"tensor_transport={given['tensor_transport']!r} is not supported; hint: leave it out"
-    return NO_YIELDS_OF_MANY if (given.get("_num_objects_per_yield") or 1) != 1 else ""
+    return ""
+
+
+def stream_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `ExtraOptions` that say how a generator's values are sent."""
+    dynamic = given.get("num_returns") == "dynamic"
+    return {
+        "dynamic": dynamic,
+        "window": given.get("_generator_backpressure_num_objects") or -1,
+        "per_yield": 1 if dynamic else given.get(PER_YIELD) or 1,
+    }
 
 
 def yields(function: Any) -> bool:
@@ -356,6 +364,10 @@ class _OptionsBase:
         """
         if self.DECORATOR_ONLY in overrides:
             raise ValueError(f"Setting '{self.DECORATOR_ONLY}' is not supported in '.options()'.")
+        if PER_YIELD in overrides and overrides[PER_YIELD] != (self.given.get(PER_YIELD) or 1):
+            raise ValueError(
+                f"{PER_YIELD} cannot be overridden per task call. Use @ray.remote({PER_YIELD}=...) instead."
+            )
         return type(self)({**self.given, **overrides})
 
     def __getattr__(self, attribute: str) -> Any:
@@ -438,11 +450,6 @@ class TaskOptions(_OptionsBase):
         self.max_calls: int = 1 if gpu_task else self._option("max_calls")
         if not (self.unsupported or self.wrong):
             self.shape = self._shape(self._requested())
-
-    def _find_unsupported(self) -> str:
-        if self._option("_num_objects_per_yield") != 1:
-            return NO_YIELDS_OF_MANY
-        return super()._find_unsupported()
 
 
 class ActorOptions(_OptionsBase):

@@ -29,6 +29,7 @@ _RAY_SETTINGS = {
     "memory_usage_threshold": ("memory_usage_threshold", 1),
     "memory_monitor_refresh_ms": ("memory_monitor_period", 1000),
     "task_oom_retries": ("task_oom_retries", 1),
+    "actor_graceful_shutdown_timeout_ms": ("actor_graceful_shutdown_timeout", 1000),
     "local_gc_interval_s": ("gc_interval", 1),
     "local_gc_min_interval_s": ("gc_min_interval", 1),
     "global_gc_min_interval_s": ("global_gc_min_interval", 1),
@@ -102,7 +103,10 @@ class Config:
         memory_monitor_period: period of that check; 0: never. (RAY_memory_monitor_refresh_ms)
         memory_limit: bytes that this node's processes may use together; 0: what the machine, cgroup or Slurm allow.
         task_oom_retries: how often a task that may run again does so after its worker was ended for lack of memory;
-            -1: always. (RAY_task_oom_retries)
+            -1: without limit, unless nothing else ran there that could have made room, ten times.
+            (RAY_task_oom_retries)
+        actor_graceful_shutdown_timeout: an actor that ends on purpose is killed if its `__ray_shutdown__`, its exit
+            handlers and the tasks that it has submitted take longer. (RAY_actor_graceful_shutdown_timeout_ms)
         gc_interval: each process collects cyclic garbage at least so often: Python's own collector may be switched off,
             and does not know what memory a ref or an actor handle in a cycle holds.
         gc_min_interval: and at most so often, where the objects of its node do not fit into memory.
@@ -161,6 +165,7 @@ class Config:
     memory_monitor_period: Seconds = 0.25
     memory_limit: Bytes = 0
     task_oom_retries: CountOrMinusOne = -1
+    actor_graceful_shutdown_timeout: Seconds = 30.0
     gc_interval: Seconds = 5400.0
     gc_min_interval: Seconds = 10.0
     global_gc_min_interval: Seconds = 10.0

@@ -187,7 +187,7 @@ class ObjectLostError(RayError):
         details: how the object was lost, where known.
     """
 
-    WHY = "All copies of the object are lost."
+    WHY = "All copies of {} have been lost."
 
     def __init__(self, object_ref_hex: str, owner_address: Any = None, call_site: str = "", details: str = "") -> None:
         super().__init__(object_ref_hex, owner_address, call_site, details)
@@ -197,39 +197,58 @@ class ObjectLostError(RayError):
         self.details = details
 
     def _why(self) -> str:
-        return f"{self.WHY} {self.details}".rstrip()
+        return f"{self.WHY.format(self.object_ref_hex)} {self.details}".rstrip()
 
     def __str__(self) -> str:
-        text = f"Failed to retrieve object {self.object_ref_hex}. {self._why()}"
-        return f"{text}\nThe ObjectRef was created at: {self.call_site}" if self.call_site else text
+        site = (
+            f"The ObjectRef was created at: {self.call_site}"
+            if self.call_site
+            else "To see where this ObjectRef was created, set the variable RAY_record_ref_creation_sites=1."
+        )
+        return f"Failed to retrieve object {self.object_ref_hex}. {site}\n\n{self._why()}"
 
 
 class ObjectFetchTimedOutError(ObjectLostError):
     """The object could not be fetched in time."""
 
-    WHY = "Fetching it took too long: no node could send a copy."
+    WHY = "Fetch for object {} timed out because no locations were found for the object: no node could send a copy."
 
 
 class ReferenceCountingAssertionError(ObjectLostError, AssertionError):
     """The object was freed while a reference to it was left; a bug of hpcray."""
 
-    WHY = "It was freed while a reference to it was left. This is a bug of hpcray."
+    WHY = (
+        "The object has already been deleted by the reference counting protocol, while a reference to it was left. "
+        "This should not happen: it is a bug of hpcray."
+    )
 
 
 class ObjectFreedError(ObjectLostError):
     """The program freed the object with `internal.free`."""
 
-    WHY = "It was freed by hand. hint: call `free` only when no reference is needed any more."
+    WHY = (
+        "The object was manually freed using the internal `free` call. hint: call it only when no reference is needed "
+        "any more."
+    )
 
 
 class OwnerDiedError(ObjectLostError):
     """The process that owned the object died."""
 
-    WHY = "Its owner, the process that created the reference, is gone."
+    WHY = "The object's owner has exited: the process that first created the ObjectRef, by `.remote()` or `put()`."
 
     def _why(self) -> str:
         why = super()._why()
         return f"{why} Owner: {self.owner_address}." if self.owner_address else why
+
+
+_UNRECONSTRUCTABLE = {
+    reason: f"OBJECT_UNRECONSTRUCTABLE_{reason}"
+    for reason in (
+        "PUT", "RETRIES_DISABLED", "MAX_ATTEMPTS_EXCEEDED", "LINEAGE_EVICTED", "LINEAGE_DISABLED", "TASK_CANCELLED",
+    )
+}  # fmt: skip
+"""Ray's names of the reasons."""
 
 
 class ObjectReconstructionFailedError(ObjectLostError):
@@ -240,7 +259,7 @@ class ObjectReconstructionFailedError(ObjectLostError):
         reason_message: the cause as a sentence.
     """
 
-    WHY = "It cannot be made again."
+    WHY = "The object cannot be reconstructed."
 
     def __init__(
         self,
@@ -255,19 +274,22 @@ class ObjectReconstructionFailedError(ObjectLostError):
         self.reason_message = reason_message or self.WHY
 
     def _why(self) -> str:
-        return f"[{self.reason or 'UNKNOWN'}] {self.reason_message}"
+        return f"[{_UNRECONSTRUCTABLE.get(self.reason, self.reason) or 'UNKNOWN'}] {self.reason_message}"
 
 
 class ObjectReconstructionFailedMaxAttemptsExceededError(ObjectReconstructionFailedError):
     """The task that creates the object has no retries left."""
 
-    WHY = "The task that makes it has used up its retries. hint: raise max_retries."
+    WHY = (
+        "The object cannot be reconstructed because the maximum number of task retries has been exceeded. hint: raise "
+        "max_retries."
+    )
 
 
 class ObjectReconstructionFailedLineageEvictedError(ObjectReconstructionFailedError):
     """The lineage needed to reconstruct the object was evicted."""
 
-    WHY = "The description of the task that made it was dropped to save memory."
+    WHY = "The object cannot be reconstructed because its lineage has been evicted to reduce memory pressure."
 
 
 def store_full_error(reason: str) -> RayError:

@@ -191,6 +191,36 @@ left = [node["objects"] + node["on_disk"] for node in stores()]
 print(json.dumps({"kept": kept, "good": [good, good_there], "pulled": pulled, "left": left}))
 """
 
+PAST_THE_STORE = """
+import gc, time
+size, count = 40 << 20, 2
+
+@ray.remote(num_cpus=0)
+class Node:
+    def make(self, seeds):
+        self.refs = [ray.put(block(seed, size)) for seed in seeds]
+        return self.refs
+    def check(self, seeds, refs):
+        return [bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in zip(seeds, refs)]
+    def drop(self):
+        self.refs = None
+        gc.collect()
+
+nodes = [Node.options(scheduling_strategy=one).remote() for one in where]
+seeds = [list(range(place * count, (place + 1) * count)) for place in range(len(nodes))]
+kept = ray.get([node.make.remote(mine) for node, mine in zip(nodes, seeds)])
+before = [node["overflow"] for node in stores()]
+good = ray.get([node.check.remote(theirs, refs) for node, theirs, refs in zip(nodes, seeds[::-1], kept[::-1])])
+here = [bool(np.array_equal(ray.get(ref), block(seed, size))) for seed, ref in zip(sum(seeds, []), sum(kept, []))]
+kept = None
+ray.get([node.drop.remote() for node in nodes])
+gc.collect()
+deadline = time.monotonic() + 60
+while (left := [node["overflow"] for node in stores()]) != [0, 0] and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(json.dumps({"before": before, "good": good, "here": here, "left": left}))
+"""
+
 
 def run(tmp_path: Path, ranks: int, script: str, *args: str, **environ: str) -> dict[str, Any]:
     path = tmp_path / "script.py"
@@ -211,6 +241,16 @@ def test_a_job_with_five_times_the_data_that_its_stores_hold(tmp_path: Path, lea
     assert found["capacity"] == [store] * 4
     assert found["good"] == [40] * 4, "every block came back bit by bit, from another node's disk"
     assert min(found["on_disk"]) >= 3 * store
+
+
+@pytest.mark.timeout(210)
+@pytest.mark.parametrize(("same_host", "plane"), [("0", "ucx"), ("0", "mpi"), ("1", "ucx")])
+def test_objects_larger_than_every_store(tmp_path: Path, leak_check: LeakCheck, same_host: str, plane: str) -> None:
+    environ = {"HPCRAY_SAME_HOST": same_host, "HPCRAY_DATA_PLANE": plane}
+    found = run(tmp_path, 2, PAST_THE_STORE, HPCRAY_OBJECT_STORE_MEMORY=str(16 << 20), **environ)
+    assert min(found["before"]) >= 80 << 20, "they lie in files of their nodes"
+    assert found["good"] == [[True] * 2] * 2 and found["here"] == [True] * 4
+    assert found["left"] == [0, 0]
 
 
 @pytest.mark.timeout(210)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
+import signal
+import sys
 import threading
 import time
 
 import pytest
-from engine import Marks, eventually, exceptions, exit_actor, ray
+from engine import Marks, alive, eventually, exceptions, exit_actor, hpcray_only, ray, run_script
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -30,6 +34,31 @@ class Plain:
         except BaseException:
             return "went on"
 
+    def pid(self):
+        return os.getpid()
+
+    def leave(self):
+        sys.exit(0)
+
+    def signal(self, number):
+        os.kill(os.getpid(), number)
+        return "sent"
+
+    def get_later(self, marks, refs):
+        marks.add()
+        eventually(lambda: len(marks.lines()) > 1)
+        return ray.get(refs[0])
+
+    def signal_oneself_once(self, marks):
+        if marks.lines():
+            return "second"
+        atexit.register(marks.add, "atexit")
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            marks.add("finally")
+
     def in_a_thread(self):
         thread = threading.Thread(target=exit_actor)
         thread.start()
@@ -38,6 +67,8 @@ class Plain:
 
 
 class Async:
+    pid, in_a_thread = Plain.pid, Plain.in_a_thread
+
     async def ping(self):
         return "pong"
 
@@ -54,6 +85,16 @@ class Async:
             exit_actor()
         except Exception:
             return "went on"
+
+    async def signal(self, number):
+        os.kill(os.getpid(), number)
+        return "sent"
+
+    async def get_later(self, marks, refs):
+        marks.add()
+        while len(marks.lines()) < 2:
+            await asyncio.sleep(0.01)
+        return await refs[0]
 
     async def in_a_task(self):
         async def leave():
@@ -79,10 +120,14 @@ def test_calls_behind_the_exit_of_an_actor_never_run(method: str, marks: Marks):
     assert marks.lines() == []
 
 
-def test_a_call_whose_thread_ends_the_actor_has_its_value():
-    actor = ray.remote(Plain).remote()
+@pytest.mark.parametrize(("kind", "limit"), [(Plain, 1), (Plain, 2), (Async, 2)])
+def test_a_call_whose_thread_ends_the_actor_has_its_value(kind: type, limit: int, capfd):
+    actor = ray.remote(kind).options(max_concurrency=limit, name="threads", lifetime="detached").remote()
+    pid = ray.get(actor.pid.remote())
     assert ray.get(actor.in_a_thread.remote()) == "went on"
-    assert eventually(lambda: dead(actor.ping.remote()))
+    eventually(lambda: not alive(pid))
+    assert dead(actor.ping.remote())
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize("method", ["raised", "caught"])
@@ -136,8 +181,178 @@ def test_terminate_lets_the_calls_before_it_finish(marks: Marks):
     assert ray.get(before) == ["slept"] * 3
 
 
+def test_tasks_that_an_actor_has_left_end_before_it_does(marks: Marks):
+    @ray.remote
+    def mark():
+        time.sleep(0.5)
+        marks.add()
+
+    class Leaver:
+        def leave(self):
+            mark.remote()
+            exit_actor()
+
+    assert dead(ray.remote(Leaver).remote().leave.remote())
+    assert eventually(lambda: marks.lines() == ["x"])
+
+
+def test_a_reply_with_the_ref_of_another_owner_comes_from_an_actor_that_leaves():
+    class Owner:
+        def make(self):
+            self.ref = ray.put("kept")
+            return [self.ref]
+
+    class Keeper:
+        def take(self, refs):
+            self.refs = refs
+
+        def give(self):
+            return self.refs
+
+    owner = ray.remote(Owner).remote()
+    refs = ray.get(owner.make.remote())
+    for _ in range(10):
+        keeper = ray.remote(Keeper).remote()
+        ray.get(keeper.take.remote(refs))
+        given, end = keeper.give.remote(), keeper.__ray_terminate__.remote()
+        assert ray.get(ray.get(given)) == ["kept"] and dead(end)
+
+
 def test_exit_actor_is_for_actors():
     with pytest.raises(TypeError, match="non-actor worker"):
         exit_actor()
     with pytest.raises(TypeError, match="non-actor worker"):
         ray.get(ray.remote(lambda: exit_actor()).remote())
+
+
+@pytest.mark.parametrize("kind", [Plain, Async])
+def test_sigterm_ends_an_actor_after_the_calls_that_run_at_the_same_time(kind: type, marks: Marks):
+    actor = ray.remote(kind).options(max_concurrency=3).remote()
+    running = actor.get_later.remote(marks, [ray.put("value")])
+    eventually(marks.lines)
+    assert ray.get(actor.signal.remote(signal.SIGTERM)) == "sent"
+    waiting = [actor.ping.remote() for _ in range(10)]
+    time.sleep(0.2)
+    marks.add()
+    assert ray.get(running) == "value"
+    assert all(map(dead, waiting))
+
+
+def test_sigterm_interrupts_the_call_of_an_actor_that_runs_one_at_a_time(marks: Marks):
+    actor = ray.remote(Plain).options(max_restarts=1, max_task_retries=1).remote()
+    assert ray.get(actor.signal_oneself_once.remote(marks)) == "second"
+    assert marks.lines() == ["finally", "atexit"], "what SystemExit runs, and the exit handlers"
+
+
+def test_sigterm_of_an_idle_actor_and_of_a_task_is_a_crash(marks: Marks):
+    actor = ray.remote(Plain).options(max_restarts=1).remote()
+    first = ray.get(actor.pid.remote())
+    os.kill(first, signal.SIGTERM)
+    assert eventually(lambda: not alive(first))
+    assert ray.get(actor.pid.remote()) != first
+
+    @ray.remote(max_retries=1)
+    def task():
+        if marks.add() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return len(marks.lines())
+
+    assert ray.get(task.remote()) == 2
+
+
+def test_children_that_a_task_forks_can_be_terminated():
+    @ray.remote
+    def forks():
+        pid = os.fork()
+        if not pid:
+            time.sleep(60)
+            os._exit(0)
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGTERM)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert ray.get(forks.remote()) == -signal.SIGTERM
+
+
+class Tidy(Plain):
+    def __init__(self, marks):
+        self.marks = marks
+
+    def ray_get(self):
+        return ray.get(ray.put(1))
+
+    def __ray_shutdown__(self):
+        self.marks.add(f"shutdown{self.ray_get()}")
+
+    def __del__(self):
+        self.marks.add("del")
+
+
+@pytest.mark.parametrize("how", ["out of scope", "exit_actor", "terminate", "sys.exit", "SIGTERM"])
+def test_what_an_actor_does_at_its_end(how: str, marks: Marks):
+    actor = ray.remote(Tidy).options(max_concurrency=1 + (how == "SIGTERM")).remote(marks)
+    pid = ray.get(actor.pid.remote())
+    if how == "exit_actor":
+        assert dead(actor.raised.remote())
+    elif how == "terminate":
+        assert dead(actor.__ray_terminate__.remote())
+    elif how == "sys.exit":
+        assert dead(actor.leave.remote())
+    elif how == "SIGTERM":
+        os.kill(pid, signal.SIGTERM)
+    del actor
+    eventually(lambda: not alive(pid))
+    assert marks.lines() == ["shutdown1", "del"]
+
+
+def test_a_killed_actor_does_nothing_at_its_end(marks: Marks):
+    actor = ray.remote(Tidy).remote(marks)
+    pid = ray.get(actor.pid.remote())
+    ray.kill(actor)
+    eventually(lambda: not alive(pid))
+    assert marks.lines() == []
+
+
+def test_a_shutdown_that_raises_leaves_nothing(marks: Marks):
+    @ray.remote
+    class Broken(Plain):
+        def __ray_shutdown__(self):
+            raise ValueError("not today")
+
+    pid = ray.get(Broken.remote().pid.remote())
+    eventually(lambda: not alive(pid))
+
+
+@hpcray_only
+def test_an_actor_that_takes_too_long_to_end_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(STUCK)
+    ended = run_script(script, RAY_actor_graceful_shutdown_timeout_ms="500")
+    assert ended.returncode == 0, ended.stderr
+    assert "its end took longer than 0.5 s" in ended.stderr
+
+
+STUCK = """
+import os, time
+import engine_under_test as ray
+
+ray.init(num_cpus=1)
+
+@ray.remote
+class Stuck:
+    def pid(self):
+        return os.getpid()
+
+    def __ray_shutdown__(self):
+        time.sleep(1000)
+
+actor = Stuck.remote()
+pid = ray.get(actor.pid.remote())
+del actor
+deadline = time.monotonic() + 60
+while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+    time.sleep(0.02)
+assert not os.path.exists(f"/proc/{pid}")
+time.sleep(0.5)
+"""

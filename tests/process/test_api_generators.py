@@ -577,9 +577,73 @@ class TestDynamic:
         assert values(ray.get(Plain.remote().count.options(num_returns="dynamic").remote(3))) == [0, 1, 2]
 
 
+class TestSeveralObjectsPerYield:
+    def test_each_is_a_ref_of_its_own_and_counts_for_back_pressure(self, marks: Marks):
+        @ray.remote(_num_objects_per_yield=2, _generator_backpressure_num_objects=4)
+        def pairs(count):
+            for i in range(count):
+                marks.add()
+                yield i, np.full(200_000, i)
+
+        stream = pairs.remote(5)
+        time.sleep(0.5)
+        assert len(marks.lines()) == 2
+        assert [int(np.max(ray.get(ref))) for ref in stream] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+    def test_methods_plain_and_async(self):
+        @ray.remote
+        class Both:
+            @ray.method(_num_objects_per_yield=2)
+            def plain(self):
+                yield [1, 2]
+
+            @ray.method(_num_objects_per_yield=3)
+            async def coroutine(self):
+                yield 1, 2, 3
+
+        actor = Both.remote()
+        assert values(actor.plain.remote()) == [1, 2] and values(actor.coroutine.remote()) == [1, 2, 3]
+        with pytest.raises(ValueError, match="cannot be overridden"):
+            actor.plain.options(_num_objects_per_yield=2)
+
+    @pytest.mark.parametrize(
+        ("wrong", "kind", "words"),
+        [((1, 2, 3), ValueError, "yielded 3 objects"), ("ab", TypeError, "must yield a tuple or list of length 2")],
+    )
+    def test_what_is_not_so_many_ends_the_stream(self, wrong, kind, words):
+        @ray.remote(_num_objects_per_yield=2)
+        def pairs():
+            yield 1, 2
+            yield wrong
+
+        first, second, error = pairs.remote()
+        assert ray.get([first, second]) == [1, 2]
+        with pytest.raises(kind, match=words):
+            ray.get(error)
+        with pytest.raises(ValueError, match="cannot be overridden"):
+            pairs.options(_num_objects_per_yield=3)
+
+
+@hpcray_only
+def test_batches_of_several_generators_are_taken_whole(marks: Marks):
+    from hpcray.compat.names.generator_batches import wait_for_batches
+
+    slow, quick = gated.remote(marks, 3), count.remote(4)
+    ((first, refs),) = wait_for_batches([(slow, [True, True]), (quick, [True, False, True])], timeout=PATIENCE)
+    assert first is quick and ray.get(refs) == [0, 1, 2] and values(quick) == [3]
+    assert wait_for_batches([(slow, [True, True])], timeout=0.1) == []
+    marks.add()
+    ((_, refs),) = wait_for_batches([(slow, [True, True])], timeout=PATIENCE)
+    assert ray.get(refs) == [0, 1]
+    marks.add()
+    marks.add()
+    assert values(slow) == [2]
+    for wrong in ([slow], [(slow, [])], [(slow, [1])], [(slow, [True]), (slow, [True])]):
+        with pytest.raises((TypeError, ValueError)):
+            wait_for_batches(wrong)
+
+
 @hpcray_only
 def test_options_that_are_not_supported():
-    with pytest.raises(NotImplementedError, match="_num_objects_per_yield"):
-        count.options(_num_objects_per_yield=2).remote(1)
     with pytest.raises(NotImplementedError, match="_actor_generator_backpressure"):
         Plain.options(_actor_generator_backpressure_num_objects=2).remote()

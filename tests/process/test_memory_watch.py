@@ -65,6 +65,13 @@ def test_a_task_that_may_run_again_does(marks: Marks):
     assert len(set(marks.lines())) == 2
 
 
+def test_a_task_that_fits_nowhere_ends_with_the_names_of_the_settings():
+    began = time.monotonic()
+    with pytest.raises(exceptions.OutOfMemoryError, match=r"10 times alone.*HPCRAY_MEMORY_USAGE_THRESHOLD"):
+        ray.get(ray.remote(max_retries=-1)(take).remote(2000), timeout=150)
+    assert time.monotonic() - began > 5, "later runs come after longer and longer pauses"
+
+
 def test_an_actor():
     @ray.remote
     class Hog:

@@ -57,6 +57,18 @@ class TestTasks:
         assert ray.get(ref)[0] == 4
         assert len(marks.lines()) == 8
 
+    def test_with_arguments_by_value_and_puts_that_nobody_refers_to(self, marks: Marks):
+        result = add.remote(marks, np.full(SIZE, 3), 1)
+        of_put = add.remote(marks, ray.put(np.full(SIZE, 5)), 1)
+        of_once = add.remote(marks, make.options(max_retries=0).remote(marks, 9), 1)
+        nested = ray.remote(lambda refs: ray.get(refs[0]) + 1).remote(ray.put([ray.put(np.full(SIZE, 7))]))
+        refs = [result, of_put, of_once, nested]
+        ray.wait(refs, num_returns=4)
+        ray.get([total.remote(np.ones(SIZE)) for _ in range(4)])
+        lose(*refs)
+        assert [array[0] for array in ray.get(refs)] == [4, 6, 10, 8]
+        assert len(marks.lines()) == 7
+
     def test_a_long_chain(self, marks: Marks):
         ref = make.remote(marks, 1)
         step = ray.remote(lambda array: array + 1)
@@ -230,6 +242,9 @@ class TestWhatCannotBe:
         ref = add.remote(marks, add.remote(marks, put, 1), 1)
         ray.wait([ref])
         name = put.hex()
+        lose(put)
+        with pytest.raises(exceptions.ObjectReconstructionFailedError):
+            ray.get(put)
         del put
         lose(ref)
         with pytest.raises(exceptions.ObjectReconstructionFailedError) as caught:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hpcray.common.ids import FIRST_RETURN, PROC_BYTES, owner_of
+from hpcray.common.ids import FIRST_RETURN, PROC_BYTES, PUT_INDEX, owner_of
 from hpcray.core.core_worker.object_entry import TRANSITIONS
 from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED, ObjectEntry
 
@@ -33,6 +33,13 @@ class CheckedState:
         before = getattr(entry, "state", state)
         assert state == before or state in TRANSITIONS[before], f"a {NAMES[before]} object becomes {NAMES[state]}"
         self.slot.__set__(entry, state)
+
+
+def kept_by_lineage(process: Process, oid: bytes) -> bool:
+    """Whether a task may have to run again that took it, and nothing can make it again."""
+    entry = process.table.entries.get(oid)
+    kept = entry is not None and (oid.endswith(PUT_INDEX) or isinstance(entry.task, str))
+    return kept and oid in process.table.lineage.remembered
 
 
 @contextmanager
@@ -102,6 +109,7 @@ class Oracle:
             found.update(ref.id for ref in task.args + task.slots)
             made = process.table.entries.get(task.id + FIRST_RETURN)  # its earlier lives hold what they held
             found.update(ref.id for ref in (made.contained if made is not None else None) or ())
+        found.update(oid for oid in process.table.lineage.remembered if kept_by_lineage(process, oid))
         return found
 
     def closure(self, found: set[bytes]) -> set[bytes]:
@@ -232,7 +240,8 @@ class Oracle:
             if entry.state == STORED:
                 self.check_copies(process, oid)
             assert oid in reachable, f"{oid.hex()} is kept, but nobody can reach it"
-            assert entry.local or entry.borrowers, f"{oid.hex()} is kept for nobody"
+            held = entry.local or entry.borrowers or kept_by_lineage(process, oid)
+            assert held, f"{oid.hex()} is kept for nobody"
         for borrower, count in (entry.borrowers or {}).items():
             assert len(borrower) == PROC_BYTES, f"a pledge at rest: {borrower.hex()}"
             other = self.world.processes[borrower]

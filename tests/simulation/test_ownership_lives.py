@@ -74,7 +74,8 @@ def test_a_value_that_is_here_can_be_read_though_its_owner_remembers_nothing_but
     world = World(Random(0).randrange, 3, 2)
     owner, protector, reader = world.living
     owner.put(owner.state, [], False)
-    owner.put(owner.state, owner.state.vars[:1], False)
+    submit(world, owner, reader, slice(1), -1)
+    finish(world, reader, slice(1))
     submit(world, owner, protector, slice(1, 2), -1)
     submit(world, protector, reader, slice(1), -1)
     frame = reader.frames[-1]

@@ -402,7 +402,7 @@ def test_errors_take_the_keyword_names_of_ray() -> None:
     assert "name: x" in str(ActorDiedError("killed", actor_id="ab", name="x", pid=0))
     assert "pid" not in str(ActorDiedError("killed", actor_id="ab", name="x", pid=0))
     lost = ObjectReconstructionFailedError("ab", reason="PUT", reason_message="it was put")
-    assert "[PUT] it was put" in str(lost)
+    assert "[OBJECT_UNRECONSTRUCTABLE_PUT] it was put" in str(lost)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, error, put_id, return_id
+from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, put_id, return_id
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.core_worker.lineage import Lineage
@@ -91,7 +91,8 @@ class TestRemembered:
         table.refs.remove_local_ref(return_id(2))
         assert table.entries == {}
 
-    def test_the_refs_inside_a_value_are_not_held_for_lineage(self, table: Owner) -> None:
+    def test_what_was_put_stays_as_nothing_can_make_it_again(self, table: Owner) -> None:
+        """Also what is inside of it."""
         dropped: list[str] = []
 
         class Inner:
@@ -100,10 +101,22 @@ class TestRemembered:
 
         table.owned(put_id(7), contained=[Inner()])
         table.made(2, (put_id(7),))
-        table.refs.remove_local_ref(put_id(7))
-        assert dropped == ["inner"]
-        table.recovery.recount_args([put_id(7)])
-        assert error(table.entries[put_id(7)]).startswith("lost: nothing but what was made from it")
+        table.create(put_id(8))
+        table.put_stored(put_id(8), 64, SIZE, None)
+        table.made(3, (put_id(8),))
+        table.said()
+        for number in (7, 8):
+            table.refs.remove_local_ref(put_id(number))
+        assert table.said() == [(RAYLET, m.Release([put_id(8)]))], "its bytes may be spilled"
+        table.recovery.recount_args([put_id(7), put_id(8)])
+        assert (table.entries[put_id(7)].value, table.entries[put_id(8)].state) == (b"v\0", STORED)
+        for number in (7, 8):
+            table.refs.remove_local_ref(put_id(number))
+        assert not dropped and not table.said()
+        table.refs.remove_local_ref(return_id(2))
+        table.refs.remove_local_ref(return_id(3))
+        assert dropped == ["inner"] and table.entries == {}
+        assert (RAYLET, m.Free([put_id(8)], [1])) in table.said()
 
     def test_an_actors_handle_is_out_of_scope_all_the_same(self, table: Owner) -> None:
         ended: list[bool] = []

@@ -19,8 +19,8 @@ from hpcray.core.raylet.worker_pool import (
     explain_kill,
 )
 from hpcray.platform import resource_limits
-from hpcray.protocol.messages import LOW_MEMORY, out_of_memory
-from hpcray.runtime.core_worker.task_retries import CrashRetries, actor_error
+from hpcray.protocol.messages import LOW_MEMORY, NOTHING_BESIDE, out_of_memory
+from hpcray.runtime.core_worker.task_retries import HOPELESS_RUNS, CrashRetries, actor_error
 
 MB = 1 << 20
 
@@ -101,6 +101,23 @@ def test_task_oom_retries_bounds_it() -> None:
     assert [crashes.verdict(work, "w", LOW_MEMORY) for _ in range(2)] == [None, None]
     error = crashes.verdict(work, "w", LOW_MEMORY)
     assert isinstance(error, OutOfMemoryError) and "it ran 3 times" in str(error)
+
+
+def test_without_a_bound_it_ends_where_nothing_else_could_make_room() -> None:
+    large = one("large", 1000, 1.0)
+    alone = explain_kill(large, [large, one("small", 200, 0.0), one("", 900, 0.0)], "here", 99, 100, 0.9)
+    beside = explain_kill(large, [large, one("a", 150, 0.0), one("b", 150, 0.0)], "here", 99, 100, 0.9)
+    assert NOTHING_BESIDE in alone and NOTHING_BESIDE not in beside
+    crashes, work = CrashRetries(-1), task(-1)
+    for _ in range(100):
+        assert crashes.verdict(work, "w", beside) is None
+    for _ in range(HOPELESS_RUNS - 1):
+        assert crashes.verdict(work, "w", alone) is None
+    error = crashes.verdict(work, "w", alone)
+    assert isinstance(error, OutOfMemoryError)
+    assert all(name in str(error) for name in ("HPCRAY_MEMORY_USAGE_THRESHOLD", "HPCRAY_TASK_OOM_RETRIES", "110 times"))
+    crashes = CrashRetries(50)
+    assert [crashes.verdict(work, "w", alone) for _ in range(50)] == [None] * 50
 
 
 def test_a_task_that_is_over_is_forgotten() -> None:

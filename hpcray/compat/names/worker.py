@@ -25,6 +25,7 @@ from hpcray.compat.names import (
     logger,
 )
 from hpcray.compat.names.gcs_client import GcsClient
+from hpcray.compat.names.generator_batches import wait_for_batches as _wait_generators_bulk
 from hpcray.compat.names.serialization_context import SerializationContext
 from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.log_format import rotation_limits
@@ -45,6 +46,7 @@ __all__ = [
     "SCRIPT_MODE",
     "WORKER_MODE",
     "Worker",
+    "_wait_generators_bulk",
     "global_worker",
     "logger",
     "print_to_stdstream",

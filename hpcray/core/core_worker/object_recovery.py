@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
+from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LINEAGE_EVICTED, LOST, OWNER_DIED, PUT, TASK_CANCELLED, Lineage, Replication
 from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ObjectEntry, Waiter
 from hpcray.core.core_worker.object_pins import ObjectPins
@@ -258,7 +258,7 @@ class ObjectRecovery:
 
         A value that needs no room in a store, and holds nothing that does, stays.
         """
-        held = entry.contained and (entry.task is not None or oid[TASK_BYTES:] == PUT_INDEX)  # else of an earlier life
+        held = entry.contained and entry.task is not None  # else of an earlier life
         if entry.state == STORED or held:
             entry.state, entry.value = FREED, b""
         mapping, entry.mapping = entry.mapping, None

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hpcray.common.ids import node_of, owner_of, raylet_of
+from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LOST, Replication
 from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ArenaMapping, ObjectEntry, Waiter
 from hpcray.core.core_worker.object_pins import ObjectPins
@@ -123,6 +123,16 @@ class ObjectTable:
         for name in ("create", "put_inline", "put_in_place"):
             setattr(self, name, noting(getattr(self, name)))
 
+    def site(self, oid: bytes) -> str:
+        """Where the ref of an object was created, if that was recorded; else ""."""
+        return getattr(self.entries.get(oid), "site", "")
+
+    def note_site(self, oid: bytes, site: str) -> None:
+        """A ref has come that was created there."""
+        entry = self.entries.get(oid)
+        if entry is not None:
+            entry.site = site
+
     def record_parents(self, running: Callable[[], bytes]) -> None:
         """Note in `PendingTask.parent`, for each task created after this, the result of `running`: the task or call
         that submits it."""
@@ -203,10 +213,11 @@ class ObjectTable:
         if oid[:8] == self.me:
             if entry.state == PENDING or entry.borrowers:
                 return  # its task still runs: `_ready` comes back here; so do the ends of borrows
-            self.recovery.free_copies(oid, entry)
             special = oid in self.special
-            if special and self._outlives(oid, entry):
+            if special and oid in self.lineage.remembered:
+                self._outlive(oid, entry)
                 return
+            self.recovery.free_copies(oid, entry)
         else:
             special = oid in self.special
             self.refs.end_borrow(oid)
@@ -214,19 +225,22 @@ class ObjectTable:
         if entry.mapping is not None or self.pins.refused or self.pins.files:
             self.pins.entry_gone(oid, entry.mapping)
         if special:
+            self.replicas.object_gone(oid)
             self.recovery.entry_dropped(oid, entry)
             if oid in self.on_free:
                 self._freed(oid)
 
-    def _outlives(self, oid: bytes, entry: ObjectEntry) -> bool:
-        """True when the entry of a freed object of ours stays, for the sake of lineage."""
-        self.replicas.object_gone(oid)
-        if oid not in self.lineage.remembered:
-            return False
-        self.recovery.hibernate(oid, entry)
+    def _outlive(self, oid: bytes, entry: ObjectEntry) -> None:
+        """Keep an object of ours that has no holder, for the sake of lineage: what nothing can make again, as it is; of
+        others, what can make them."""
+        if oid[TASK_BYTES:] == PUT_INDEX or isinstance(entry.task, str):
+            self.unmap(oid)
+        else:
+            self.recovery.free_copies(oid, entry)
+            self.replicas.object_gone(oid)
+            self.recovery.hibernate(oid, entry)
         if oid in self.on_free:
             self._freed(oid)
-        return True
 
     def _freed_already(self, oid: bytes, entry: ObjectEntry) -> None:
         self.recovery.set_lost(oid, entry, _FREED_HERE, LOST)

@@ -30,9 +30,9 @@ class ExtraOptions:
     """Options that few tasks and actor calls have. They travel in a message of their own (`CallOptions`).
 
     name: for people, "" means that of the function. group: concurrency group, "" means the method's. stream: values
-    that it yields are sent as they come, `window` values ahead at most (-1: any number); dynamic: all of them are one
-    return value. retry_exceptions: True (all), False (none) or the classes after which it runs again. labels: what the
-    submitter calls it by, None for nothing.
+    that it yields are sent as they come, `window` values ahead at most (-1: any number); per_yield: how many values a
+    `yield` gives, in a list or tuple; dynamic: all of them are one return value. retry_exceptions: True (all), False
+    (none) or the classes after which it runs again. labels: what the submitter calls it by, None for nothing.
     """
 
     name: str = ""
@@ -42,6 +42,7 @@ class ExtraOptions:
     dynamic: bool = False
     window: int = -1
     labels: Any = None
+    per_yield: int = 1
 
     def __bool__(self) -> bool:
         return bool(self.announced or self.retry_exceptions or self.labels)
@@ -54,7 +55,7 @@ class ExtraOptions:
     def announcement(self, task: bytes, skip: int, want: list[int] | None) -> CallOptions:
         """Return what the worker must know. skip: values of a stream that came already; want: the returns that its
         owner lacks, None for all."""
-        return CallOptions(task, self.name, self.group, skip, self.window, want)
+        return CallOptions(task, self.name, self.group, skip, self.window, want, self.per_yield)
 
 
 NO_EXTRA_OPTIONS = ExtraOptions()

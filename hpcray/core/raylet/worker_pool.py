@@ -13,7 +13,7 @@ from hpcray.common.resources import UNIT
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.raylet.lease_requests import WorkerEnv
 from hpcray.core.raylet.local_resources import GPU, ResourceAllocation, assigned_gpus, needs_setup, strip_gpus
-from hpcray.protocol.messages import LOW_MEMORY, Exit
+from hpcray.protocol.messages import LOW_MEMORY, NOTHING_BESIDE, Exit
 
 DEFAULT_MAX_WORKERS = 4096
 FORK_RETRY_DELAY = 1.0
@@ -417,7 +417,7 @@ class Candidate:
         used: bytes that its end would free.
         since: when it began its task or actor; seconds of any clock.
         retriable: whether its task or actor is started again without the user's help.
-        name: of the task or actor, for users.
+        name: of the task or actor, for users; "" for an idle worker.
     """
 
     worker: bytes
@@ -478,15 +478,17 @@ def explain_kill(
     Args:
         where: the node, and what sets its limit. used, limit: bytes of it. threshold: share of it.
     """
-    top = sorted(candidates, key=lambda one: -one.used)[:_WORKERS_LISTED]
+    top = sorted(candidates, key=lambda one: -one.used)
+    beside = sum(one.used for one in top if one.name and one is not victim)
+    alone = f" {NOTHING_BESIDE}" if beside * SMALLEST_SHARE < victim.used else ""
     again = "what it ran may run again" if victim.retriable else "no worker as large as it runs what may be run again"
     lines = [
         LOW_MEMORY,
         f"Memory on {where} was {_gb(used)} / {_gb(limit)} ({used / limit:.3f}), above the threshold of {threshold:g}. "
         f"The worker with pid {victim.pid}, which ran {victim.name or 'nothing'} and used {_gb(victim.used)}, was "
-        f"ended: of the large ones it is the newest, and {again}.",
+        f"ended: of the large ones it is the newest, and {again}.{alone}",
         "Workers by memory:",
-        *(f"  pid {one.pid}: {_gb(one.used)}, {one.name or 'idle'}" for one in top),
+        *(f"  pid {one.pid}: {_gb(one.used)}, {one.name or 'idle'}" for one in top[:_WORKERS_LISTED]),
         "hint: let tasks ask for more (num_cpus, memory=), so that fewer run side by side; "
         "HPCRAY_MEMORY_USAGE_THRESHOLD sets the threshold (0: no worker is ended)",
     ]

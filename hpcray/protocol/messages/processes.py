@@ -11,6 +11,8 @@ WORKER, DRIVER, ATTACHED, GUEST = "worker", "driver", "attached", "guest"
 
 LOW_MEMORY = "Task was killed due to the node running low on memory."
 """Prefix of the death reason of a worker that the node's memory monitor killed."""
+NOTHING_BESIDE = "Nothing else that ran on the node used much memory."
+"""In that reason: the end of other tasks and actors would make no room for it."""
 USER_EXIT = "Worker exits by an user request."
 """Part of the death reason of a worker whose actor, or task, ended it on purpose."""
 CONSTRUCTOR_RAISED = "Worker exits because there was an exception in the actor's constructor."

@@ -31,7 +31,7 @@ from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
 from hpcray.runtime.core_worker.object_reader import ObjectReader
-from hpcray.runtime.core_worker.object_refs import ObjectRef, creation_site, make_ref, new_ref
+from hpcray.runtime.core_worker.object_refs import ObjectRef, carry_creation_sites, creation_site, make_ref, new_ref
 from hpcray.runtime.core_worker.object_writer import ObjectReplicator, ObjectWriter
 from hpcray.runtime.core_worker.peer_sockets import greet
 from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClient
@@ -201,7 +201,7 @@ class CoreWorker:
             self.engine.flush()
 
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
-        return lost_blob(oid, reason, why, self.dead)
+        return lost_blob(oid, reason, why, self.dead, self.table.site(oid))
 
     # ------------------------------------------------------------ references
 
@@ -402,6 +402,7 @@ def _make_table(
         table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit)
     if config.record_ref_creation_sites:
         table.record_creation_sites(creation_site)
+        carry_creation_sites()
     return table, recorder
 
 

@@ -104,8 +104,8 @@ class ObjectRef(Generic[T_co]):
         return new_ref(os.urandom(OBJECT_BYTES))
 
     def call_site(self) -> str:
-        """Where the ref was made. It is not kept with the ref: `hpcray memory` knows, if it is recorded."""
-        return ""
+        """Where the ref was first made, if that is recorded (`RAY_record_ref_creation_sites`); else ""."""
+        return "" if current.process is None else current.process.table.site(self._id)
 
     def tensor_transport(self) -> None:
         """How a tensor in it travels: there are no other ways than that of all objects."""
@@ -217,6 +217,20 @@ def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef
     ref = new_ref(object_id)
     if current.process is not None:
         current.process.ref_arrived(object_id, (size, nodes))
+    return ref
+
+
+def carry_creation_sites() -> None:
+    """From now on a ref tells where it was made when it is pickled: errors of borrowers name the place."""
+    plain = ObjectRef.__reduce__
+    if plain.__name__ == "__reduce__":
+        ObjectRef.__reduce__ = lambda ref: (_sited_ref, (ref.call_site(), *plain(ref)))  # type: ignore[assignment]
+
+
+def _sited_ref(site: str, make: Callable[..., ObjectRef[Any]], args: tuple[Any, ...]) -> ObjectRef[Any]:
+    ref = make(*args)
+    if site and current.process is not None:
+        current.process.table.note_site(ref._id, site)
     return ref
 
 

@@ -246,17 +246,21 @@ def return_position(oid: bytes) -> int:
     return int.from_bytes(oid[TASK_BYTES:], "big") - 1
 
 
+HOPELESS_RUNS = 10
+"""A task that was ended so often for lack of memory, while nothing else could have made room, would be so for ever."""
+
+
 class CrashRetries:
     """The tasks of one process whose workers died.
 
     Args:
-        oom_retries: how often a task that may run again does so after lack of memory; -1: always. These do not count
-            against its `max_retries`.
+        oom_retries: how often a task that may run again does so after lack of memory; -1: as long as there is hope,
+            see `HOPELESS_RUNS`. These do not count against its `max_retries`.
     """
 
     def __init__(self, oom_retries: int) -> None:
         self._limit = oom_retries
-        self._counts: dict[bytes, int] = {}
+        self._counts: dict[bytes, tuple[int, int]] = {}
 
     def run_ended(self, task: bytes) -> None:
         """A task that had run more than once is over."""
@@ -275,10 +279,22 @@ class CrashRetries:
                 f"{reason or where}"
             )
             return WorkerCrashedError(text) if task.retries == 0 else None
-        count = self._counts.pop(task.id, 0)
-        if task.retries == 0 or 0 <= self._limit <= count:
-            return OutOfMemoryError(f"{memory}\nThe task is {task.name!r}; it ran {count + 1} times")
-        self._counts[task.id] = count + 1
+        count, alone = self._counts.pop(task.id, (0, 0))
+        count, alone = count + 1, alone + (m.NOTHING_BESIDE in memory)
+        if task.retries == 0:
+            why = "; hint: max_retries above 0 lets a task run again"
+        elif 0 <= self._limit < count:
+            why = f", as often as task_oom_retries={self._limit} allows (RAY_task_oom_retries)"
+        elif self._limit < 0 and alone >= HOPELESS_RUNS:
+            why = (
+                f", {alone} times alone: it needs more memory than the node has for it; hint: a job with more memory, "
+                "a higher HPCRAY_MEMORY_USAGE_THRESHOLD; HPCRAY_TASK_OOM_RETRIES above 0 lets it run as often"
+            )
+        else:
+            why = ""
+        if why:
+            return OutOfMemoryError(f"{memory}\nThe task is {task.name!r}; it ran {count} times{why}")
+        self._counts[task.id] = count, alone
         if task.retries > 0:
             task.retries += 1  # the next run takes one
         return None
@@ -299,15 +315,16 @@ def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:
     return ActorDiedError(reason, actor_id=actor.hex(), class_name=class_name)
 
 
-_PUT = "It was made by put, which nothing can run again. hint: put(value, replicas=2) keeps a copy on a second node."
 _WORDS = {
-    lineage.RETRIES_DISABLED: "the task that made it must not run twice (max_retries=0, or max_task_retries=0 of an "
-    "actor); hint: raise it",
-    lineage.MAX_ATTEMPTS_EXCEEDED: "the task that makes it has used up its retries; hint: raise max_retries",
-    lineage.LINEAGE_EVICTED: "the description of the task that made it was dropped to save memory; hint: raise "
-    "HPCRAY_LINEAGE_LIMIT",
-    lineage.LINEAGE_DISABLED: "nothing is rebuilt, as HPCRAY_LINEAGE_LIMIT is 0",
-    lineage.TASK_CANCELLED: "the task that makes it was cancelled",
+    lineage.PUT: "it was created by ray.put(), which has no task lineage; hint: put(value, replicas=2) keeps a copy "
+    "on a second node",
+    lineage.RETRIES_DISABLED: "the task was created with max_retries=0 (or max_task_retries=0 of an actor), and must "
+    "not run twice; hint: raise it",
+    lineage.MAX_ATTEMPTS_EXCEEDED: "the maximum number of task retries has been exceeded; hint: raise max_retries",
+    lineage.LINEAGE_EVICTED: "its lineage, the description of the task that made it, has been evicted to save memory; "
+    "hint: raise HPCRAY_LINEAGE_LIMIT",
+    lineage.LINEAGE_DISABLED: "lineage reconstruction is disabled (HPCRAY_LINEAGE_LIMIT is 0)",
+    lineage.TASK_CANCELLED: "the task that would produce it was cancelled",
 }
 _KINDS = {
     lineage.MAX_ATTEMPTS_EXCEEDED: ObjectReconstructionFailedMaxAttemptsExceededError,
@@ -315,22 +332,20 @@ _KINDS = {
 }
 
 
-def lost_blob(oid: bytes, reason: str, why: str, dead: str | None) -> bytes:
+def lost_blob(oid: bytes, reason: str, why: str, dead: str | None, site: str = "") -> bytes:
     """The error that a lost object is from now on.
 
     Args:
         reason: how it was lost. why: why it cannot be made again, a word of `core.core_worker.lineage`.
-        dead: why this process can ask for nothing any more.
+        dead: why this process can ask for nothing any more. site: where its ref was created.
     """
     if dead is not None:
         return serialize_error(LocalRayletDiedError(dead))
     ident, owner = oid.hex(), show_proc(oid)
     if why == lineage.OWNER_DIED:
-        return serialize_error(OwnerDiedError(ident, owner, details=reason))
+        return serialize_error(OwnerDiedError(ident, owner, site, reason))
     if why == lineage.LOST:
-        return serialize_error(ObjectLostError(ident, owner, details=reason))
-    if why == lineage.PUT:
-        return serialize_error(ObjectLostError(ident, owner, details=f"{reason}. {_PUT}"))
+        return serialize_error(ObjectLostError(ident, owner, site, reason))
     kind = _KINDS.get(why, ObjectReconstructionFailedError)
-    text = f"It is lost: {reason}. It cannot be made again: {_WORDS[why]}." if why in _WORDS else reason
-    return serialize_error(kind(ident, why, text, owner))
+    because = f"The object cannot be reconstructed because {_WORDS[why]}." if why in _WORDS else ""
+    return serialize_error(kind(ident, why, f"{because} It is lost: {reason}." if because else reason, owner, site))

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -164,9 +165,33 @@ class ActorExecutor:
     def finish(self, reason: str) -> None:
         """Leave once everything that was accepted has run."""
         self._drain.before_leaving(self)
+        self._await_calls()
+        self.worker.leave(self._end_reason or reason)
+
+    def stop_calls(self) -> None:
+        """Wait for the calls that run; those that have not begun never will."""
+        self._close_runners()
+        self._await_calls()
+
+    def _close_runners(self) -> None:
+        for runner in list(self._runners.values()):
+            runner.close()
+
+    def _await_calls(self) -> None:
         while not self.idle():
             time.sleep(0.002)
-        self.worker.leave(self._end_reason or reason)
+
+    def shut_down(self) -> None:
+        """Let the user's object go, before the process ends."""
+        instance, self.instance = self.instance, None
+        self._methods.clear()
+        try:
+            shutdown = getattr(instance, "__ray_shutdown__", None)
+            if callable(shutdown):
+                shutdown()
+        except BaseException:
+            print("Error during actor __ray_shutdown__ method", file=sys.stderr)
+            traceback.print_exc()
 
     def exit(self) -> BaseException:
         """End the actor once what runs now has ended: calls that wait never run. The call that asks for it dies with
@@ -176,14 +201,15 @@ class ActorExecutor:
             self._exiting.add(task)
             self._replace_values()
         self._close(_EXIT_ACTOR)
+        if not task and asyncio._get_running_loop() is None:
+            return SystemExit(0)  # in a thread of the user's, which ends without a traceback
         return AsyncioActorExit() if self.is_async else ExitActor(0)
 
     def _close(self, reason: str) -> None:
         if self._end_reason:
             return
         self._end_reason = reason
-        for runner in list(self._runners.values()):
-            runner.close()
+        self._close_runners()
         with self.worker.engine.lock:
             self.worker.enqueue_first(m.TerminateActor(self.spec.actor))
 
@@ -332,6 +358,7 @@ class ActorExecutor:
         """
         if isinstance(exit_, SystemExit) and exit_.code != 0:
             print(f"hpcray: actor {self.spec.class_name} raised SystemExit({exit_.code!r})", file=sys.stderr)
+            self._close_runners()
             self.worker.leave("", (exit_.code & 0xFF or 1) if isinstance(exit_.code, int) else 1)
         self._close(_EXIT_ACTOR if isinstance(exit_, (ExitActor, AsyncioActorExit)) else _EXITED)
         return self._died()

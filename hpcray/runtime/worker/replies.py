@@ -394,6 +394,8 @@ class _Sender:
         self._yielding, self._worker = yielding, worker
         self._src, self._task = src, msg.task
         self._window = own.window if own is not None else -1
+        self._per_yield = own.per_yield if own is not None else 1
+        self.send = self._send if self._per_yield == 1 else self._send_several
         self._skip = own.skip if own is not None else 0
         self._want = frozenset(own.missing) if own is not None and own.missing is not None else None
         self._index = 0
@@ -401,8 +403,27 @@ class _Sender:
         self.blocks = self._window > 0
         yielding.begin(msg.task, src)
 
-    def send(self, value: Any) -> StreamingGeneratorStats:
-        """Send the next value, and wait while the caller has too many that it has not taken."""
+    def _send_several(self, values: Any) -> StreamingGeneratorStats:
+        """Send the values that one `yield` gave, then wait as after a single one."""
+        if not isinstance(values, (tuple, list)):
+            raise TypeError(
+                f"Streaming generator tasks with _num_objects_per_yield={self._per_yield} must yield a tuple or list "
+                f"of length {self._per_yield}, not {type(values).__name__}"
+            )
+        if len(values) != self._per_yield:
+            raise ValueError(
+                f"Streaming generator task yielded {len(values)} objects, but _num_objects_per_yield={self._per_yield}"
+            )
+        stats = StreamingGeneratorStats(sum(self._send(value, False).object_creation_dur_s for value in values))
+        self._yielding.await_room(self._task, self._index, self._window)
+        return stats
+
+    def _send(self, value: Any, alone: bool = True) -> StreamingGeneratorStats:
+        """Send the next value, and wait while the caller has too many that it has not taken.
+
+        Args:
+            alone: more values follow of the same `yield` otherwise, before that wait.
+        """
         index = self._index
         if index >= self._most:
             raise ValueError(f"a generator yields at most {self._most} values; hint: yield lists of them")
@@ -414,7 +435,8 @@ class _Sender:
         stats = StreamingGeneratorStats(perf_counter() - began)
         if item is not None:
             self._yielding.replies.send_now(self._src, m.StreamItem(self._task, index, item))
-        self._yielding.await_room(self._task, index + 1, self._window)
+        if alone:
+            self._yielding.await_room(self._task, index + 1, self._window)
         return stats
 
     def close(self) -> None:

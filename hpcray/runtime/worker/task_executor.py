@@ -56,6 +56,10 @@ class _Retire:
     """In the queue of a worker behind its last call (`max_calls`)."""
 
 
+class _Terminated:
+    """In the queue of a worker that got a SIGTERM, before all that waits."""
+
+
 class _ReturningQueue(deque[tuple[bytes, Any]]):
     """The queue of a worker that runs its last call: tasks that still come go back to their submitter at once."""
 
@@ -108,6 +112,8 @@ class TaskExecutor:
         self._interruptible = False
         self._children_from = 0
         self._raylet = raylet_of(process.node)
+        self._pid = os.getpid()
+        self._leaving = threading.Lock()
         process.blocker = self._block
         process.on_exit = os._exit
         process.job = environment.job or process.job
@@ -170,7 +176,7 @@ class TaskExecutor:
         self.queue.append((src, msg))
         self._wake()
 
-    def enqueue_first(self, msg: m.Message) -> None:
+    def enqueue_first(self, msg: Any) -> None:
         """Queue a message before all that waits (lock held)."""
         self.queue.appendleft((b"", msg))
         self._wake()
@@ -259,12 +265,26 @@ class TaskExecutor:
         """
         if self.running not in self.cancelled or not self._interruptible:
             return
-        main = threading.get_ident()
-        if main in self.engine.asleep or in_user_code(frame):
+        if threading.get_ident() in self.engine.asleep or in_user_code(frame):
             raise KeyboardInterrupt
-        again = threading.Timer(_RESEND_DELAY, signal.pthread_kill, (main, signum))
-        again.daemon = True
-        again.start()
+        _send_again(signum)
+
+    def terminated(self, signum: int, frame: FrameType | None) -> None:
+        """SIGTERM ends the process with exit code 1, as in Ray: a task, or a call of an actor that runs one at a time,
+        gets a SystemExit; calls that run in threads and coroutines are finished first."""
+        if os.getpid() != self._pid:  # a process that a task has forked
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        elif self.process.local.task is None:
+            self.engine.call_soon(self._end_soon)
+        elif threading.get_ident() in self.engine.asleep or in_user_code(frame):
+            raise SystemExit(1)
+        else:
+            _send_again(signum)
+
+    def _end_soon(self) -> None:
+        with self.engine.lock:
+            self.enqueue_first(_Terminated())
 
     # ------------------------------------------------------------ the loop
 
@@ -303,10 +323,16 @@ class TaskExecutor:
                     self._take_env(msg.spec.hold.env)
                     self.actor = ActorExecutor(self, msg, self.drain, self.generators)
                     self.actor.construct()
+                elif kind is _Terminated:
+                    if self.actor is not None:
+                        self.actor.stop_calls()
+                    self.leave("", 1)
                 elif self.actor is not None:
                     self.actor.finish("all references to the actor were removed")
             except KeyboardInterrupt:
                 continue  # a cancellation that came after its task had ended
+            except SystemExit:
+                self.leave("", 1)  # a SIGTERM that came when its call had just ended
 
     def _run_task(self, src: bytes, msg: m.PushTask) -> None:
         started = perf_counter()
@@ -336,7 +362,7 @@ class TaskExecutor:
                 value = None
         except SystemExit as leaving:
             code = leaving.code
-            os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+            self.leave("", code if isinstance(code, int) else 0 if code is None else 1)
         except BaseException as raised:
             error = raised
         # No call comes between the end of the try block and this: nothing can interrupt us before the reply.
@@ -513,7 +539,14 @@ class TaskExecutor:
 
     def leave(self, reason: str, code: int = 0) -> NoReturn:
         """End this worker on purpose (without a `reason`: as if it crashed); buffers are written, exit handlers run."""
+        if os.getpid() != self._pid:
+            os._exit(code)  # a process that a task has forked: none of this is its own
+        self._leaving.acquire()  # for ever: one thread is enough
+        self._leave_in_time(code)
+        if self.actor is not None:
+            self.actor.shut_down()
         with self.engine.lock:
+            self._await_own_tasks()
             if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
             self.engine.flush()
@@ -525,8 +558,49 @@ class TaskExecutor:
                 getattr(stream, "finish", stream.flush)()
         os._exit(code)
 
+    def _await_own_tasks(self) -> None:
+        """The replies that wait for owners of refs leave first; and what an actor has submitted ends, as in Ray."""
+        lent = False
+        while self.process.table.refs.unacked or (self.actor is not None and self._has_open_tasks(self.actor)):
+            if not lent:
+                lent = True
+                self.lend_cpu()
+            self.engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
 
-_CALLS_USERS = {TaskExecutor._run_task.__code__, drive.__code__}
+    def _has_open_tasks(self, actor: ActorExecutor) -> bool:
+        """Return True if a task or call of ours has no result yet, but for calls of ourselves."""
+        me, own = self.process.me, actor.spec.actor
+        return any(
+            entry.state == PENDING
+            and oid[:8] == me
+            and getattr(getattr(entry.task, "scheduling_class", None), "actor", b"") != own
+            for oid, entry in self.process.table.entries.items()
+        )
+
+    def _leave_in_time(self, code: int) -> None:
+        """What the user's code does at the end, and tasks that it has left, must not keep the process for ever."""
+
+        def give_up() -> None:
+            print(f"hpcray: its end took longer than {seconds:g} s: the process is killed", file=sys.stderr, flush=True)
+            os._exit(code)
+
+        seconds = self.process.config.actor_graceful_shutdown_timeout
+        timer = threading.Timer(seconds, give_up)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread is left
+            timer.start()
+
+
+def _send_again(signum: int) -> None:
+    """Send the main thread this signal again, when it is no longer in the middle of our code."""
+    again = threading.Timer(_RESEND_DELAY, signal.pthread_kill, (threading.get_ident(), signum))
+    again.daemon = True
+    again.start()
+
+
+_CALLS_USERS = {
+    TaskExecutor._run_task.__code__, drive.__code__, ActorExecutor.run.__code__, ActorExecutor.construct.__code__
+}  # fmt: skip
 _COUNTED: set[Any] = set()
 """Code of ours between a task and its function: an interrupt there is one of user code (`in_user_code`)."""
 

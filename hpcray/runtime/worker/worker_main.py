@@ -54,6 +54,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     current.process = process
     current.worker = worker
     signal.signal(signal.SIGINT, worker.interrupted)
+    signal.signal(signal.SIGTERM, worker.terminated)
     write_to_log_files(process, worker)
     process.on_exit = _leave
     for number in process.run.signals:
