@@ -83,9 +83,7 @@ INSIDE = {
     "recovery.found_copy", "lineage.keep", "lineage.return_gone", "replicas.pin_copy", "replicas.answered",
     "replicas.object_gone", "replicas.fail_all", "replicas.node_died",
 }  # fmt: skip
-"""Methods that only the table and its parts call."""
-SITES = {"record_creation_sites", "note_site", "site"}
-"""Methods that decide nothing."""
+"""Methods that only the table and its parts call; `record_creation_sites` decides nothing."""
 
 
 def test_every_method_that_takes_an_input_of_an_object_table_is_recorded() -> None:
@@ -96,7 +94,7 @@ def test_every_method_that_takes_an_input_of_an_object_table_is_recorded() -> No
         if not name.startswith("_") and callable(getattr(part, name)) and name != "check_invariants"
     }
     bound = {"pins.begin_read", "pins.end_read"}  # attributes: a list's own methods
-    assert methods - QUESTIONS - INSIDE - {*SITES, "record_parents"} | bound == set(inputs_of("owner"))
+    assert methods - QUESTIONS - INSIDE - {"record_creation_sites", "record_parents"} | bound == set(inputs_of("owner"))
 
 
 def test_a_replay_finds_a_defect_of_the_reference_counter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,3 +95,14 @@ class ObjectEntry:
     def locations(self) -> list[int]:
         """Nodes that have, or may have, a copy."""
         return [*(self.nodes or ()), *(self.left_at or ())]
+
+
+def site_of(entry: ObjectEntry | None) -> str:
+    """Return where the ref of an object was created, if that was recorded; else ""."""
+    return getattr(entry, "site", "")
+
+
+def note_site(entry: ObjectEntry | None, site: str) -> None:
+    """Note where the ref of a borrowed object was created."""
+    if entry is not None:
+        entry.site = site

@@ -123,16 +123,6 @@ class ObjectTable:
         for name in ("create", "put_inline", "put_in_place"):
             setattr(self, name, noting(getattr(self, name)))
 
-    def site(self, oid: bytes) -> str:
-        """Where the ref of an object was created, if that was recorded; else ""."""
-        return getattr(self.entries.get(oid), "site", "")
-
-    def note_site(self, oid: bytes, site: str) -> None:
-        """A ref has come that was created there."""
-        entry = self.entries.get(oid)
-        if entry is not None:
-            entry.site = site
-
     def record_parents(self, running: Callable[[], bytes]) -> None:
         """Note in `PendingTask.parent`, for each task created after this, the result of `running`: the task or call
         that submits it."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
+from hpcray.core.core_worker.object_entry import site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
 from hpcray.platform.sockets import connect_private
@@ -201,7 +202,7 @@ class CoreWorker:
             self.engine.flush()
 
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
-        return lost_blob(oid, reason, why, self.dead, self.table.site(oid))
+        return lost_blob(oid, reason, why, self.dead, site_of(self.table.entries.get(oid)))
 
     # ------------------------------------------------------------ references
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
+from hpcray.core.core_worker.object_entry import note_site, site_of
 from hpcray.protocol.serialization import note_ref
 from hpcray.runtime.core_worker.context import current, require_context
 from hpcray.runtime.core_worker.io_engine import released
@@ -105,7 +106,7 @@ class ObjectRef(Generic[T_co]):
 
     def call_site(self) -> str:
         """Where the ref was first made, if that is recorded (`RAY_record_ref_creation_sites`); else ""."""
-        return "" if current.process is None else current.process.table.site(self._id)
+        return "" if current.process is None else site_of(current.process.table.entries.get(self._id))
 
     def tensor_transport(self) -> None:
         """How a tensor in it travels: there are no other ways than that of all objects."""
@@ -221,7 +222,7 @@ def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef
 
 
 def carry_creation_sites() -> None:
-    """From now on a ref tells where it was made when it is pickled: errors of borrowers name the place."""
+    """Pickle each ref with the place where it was made from now on: errors of borrowers name it."""
     plain = ObjectRef.__reduce__
     if plain.__name__ == "__reduce__":
         ObjectRef.__reduce__ = lambda ref: (_sited_ref, (ref.call_site(), *plain(ref)))  # type: ignore[assignment]
@@ -230,7 +231,7 @@ def carry_creation_sites() -> None:
 def _sited_ref(site: str, make: Callable[..., ObjectRef[Any]], args: tuple[Any, ...]) -> ObjectRef[Any]:
     ref = make(*args)
     if site and current.process is not None:
-        current.process.table.note_site(ref._id, site)
+        note_site(current.process.table.entries.get(ref._id), site)
     return ref
 
 

@@ -336,6 +336,7 @@ class GeneratorExecutor:
             return
         sender = _Sender(self, self._worker, src, msg)
         answer = getattr(value, "asend", None)
+        send = sender.send if sender.per_yield == 1 else sender.send_several
         stats: StreamingGeneratorStats | None = None
         try:
             while True:
@@ -344,9 +345,9 @@ class GeneratorExecutor:
                 except StopAsyncIteration:
                     return
                 if sender.blocks or not isinstance(item, (int, float, str, bytes, bool, type(None))):
-                    stats = await loop.run_in_executor(threads, sender.send, item)
+                    stats = await loop.run_in_executor(threads, send, item)
                 else:
-                    stats = sender.send(item)
+                    stats = send(item)
         except AsyncioActorExit:
             raise
         except Exception as raised:
@@ -394,8 +395,7 @@ class _Sender:
         self._yielding, self._worker = yielding, worker
         self._src, self._task = src, msg.task
         self._window = own.window if own is not None else -1
-        self._per_yield = own.per_yield if own is not None else 1
-        self.send = self._send if self._per_yield == 1 else self._send_several
+        self.per_yield = own.per_yield if own is not None else 1
         self._skip = own.skip if own is not None else 0
         self._want = frozenset(own.missing) if own is not None and own.missing is not None else None
         self._index = 0
@@ -403,22 +403,22 @@ class _Sender:
         self.blocks = self._window > 0
         yielding.begin(msg.task, src)
 
-    def _send_several(self, values: Any) -> StreamingGeneratorStats:
+    def send_several(self, values: Any) -> StreamingGeneratorStats:
         """Send the values that one `yield` gave, then wait as after a single one."""
         if not isinstance(values, (tuple, list)):
             raise TypeError(
-                f"Streaming generator tasks with _num_objects_per_yield={self._per_yield} must yield a tuple or list "
-                f"of length {self._per_yield}, not {type(values).__name__}"
+                f"Streaming generator tasks with _num_objects_per_yield={self.per_yield} must yield a tuple or list "
+                f"of length {self.per_yield}, not {type(values).__name__}"
             )
-        if len(values) != self._per_yield:
+        if len(values) != self.per_yield:
             raise ValueError(
-                f"Streaming generator task yielded {len(values)} objects, but _num_objects_per_yield={self._per_yield}"
+                f"Streaming generator task yielded {len(values)} objects, but _num_objects_per_yield={self.per_yield}"
             )
-        stats = StreamingGeneratorStats(sum(self._send(value, False).object_creation_dur_s for value in values))
+        stats = StreamingGeneratorStats(sum(self.send(value, False).object_creation_dur_s for value in values))
         self._yielding.await_room(self._task, self._index, self._window)
         return stats
 
-    def _send(self, value: Any, alone: bool = True) -> StreamingGeneratorStats:
+    def send(self, value: Any, alone: bool = True) -> StreamingGeneratorStats:
         """Send the next value, and wait while the caller has too many that it has not taken.
 
         Args:
@@ -446,13 +446,14 @@ class _Sender:
 def drive(values: Iterator[Any], sender: _Sender) -> None:
     """Run a generator to its end. This frame is between the task and user code (`worker.in_user_code`)."""
     stats = None
+    send = sender.send if sender.per_yield == 1 else sender.send_several
     while True:
         try:
             answer = stats is not None and _takes_values(values)
             value = values.send(stats) if answer else next(values)  # type: ignore[attr-defined]
         except StopIteration:
             return
-        stats = sender.send(value)
+        stats = send(value)
         del value
 
 

@@ -578,7 +578,7 @@ class TaskExecutor:
         )
 
     def _leave_in_time(self, code: int) -> None:
-        """What the user's code does at the end, and tasks that it has left, must not keep the process for ever."""
+        """Limit the time of what the user's code does at the end, and of the tasks that it has left."""
 
         def give_up() -> None:
             print(f"hpcray: its end took longer than {seconds:g} s: the process is killed", file=sys.stderr, flush=True)
