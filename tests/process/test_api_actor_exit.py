@@ -245,7 +245,7 @@ def test_sigterm_interrupts_the_call_of_an_actor_that_runs_one_at_a_time(marks: 
 
 
 def test_sigterm_of_an_idle_actor_and_of_a_task_is_a_crash(marks: Marks):
-    actor = ray.remote(Plain).options(max_restarts=1).remote()
+    actor = ray.remote(Plain).options(max_restarts=1, max_task_retries=-1).remote()
     first = ray.get(actor.pid.remote())
     os.kill(first, signal.SIGTERM)
     assert eventually(lambda: not alive(first))
