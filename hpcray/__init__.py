@@ -16,9 +16,10 @@ from hpcray.api.drain import (
     restart_count,
     time_left,
 )
+from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.objects import cancel, get, put, wait
 from hpcray.api.runtime_context import available_resources, cluster_resources, get_gpu_ids, get_runtime_context, nodes
-from hpcray.api.session import LoggingConfig, init, is_initialized, shutdown
+from hpcray.api.session import init, is_initialized, shutdown
 from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.state import timeline

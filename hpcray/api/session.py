@@ -10,20 +10,20 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
 
 from hpcray.api.driver_job import announce
 from hpcray.api.late_address import LateAddress
+from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import RAY_LIBRARIES, Config
 from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
-from hpcray.platform.log_format import ENCODINGS, STANDARD_ATTRIBUTES
+from hpcray.common.ray_version import RAY_VERSION
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
@@ -33,48 +33,12 @@ from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerOutputPrint
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
 from hpcray.runtime.node.bootstrap import ClusterEntry, enter
 from hpcray.runtime.node.options import NodeOptions
-from hpcray.runtime.worker.worker_runtime_env import log_as
 
 logger = logging.getLogger("hpcray")
 
-RAY_VERSION = "2.60.0"
-"""The version of Ray whose names, defaults and messages hpcray follows."""
-
+_ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
+"""Variable: the encoding of a `LoggingConfig` where `init` gets none."""
 _SETTINGS = frozenset(Config.__dataclass_fields__)
-
-
-@dataclass
-class LoggingConfig:
-    """Format and level of the root loggers of the driver and its workers, for `init(logging_config=...)`.
-
-    Args:
-        encoding: "TEXT", or "JSON" for one object per line. Both contain job, node, worker, task and actor.
-        log_level: lowest level that is written, a level name of `logging`.
-        additional_log_standard_attrs: further attributes of log records to write.
-
-    Raises:
-        ValueError: the encoding, the level or an attribute is unknown.
-    """
-
-    encoding: str = "TEXT"
-    log_level: str = "INFO"
-    additional_log_standard_attrs: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.encoding not in ENCODINGS:
-            raise ValueError(f"Invalid encoding type: {self.encoding}. Valid encoding types are: {list(ENCODINGS)}")
-        if not isinstance(self.log_level, str) or not isinstance(logging.getLevelName(self.log_level), int):
-            raise ValueError(f"Unknown level: {self.log_level!r}; hint: DEBUG, INFO, WARNING, ERROR or CRITICAL")
-        for attribute in self.additional_log_standard_attrs:
-            if attribute not in STANDARD_ATTRIBUTES:
-                raise ValueError(
-                    f"Unknown python logging standard attribute: {attribute}. The valid attributes are: "
-                    f"{sorted(STANDARD_ATTRIBUTES)}"
-                )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a dict of JSON types."""
-        return asdict(self)
 
 
 class ClientContext(Mapping[str, Any]):
@@ -185,8 +149,10 @@ def init(
             RAY_JOB_CONFIG_JSON_ENV_VAR, which job submission sets.
         job_config: provides `runtime_env` and `ray_namespace` where these arguments are not given, and the default
             lifetime of actors.
-        configure_logging, logging_level, logging_format: logging of hpcray's own messages in this process.
-        logging_config: a `LoggingConfig` for the root loggers of this process and its workers.
+        configure_logging, logging_level, logging_format: logging of hpcray's own messages in this process. False: no
+            handlers of Ray's logger.
+        logging_config: a `LoggingConfig` for the root loggers of this process and its workers. By default one with the
+            encoding of the variable RAY_LOGGING_CONFIG_ENCODING, where that is set.
         ignore_reinit_error: return the context of the running session instead of raising RuntimeError.
         log_to_driver: print the output of workers in the driver.
         labels: labels of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
@@ -223,8 +189,13 @@ def init(
     check_namespace(namespace)
     if logging_config is not None and not isinstance(logging_config, LoggingConfig):
         raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")
-    if configure_logging:
-        _configure_logging(logging_level, logging_format)
+    _configure_logging(configure_logging, logging_level, logging_format)
+    if logging_config is None and os.environ.get(_ENCODING):
+        logging_config = LoggingConfig(os.environ[_ENCODING])
+    if logging_config is not None:
+        logging_config._apply()
+    else:
+        logging_config = getattr(job_config, "py_logging_config", None)
     given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
     memory: float | None = settings.get("_memory")
     if isinstance(object_store_memory, float):
@@ -348,7 +319,6 @@ def _start_driver(
         runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
         if logging_config is not None:
             runtime_envs.job["logging_config"] = logging_config.to_dict()
-            log_as(process, runtime_envs.job["logging_config"])
         if actor_lifetime == "detached":
             runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
     except BaseException:
@@ -404,9 +374,16 @@ def _preloading(options: NodeOptions) -> NodeOptions:
     return msgspec.structs.replace(options, config={"preload": "ray.data", **options.config})
 
 
-def _configure_logging(level: int | str, line_format: str | None) -> None:
-    """Set level and format of hpcray's messages; in programs that say `import ray`, of Ray's logger, which has them."""
+def _configure_logging(wanted: bool, level: int | str, line_format: str | None) -> None:
+    """Set level and format of hpcray's messages; in programs that say `import ray`, of Ray's logger, which has them.
+
+    Args:
+        wanted: False: the program configures the logger itself, and finds no handlers there.
+    """
     target = logger.parent if logger.parent is not None and logger.parent.name == "ray" else logger
+    if not wanted:
+        target.handlers.clear()
+        return
     target.setLevel(level.upper() if isinstance(level, str) else level)
     if not line_format:
         return

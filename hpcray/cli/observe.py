@@ -1,5 +1,5 @@
 """The commands that look at a running job: `hpcray status`, `memory`, `metrics`, `stack`, `why`, `list`, `summary`,
-`timeline`, `dump`, `replay`."""
+`worker-logs`, `timeline`, `dump`, `replay`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
 from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.state import attached, recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
-from hpcray.state.options import Filter
+from hpcray.state.logs import LogError, LogReader
+from hpcray.state.options import Filter, GetLogOptions
 from hpcray.state.reports import (
     node_columns,
     print_table,
@@ -248,6 +249,45 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
     _report_missing(state)
 
 
+@click.command()
+@_address
+@click.option("--node-id", help="The node; by default this one.")
+@click.option("--node-ip", help="The node, by its address.")
+@click.option("--actor-id", help="What this actor wrote.")
+@click.option("--task-id", help="What this task wrote.")
+@click.option("--attempt-number", default=0, show_default=True, help="Which run of the task.")
+@click.option("--pid", type=int, help="What this worker wrote.")
+@click.option("--err", is_flag=True, help="Standard error instead of standard output.")
+@click.option("--tail", default=-1, metavar="LINES", help="Only the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written later, until Ctrl-C.")
+@click.option("--timeout", default=10.0, show_default=True, help="Seconds that a node may take to answer.")
+@click.argument("name", required=False)
+def worker_logs(
+    address: str, node_id: str | None, node_ip: str | None, err: bool, tail: int, follow: bool, timeout: float,
+    name: str | None, **of: Any,
+) -> None:  # fmt: skip
+    """Print a log file of a running job: what a worker, an actor or a task has written.
+
+    NAME is a file or a pattern; without one, or with one that is no file, the names of the files are listed.
+    """
+    with job(address) as process:
+        if not node_ip and not node_id and not of["actor_id"] and not of["task_id"]:
+            node_id = process.node_id
+        reader = LogReader(process, timeout)
+        try:
+            if not any((of["actor_id"], of["task_id"], of["pid"])) and (name is None or any(c in name for c in "*?[")):
+                _print_lines(each for names in reader.find(node_id, node_ip, name or "*").values() for each in names)
+                return
+            wanted = GetLogOptions(
+                timeout=timeout, node_id=node_id, node_ip=node_ip, filename=name, lines=tail,
+                media_type="stream" if follow else "file", suffix="err" if err else "out", **of,
+            )  # fmt: skip
+            for data in reader.stream(wanted):
+                click.echo(data, nl=False)
+        except (LogError, ValueError) as error:
+            raise click.ClickException(str(error)) from None
+
+
 @click.command(name="timeline")
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
 @_address
@@ -313,4 +353,4 @@ def _report_missing(state: StateAggregator) -> None:
         sys.exit(1)
 
 
-COMMANDS = [status, memory, metrics, stack, why, list_, summary, timeline_, dump, replay]
+COMMANDS = [status, memory, metrics, stack, why, list_, summary, worker_logs, timeline_, dump, replay]

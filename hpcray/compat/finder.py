@@ -18,12 +18,12 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.common.config import RAY_LIBRARIES
+from hpcray.common.ray_version import RAY_VERSION
 from hpcray.compat import table
 from hpcray.compat.amendments import amended_spec
 from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 
-RAY_VERSION = table.RAY_VERSION
 LENT = RAY_LIBRARIES
 """Variable: a directory with a package `ray`, as pip unpacks a real wheel, that lends its libraries (`lend`)."""
 STANDIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")

@@ -15,7 +15,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from hpcray.compat.finder import DEFAULT_LIBRARIES, LENT, RAY_VERSION, wheel_version
+from hpcray.common.ray_version import RAY_VERSION
+from hpcray.compat.finder import DEFAULT_LIBRARIES, LENT, wheel_version
 
 _REQUIREMENT = f"ray=={RAY_VERSION}"
 _NOT_LENT = (".so", ".jar", ".pxd", ".dll", ".pyd", ".exe")

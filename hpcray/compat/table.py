@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-RAY_VERSION = "2.60.0"
+from hpcray.common.ray_version import RAY_VERSION
+
 _NAMES = "hpcray.compat.names"
 _IDS = "ActorClassID ActorID ClusterID FunctionID JobID NodeID PlacementGroupID TaskID UniqueID WorkerID"
 _UTILS = (
@@ -180,6 +181,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
+    "ray._common.filters": (f"{_NAMES}.filters:CoreContextFilter",),
+    "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
+    "ray._common.logging_constants": (
+        f"{_NAMES}.logging_constants:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",
+    ),
     "ray._common.network_utils": (
         f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
         "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
@@ -220,7 +226,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS, _MORE_CONSTANTS, *_LOG_CONSTANTS),
-    "ray._private.ray_logging.logging_config": ("hpcray:LoggingConfig",),
+    "ray._private.ray_logging": (f"{_NAMES}.ray_logging:NUMBERS setup_logger",),
+    "ray._private.ray_logging.logging_config": ("hpcray.api.logging_config:LoggingConfig",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.platform.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (
@@ -247,13 +254,12 @@ LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow"
 HELPERS = frozenset(
     f"ray.{name}"
     for names in (
-        "_common.constants _common.deprecation _common.filters _common.formatters _common.logging_constants",
-        "_common.observability _common.pydantic_compat _common.ray_constants _common.runtime_env_package",
-        "_common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
+        "_common.constants _common.deprecation _common.observability _common.pydantic_compat _common.ray_constants",
+        "_common.runtime_env_package _common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
         "_common.usage.usage_constants",
         "_private.accelerators _private.arrow_serialization _private.async_utils",
         "_private.authentication _private.event _private.grpc_utils",
-        "_private.protobuf_compat _private.ray_logging _private.thirdparty",
+        "_private.protobuf_compat _private.thirdparty",
         "autoscaler._private.cli_logger",
         "core.generated",
         "dag",

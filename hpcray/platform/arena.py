@@ -21,11 +21,11 @@ from typing import Any
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.common.madvise import madvise
+from hpcray.common.overflow import OVERFLOW
 from hpcray.platform.overflow_file import OverflowMapping
 from hpcray.platform.resource_limits import read_meminfo, usable_memory
 
-OVERFLOW = 1 << 48
-"""Offsets from here on are positions in the overflow file (`protocol.messages.objects.OVERFLOW`)."""
 STORE_MEMORY_SHARE = 0.3
 MIN_ARENA_SIZE = 1 << 20
 
@@ -223,7 +223,7 @@ class Arena:
         """
         start = offset // _PAGE * _PAGE
         end = min(self.size, offset + size)
-        return end <= start or _madvise(self.address + start, end - start, _MADV_POPULATE_WRITE) == 0
+        return end <= start or madvise(self.address + start, end - start, _MADV_POPULATE_WRITE)
 
     def close(self) -> None:
         """Close the descriptor and drop the mapping, or leave it to the last view that is alive."""
@@ -318,13 +318,6 @@ def _reap(
     entry = pop(id(ref), None)
     if entry is not None and not finalizing():
         entry[1]()
-
-
-def _madvise(address: int, size: int, advice: int) -> int:
-    return int(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 PARALLEL_COPY_SIZE = 64 << 20

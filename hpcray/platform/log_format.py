@@ -5,48 +5,125 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-ENCODINGS = ("TEXT", "JSON")
 TEXT_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
 INTERNAL_TIMESTAMP_LOG_KEY = "_ray_timestamp_ns"
-"""Attribute of log records: the time in nanoseconds."""
-STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", INTERNAL_TIMESTAMP_LOG_KEY}
-"""Attributes that every log record has; others were given with `extra`."""
+"""Attribute of log records: the time in nanoseconds. In lines its name is `timestamp_ns`."""
+STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
+    "asctime", "message", "taskName",
+}  # fmt: skip
+"""Attributes that every log record has; others were given with `extra`, or are the context."""
+FLATTENED = frozenset({"ray_serve_extra_fields"})
+"""Attributes with further attributes in them."""
 _STAMPS = "_gives_ray_timestamp_ns"
-_ALWAYS = ("asctime", "levelname", "message", "filename", "lineno")
 
 Context = Callable[[], Mapping[str, Any]]
 
 
-class _Formatter(logging.Formatter):
-    def __init__(self, attributes: Sequence[str], context: Context) -> None:
-        super().__init__(TEXT_FORMAT)
-        self._attributes = attributes
+class AbstractFormatter(logging.Formatter, ABC):
+    """Base class of the formats.
+
+    Attributes:
+        additional_log_standard_attrs: attributes that every record has, to be written beside the usual ones.
+    """
+
+    def __init__(
+        self,
+        fmt: str | None = None,
+        datefmt: str | None = None,
+        style: Literal["%", "{", "$"] = "%",
+        validate: bool = True,
+    ) -> None:
+        super().__init__(fmt, datefmt, style, validate)
+        self.additional_log_standard_attrs: list[str] = []
+
+    def set_additional_log_standard_attrs(self, additional_log_standard_attrs: Sequence[str]) -> None:
+        """Set the attribute of this name."""
+        self.additional_log_standard_attrs = list(additional_log_standard_attrs)
+
+    def generate_record_format_attrs(
+        self, record: logging.LogRecord, exclude_default_standard_attrs: bool
+    ) -> dict[str, Any]:
+        """Return what is to be written of a record, by name.
+
+        Args:
+            exclude_default_standard_attrs: leave out time, level, message, place and process.
+
+        Raises:
+            ValueError, KeyError: an attribute with attributes in it is no dict, or repeats a name.
+        """
+        found: dict[str, Any] = {}
+        if not exclude_default_standard_attrs:
+            found |= {
+                "asctime": self.formatTime(record),
+                "levelname": record.levelname,
+                "message": record.getMessage(),
+                "filename": record.filename,
+                "lineno": record.lineno,
+                "process": record.process,
+            }
+            if record.exc_info:
+                record.exc_text = record.exc_text or self.formatException(record.exc_info)
+                found["exc_text"] = record.exc_text
+        for name in self.additional_log_standard_attrs:
+            _add(found, name, getattr(record, name, None))
+        for name, value in vars(record).items():
+            if name not in STANDARD_ATTRIBUTES:
+                _add(found, name, value)
+        if INTERNAL_TIMESTAMP_LOG_KEY in found:
+            found["timestamp_ns"] = found.pop(INTERNAL_TIMESTAMP_LOG_KEY)
+        return found
+
+    @abstractmethod
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+
+
+class TextFormatter(AbstractFormatter):
+    """Ray's usual line, then `name=value` for each further attribute."""
+
+    _usual = logging.Formatter(TEXT_FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        attributes = self.generate_record_format_attrs(record, True)
+        return " ".join([self._usual.format(record), *(f"{name}={value}" for name, value in attributes.items())])
+
+
+class JSONFormatter(AbstractFormatter):
+    """One object for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record. What JSON does not have is written as `str()` shows it."""
+        return json.dumps(self.generate_record_format_attrs(record, False), default=str)
+
+
+FORMATTERS: dict[str, type[AbstractFormatter]] = {"TEXT": TextFormatter, "JSON": JSONFormatter}
+"""The formats by `LoggingConfig.encoding`."""
+
+
+class _ContextHandler(logging.StreamHandler[Any]):
+    """Writes to standard error, with the context of the line."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(sys.stderr)
         self._context = context
 
-    def more(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Attributes beside the standard ones."""
-        extra = {key: value for key, value in vars(record).items() if key not in STANDARD_ATTRIBUTES}
-        return {**self._context(), **{key: getattr(record, key, None) for key in self._attributes}, **extra}
+    def handle(self, record: logging.LogRecord) -> bool:
+        add_context(record, self._context())
+        return super().handle(record)  # type: ignore[return-value,unused-ignore]
 
 
-class _Text(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        head, *rest = super().format(record).split("\n")
-        return "\n".join([" ".join([head, *(f"{key}={value}" for key, value in self.more(record).items())]), *rest])
-
-
-class _Json(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        record.message = record.getMessage()
-        record.asctime = self.formatTime(record)
-        line = {**{key: getattr(record, key) for key in _ALWAYS}, **self.more(record)}
-        if record.exc_info:
-            line["exc_text"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+def add_context(record: logging.LogRecord, context: Mapping[str, Any]) -> None:
+    """Make attributes of a record out of what is known of a context."""
+    for name, value in context.items():
+        if value is not None and value != "":
+            setattr(record, name, value)
 
 
 def setup_log_record_factory() -> None:
@@ -66,8 +143,8 @@ def setup_log_record_factory() -> None:
     logging.setLogRecordFactory(stamped)
 
 
-def configure_root_logger(encoding: str, level: str, attributes: Sequence[str], context: Context) -> None:
-    """Make the root logger of this process write to standard error.
+def configure_loggers(encoding: str, level: int | str, attributes: Sequence[str], context: Context) -> None:
+    """Make the root logger of this process, and Ray's, write to standard error, beside what they do already.
 
     Args:
         encoding: "TEXT" or "JSON".
@@ -75,11 +152,31 @@ def configure_root_logger(encoding: str, level: str, attributes: Sequence[str], 
         attributes: of log records, beside the usual ones.
         context: called for every line: identifies the task or actor that logs.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter((_Json if encoding == "JSON" else _Text)(attributes, context))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
+    setup_log_record_factory()
+    formatter = FORMATTERS[encoding]()
+    formatter.set_additional_log_standard_attrs(attributes)
+    handler = _ContextHandler(context)
+    handler.setLevel(level)
+    handler.setFormatter(formatter)
+    root, ray = logging.getLogger(), logging.getLogger("ray")
+    root.handlers[:] = [one for one in root.handlers if not isinstance(one, _ContextHandler)]  # of an earlier session
+    ray.handlers.clear()
+    ray.propagate = False
+    for logger in (root, ray):
+        logger.addHandler(handler)
+        logger.setLevel(level)
+
+
+def _add(found: dict[str, Any], name: str, value: Any) -> None:
+    if name not in FLATTENED:
+        found[name] = value
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"Expected a dictionary passing into {name}, but got {type(value)}")
+    for inner, part in value.items():
+        if inner in found:
+            raise KeyError(f"Found duplicated key in the log record: {inner}")
+        found[inner] = part
 
 
 def rotation_limits() -> tuple[int, int]:

@@ -8,7 +8,6 @@ arrays that are not contiguous, of dates, or of dtypes of other libraries; JAX's
 from __future__ import annotations
 
 import copyreg
-import ctypes
 import mmap
 import pickle
 import struct
@@ -21,6 +20,7 @@ from typing import Any
 import cloudpickle
 
 from hpcray.common.exception_pickling import CUSTOM
+from hpcray.common.madvise import madvise
 
 _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
@@ -28,7 +28,6 @@ _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryvi
 _OFFSET = struct.Struct("<Q")
 _UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
 _HUGE = 1 << 22  # bytes; from here on memory for a copy is made of huge pages
-_libc = ctypes.CDLL(None)
 
 
 class Pickling(threading.local):
@@ -253,7 +252,7 @@ def _typed_of(storage: Any, dtype: Any) -> Any:
 def _use_huge_pages(address: int, size: int) -> None:
     """As NumPy does for its own memory: a copy into fresh memory is three times as fast then."""
     start, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, address + size
-    _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
+    madvise(start, end - start, mmap.MADV_HUGEPAGE)
 
 
 def _storage_of(buffer: Any, offset: Any) -> tuple[Any, int]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TypeVar
 
+import msgspec
+
 from hpcray.common.ids import raylet_of, show_proc
+from hpcray.common.log_names import FIRST_JOB
+from hpcray.platform.runtime_env import JOB_FIELD, RUNTIME_ENV_VARIABLE
+from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.state.options import Filter, check_filters
@@ -57,10 +63,10 @@ class StateAggregator:
                 actor_id=row["actor"].hex(),
                 class_name=row["class_name"],
                 state=_actor_state(row),
-                job_id=self._job_id,
+                job_id=job_of_actor(row),
                 name=row["name"],
                 node_id=nodes[row["node"]].node_id if row["node"] in nodes else None,
-                pid=pids.get(row["worker"], 0) if row["worker"] else 0,
+                pid=pids.get(row["worker"], 0) if row["worker"] else row["pid"],
                 ray_namespace=row["namespace"],
                 death_cause={"error_message": row["reason"]} if row["reason"] else None,
                 is_detached=row["detached"],
@@ -165,7 +171,8 @@ class StateAggregator:
         for answer in owned.values():
             history.add_failed(answer["failed"], answer["job"])
             history.add_open(answer["rows"], answer["job"])
-        history.add_creations(self._process.gcs.call("actors"))
+        rows = self._process.gcs.call("actors")
+        history.add_creations((row, job_of_actor(row)) for row in rows)
         return history.rows()
 
     def objects(self) -> list[ObjectState]:
@@ -287,6 +294,12 @@ def _equal(cell: Any, value: Any) -> bool:
     if isinstance(cell, bool):
         return text in (("true", "1") if cell else ("false", "0"))
     return str(cell).lower() == text
+
+
+def job_of_actor(row: Mapping[str, Any]) -> str:
+    """Return the id of the job that a row of the GCS's table of actors is of: its worker's environment says so."""
+    fields = json.loads(dict(row["env"]).get(RUNTIME_ENV_VARIABLE) or "{}")
+    return msgspec.convert(fields[JOB_FIELD], JobInfo).job_id if JOB_FIELD in fields else FIRST_JOB
 
 
 def _actor_state(row: dict[str, Any]) -> str:

@@ -92,9 +92,9 @@ class TaskHistory:
                 attempts.append(last)
             last.required_resources = one["resources"]
 
-    def add_creations(self, actors: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the creation of actors: of each one that waits, or that was created."""
-        for actor in actors:
+    def add_creations(self, actors: Iterable[tuple[Mapping[str, Any], str]]) -> None:
+        """Take in the creation of actors, with their jobs: of each one that waits, or that was created."""
+        for actor, job_id in actors:
             ident = actor["actor"]
             if self._attempts.get(ident):
                 continue  # its constructor runs
@@ -102,7 +102,8 @@ class TaskHistory:
                 state = "PENDING_NODE_ASSIGNMENT" if actor["complete"] else "PENDING_ARGS_AVAIL"
             else:
                 state = "FAILED" if actor["failed"] or not actor["worker"] else "FINISHED"
-            row = self._row(ident, f"{actor['class_name']}.__init__", state, ident, self._people.get(actor["worker"]))
+            worker = self._people.get(actor["worker"])
+            row = self._row(ident, f"{actor['class_name']}.__init__", state, ident, worker, job_id)
             if state == "FAILED":
                 row.error_type = _FAILED if actor["failed"] else "ACTOR_CREATION_FAILED"
                 row.error_message = actor["reason"]

@@ -13,20 +13,25 @@ Arguments of the functions:
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.state import attached
 from hpcray.state.aggregator import StateAggregator, select
+from hpcray.state.logs import LogError, LogReader
 from hpcray.state.options import (
     DEFAULT_LIMIT,
     DEFAULT_RPC_TIMEOUT,
     RAY_MAX_LIMIT_FROM_API_SERVER,
     Filter,
     GetApiOptions,
+    GetLogOptions,
     ListApiOptions,
     StateResource,
     SummaryApiOptions,
@@ -77,6 +82,8 @@ __all__ = [
     "summarize_objects",
     "summarize_tasks",
 ]
+
+_ANSI_CODE = re.compile(rb"\x1b(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
 
 Found = TypeVar("Found")
 Source = TypeVar("Source")
@@ -328,28 +335,86 @@ def list_logs(
     glob_filter: str | None = None,
     timeout: float = DEFAULT_RPC_TIMEOUT,
 ) -> dict[str, list[str]]:
-    """Return no files: what workers print goes to the driver's terminal, and no log files are written.
+    """The names of a node's log files, by group: "worker_out", "worker_err", "internal".
+
+    Args:
+        node_id, node_ip: the node.
+        glob_filter: a pattern that the names have to match, such as "*worker*".
 
     Raises:
-        AssertionError: no node is named.
+        AssertionError: no node is named. RayStateApiException: there is none, or it does not answer.
     """
     assert node_ip is not None or node_id is not None, "At least one of node ip and node id is required"
-    return {}
+    with attached(address or "auto") as process, _log_errors():
+        return LogReader(process, timeout).find(node_id, node_ip, glob_filter or "*")
 
 
-def get_log(*args: Any, **kwargs: Any) -> Iterator[str]:
-    """Refused, at the first line.
+def get_log(
+    address: str | None = None,
+    node_id: str | None = None,
+    node_ip: str | None = None,
+    filename: str | None = None,
+    actor_id: str | None = None,
+    task_id: str | None = None,
+    pid: int | None = None,
+    follow: bool = False,
+    tail: int = -1,
+    timeout: float = DEFAULT_RPC_TIMEOUT,
+    suffix: str = "out",
+    encoding: str | None = "utf-8",
+    errors: str = "strict",
+    submission_id: str | None = None,
+    attempt_number: int = 0,
+    _interval: float | None = None,
+    filter_ansi_code: bool = False,
+) -> Iterator[Any]:
+    """Yield a log file in pieces.
+
+    Args:
+        node_id, node_ip: the node, for `filename` and `pid`.
+        filename: name of the file, as `list_logs` returns it.
+        actor_id, task_id, pid: whose output it has. Of a task it is the part that the task wrote.
+        follow: go on with what is written later, without end.
+        tail: begin with the last so many lines; -1: with the first.
+        suffix: "out" or "err".
+        encoding, errors: of the text; encoding None: yield bytes.
+        submission_id: without effect: jobs of the batch system have their own log files.
+        attempt_number: which run of the task, from 0.
+        filter_ansi_code: leave out the codes by which terminals show colors.
 
     Raises:
-        RayStateApiException: there are no log files.
+        ValueError: the arguments do not name a log. RayStateApiException: there is none, or its node does not answer.
     """
-    yield from _no_log()
-
-
-def _no_log() -> NoReturn:
-    raise RayStateApiException(
-        "hpcray writes no log files: what workers print goes to the driver's terminal; hint: redirect its output"
+    options = GetLogOptions(
+        timeout=timeout,
+        node_id=node_id,
+        node_ip=node_ip,
+        media_type="stream" if follow else "file",
+        filename=filename,
+        actor_id=actor_id,
+        task_id=task_id,
+        attempt_number=attempt_number,
+        pid=pid,
+        lines=tail,
+        interval=_interval,
+        suffix=suffix,
+        submission_id=submission_id,
     )
+    decoder = codecs.getincrementaldecoder(encoding)(errors) if encoding is not None else None
+    with attached(address or "auto") as process, _log_errors():
+        for data in LogReader(process, timeout).stream(options):
+            shown = _ANSI_CODE.sub(b"", data) if filter_ansi_code else data
+            yield decoder.decode(shown) if decoder is not None else shown
+    if decoder is not None and (rest := decoder.decode(b"", final=True)):
+        yield rest
+
+
+@contextlib.contextmanager
+def _log_errors() -> Iterator[None]:
+    try:
+        yield
+    except LogError as error:
+        raise RayStateApiException(str(error)) from None
 
 
 summarize_tasks = _query(_summarize, SummaryResource.TASKS, "Counts of tasks and calls, by name and state.")

@@ -329,7 +329,7 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
-        import os, ray
+        import os, ray, time
         from ray.job_config import JobConfig
         assert JobConfig.from_json({"ray_namespace": "there"}).ray_namespace == "there"
         config = JobConfig(runtime_env={"env_vars": {"WORD": "yes"}}, metadata={"a": "b"})
@@ -351,10 +351,13 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
             parent = Parent.remote()
             stays, goes = ray.get(parent.children.remote())
             ray.kill(parent)
-            try:
-                ray.get(goes.ping.remote(), timeout=30)
-            except ray.exceptions.ActorDiedError:
-                print(ray.get(stays.ping.remote(), timeout=30))
+            for _ in range(300):  # it may answer until its node has killed it
+                try:
+                    ray.get(goes.ping.remote(), timeout=30)
+                    time.sleep(0.1)
+                except ray.exceptions.ActorDiedError:
+                    print(ray.get(stays.ping.remote(), timeout=30))
+                    break
         try:
             JobConfig(default_actor_lifetime="for ever")
         except ValueError:

@@ -208,6 +208,6 @@ class TestLogging:
         from hpcray.api import session
 
         for level, number in (("error", logging.ERROR), (logging.DEBUG, logging.DEBUG)):
-            session._configure_logging(level, None)
+            session._configure_logging(True, level, None)
             assert logging.getLogger("hpcray").level == number
-        session._configure_logging("info", None)
+        session._configure_logging(True, "info", None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from engine import exceptions, hpcray_only, ray
 
-from hpcray.experimental import get_local_object_locations, get_object_locations, internal_kv, tqdm_ray
+from hpcray.experimental import get_local_object_locations, get_object_locations, internal_kv
 from hpcray.experimental.shuffle import ObjectStoreWriterNonStreaming, simple_shuffle
 from hpcray.util import deregister_serializer, register_serializer
 
@@ -90,10 +90,6 @@ def test_registered_serializers_are_used_until_deregistered():
     deregister_serializer(Stubborn)
     with pytest.raises(TypeError, match="not me"):
         ray.put(Stubborn(1))
-
-
-def test_a_progress_bar_yields_the_items_of_its_iterable(capsys):
-    assert list(tqdm_ray.tqdm(range(3), desc="going")) == [0, 1, 2]
 
 
 class TestShuffle:

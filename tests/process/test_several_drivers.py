@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import hpcray as ray
-from hpcray.util.state import list_workers
+from hpcray.util.state import list_actors, list_workers
 
 DRIVER = """
 import json, os, sys
@@ -74,6 +74,7 @@ def test_each_driver_is_a_job_with_its_own_workers_path_and_names(tmp_path: Path
             for row in rows:
                 assert row[1:] == [name, job, name, str(tmp_path / name), job if name == "b" else None]
         assert jobs == ["01000000", "02000000", "03000000"]
+        assert sorted(row.job_id for row in list_actors()) == jobs[1:], "each actor is of its owner's job"
         assert {said for _, said in ray.get([pid.remote() for _ in range(6)])} == {""}
         deadline = time.monotonic() + 10
         while len(list_workers(filters=_WORKERS)) > 3 and time.monotonic() < deadline:

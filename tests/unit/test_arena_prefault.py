@@ -86,7 +86,7 @@ def test_a_stopped_prefaulter_has_no_thread_and_populates_no_page(arena: Arena) 
 def test_the_prefaulter_gives_up_on_a_kernel_that_cannot_populate(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arena_module, "_madvise", lambda *_: -1)
+    monkeypatch.setattr(arena_module, "madvise", lambda *_: False)
     prefaulter = Prefaulter(arena)
     prefaulter.allocated_to(30 << 20)
     until(lambda: prefaulter.idle, "it never ends")

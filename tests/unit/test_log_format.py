@@ -9,16 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcray.platform.log_format import configure_root_logger
+from hpcray.platform.log_format import JSONFormatter, TextFormatter, configure_loggers, setup_log_record_factory
 
 
 @pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    logger = logging.getLogger()
-    before = logger.handlers[:], logger.level
-    yield logger
-    logger.handlers[:], level = before
-    logger.setLevel(level)
+def loggers() -> Iterator[tuple[logging.Logger, logging.Logger]]:
+    found = logging.getLogger(), logging.getLogger("ray")
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in found]
+    factory = logging.getLogRecordFactory()
+    yield found
+    logging.setLogRecordFactory(factory)
+    for logger, (handlers, level, propagate) in zip(found, before, strict=True):
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def record(**extra: object) -> logging.LogRecord:
@@ -30,23 +33,54 @@ def record(**extra: object) -> logging.LogRecord:
         )
 
 
-def test_log_lines_in_json_have_context_and_extra_attributes(root: logging.Logger) -> None:
-    configure_root_logger("JSON", "WARNING", ["funcName", "name"], lambda: {"job_id": "01"})
-    (handler,) = root.handlers
-    line = json.loads(handler.format(record(k=[1])))
-    trace = line.pop("exc_text")
-    assert "KeyError: 'why'" in trace
-    line.pop("asctime")
+def configured(
+    loggers: tuple[logging.Logger, ...], encoding: str, level: str, attributes: list[str]
+) -> logging.Handler:
+    configure_loggers(encoding, level, attributes, lambda: {"job_id": "01", "actor_name": "", "task_id": None})
+    for logger in loggers:
+        assert logger.level == getattr(logging, level)
+    handler = loggers[0].handlers[-1]
+    assert loggers[1].handlers == [handler] and not loggers[1].propagate and handler.level == getattr(logging, level)
+    return handler
+
+
+def line_of(handler: logging.Handler, of: logging.LogRecord, capsys: pytest.CaptureFixture[str]) -> str:
+    handler.stream = sys.stderr  # type: ignore[attr-defined]
+    handler.handle(of)
+    return capsys.readouterr().err
+
+
+def test_lines_in_json_have_context_and_extra_attributes(loggers, capsys: pytest.CaptureFixture[str]) -> None:
+    handler = configured(loggers, "JSON", "WARNING", ["funcName", "name"])
+    line = json.loads(line_of(handler, record(k=[1], odd={1}), capsys))
+    assert "KeyError: 'why'" in line.pop("exc_text")
+    assert line.pop("asctime") and line.pop("timestamp_ns") > 1e18 and line.pop("process")
     assert line == {
         "levelname": "ERROR", "message": "said it\nmore", "filename": "file.py", "lineno": 7, "job_id": "01",
-        "funcName": None, "name": "mine", "k": [1],
+        "funcName": None, "name": "mine", "k": [1], "odd": "{1}",
     }  # fmt: skip
-    assert root.level == logging.WARNING
 
 
-def test_log_lines_in_text_have_context_and_extra_attributes(root: logging.Logger) -> None:
-    configure_root_logger("TEXT", "INFO", [], lambda: {"job_id": "01", "node_id": "ab"})
-    text = root.handlers[0].format(record(k=2))
-    first = text.splitlines()[0]
-    assert first.endswith("ERROR file.py:7 -- said it job_id=01 node_id=ab k=2")
-    assert "KeyError: 'why'" in text
+def test_lines_in_text_have_context_and_extra_attributes(loggers, capsys: pytest.CaptureFixture[str]) -> None:
+    text = line_of(configured(loggers, "TEXT", "INFO", []), record(k=2), capsys)
+    assert "ERROR file.py:7 -- said it\nmore\nTraceback" in text
+    assert " k=2 " in text and " job_id=01" in text and "timestamp_ns=" in text and "actor_name" not in text
+
+
+def test_who_has_configured_logging_keeps_it_and_a_second_session_adds_no_second_line(loggers) -> None:
+    own = logging.NullHandler()
+    loggers[0].addHandler(own)
+    configure_loggers("TEXT", "INFO", [], dict)
+    count = len(loggers[0].handlers)
+    configure_loggers("JSON", "INFO", [], dict)
+    assert own in loggers[0].handlers and len(loggers[0].handlers) == count
+
+
+def test_attributes_with_attributes_in_them() -> None:
+    setup_log_record_factory()
+    plain = logging.makeLogRecord({"ray_serve_extra_fields": {"route": "/"}})
+    assert json.loads(JSONFormatter().format(plain))["route"] == "/" and "route=/" in TextFormatter().format(plain)
+    with pytest.raises(ValueError, match="Expected a dictionary"):
+        JSONFormatter().format(logging.makeLogRecord({"ray_serve_extra_fields": 1}))
+    with pytest.raises(KeyError, match="duplicated key"):
+        JSONFormatter().format(logging.makeLogRecord({"ray_serve_extra_fields": {"message": 1}}))

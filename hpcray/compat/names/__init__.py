@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcray.api.actor import ActorClass
+from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.placement_group import PlacementGroupID as _OwnPlacementGroupID
 from hpcray.common.ids import ActorID as _OwnActorID
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
@@ -243,6 +244,7 @@ class JobConfig:
         self.code_search_path = code_search_path or []
         self.metadata = metadata or {}
         self.ray_namespace = ray_namespace
+        self.py_logging_config: LoggingConfig | None = None
         self.set_runtime_env(runtime_env)
         self.set_default_actor_lifetime(default_actor_lifetime)
 
@@ -257,6 +259,10 @@ class JobConfig:
 
     def set_metadata(self, key: str, value: str) -> None:
         self.metadata[key] = value
+
+    def set_py_logging_config(self, logging_config: LoggingConfig | None = None) -> None:
+        """Set the `LoggingConfig` of the job's workers, where `init` gets none."""
+        self.py_logging_config = logging_config
 
     def set_ray_namespace(self, ray_namespace: str) -> None:
         self.ray_namespace = ray_namespace

@@ -14,6 +14,7 @@ from hpcray.compat.names.ray_constants import NODE_ID_PREFIX
 from hpcray.experimental.internal_kv import _internal_kv_put
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current
+from hpcray.state.aggregator import job_of_actor
 from hpcray.util.state import list_jobs, list_workers
 
 _ALL_ROWS = 10_000
@@ -159,14 +160,13 @@ def _per_node(what: str) -> dict[str, dict[str, float]]:
 
 def _actor_row(row: dict[str, Any], by_index: dict[int, dict[str, Any]]) -> dict[str, Any]:
     node = by_index.get(row["node"], {})
-    job = require_session().job
     return {
         "ActorID": row["actor"].hex(),
         "ActorClassName": row["class_name"],
         "IsDetached": row["detached"],
         "Name": row["name"],
         "RayNamespace": row["namespace"],
-        "JobID": job.job_id if job else "",
+        "JobID": job_of_actor(row),
         "Address": {"IPAddress": node.get("NodeManagerAddress", ""), "Port": 0, "NodeID": node.get("NodeID", "")},
         "OwnerAddress": {"WorkerID": row["owner"].hex() if row["owner"] else ""},
         "State": row["state"],

@@ -145,7 +145,7 @@ class Actor:
 
     Attributes:
         node: where it was sent, -1 while it waits for a node.
-        worker: its process, known once it is ALIVE.
+        worker: its process, known once it is ALIVE. pid, ip: where that is, or was.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
         since: when it began to wait for a node.
         refusals, retry_at: how often a node could not start a worker for it; not tried again before that time.
@@ -159,6 +159,8 @@ class Actor:
     state: str = PENDING
     node: int = -1
     worker: bytes = b""
+    pid: int = 0
+    ip: str = ""
     restarts: int = 0
     reason: str = ""
     error: bytes = b""
@@ -320,7 +322,9 @@ class ActorManager:
         out: list[Effect] = []
         if actor.state == ALIVE:
             return out
-        actor.worker = src
+        actor.worker, actor.pid = src, msg.pid
+        state = self._resources.nodes.get(actor.node)
+        actor.ip = state.info.address if state is not None else ""
         if msg.error:
             actor.error = msg.error
             out.append(Send(src, m.Exit(0)))
@@ -446,7 +450,7 @@ class ActorManager:
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
                 "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
                 "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
-                "failed": bool(a.error),
+                "failed": bool(a.error), "pid": a.pid, "ip": a.ip, "env": a.spec.hold.env,
             }
             for a in self.actors.values()
         ]  # fmt: skip
@@ -666,7 +670,7 @@ class ActorManager:
             return
         self._resources.give_soft(actor.node, actor.soft)
         actor.node = -1
-        actor.worker = b""
+        actor.worker, actor.pid, actor.ip = b"", 0, ""
         actor.restarts += 1
         self._set_state(actor, RESTARTING)
         actor.reason = reason
@@ -726,8 +730,9 @@ class ActorManager:
         actor.state = state
 
     def _state_message(self, actor: Actor) -> m.ActorStateUpdate:
+        where = (actor.pid, actor.ip, actor.spec.name, actor.spec.namespace) if actor.state == DEAD else ()
         return m.ActorStateUpdate(
-            actor.spec.actor, actor.state, actor.worker, actor.restarts, actor.reason, actor.error
+            actor.spec.actor, actor.state, actor.worker, actor.restarts, actor.reason, actor.error, *where
         )
 
     def _publish(self, actor: Actor, out: list[Effect]) -> None:

@@ -94,6 +94,8 @@ class ActorRow(msgspec.Struct, array_like=True):
     out_of_scope: bool
     complete: bool
     former: list[bytes]
+    pid: int = 0
+    ip: str = ""
 
 
 class GroupRow(msgspec.Struct, array_like=True):

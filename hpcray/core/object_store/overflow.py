@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import Effect, ReleaseOverflow, ReserveOverflow
 from hpcray.core.object_store.allocator import LARGE, Allocator
 from hpcray.core.object_store.stored_object import StoredObject, StoredObjectState
-from hpcray.protocol.messages.objects import OVERFLOW
 
 _PREFIX = b"overflow"
 

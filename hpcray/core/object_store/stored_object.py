@@ -8,9 +8,9 @@ from enum import Enum
 from heapq import heappop, heappush
 
 from hpcray.common.ids import owner_of
+from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
 from hpcray.protocol.messages import Pull
-from hpcray.protocol.messages.objects import OVERFLOW
 
 ROOT = -1
 """In place of a node: the root itself sends."""

@@ -22,7 +22,9 @@ class EndedWorkers:
     def add(self, now: float, worker: WorkerProcess, reason: str) -> None:
         """Keep a worker that has died, as it was; `reason` says how its process ended."""
         kind, detail = exit_of(worker, reason)
-        row = {"proc": worker.proc, "pid": worker.pid, "exit_type": kind, "exit_detail": detail}
+        spec = worker.allocation.actor_spec if worker.allocation is not None else None
+        actor = spec.actor if spec is not None else b""
+        row = {"proc": worker.proc, "pid": worker.pid, "actor": actor, "exit_type": kind, "exit_detail": detail}
         self._rows.append((now, row))
 
     def rows(self, now: float) -> list[dict[str, Any]]:

@@ -74,11 +74,12 @@ class BecomeActor(Struct, array_like=True, tag=43):
 
 class ActorReady(Struct, array_like=True, tag=44):
     """worker→g: the constructor has returned. error: b"" or the pickled exception of the constructor
-    (`protocol.serialization` error blob)."""
+    (`protocol.serialization` error blob). pid: of the worker."""
 
     actor: bytes
     error: bytes
     borrowed: list[bytes]
+    pid: int = 0
 
 
 class ActorGone(Struct, array_like=True, tag=45):
@@ -98,7 +99,7 @@ class WatchActor(Struct, array_like=True, tag=46):
 
 class ActorStateUpdate(Struct, array_like=True, tag=47):
     """g→watchers: the state of an actor: PENDING, ALIVE, RESTARTING, DEAD. error: the constructor's exception, if
-    it raised."""
+    it raised. pid, ip: of a dead one, where it ran; name, namespace: its own."""
 
     actor: bytes
     state: str
@@ -106,6 +107,10 @@ class ActorStateUpdate(Struct, array_like=True, tag=47):
     restarts: int
     reason: str
     error: bytes
+    pid: int = 0
+    ip: str = ""
+    name: str = ""
+    namespace: str = ""
 
 
 class KillActor(Struct, array_like=True, tag=48):

@@ -6,8 +6,6 @@ from msgspec import Struct
 
 from hpcray.protocol.messages.gcs import ArgRef
 
-OVERFLOW = 1 << 48
-"""Offsets from here on are positions in a store's overflow file, not in its arena."""
 PLAIN, MULTI, ERROR = 0, 1, 2
 """The last byte of a blob (a serialized value): how the rest is laid out, see `protocol.serialization`."""
 

@@ -333,6 +333,8 @@ class ActorSubmitter:
             )
         waits = msg.state != ALIVE and bool(client.inflight) and self._late_replies.expect(client)
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
+        if msg.state == DEAD:
+            client.where = {"pid": msg.pid, "name": msg.name, "namespace": msg.namespace, "ip": msg.ip}
         if msg.state == ALIVE:
             if client.inflight and next(iter(client.inflight.values())).worker != msg.worker:
                 self._interrupted(client, msg.reason)  # that it restarted went down with a head
@@ -417,7 +419,8 @@ class ActorSubmitter:
         if task.cancelled:
             error = cancelled_blob(task)
         else:
-            error = client.error or serialize_error(actor_error(client.actor, client.class_name, client.reason))
+            found = actor_error(client.actor, client.class_name, client.reason, client.where)
+            error = client.error or serialize_error(found)
         self._submission.fail(task, error)
 
 
@@ -433,11 +436,12 @@ class ActorClient:
     creation_keep: the refs in the constructor's arguments, of an actor that we created, as long as it may run again.
     killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
     max_restarts: 0 also where the actor is not ours. detached: whether handles to it are not counted.
+    where: of a dead one, where it ran, and its name.
     """
 
     __slots__ = (
         "actor", "class_name", "creation_keep", "detached", "error", "hold", "inflight", "killed", "late",
-        "max_restarts", "out_of_order", "queue", "reason", "state", "worker",
+        "max_restarts", "out_of_order", "queue", "reason", "state", "where", "worker",
     )  # fmt: skip
 
     def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
@@ -449,6 +453,7 @@ class ActorClient:
         self.state = PENDING
         self.worker = self.killed = b""
         self.reason = ""
+        self.where: dict[str, Any] = {}
         self.error = b""
         self.queue: deque[PendingTask] = deque()
         self.inflight: dict[bytes, PendingTask] = {}

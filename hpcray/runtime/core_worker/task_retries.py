@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from hpcray.common.exceptions import (
     ActorDiedError,
@@ -305,14 +306,14 @@ def cancelled_blob(task: PendingTask) -> bytes:
     return serialize_error(TaskCancelledError(TaskID(task.id), f"{task.name} was cancelled"))
 
 
-def actor_error(actor: bytes, class_name: str, reason: str) -> RayError:
-    """The error of a call to an actor that is dead for this reason."""
+def actor_error(actor: bytes, class_name: str, reason: str, where: Mapping[str, Any] | None = None) -> RayError:
+    """The error of a call to an actor that is dead for this reason. where: pid, name, namespace and ip, if known."""
     if reason.startswith(UNSCHEDULABLE):
         return ActorUnschedulableError(reason.removeprefix(UNSCHEDULABLE))
     memory = m.out_of_memory(reason)
     if memory:
         return OutOfMemoryError(f"{memory}\nThe actor is {class_name} {actor.hex()}")
-    return ActorDiedError(reason, actor_id=actor.hex(), class_name=class_name)
+    return ActorDiedError(reason, actor_id=actor.hex(), class_name=class_name, **(where or {}))
 
 
 _WORDS = {

@@ -6,12 +6,13 @@ A thread of its own prints: what a program has put in place of these streams may
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
@@ -28,11 +29,46 @@ _WINDOW = "RAY_DEDUP_LOGS_AGG_WINDOW_S"
 _ALWAYS = "RAY_DEDUP_LOGS_ALLOW_REGEX"
 _NEVER = "RAY_DEDUP_LOGS_SKIP_REGEX"
 TESTING_NEVER_DEDUP_TOKEN = "__ray_testing_never_deduplicate__"
+RAY_TQDM_MAGIC = "__ray_tqdm_magic_token__"
+"""In a line of a worker that is the state of a progress bar."""
 _FLUSH_TIMEOUT = 1.0
 """Seconds that a driver which ends waits for more output without any coming."""
 _RESET = "\x1b[0m"
 _CYAN, _YELLOW, _MAGENTA, _GREEN = "\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m"
 _COLORS = (_MAGENTA, _CYAN, _GREEN, "\x1b[90m", "\x1b[94m", "\x1b[95m")
+
+
+class WorkerBars:
+    """The progress bars on this driver's terminal.
+
+    Attributes:
+        manager: `hpcray.experimental.tqdm_ray.instance()`, which is above this package; None while there are no bars.
+    """
+
+    manager: Any = None
+
+    @staticmethod
+    @contextlib.contextmanager
+    def hidden() -> Iterator[None]:
+        """Keep bars off the screen while something is printed."""
+        bars = WorkerBars.manager
+        if bars is None:
+            yield
+            return
+        bars.hide_bars()
+        try:
+            yield
+        finally:
+            bars.unhide_bars()
+
+    @staticmethod
+    def take(lines: Iterable[str]) -> Iterator[str]:
+        """Show the bars that lines are about. Yields the other lines."""
+        for line in lines:
+            if RAY_TQDM_MAGIC not in line:
+                yield line
+            elif rest := importlib.import_module("hpcray.experimental.tqdm_ray").show_line(line):
+                yield rest
 
 
 class WorkerOutputPrinter:
@@ -102,6 +138,8 @@ class WorkerOutputPrinter:
         now = time.monotonic()
         if isinstance(msg, m.WorkerOutput):
             self._count_and_show(now, self._lines.feed(now, msg))
+            if msg.last and not msg.error and WorkerBars.manager is not None:
+                WorkerBars.manager.forget(msg.ip, msg.pid)
             return
         self._silent.discard(src)
         if not self._silent:
@@ -162,13 +200,17 @@ def print_worker_logs(
     title = "" if pid in ("autoscaler", "raylet") else f"{name} pid=" if name else "pid="
     ip = batch.get("ip")
     where = "" if ip == batch.get("localhost") else f", ip={ip}"
-    for line in batch.get("lines", ()):
-        text = line.split(LOG_PREFIX_INFO_MESSAGE)[1] if LOG_PREFIX_INFO_MESSAGE in line else line
-        color, plain = (_color_of(pid, line, setting == "1"), _RESET) if colored else ("", "")
-        prefix = "" if ignore_prefix else f"{color}({title}{pid}{where}){plain} "
-        print(f"{prefix}{text}", file=print_file)
-    if hasattr(print_file, "flush"):
-        print_file.flush()
+    lines = list(WorkerBars.take(batch.get("lines", ())))
+    if not lines:
+        return
+    with WorkerBars.hidden():
+        for line in lines:
+            text = line.split(LOG_PREFIX_INFO_MESSAGE)[1] if LOG_PREFIX_INFO_MESSAGE in line else line
+            color, plain = (_color_of(pid, line, setting == "1"), _RESET) if colored else ("", "")
+            prefix = "" if ignore_prefix else f"{color}({title}{pid}{where}){plain} "
+            print(f"{prefix}{text}", file=print_file)
+        if hasattr(print_file, "flush"):
+            print_file.flush()
 
 
 def _color_of(pid: object, line: str, by_pid: bool) -> str:
@@ -187,7 +229,11 @@ def _deduplicator() -> LogDeduplicator:
         window = float(os.environ.get(_WINDOW, "5"))
     except ValueError:
         window = 5.0
-    always = re.compile(os.environ.get(_ALWAYS) or TESTING_NEVER_DEDUP_TOKEN).search
+    allowed = re.compile(os.environ.get(_ALWAYS) or TESTING_NEVER_DEDUP_TOKEN).search
+
+    def always(line: str) -> bool:
+        return RAY_TQDM_MAGIC in line or allowed(line) is not None
+
     never = os.environ.get(_NEVER)
     return LogDeduplicator(window, always, re.compile(never).search if never else lambda line: False)
 

@@ -14,6 +14,8 @@ objects    [limit]             the objects that we own or borrow, and how many t
 job        []                  "id" of the job, "driver" (whether this process is its driver), "command" line of this
                                process, "start" in seconds since 1970
 events     []                  what ran here and has ended: `TaskEventBuffer.dump`
+log_parts  [task, suffix]      "name" of this worker's log file ("out" or "err"), and "parts": from where to where each
+                               run of the task has written; nil: it has no such file
 log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
 =========  ==================  =========================================================================
 """
@@ -72,6 +74,7 @@ class Introspection:
             "objects": self._objects,
             "references": self._references,
             "events": self._events,
+            "log_parts": self._log_parts,
             "job": self._job,
         }
         if process.config.record:
@@ -198,6 +201,10 @@ class Introspection:
             "command": " ".join(sys.orig_argv),
             "start": time.time() - perf_counter() + _START,
         }
+
+    def _log_parts(self, task: bytes, suffix: str) -> dict[str, Any] | None:
+        worker = current.worker
+        return worker.log_parts(task, suffix) if worker is not None and worker.log_parts is not None else None
 
     @property
     def _job_id(self) -> str:

@@ -55,6 +55,7 @@ from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
+from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
@@ -349,11 +350,12 @@ class _NodeServer:
         if node.config.record:
             overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
             recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS, overflow)
-        introspection = RayletIntrospection(
-            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events
-        )
-        spill_io = SpillIo(raylet, self._spill_files)
         logs = logs_directory(context.session_dir)
+        introspection = RayletIntrospection(
+            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events,
+            LogFiles(logs),
+        )  # fmt: skip
+        spill_io = SpillIo(raylet, self._spill_files)
         log_monitor = LogMonitor(
             loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b""
         )

@@ -12,6 +12,8 @@ core       []                  `LocalLeaseManager.snapshot`, and "now" of its cl
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
+log_files  [pattern]           the names of log files: `LogFiles.find`
+log_piece  [name, start, size] a piece of one: `LogFiles.read`
 =========  ==================  =========================================================================
 """
 
@@ -34,6 +36,7 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
+from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.router import Router
 
@@ -115,6 +118,7 @@ class RayletIntrospection:
         recorders: CoreRecorders | None,
         template_pid: int,
         events: NodeEventLog,
+        log_files: LogFiles,
     ) -> None:
         self._node = context.info.index
         self._host = context.info.host
@@ -131,6 +135,8 @@ class RayletIntrospection:
             "object": self._describe_object,
             "memory": memory_monitor.snapshot,
             "events": events.rows,
+            "log_files": log_files.find,
+            "log_piece": log_files.read,
         }
         if recorders is not None:
             self._methods["log"] = recorders.portion

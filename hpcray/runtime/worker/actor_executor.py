@@ -104,7 +104,7 @@ class ActorExecutor:
                 engine.wait(Waiter(), time.monotonic() + 0.01)
             if error:
                 engine.send(raylet_of(process.node), m.ActorLeaving(spec.actor, m.CONSTRUCTOR_RAISED))
-            engine.send(HEAD, m.ActorReady(spec.actor, error, []))
+            engine.send(HEAD, m.ActorReady(spec.actor, error, [], os.getpid()))
             engine.flush()
 
     def _load_class(self) -> Any:

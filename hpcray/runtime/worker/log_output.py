@@ -10,7 +10,9 @@ import contextlib
 import io
 import os
 import sys
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from hpcray.common.log_names import (
@@ -21,8 +23,21 @@ from hpcray.common.log_names import (
     worker_log_name,
 )
 from hpcray.platform.log_format import rotation_limits
+from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.worker.task_executor import TaskExecutor
+
+_PARTS_KEPT = 5000
+_NO_RUN = b"", 0.0
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of a file that one run of a task has written: from `start` to `end`; None: it was the last to write."""
+
+    task: bytes
+    start: int
+    end: int | None = None
 
 
 class WorkerLogFile(io.RawIOBase):
@@ -31,14 +46,16 @@ class WorkerLogFile(io.RawIOBase):
     Args:
         fd: the descriptor.
         path: of the file.
-        speaker: returns the line that names who writes; "" if it is not known.
+        speaker: returns the line that names who writes ("" if it is not known), and which run of which task that is.
     """
 
-    def __init__(self, fd: int, path: str, speaker: Callable[[], str]) -> None:
+    def __init__(self, fd: int, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]]) -> None:
         self._fd = fd
         self._path = path
         self._speaker = speaker
         self._named = ""
+        self._run = _NO_RUN
+        self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
         self._at_line_start = True
         self._size = 0
         self._max_bytes, self._backups = rotation_limits()
@@ -59,11 +76,16 @@ class WorkerLogFile(io.RawIOBase):
             return 0
         size = len(text)
         end = text[-1:] == b"\n"
-        if self._at_line_start and (name := self._speaker()) and name != self._named:
-            self._named = name
-            text = name.encode("utf-8", "backslashreplace") + text
-        if self._max_bytes and self._at_line_start and self._size and self._size + len(text) > self._max_bytes:
-            self._rotate()
+        if self._at_line_start:
+            name, run = self._speaker()
+            if name and name != self._named:
+                self._named = name
+                text = name.encode("utf-8", "backslashreplace") + text
+            if self._max_bytes and self._size and self._size + len(text) > self._max_bytes:
+                self._rotate()
+            if run[0] and run != self._run:
+                self._run = run
+                self._begin_part(run[0], len(text) - size)
         self._at_line_start = end
         self._size += len(text)
         view = memoryview(text)
@@ -73,6 +95,17 @@ class WorkerLogFile(io.RawIOBase):
             except OSError:
                 break  # the disk is full; that is no reason to fail the task
         return size
+
+    def parts(self, task: bytes) -> list[tuple[int, int | None]]:
+        """Return where a task has written: from where to where, for each of its runs; None: to the end of the file."""
+        return [(part.start, part.end) for part in self._parts if part.task == task]
+
+    def _begin_part(self, task: bytes, before: int) -> None:
+        """Another task writes from here on, after so many bytes."""
+        here = os.lseek(self._fd, 0, os.SEEK_END)  # native code and child processes write too
+        if self._parts:
+            self._parts[-1].end = here
+        self._parts.append(_Part(task, here + before))
 
     def _open(self) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -88,6 +121,8 @@ class WorkerLogFile(io.RawIOBase):
                     os.replace(source, f"{self._path}.{number}")
             if self._backups <= 0:
                 os.unlink(self._path)
+            self._parts.clear()
+            self._run = _NO_RUN
             self._open()
 
 
@@ -96,18 +131,21 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
     directory = logs_directory(process.session_dir)
     os.makedirs(directory, 0o700, exist_ok=True)
     job = process.job.job_id if process.job is not None else FIRST_JOB
-    path = os.path.join(directory, worker_log_name(process.me, job, os.getpid()))
+    name = worker_log_name(process.me, job, os.getpid())
+    path = os.path.join(directory, name)
 
-    def speaker() -> str:
+    def speaker() -> tuple[str, tuple[bytes, float]]:
+        task = async_task.get() or process.local.task
+        run = (task.task, process.local.since) if task is not None else _NO_RUN
         if worker.actor is not None:
-            return f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n"
-        task = process.local.task
-        return f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""
+            return f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n", run
+        return (f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""), run
 
     sys.stdout.flush()
     sys.stderr.flush()
-    sys.stdout = _text(WorkerLogFile(1, f"{path}.out", speaker))
-    sys.stderr = _text(WorkerLogFile(2, f"{path}.err", speaker))
+    files = {"out": WorkerLogFile(1, f"{path}.out", speaker), "err": WorkerLogFile(2, f"{path}.err", speaker)}
+    sys.stdout, sys.stderr = _text(files["out"]), _text(files["err"])
+    worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": files[suffix].parts(task)}
 
 
 def finish_output() -> None:

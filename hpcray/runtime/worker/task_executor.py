@@ -83,6 +83,7 @@ class TaskExecutor:
             one environment for life.
         environment: the rest of its runtime_env. options: of tasks that have their own.
         cancelled: tasks that were cancelled while they ran.
+        log_parts: returns the name of a log file, and the parts of it that a task wrote.
     """
 
     def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
@@ -99,6 +100,7 @@ class TaskExecutor:
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
         self.cancelled: set[bytes] = set()
+        self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
         self.generators = GeneratorExecutor(self, self.replies)
         self.drain = ActorDrain(self)

@@ -23,7 +23,6 @@ import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.platform.gpu_visibility import gpu_visibility_state
-from hpcray.platform.log_format import configure_root_logger
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     JOB_FIELD,
@@ -43,10 +42,9 @@ from hpcray.platform.runtime_env_setup import (
     unpacked_package,
 )
 from hpcray.protocol.messages import JobInfo
-from hpcray.runtime.core_worker.context import async_task
-from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import WorkerContext
+from hpcray.runtime.worker.log_context import log_as
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 # What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
@@ -186,7 +184,7 @@ class WorkerRuntimeEnv:
         blocker = worker.process.blocker
         worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
         if "logging_config" in self.fields:
-            log_as(worker.process, self.fields["logging_config"])
+            log_as(self.fields["logging_config"])
         try:
             if not self.problem:
                 late = self._unpacked_directory(worker.process.session_dir) is None
@@ -269,27 +267,6 @@ def _explained(text: str) -> Iterator[None]:
         yield
     except BaseException:
         raise _EnvFunctionError(f"{text}\n{traceback.format_exc()}") from None
-
-
-def log_as(process: CoreWorker, config: Mapping[str, Any]) -> None:
-    """Apply a `LoggingConfig` to this process."""
-
-    def context() -> dict[str, Any]:
-        known = {
-            "job_id": process.job.job_id if process.job else "",
-            "worker_id": process.me.hex(),
-            "node_id": process.node_id,
-        }
-        worker = current.worker
-        running = async_task.get() or process.local.task
-        if worker is not None and running is not None:
-            name, function = worker.names_of(running)
-            known |= {"task_id": running.task.hex(), "task_name": name, "task_func_name": function}
-        if worker is not None and worker.actor is not None:
-            known |= {"actor_id": worker.actor.spec.actor.hex(), "actor_name": worker.actor.spec.name}
-        return known
-
-    configure_root_logger(config["encoding"], config["log_level"], config["additional_log_standard_attrs"], context)
 
 
 def _of_a_python(path: str) -> bool:

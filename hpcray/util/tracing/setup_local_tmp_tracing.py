@@ -1,23 +1,30 @@
-"""A hook for `init(_tracing_startup_hook=...)`: writes the spans of each process to a file below /tmp/spans."""
+"""A hook for `init(_tracing_startup_hook=...)`: writes the spans of each process to a file in `spans_dir`."""
 
 from __future__ import annotations
 
 import os
+import stat
 
-spans_dir = "/tmp/spans/"
+spans_dir = f"/tmp/hpcray-spans-{os.getuid()}/"
+"""Where the files are: a directory for each user, which no other can read. Ray's is /tmp/spans, which belongs to the
+user who came first."""
 
 
 def setup_tracing() -> None:
-    """Write each span that ends in this process as a line of JSON to `/tmp/spans/<pid>.txt`.
+    """Write each span that ends in this process as a line of JSON to `<pid>.txt` in `spans_dir`.
 
     Raises:
         ImportError: there is no OpenTelemetry; `pip install 'hpcray[tracing]'` brings it.
+        PermissionError: another user has taken the name of the directory.
     """
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-    os.makedirs(spans_dir, exist_ok=True)
+    os.makedirs(spans_dir, 0o700, exist_ok=True)
+    found = os.lstat(spans_dir.rstrip("/"))
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{spans_dir} is no directory of this user")
     out = open(f"{spans_dir}{os.getpid()}.txt", "w")  # noqa: SIM115 - open as long as the process
     exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + os.linesep)
     if not isinstance(trace.get_tracer_provider(), TracerProvider):  # it can be set once in a process

@@ -12,6 +12,7 @@ from ray._private import gc_collect_manager as gc_collect_manager
 from ray._private import internal_api as internal_api
 from ray._private import log as log
 from ray._private import ray_constants as ray_constants
+from ray._private import ray_logging as ray_logging
 from ray._private import runtime_env as runtime_env
 from ray._private import serialization as serialization
 from ray._private import services as services
