@@ -403,10 +403,15 @@ def cluster_resources() -> dict[str, float]:
 def available_resources() -> dict[str, float]:
     """Return the free resources of the live nodes, by name, as last reported to the head.
 
+    What this process holds for tasks that may come is returned before.
+
     Raises:
         RaySystemError: hpcray is not initialized.
     """
-    found: dict[str, float] = _started().gcs.call("available_resources")
+    process = _started()
+    with process.engine.lock:
+        process.submitter.leases.return_idle()
+    found: dict[str, float] = process.gcs.call("available_resources")
     return found
 
 

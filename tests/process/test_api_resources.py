@@ -263,3 +263,10 @@ class TestWaiting:
         ray.get(waits, timeout=PATIENCE)
         ray.kill(actor)
         assert ray.get(later, timeout=PATIENCE)
+
+
+def test_a_task_that_has_ended_holds_no_cpu(gate):
+    task = ray.remote(lambda: None)
+    for _ in range(5):
+        ray.get(task.remote())
+        assert free("CPU") == 4, "its worker is kept for tasks that may come, its CPU is not"

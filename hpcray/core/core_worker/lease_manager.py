@@ -209,6 +209,11 @@ class LeaseManager:
             else:
                 self._give_up(worker)
 
+    def return_idle(self) -> None:
+        """Return the leases that have no work, before their time is over."""
+        for worker in [worker for worker in self.workers.values() if not worker.inflight]:
+            self._give_up(worker)
+
     def tick(self, now: float) -> bool:
         """Return idle leases, take back tasks of workers that stall. Returns True when another tick is needed."""
         for worker in list(self.workers.values()):
