@@ -315,7 +315,6 @@ class CompiledDAG:
         life = self._life
         life.end()
         life.wait(DAGContext.get_current().teardown_timeout, kill_actors)
-        life.leave()
 
 
 class _AsyncFetcher:

@@ -79,7 +79,6 @@ class GraphLife:
         return PartyChannels(process, self.ident, self._graph, wiring.ends[DRIVER], self._memory, shapes[DRIVER], slots)
 
     def _undo(self) -> None:
-        self.process.compiled_graphs.forget(self.ident)
         self.end()
         for actor in range(len(self.plan.actors)) if not self.loops and not self.process.engine.closed else ():
             self._call(actor, "", leave_graph, self.ident)
@@ -110,16 +109,13 @@ class GraphLife:
             return
         with engine.lock:
             self._graph.close()
+            self.process.compiled_graphs.forget(self.ident)
             if engine.closed:
                 return
             # Also those of this node, which the memory's end wakes, may wait for messages.
             for proc in {party.proc for party in self._parties.values()} - {self.process.me}:
                 engine.send(proc, m.CloseGraph(self.ident))
             engine.flush()
-
-    def leave(self) -> None:
-        """Forget the graph, which has ended."""
-        self.process.compiled_graphs.forget(self.ident)
 
     def wait(self, timeout: float, kill: bool) -> None:
         """Wait until the loops have ended, then kill the actors if wanted."""

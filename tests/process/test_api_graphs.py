@@ -26,6 +26,11 @@ pytestmark = [pytest.mark.usefixtures("session"), pytest.mark.filterwarnings("ig
 INIT = {"num_cpus": 4}
 
 
+def mapped(pid):
+    """How many memories of channels a process has mapped."""
+    return Path(f"/proc/{pid}/maps").read_text().count("hpcray-channels")
+
+
 @ray.remote
 def plus(a, b, *more):
     return a + b + sum(more)
@@ -71,6 +76,10 @@ class Adder:
 
     def called(self):
         return self.calls
+
+    def mapped(self):
+        gc.collect()
+        return mapped(os.getpid())
 
     def descriptors(self):
         return len(os.listdir("/proc/self/fd"))
@@ -360,6 +369,25 @@ def test_a_graph_that_nobody_refers_to_ends():
         assert ray.get(graph.execute(i)) == i + 1
         del graph, inp
         gc.collect()
+
+
+@hpcray_only
+def test_graphs_that_have_ended_leave_no_memory():
+    def graphs(count):
+        for i in range(count):
+            with InputNode() as inp:
+                graph = a.echo.bind(b.echo.bind(inp)).experimental_compile()
+            assert ray.get(graph.execute(np.full(100_000, i)))[0] == i
+            if i % 2:
+                graph.teardown()
+            del graph, inp
+        gc.collect()
+        return [mapped(os.getpid()), *ray.get([a.mapped.remote(), b.mapped.remote()])]
+
+    a, b = Adder.remote(), Adder.remote()
+    graphs(4)
+    before = graphs(2)
+    eventually(lambda: max(after - first for after, first in zip(graphs(6), before, strict=True)) <= 4)
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
