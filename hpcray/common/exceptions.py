@@ -197,7 +197,8 @@ class ObjectLostError(RayError):
         self.details = details
 
     def _why(self) -> str:
-        return f"{self.WHY.format(self.object_ref_hex)} {self.details}".rstrip()
+        details = f" ({self.details})" if self.details else ""
+        return f"{self.WHY.format(self.object_ref_hex)}{details}"
 
     def __str__(self) -> str:
         site = (

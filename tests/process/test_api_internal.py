@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from engine import PATIENCE, eventually, exceptions, hpcray_only, ray, start
+from engine import PATIENCE, alive, eventually, exceptions, hpcray_only, ray, start
 
 pytestmark = [hpcray_only, pytest.mark.timeout(180)]
 STORE = 64 << 20
@@ -316,3 +318,19 @@ def test_the_object_inventory_lists_spilled_objects():
         with pytest.raises(exceptions.RaySystemError, match="over"):
             buffer.seal()
     start(**INIT)
+
+
+def test_the_error_of_a_lost_object_names_where_its_ref_was_created():
+    class Owner:
+        def make(self):
+            self.ref = ray.put(np.zeros(300_000))
+            return [self.ref], os.getpid()
+
+    owner = ray.remote(Owner).remote()
+    (ref,), pid = ray.get(owner.make.remote())
+    assert "in make" in ref.call_site()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not alive(pid))
+    with pytest.raises(exceptions.OwnerDiedError, match="owner has exited") as caught:
+        ray.get(ref)
+    assert f"The ObjectRef was created at: {ref.call_site()}" in str(caught.value)
