@@ -74,6 +74,7 @@ class StateAggregator:
                 num_restarts_due_to_lineage_reconstruction=0,
                 num_restarts_due_to_node_preemption=0,
                 required_resources=row["resources"],
+                placement_group_id=row["group"] or None,
                 repr_name="",
             )
             for row in self._process.gcs.call("actors")

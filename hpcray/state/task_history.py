@@ -90,7 +90,7 @@ class TaskHistory:
                 last = self._row(one["task"], name, state, one["actor"], worker, job_id)
                 last.attempt_number = len(attempts)
                 attempts.append(last)
-            last.required_resources = one["resources"]
+            last.required_resources, last.placement_group_id = one["resources"], one["group"] or None
 
     def add_creations(self, actors: Iterable[tuple[Mapping[str, Any], str]]) -> None:
         """Take in the creation of actors, with their jobs: of each one that waits, or that was created."""
@@ -107,7 +107,7 @@ class TaskHistory:
             if state == "FAILED":
                 row.error_type = _FAILED if actor["failed"] else "ACTOR_CREATION_FAILED"
                 row.error_message = actor["reason"]
-            row.required_resources = actor["resources"]
+            row.required_resources, row.placement_group_id = actor["resources"], actor["group"] or None
             self._attempts[ident] = [row]
 
     def rows(self) -> list[TaskState]:

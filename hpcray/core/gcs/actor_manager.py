@@ -450,6 +450,7 @@ class ActorManager:
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
                 "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
                 "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
+                "group": group_of(a.spec.hold.resources),
                 "failed": bool(a.error), "pid": a.pid, "ip": a.ip, "env": a.spec.hold.env,
             }
             for a in self.actors.values()

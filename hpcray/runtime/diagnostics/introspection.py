@@ -39,6 +39,7 @@ import msgspec
 
 from hpcray.common.exceptions import ObjectFreedError
 from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
+from hpcray.common.resources import group_of
 from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.stacks import coroutine_stacks, thread_stacks
@@ -180,6 +181,7 @@ class Introspection:
             if len(rows) < limit:
                 known = status_of_task(self._process, task)
                 client = task.scheduling_class if isinstance(task.scheduling_class, ActorClient) else None
+                shape = getattr(task.scheduling_class, "shape", None)
                 rows.append({
                     "task": task.id,
                     "name": task.name,
@@ -188,6 +190,7 @@ class Introspection:
                     "worker": known.worker,
                     "actor": known.actor,
                     "resources": known.resources,
+                    "group": group_of(shape.resources) if shape is not None else "",
                     "retries": task.retries,
                 })  # fmt: skip
         failed = [_failure(row) for row in self._process.submitter.failures]
