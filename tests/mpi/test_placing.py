@@ -68,8 +68,9 @@ import json, os, time
 import hpcray as ray
 from hpcray.util.placement_group import placement_group, placement_group_table
 from hpcray.util.scheduling_strategies import Exists, In, NodeLabelSchedulingStrategy as Labels
+from hpcray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as In_group
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-ray.init(num_cpus=2, labels={"rank": str(rank), **({"odd": "yes"} if rank % 2 else {})})
+ray.init(num_cpus=3, labels={"rank": str(rank), **({"odd": "yes"} if rank % 2 else {})})
 labels = {node["NodeID"]: node["Labels"] for node in ray.nodes()}
 @ray.remote
 class Where:
@@ -91,6 +92,9 @@ fallback = [{"label_selector": {"rank": "1"}}]
 group = placement_group([{"CPU": 1}] * 2, bundle_label_selector=[{"rank": "3"}, {"odd": "!yes"}])
 assert group.wait(60)
 chosen = placement_group_table(group)["bundles_to_node_id"]
+everywhere = placement_group([{"CPU": 1}] * 4, "STRICT_SPREAD")
+assert everywhere.wait(60)
+inside = {"scheduling_strategy": In_group(everywhere, placement_group_capture_child_tasks=True), "num_cpus": 1}
 print(json.dumps({
     "shown": sorted(found["rank"] for found in labels.values()),
     "own": all(node == found["ray.io/node-id"] for node, found in labels.items()),
@@ -101,6 +105,8 @@ print(json.dumps({
     "unmet": set(run(scheduling_strategy=Labels({"odd": Exists()}, soft={"rank": In("7")}))) <= {"1", "3"},
     "fallback": run(label_selector={"rank": "moon"}, fallback_strategy=fallback),
     "actor": ray.get(Where.options(label_selector={"rank": "3"}).remote().labels.remote(), timeout=60),
+    "inside": [run(label_selector={"rank": rank}, **inside) for rank in ("1", "2")],
+    "actor inside": ray.get(Where.options(label_selector={"rank": "1"}, **inside).remote().labels.remote(), timeout=60),
     "group": [labels[chosen[0]]["rank"], "odd" in labels[chosen[1]]],
 }))
 """
@@ -121,5 +127,7 @@ def test_labels_of_four_nodes(leak_check: LeakCheck, tmp_path: Path) -> None:
         "unmet": True,
         "fallback": ["1"],
         "actor": "3",
+        "inside": [["1"], ["2"]],
+        "actor inside": "1",
         "group": ["3", False],
     }
