@@ -63,6 +63,22 @@ def test_output_reaches_what_the_driver_has_in_place_of_its_streams() -> None:
     assert [line.split(") ")[1] for line in err.getvalue().splitlines() if "renamed" in line] == ["to err"]
 
 
+def test_the_output_of_a_worker_that_died_long_ago_is_shown_once() -> None:
+    @ray.remote(max_retries=0)
+    def ends() -> None:
+        print("the only line", flush=True)
+        os._exit(7)
+
+    with driver(num_cpus=1) as (out, _):
+        with pytest.raises(ray.exceptions.WorkerCrashedError):
+            ray.get(ends.remote())
+        deadline = time.monotonic() + 60
+        while "the only line" not in out.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(0.5)  # past the death of its worker
+    assert out.getvalue().count("the only line") == 1
+
+
 def test_a_lot_of_output_arrives_whole_and_in_order() -> None:
     count = 60_000
 

@@ -25,7 +25,7 @@ from hpcray.common.labels import (
     to_strategy,
     with_conditions,
 )
-from hpcray.common.resources import CAPTURING, GROUP, to_units
+from hpcray.common.resources import ANY, CAPTURING, GROUP, names_in, to_units
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.protocol.messages import NodeInfo, Shape
 from hpcray.runtime.node.options import NodeOptions
@@ -181,3 +181,23 @@ def test_selectors_may_name_default_labels() -> None:
 def test_equal_conditions_share_leases() -> None:
     one = shape_of(label_selector={"a": "in(x,y)", "b": "c"})
     assert one == shape_of(label_selector={"b": "c", "a": "in( y, x )"})
+
+
+def test_a_selector_chooses_among_the_nodes_of_a_group() -> None:
+    group, cpu = "ab" * 13, to_units({"CPU": 1})
+    cluster = ClusterResources()
+    cluster.nodes_joined(
+        NodeInfo(n, f"{n:02x}" * 28, f"h{n}", "", 0, to_units({"CPU": 4}), b"", "", 0, {"region": region})
+        for n, region in enumerate(["us", "eu", "eu"])
+    )
+
+    def inside(region: str) -> Shape:
+        wanted = to_strategy([conditions({"region": region})])
+        return Shape(tuple(names_in(group, ANY, cpu).items()), with_conditions(CAPTURING, wanted))
+
+    assert not cluster.is_decided(inside("mars"))
+    for node in (0, 1):
+        cluster.bundle_came(node, group, node, cpu)
+    assert [cluster.feasible(inside(region)) for region in ("us", "eu", "mars")] == [[0], [1], []]
+    assert cluster.choose(inside("eu"), 2) == [(1, 1)] and cluster.is_decided(inside("mars"))
+    assert "in a placement group" in cluster.why_infeasible(inside("mars"), "a task")

@@ -180,7 +180,7 @@ class QueryService:
         replies: what was answered to calls that change something.
         infos: all nodes in the order of their indices, dead ones too.
         draining: the nodes that are about to leave, with the time (Unix, in ms) at which they do; 0: not known.
-        asked_draining: a process has asked for these since this was last reset.
+        asked_draining: a process has asked for these since they were last set. watches_draining: one ever has.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class QueryService:
         self.replies = ReplyCache(dirty_rows)
         self.infos: list[NodeInfo] = []
         self.draining: dict[int, int] = {}
-        self.asked_draining = False
+        self.asked_draining = self.watches_draining = False
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
             "draining_nodes": self._draining_nodes,
@@ -245,7 +245,7 @@ class QueryService:
         return [self._node_row(info, self._resources.nodes.get(info.index)) for info in self.infos]
 
     def _draining_nodes(self) -> dict[str, int]:
-        self.asked_draining = True
+        self.asked_draining = self.watches_draining = True
         living = self._resources.nodes
         draining = self.draining
         return {

@@ -394,6 +394,7 @@ class _NodeServer:
             loop.run(self._raylet)
         finally:
             self._prefault.stop()
+            cluster.drain.close()
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()

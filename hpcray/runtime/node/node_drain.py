@@ -6,6 +6,7 @@ Every raylet passes requests to the head, forwards the head's Drain to its proce
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, WORKER
 from hpcray.protocol.serialization import serialize_error
+from hpcray.runtime.node.slurm_nodes import NodeQuery
 from hpcray.runtime.raylet.raylet import Raylet
 
 LEAVING_TIME = 8.0
@@ -58,6 +60,7 @@ class NodeDrain:
         self._forwarded: set[int] = set()
         self._core: drain.DrainCore | None = None
         self._remote_driver = b""
+        self._slurm_nodes = NodeQuery(raylet.loop, os.environ)
         raylet.head_location.listeners.append(self._register_driver)
 
     def lead(self, run: m.RunInfo, head: Gcs) -> None:
@@ -107,7 +110,8 @@ class NodeDrain:
         if self._core is None:
             return self._raylet.unexpected(now, src, msg)
         known = self._core.begun
-        effects = self._core.begin(now, msg.reason, self._seconds_for(msg), msg.signal == signal.SIGTERM)
+        brisk = msg.signal == signal.SIGTERM and not self._head.queries.watches_draining
+        effects = self._core.begin(now, msg.reason, self._seconds_for(msg), brisk)
         here = any(link.kind not in (WORKER, "") for link in self._raylet.router.links.values())
         if not known and not here and not self._remote_driver:
             effects += self._core.driver_ready(now)  # there is no driver whose callbacks would run first
@@ -182,8 +186,22 @@ class NodeDrain:
 
     def tick(self) -> None:
         """Advance the drain; every `config.tick`."""
-        if self._core is not None and self._core.begun:
+        if self._core is None:
+            return
+        if self._core.begun:
             self._raylet.apply(self._core.tick(self._raylet.loop.now, self._head.actors.living_workers()))
+        elif self._head.queries.asked_draining:
+            self._slurm_nodes.query(self._set_draining)
+
+    def close(self) -> None:
+        """The raylet ends."""
+        self._slurm_nodes.close()
+
+    def _set_draining(self, hosts: set[str]) -> None:
+        """Make known that these hosts are to leave when their jobs have ended, whenever that is."""
+        if self._core is not None and not self._core.begun:
+            infos = self._head.queries.infos
+            self._head.set_draining({info.index: 0 for info in infos if info.host.partition(".")[0] in hosts})
 
     def on_drain_ready(self, now: float, src: bytes, msg: m.DrainReady) -> Iterable[Any]:
         """The driver's callbacks have run, on the head."""

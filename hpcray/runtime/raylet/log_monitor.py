@@ -72,6 +72,7 @@ class LogMonitor:
         self._ip = node_ip_address()
         self._drivers: dict[int, bytes] = {}
         self._tails: dict[str, _Tail] = {}
+        self._finished: set[str] = set()  # of dead workers, read to their end
         self._changed: dict[str, None] = {}
         self._on_the_way: dict[bytes, int] = {}
         self._due = False
@@ -131,7 +132,7 @@ class LogMonitor:
         for name in names:
             if name not in self._tails:
                 found = parse_worker_log_name(name)
-                if found is None:
+                if found is None or name in self._finished:
                     continue
                 worker, pid, error = found
                 self._tails[name] = _Tail(worker, pid, error, self._drivers.get(number_of(worker)))
@@ -168,6 +169,7 @@ class LogMonitor:
             del self._changed[name]
         if last:
             del self._tails[name]
+            self._finished.add(name)
             if not self._files_of(tail.worker):
                 self._drivers.pop(number_of(tail.worker), None)
         return more
@@ -196,10 +198,19 @@ class LogMonitor:
 
 
 def _generations(path: str) -> list[tuple[str, int]]:
-    """Return a log file and those that were rotated away, with their inodes, the newest first."""
+    """Return a log file and those that were rotated away, with their inodes, the newest first.
+
+    While its worker rotates them one number is missing: each file moves up by one, the oldest first.
+    """
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for number in itertools.count():
-            source = f"{path}.{number}" if number else path
+    numbers = itertools.count()
+    missing = 0
+    while missing < 2:
+        number = next(numbers)
+        source = f"{path}.{number}" if number else path
+        try:
             found.append((source, os.stat(source).st_ino))
+            missing = 0
+        except FileNotFoundError:
+            missing += 1
     return found
