@@ -201,3 +201,17 @@ def test_a_selector_chooses_among_the_nodes_of_a_group() -> None:
     assert [cluster.feasible(inside(region)) for region in ("us", "eu", "mars")] == [[0], [1], []]
     assert cluster.choose(inside("eu"), 2) == [(1, 1)] and cluster.is_decided(inside("mars"))
     assert "in a placement group" in cluster.why_infeasible(inside("mars"), "a task")
+
+
+def test_nodes_that_are_about_to_leave_serve_what_no_other_can() -> None:
+    cluster = ClusterResources()
+    cluster.nodes_joined(
+        NodeInfo(n, f"{n:02x}" * 28, f"h{n}", "", 0, to_units({"CPU": 4, f"only{n}": 1}), b"", "", 0) for n in range(3)
+    )
+    any_node, that_node = (Shape(tuple(to_units(need).items())) for need in ({"CPU": 1}, {"CPU": 1, "only1": 1}))
+    assert cluster.feasible(any_node) == [0, 1, 2]
+    cluster.set_draining({0, 1})
+    assert cluster.feasible(any_node) == [2] and cluster.choose(any_node, 3) == [(2, 3)]
+    assert cluster.feasible(that_node) == [1]
+    cluster.set_draining(())
+    assert cluster.feasible(any_node) == [0, 1, 2]

@@ -270,6 +270,7 @@ class ClusterResources:
         self._spread_threshold = spread_threshold
         self.nodes: dict[int, NodeResources] = {}
         self.dead: dict[int, str] = {}
+        self._draining: set[int] = set()
         self._feasible: dict[Shape, list[int]] = {}
         self._of_group: dict[str, list[Shape]] = {}
         self._names: dict[str, dict[int, set[str]]] = {}
@@ -318,11 +319,22 @@ class ClusterResources:
                 self._changes.add(node)
 
     def feasible(self, shape: Shape) -> list[int]:
-        """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order."""
+        """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order; nodes
+        that are about to leave only where no others could."""
         found = self._feasible.get(shape)
         if found is None:
-            found = self._feasible[shape] = self._find_feasible(shape)
+            found = self._find_feasible(shape)
+            if self._draining:
+                found = [node for node in found if node not in self._draining] or found
+            self._feasible[shape] = found
         return found
+
+    def set_draining(self, nodes: Iterable[int]) -> None:
+        """These nodes are about to leave, no others."""
+        draining = set(nodes)
+        if draining != self._draining:
+            self._draining = draining
+            self._forget_all()
 
     def is_decided(self, shape: Shape) -> bool:
         """Whether what serves no request of this kind are the nodes, not a placement group that has no bundles yet."""

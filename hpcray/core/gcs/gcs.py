@@ -168,6 +168,7 @@ class Gcs:
     def set_draining(self, nodes: dict[int, int]) -> None:
         """These nodes are about to leave, at these times (Unix, in ms; 0: not known); no others are."""
         self.queries.draining, self.queries.asked_draining = nodes, False
+        self.resources.set_draining(nodes)
 
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""

@@ -199,9 +199,12 @@ class NodeDrain:
 
     def _set_draining(self, hosts: set[str]) -> None:
         """Make known that these hosts are to leave when their jobs have ended, whenever that is."""
-        if self._core is not None and not self._core.begun:
-            infos = self._head.queries.infos
-            self._head.set_draining({info.index: 0 for info in infos if info.host.partition(".")[0] in hosts})
+        if self._core is None or self._core.begun:
+            return
+        living = [info for info in self._head.queries.infos if info.index in self._head.resources.nodes]
+        leaving = [info.index for info in living if info.host.partition(".")[0] in hosts]
+        # Where all are, no work can go elsewhere: it had better stay, as the job goes on.
+        self._head.set_draining(dict.fromkeys(leaving, 0) if len(leaving) < len(living) else {})
 
     def on_drain_ready(self, now: float, src: bytes, msg: m.DrainReady) -> Iterable[Any]:
         """The driver's callbacks have run, on the head."""
