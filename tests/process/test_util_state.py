@@ -329,13 +329,13 @@ def test_workers_that_have_ended_say_how():
         row = state.get_worker(worker)
         return row if row is not None and not row.is_alive else None
 
-    ref = crash.options(name="crash by signal").remote(signal.SIGTERM)
+    ref = crash.options(name="crash by signal").remote(signal.SIGKILL)
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(ref)
     (task,) = state.list_tasks(filters=[("name", "=", "crash by signal")])
     assert task.state == "FAILED"
     worker = eventually(lambda: ended(task.worker_id))
-    assert worker.exit_type == "SYSTEM_ERROR" and "SIGTERM" in worker.exit_detail and worker.pid == task.worker_pid
+    assert worker.exit_type == "SYSTEM_ERROR" and "SIGKILL" in worker.exit_detail and worker.pid == task.worker_pid
     for end, kind, detail in (
         (lambda actor: actor.leave.remote(), "INTENDED_USER_EXIT", "exit_actor"),
         (ray.kill, "INTENDED_SYSTEM_EXIT", "ray.kill"),
