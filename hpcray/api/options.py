@@ -20,6 +20,7 @@ from hpcray.common import labels
 from hpcray.common.deprecation import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import UNIT, Resources, to_units
+from hpcray.platform.accelerators import KINDS
 from hpcray.platform.runtime_env import unsupported_field_error, validated_runtime_env
 from hpcray.protocol.messages import Shape
 
@@ -106,6 +107,8 @@ def _resources_problem(resources: Any) -> str | None:
         if name in ("memory", "object_store_memory"):
             return f"Use the '{name}' keyword instead of '{name}' in 'resources' keyword"
         problem = _amount_problem(name, amount)
+        if problem is None and name in KINDS:
+            problem = KINDS[name].amount_problem(amount)
         if problem:
             return problem
     return None

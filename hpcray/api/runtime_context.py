@@ -15,16 +15,14 @@ from hpcray.api.actor_handle import ActorHandle
 from hpcray.api.runtime_env import public_runtime_env, runtime_envs_of
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RaySystemError
-from hpcray.common.resources import Resources, plain, to_amounts
+from hpcray.common.resources import ACCELERATORS, Resources, plain, to_amounts
+from hpcray.platform.accelerators import assigned_accelerators
 from hpcray.platform.gpu_visibility import assigned_gpus, gpu_ids_are_indices
 from hpcray.platform.runtime_env import RuntimeEnv
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 logger = logging.getLogger(__name__)
-
-ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
-"""Resource names that `get_accelerator_ids` always contains."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class ContextSource:
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
         """Return the ids of the assigned devices by resource name, without resources that have none."""
-        return {"GPU": assigned_gpus()}
+        return {"GPU": assigned_gpus(), **assigned_accelerators()}
 
     def node_labels(self) -> Mapping[str, str]:
         rows = [row for row in self._process.gcs.nodes() if row["NodeID"] == self._process.node_id]

@@ -41,6 +41,8 @@ _RAY_SETTINGS = {
     "scheduler_spread_threshold": ("spread_threshold", 1),
     "worker_lease_timeout_milliseconds": ("idle_lease_timeout", 1000),
     "idle_worker_killing_time_threshold_ms": ("idle_worker_timeout", 1000),
+    "worker_cap_initial_backoff_delay_ms": ("worker_cap_initial_backoff", 1000),
+    "worker_cap_max_backoff_delay_ms": ("worker_cap_max_backoff", 1000),
 }
 RAY_VARIABLES = {field: f"RAY_{name}" for name, (field, _) in _RAY_SETTINGS.items()}
 """Ray's variable for a setting, by the name of our field."""
@@ -57,6 +59,9 @@ class Config:
         max_generator_returns: a generator that yields more values fails; their ids have room for 16 million.
         idle_lease_timeout: a lease without work is returned after this time.
         idle_worker_timeout: a worker above the node's CPU count is ended after this idle time, unless it owns objects.
+        worker_cap_initial_backoff: where as many tasks of a kind as the node has CPUs for are blocked in `get`, one
+            more starts after this time, the next after twice as long; 0: all start at once.
+        worker_cap_max_backoff: the longest such wait.
         tick: period of a raylet's housekeeping (parent alive, idle workers, requests that wait).
         heartbeat_interval: period of the heartbeats of every node and of the head.
         node_timeout: a node without a heartbeat for this long is dead to the head (`docs/explain/faults.md`).
@@ -88,8 +93,8 @@ class Config:
         require_rdma: whether a job of several nodes without RDMA does not start.
         locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
             other nodes take those that it will not begin soon.
-        spread_threshold: share of a node's resources up to which the head packs tasks and actors there, before it takes
-            the least used node. (RAY_scheduler_spread_threshold)
+        spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
+            packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
@@ -131,6 +136,8 @@ class Config:
     max_generator_returns: Annotated[int, msgspec.Meta(ge=1, le=16_000_000)] = 16_000_000
     idle_lease_timeout: Seconds = 0.1
     idle_worker_timeout: Seconds = 1.0
+    worker_cap_initial_backoff: Seconds = 1.0
+    worker_cap_max_backoff: Seconds = 10.0
     tick: Seconds = 0.5
     heartbeat_interval: Seconds = 0.5
     node_timeout: Seconds = 4.0
@@ -215,6 +222,8 @@ class Config:
             field, units = _RAY_SETTINGS.get(name, ("", 1))
             if field:
                 found[field] = value if units == 1 else value / units
+        if ray_settings.get("worker_cap_enabled") is False:
+            found["worker_cap_initial_backoff"] = 0.0
         if ray_settings.get("automatic_object_spilling_enabled") is False:
             found["spill_threshold"] = 0.0
         if spilling := ray_settings.get("object_spilling_config"):

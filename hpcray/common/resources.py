@@ -25,6 +25,11 @@ ASSIGNED_GPUS = "HPCRAY_ASSIGNED_GPUS"
 to the vendor's variable. A worker keeps its devices for life, since libraries detect devices once; so the worker pool
 treats different devices as different environments."""
 
+ASSIGNED_ACCELERATORS = "HPCRAY_ASSIGNED_ACCELERATORS"
+"""The same for accelerators that are no GPUs, of all kinds: `TPU=0,1;NPU=3`."""
+ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
+"""Names of the resources whose units are devices with ids."""
+
 
 def to_units(amounts: Mapping[str, float]) -> Resources:
     """Convert user amounts (CPU: 0.5) into exact units; zero amounts are dropped.

@@ -41,6 +41,7 @@ _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
 _LIST_TIMEOUT = 5.0  # seconds in which nodes say who is connected
 _KILL_TIMEOUT = 10.0  # seconds in which a killed raylet is gone
+_DEATH_MARGIN = 5.0  # seconds beyond the setting `node_timeout`
 _POLL_INTERVAL = 0.02  # seconds
 _OBJECT_STORE_BYTES = 150 << 20  # of a node
 _ADDRESS_FILE = "address"
@@ -165,7 +166,8 @@ class Cluster:
         return node
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
-        """Remove a node. Where the cluster is running, the raylet of the node is killed.
+        """Remove a node. Where the cluster is running, the raylet of the node is killed. A process that has joined the
+        cluster returns when the head knows of the death.
 
         Args:
             allow_graceful: without effect.
@@ -189,6 +191,16 @@ class Cluster:
             return
         node.kill_raylet()
         self._removed.add(node._index)
+        self._wait_for_death(node)
+
+    def _wait_for_death(self, node: ClusterNode) -> None:
+        """Wait until the head has declared a killed node dead: at once, or where its wire reports no error, when it has
+        been silent for `node_timeout`."""
+        deadline = time.monotonic() + Config.from_env(os.environ).node_timeout + _DEATH_MARGIN
+        while (process := current.process) is not None and time.monotonic() < deadline:
+            if not any(row["NodeID"] == node.node_id and row["Alive"] for row in process.gcs.nodes()):
+                return
+            time.sleep(_POLL_INTERVAL)
 
     @property
     def head_node(self) -> ClusterNode | None:

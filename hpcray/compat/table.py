@@ -23,11 +23,10 @@ _MORE_COMMON_UTILS = (
     f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
 )
 _MORE_PRIVATE_UTILS = f"{_NAMES}.utils:INT32_MAX format_error_message get_ray_doc_version is_in_test"
-_ACCELERATORS = (
-    f"{_NAMES}.accelerators:CUDA_VISIBLE_DEVICES_ENV_VAR NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR AcceleratorManager "
-    "NvidiaGPUAcceleratorManager get_accelerator_manager_for_resource get_all_accelerator_managers "
-    "get_all_accelerator_resource_names"
-)
+_ACCELERATORS = f"{_NAMES}.accelerators"
+_ACCELERATOR_MODULES = (
+    "accelerator", "amd_gpu", "furiosa", "hpu", "intel_gpu", "mblt", "neuron", "npu", "nvidia_gpu", "rbln", "ttnpu",
+)  # fmt: skip
 _CONSTANTS = (
     f"{_NAMES}.ray_constants:CUDA_VISIBLE_DEVICES_ENV_VAR DEBUG_AUTOSCALING_STATUS DEFAULT_DASHBOARD_IP "
     "DEFAULT_DASHBOARD_PORT DEFAULT_PORT HEAD_NODE_RESOURCE_NAME KV_NAMESPACE_PACKAGE LOGGER_FORMAT NODE_ID_PREFIX "
@@ -210,8 +209,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.label_utils": (f"{_NAMES}.label_utils",),
     "ray._private.path_utils": (f"{_NAMES}.path_utils:is_path",),
     "ray._private.accelerators": (_ACCELERATORS,),
-    "ray._private.accelerators.accelerator": (_ACCELERATORS,),
-    "ray._private.accelerators.nvidia_gpu": (_ACCELERATORS,),
+    **{f"ray._private.accelerators.{name}": (_ACCELERATORS,) for name in _ACCELERATOR_MODULES},
     "ray._private.client_mode_hook": (
         f"{_NAMES}:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
         "_explicitly_enable_client_mode client_mode_convert_actor client_mode_convert_function client_mode_hook "

@@ -687,7 +687,8 @@ def make(record: Record) -> Any:
         return Gcs(config)
     if record.core == "store":
         return ObjectStore(record.node, **made["store"])
-    core = LocalLeaseManager(record.node, made["total"], made["cluster_size"], config, made["gpu_ids"])
+    ids = made["gpu_ids"], made.get("device_ids")
+    core = LocalLeaseManager(record.node, made["total"], made["cluster_size"], config, *ids)
     core.pool.set_limit(made["limit"], core.pool.limit_reason)
     return core
 

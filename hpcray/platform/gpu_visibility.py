@@ -5,7 +5,8 @@ Inside an allocation only the environment counts: other GPUs of the machine belo
 host, and its list of GPUs, with other ranks takes its part of the list, unless the launcher has given it GPUs of its
 own.
 
-Source: CUDA programming guide, "CUDA environment variables"; ROCm, "GPU isolation techniques"; Slurm, gres.html,
+Source: CUDA programming guide, "CUDA environment variables"; ROCm, "GPU isolation techniques"; Level Zero
+specification, "Affinity Mask"; Slurm, gres.html,
 srun(1), `--gpus-per-task` and SLURM_GPUS_ON_NODE; Ray 2.60, "Accelerator support".
 """
 
@@ -25,12 +26,15 @@ from hpcray.common.resources import ASSIGNED_GPUS
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
+LEVEL_ZERO = "ZE_AFFINITY_MASK"
+ONEAPI = "ONEAPI_DEVICE_SELECTOR"
 
 _NVIDIA = Path("/proc/driver/nvidia")
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _DEVICES = Path("/dev")
 _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-_VALID = re.compile(r"\d+|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_VALID = re.compile(r"\d+(?:\.\d+)?|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_ONEAPI_PREFIX = "level_zero:"
 _UUID_BYTES = 96
 
 
@@ -44,6 +48,8 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         return _amd(environ)
     if CUDA in environ:
         return _listed(environ[CUDA])
+    if is_intel(environ):
+        return _listed(environ.get(LEVEL_ZERO, environ.get(ONEAPI, "")).rpartition(_ONEAPI_PREFIX)[2])
     if "SLURM_JOB_ID" in environ:
         return _of_slurm(environ)
     return _nvidia_of_machine()
@@ -58,6 +64,8 @@ def gpu_visibility_variables(ids: Sequence[str], environ: Mapping[str, str] | No
     """
     environ = os.environ if environ is None else environ
     wanted = ",".join(ids)
+    if is_intel(environ):
+        return {LEVEL_ZERO: wanted}
     if not is_amd(environ):
         return {CUDA: wanted}
     if ROCR not in environ:
@@ -69,7 +77,7 @@ def gpu_visibility_variables(ids: Sequence[str], environ: Mapping[str, str] | No
 
 
 def gpu_visibility_variable(environ: Mapping[str, str] | None = None) -> str:
-    """The variable whose ids `visible_gpus` returns: CUDA's, or ROCR's or HIP's on AMD."""
+    """The variable whose ids `visible_gpus` returns: CUDA's, ROCR's or HIP's on AMD, or that of Intel's driver."""
     return next(iter(gpu_visibility_variables((), environ)))
 
 
@@ -80,6 +88,13 @@ def is_amd(environ: Mapping[str, str]) -> bool:
     if _KFD_NODES.is_dir() and any(_kfd_gpus()):
         return True
     return CUDA not in environ and (ROCR in environ or HIP in environ)
+
+
+def is_intel(environ: Mapping[str, str]) -> bool:
+    """True if a variable of Intel's lists GPUs, and no other vendor's does."""
+    if LEVEL_ZERO not in environ and _ONEAPI_PREFIX not in environ.get(ONEAPI, ""):
+        return False
+    return CUDA not in environ and not _NVIDIA.is_dir() and not is_amd(environ)
 
 
 def _amd(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -254,7 +269,7 @@ def node_gpus(wanted: float | None, local_size: int, environ: Mapping[str, str] 
         return ()
     if wanted is not None and (wanted < 0 or wanted != int(wanted)):
         raise ValueError(f"num_gpus={wanted:g} of a node must be a whole number; hint: tasks may ask for fractions")
-    found = _own_part(visible_gpus(environ), local_size, environ)
+    found = own_part(visible_gpus(environ), local_size, environ)
     if wanted is None:
         return found
     count = int(wanted)
@@ -307,7 +322,7 @@ def gpu_type_of_model(model: str) -> str:
     return "-".join(model.removeprefix("NVIDIA ").split())
 
 
-def _own_part(ids: tuple[str, ...], local_size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+def own_part(ids: tuple[str, ...], local_size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The share of this rank in a list that all ranks of the host see; the first ranks get the remainder."""
     if local_size <= 1 or _has_gpus_of_its_own(ids, environ):
         return ids
@@ -358,11 +373,11 @@ def apply_gpu_visibility(environ: MutableMapping[str, str]) -> None:
     assigned = environ.pop(ASSIGNED_GPUS, None)
     if assigned is not None:
         _Confinement.ids = tuple(assigned.split(","))
-    if not _Confinement.ids and not _is_true(environ, OVERRIDE_ON_ZERO):
+    if not _Confinement.ids and not is_true(environ, OVERRIDE_ON_ZERO):
         return
     base = _Confinement.base or {}
     wanted = gpu_visibility_variables(_Confinement.ids, base)
-    if not any(_is_true(environ, NOSET + name) for name in wanted):
+    if not any(is_true(environ, NOSET + name) for name in wanted):
         environ.update(wanted)
         _Confinement.done = wanted
         return
@@ -396,5 +411,6 @@ def gpu_ids_are_indices() -> bool:
     return _Confinement.numbered and all(name.isdecimal() for name in _Confinement.ids)
 
 
-def _is_true(environ: Mapping[str, str], name: str) -> bool:
+def is_true(environ: Mapping[str, str], name: str) -> bool:
+    """True if a variable that switches something on does so."""
     return environ.get(name, "").lower() in ("1", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -154,3 +155,38 @@ def test_exceptions_come_up_through_every_level():
 
 def test_the_cpus_are_all_free_afterwards():
     eventually(lambda: ray.available_resources().get("CPU") == 2)
+
+
+def test_tasks_that_block_start_later_and_hold_up_no_other_function():
+    @ray.remote(num_cpus=0)
+    class Gate:
+        def __init__(self):
+            self.open, self.waiting = False, 0
+
+        async def wait(self):
+            self.waiting += 1
+            while not self.open:
+                await asyncio.sleep(0.01)
+
+        def release(self):
+            self.open = True
+
+        def count(self):
+            return self.waiting
+
+    gate = Gate.remote()
+
+    @ray.remote
+    def blocks():
+        ray.get(gate.wait.remote())
+
+    @ray.remote
+    def releases():
+        ray.get(gate.release.remote())
+
+    waiting = [blocks.remote() for _ in range(40)]
+    eventually(lambda: ray.get(gate.count.remote()) >= 2, "as many block as there are CPUs")
+    time.sleep(0.5)
+    assert ray.get(gate.count.remote()) < 6
+    ray.get(releases.remote(), timeout=10)
+    ray.get(waiting, timeout=30)

@@ -108,10 +108,10 @@ def check_node(raylet: LocalLeaseManager, total: dict[str, int]) -> None:
         for name, units in bundle.resources.items():
             held = sum(c.resources.get(name, 0) for c in inside if not (c.cpu_released and name == "CPU"))
             assert bundle.pool.available[name] == units - held >= 0, (bundle.group, bundle.index, name)
-        if bundle.pool.gpus is not None:
-            assert sum(bundle.pool.gpus.free) == bundle.pool.available[GPU]
-    if pool.gpus is not None:
-        assert sum(pool.gpus.free) == pool.available[GPU]
+        if GPU in bundle.pool.devices:
+            assert sum(bundle.pool.devices[GPU].free) == bundle.pool.available[GPU]
+    if GPU in pool.devices:
+        assert sum(pool.devices[GPU].free) == pool.available[GPU]
     shown: dict[str, int] = {}
     for bundle in mine:
         for name, units in bundle.pool.available.items() if bundle.state == COMMITTED else ():

@@ -24,7 +24,7 @@ class Node:
 
     def __init__(self, cpus: float = 2, size: int = 2, forks: bool = True, gpus: int = 0, **config: Any) -> None:
         total = to_units({"CPU": cpus, "GPU": gpus})
-        self.core = LocalLeaseManager(0, total, size, Config(**{"prestart": 0, **config}))
+        self.core = LocalLeaseManager(0, total, size, Config(**{"prestart": 0, "spread_threshold": 1.0, **config}))
         self.forks = forks
         self.forked: list[ForkWorker] = []
         self.killed: list[bytes] = []

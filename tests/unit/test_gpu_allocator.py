@@ -12,7 +12,13 @@ from hpcray.common.ids import HEAD, make_proc
 from hpcray.common.resources import ASSIGNED_GPUS, REPORT_AFTER, to_units
 from hpcray.core.raylet.lease_queue import RESERVE_AFTER
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
-from hpcray.core.raylet.local_resources import GpuAllocator, LocalResources, assigned_gpus, strip_gpus
+from hpcray.core.raylet.local_resources import (
+    DeviceAllocator,
+    LocalResources,
+    assigned_devices,
+    strip_devices,
+    with_devices,
+)
 from hpcray.protocol import messages as m
 
 HALF, QUARTER = UNIT // 2, UNIT // 4
@@ -32,9 +38,9 @@ def seen_by(node: Node, worker: bytes) -> str:
     return dict(fork.env).get(ASSIGNED_GPUS, "")
 
 
-class TestGpuAllocator:
+class TestDeviceAllocator:
     def test_a_fraction_is_taken_from_the_gpu_where_it_fits_most_tightly(self) -> None:
-        gpus = GpuAllocator("abc")
+        gpus = DeviceAllocator("abc")
         assert gpus.allocate(HALF, False) == (0,)
         assert gpus.allocate(3 * QUARTER, False) == (1,)
         assert gpus.allocate(QUARTER, False) == (1,), "a quarter is left there, a half on the first"
@@ -42,7 +48,7 @@ class TestGpuAllocator:
         assert gpus.free_by_id() == {"a": QUARTER, "b": 0, "c": UNIT}
 
     def test_requests_for_whole_gpus_get_whole_ones(self) -> None:
-        gpus = GpuAllocator("abcd")
+        gpus = DeviceAllocator("abcd")
         gpus.allocate(QUARTER, False)
         assert gpus.allocate(2 * UNIT, False) == (1, 2)
         assert not gpus.fits(2 * UNIT) and gpus.fits(UNIT)
@@ -50,19 +56,19 @@ class TestGpuAllocator:
         assert not gpus.fits(UNIT) and gpus.fits(3 * QUARTER)
 
     def test_a_request_that_does_not_fit_holds_nothing(self) -> None:
-        gpus = GpuAllocator("ab")
+        gpus = DeviceAllocator("ab")
         gpus.allocate(HALF, False)
         with pytest.raises(ValueError, match="do not fit"):
             gpus.allocate(2 * UNIT, False)
         assert gpus.free_by_id() == {"a": HALF, "b": UNIT}
 
     def test_a_fraction_above_one_gpu_is_infeasible(self) -> None:
-        gpus = GpuAllocator("abc")
+        gpus = DeviceAllocator("abc")
         assert not gpus.is_feasible(UNIT + HALF) and not gpus.fits(UNIT + HALF)
         assert gpus.is_feasible(3 * UNIT) and not gpus.is_feasible(4 * UNIT)
 
     def test_reserved_units_are_left_free_on_the_emptiest_gpus(self) -> None:
-        gpus = GpuAllocator("ab")
+        gpus = DeviceAllocator("ab")
         gpus.allocate(HALF, False)
         gpus.allocate(3 * QUARTER, False)
         assert gpus.fits(QUARTER, reserved=UNIT), "on the second, which is fuller"
@@ -70,7 +76,7 @@ class TestGpuAllocator:
         assert not gpus.fits(QUARTER, reserved=2 * UNIT)
 
     def test_only_what_actors_do_not_hold_is_reachable(self) -> None:
-        gpus = GpuAllocator("ab")
+        gpus = DeviceAllocator("ab")
         gpus.allocate(QUARTER, True)
         chosen = gpus.allocate(UNIT, False)
         assert gpus.is_reachable(UNIT) and not gpus.is_reachable(2 * UNIT)
@@ -83,16 +89,16 @@ class TestGpuAllocator:
             LocalResources(0, to_units({"GPU": 2}), ["GPU-a"])
 
     def test_assigned_gpus_are_added_to_an_environment_and_stripped_again(self) -> None:
-        gpus = GpuAllocator(["GPU-a", "MIG-b"])
-        env = gpus.assign((("A", "1"),), (0, 1))
-        assert assigned_gpus(env) == {"GPU-a", "MIG-b"} and strip_gpus(env) == (("A", "1"),)
-        assert assigned_gpus((("A", "1"),)) == frozenset() and strip_gpus((("A", "1"),)) == (("A", "1"),)
+        env = with_devices((("A", "1"),), {"TPU": ["0", "2"], "GPU": ["GPU-a", "MIG-b"], "NPU": ["0"]})
+        assert assigned_devices(env) == {"GPU-a", "MIG-b", "TPU=0", "TPU=2", "NPU=0"}
+        assert strip_devices(env) == (("A", "1"),)
+        assert assigned_devices((("A", "1"),)) == frozenset() and strip_devices((("A", "1"),)) == (("A", "1"),)
 
 
 class TestGrants:
     def test_a_worker_learns_its_devices_when_it_is_forked(self) -> None:
         node = Node(4)
-        node.core = LocalLeaseManager(0, to_units({"CPU": 4, "GPU": 2}), 2, Config(prestart=0), ("GPU-x", "GPU-y"))
+        node.core = LocalLeaseManager(0, to_units({"CPU": 4, "GPU": 2}), 1, Config(prestart=0), ("GPU-x", "GPU-y"))
         driver = node.driver()
         node.handle(driver, m.RequestLeases(0, GPU1, 2))
         assert sorted(seen_by(node, lease.worker) for lease in node.take(m.LeaseGranted)) == ["GPU-x", "GPU-y"]

@@ -147,6 +147,8 @@ CONCRETE_BASES_ALLOWED = {
     "StateSchema": "Ray's base of the rows of the state API",
     "UniqueID": "Ray's hierarchy of id classes",
     "_Formatter": "never made itself",
+    "_GpuManager": "never made itself",
+    "_KindManager": "never made itself",
     "_OptionsBase": "never made itself",
     "_ValuesOperator": "never made itself",
 }

@@ -468,3 +468,38 @@ class TestLoss:
         client.grant()
         client.leases.lost(HERE)
         assert client.leases.answered(HERE, task.id, 5, 0.0) is None
+
+
+class TestSplit:
+    def test_functions_of_a_class_whose_tasks_block_wait_apart(self):
+        client = Client()
+        blocked = client.submit(3)
+        client.grant()
+        assert client.pushed == [(blocked[0].id, HERE)]
+        other = FunctionDescriptor(b"g" * 16, "g", b"")
+        tasks = [PendingTask(ME + bytes([9, 0, 0, 0, n]), other, "", b"", 1, None, None, 3) for n in range(2)]
+        client.leases.submit(tasks[0], client.scheduling_class)
+        client.demands()
+        client.leases.split_by_function(client.scheduling_class)
+        client.leases.submit(tasks[1], client.scheduling_class)
+        apart = tasks[0].scheduling_class
+        assert list(apart.queue) == tasks and list(client.scheduling_class.queue) == blocked[1:]
+        assert apart is not client.scheduling_class and apart.shape == CPU
+        client.leases.granted(m.LeaseGranted(apart.index, b"other", ELSEWHERE), 0.0)
+        assert client.pushed[1:] == [(tasks[0].id, ELSEWHERE)]
+        client.leases.split_by_function(apart)
+        client.leases.split_by_function(client.scheduling_class)
+        assert len(client.leases.by_index) == 2
+
+    def test_a_task_that_a_blocked_worker_gives_back_goes_to_its_function_s_class(self):
+        client = Client(us=1.0)
+        client.submit()
+        client.grant()
+        other = FunctionDescriptor(b"g" * 16, "g", b"")
+        other.us = 1.0
+        ahead = PendingTask(ME + b"ahead", other, "", b"", 1, None, None, 3)
+        client.leases.submit(ahead, client.scheduling_class)
+        assert ahead.worker == HERE, "it was sent ahead"
+        client.leases.split_by_function(client.scheduling_class)
+        client.leases.taken_back(HERE, [ahead.id])
+        assert ahead.scheduling_class is not client.scheduling_class and list(ahead.scheduling_class.queue) == [ahead]

@@ -13,6 +13,7 @@ from hpcray.common.resources import Resources, fits, subtract
 from hpcray.core.raylet.lease_queue import LONGEST_RESERVATION, RESERVE_AFTER, LeaseQueue
 from hpcray.core.raylet.lease_requests import LeaseRequest, round_count
 from hpcray.core.raylet.local_resources import LocalResources
+from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.protocol.messages import Shape
 
 
@@ -26,7 +27,7 @@ class Queue(LeaseQueue):
 
     def __init__(self, *requests: LeaseRequest) -> None:
         self.node = LocalResources(0, {"CPU": 100, "GPU": 100, "disk": 100})
-        super().__init__(self.node)
+        super().__init__(self.node, WorkerCap(0.0, 0.0))
         for each in requests:
             self.update(0.0, each)
 

@@ -64,8 +64,7 @@ def a_published_amount_is_wrong(core: LocalLeaseManager) -> None:
 
 
 def a_gpu_is_held_twice(core: LocalLeaseManager) -> None:
-    assert core.resources.pool.gpus is not None
-    core.resources.pool.gpus.free = [UNIT, UNIT]
+    core.resources.pool.devices["GPU"].free = [UNIT, UNIT]
 
 
 def what_actors_hold_is_forgotten(core: LocalLeaseManager) -> None:

@@ -103,7 +103,7 @@ def test_a_dead_holder_loses_its_leases_and_the_workers_that_run_its_tasks() -> 
 
 
 def test_a_blocked_worker_releases_its_cpu_and_takes_it_back_at_once() -> None:
-    node = Node(1)
+    node = Node(1, worker_cap_initial_backoff=0.0)
     driver = node.driver()
     node.handle(driver, m.RequestLeases(0, CPU1, 2))
     (first,) = node.take(m.LeaseGranted)
@@ -400,3 +400,30 @@ def test_the_lease_manager_handles_exactly_the_messages_in_its_list() -> None:
     assert set(node.core._handlers) == set(lease_scheduler.HANDLES)
     with pytest.raises(KeyError):
         node.handle(HEAD, m.Stop(0))
+
+
+def test_a_node_in_use_leaves_the_choice_of_the_node_to_the_gcs_for_a_moment() -> None:
+    node = Node(4, spread_threshold=0.5)
+    driver = node.driver()
+    node.handle(driver, m.RequestLeases(0, CPU1, 4))
+    assert len(node.take(m.LeaseGranted)) == 2, "as far as half of its CPUs"
+    (unmet,) = node.take(m.UnmetLeaseRequest)
+    assert (unmet.count, unmet.shared) == (2, True)
+    assert node.take(m.NodeView)[-1].available["CPU"] == 2 * UNIT, "the GCS knows what is left here"
+    node.handle(HEAD, m.GrantLeases(driver, 0, CPU1, 1))
+    assert len(node.take(m.LeaseGranted)) == 1, "the GCS chose this node"
+    node.tick(0.5)
+    assert len(node.take(m.LeaseGranted)) == 1, "no other node was better, or the head is gone"
+    node.handle(driver, m.RequestLeases(1, CPU1, 1))
+    assert node.take(m.UnmetLeaseRequest)[-1].count == 1
+
+
+def test_a_full_queue_is_served_here_as_soon_as_there_is_room() -> None:
+    node = Node(2, spread_threshold=0.5)
+    driver = node.driver()
+    node.handle(driver, m.RequestLeases(0, CPU1, 9))
+    node.tick(0.5)
+    first, second = node.take(m.LeaseGranted)
+    for lease in (first, second):
+        node.handle(driver, m.ReturnLease(lease.lease))
+        assert len(node.take(m.LeaseGranted)) == 1

@@ -63,6 +63,7 @@ class LeaseManager:
         self._push = push
         self._idle_timeout = idle_timeout
         self._refusal: Callable[[SchedulingClass], Refuse | None] = lambda scheduling_class: None
+        self._by_function: dict[SchedulingClass, dict[bytes, SchedulingClass]] = {}
 
     def scheduling_class(self, shape: Shape) -> SchedulingClass:
         """The scheduling class of a shape."""
@@ -163,6 +164,8 @@ class LeaseManager:
             worker.asked_back = bool(worker.inflight)  # busy or blocked: nothing is sent ahead until it answers
             worker.load = sum(task.cost for task in worker.inflight.values())
             worker.scheduling_class.queue.extendleft(reversed(back))
+            if worker.scheduling_class in self._by_function:
+                self._move_other_functions(worker.scheduling_class)
             if not worker.inflight and worker.reclaimed:
                 self._give_up(worker)
             elif not worker.inflight:
@@ -236,6 +239,50 @@ class LeaseManager:
             self._ask(scheduling_class)  # a worker whose environment takes minutes to set up need not be waited for
             return True
         return False
+
+    # ------------------------------------------------------------ classes whose tasks block
+
+    def split_by_function(self, scheduling_class: SchedulingClass) -> None:
+        """Give each function of a class a class of its own, as a raylet holds back leases: tasks of one function block,
+        perhaps until one of another function has run.
+
+        Few jobs ever need it. `submit` pays nothing for that before this call: it replaces it.
+        """
+        if scheduling_class in self._by_function or any(
+            scheduling_class in classes.values() for classes in self._by_function.values()
+        ):
+            return
+        if not self._by_function:
+            submit = self.submit
+            self.submit = lambda task, scheduling_class: submit(  # type: ignore[method-assign]
+                task, self._class_of(task, scheduling_class)
+            )
+        running = [next(iter(worker.inflight.values())) for worker in scheduling_class.rotation if worker.inflight]
+        functions = [task.fn.id for task in running or scheduling_class.queue if task.fn is not None]
+        most = max(functions, key=functions.count, default=b"")
+        self._by_function[scheduling_class] = {most: scheduling_class}
+        self._move_other_functions(scheduling_class)
+
+    def _class_of(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
+        classes = self._by_function.get(scheduling_class)
+        if classes is None or task.fn is None:
+            return scheduling_class
+        found = classes.get(task.fn.id)
+        if found is None:
+            found = classes[task.fn.id] = SchedulingClass(len(self.by_index), scheduling_class.shape)
+            self.by_index.append(found)
+        return found
+
+    def _move_other_functions(self, scheduling_class: SchedulingClass) -> None:
+        queue = scheduling_class.queue
+        others = [task for task in queue if self._class_of(task, scheduling_class) is not scheduling_class]
+        for task in others:
+            queue.remove(task)
+            scheduling_class.prefetch_node.pop(task.id, None)
+        if others:
+            self._ask(scheduling_class, force=True)
+        for task in others:
+            self.submit(task, scheduling_class)
 
     # ------------------------------------------------------------ admission
 

@@ -147,6 +147,7 @@ class UnmetDemand:
         since: when something was last sent for it.
         starving_since: since when it has got nothing, as far as its reports show; a report to the holder begins anew.
         queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
+        shared: its own node has room, and may be chosen like any other.
         near: the node that has the arguments; `anywhere`: the shape without that wish.
     """
 
@@ -160,6 +161,7 @@ class UnmetDemand:
     reported: bool = False
     queued_at_busy_node: int = -1
     queued_there_since: float = 0.0
+    shared: bool = False
     near: int | None = None
     anywhere: m.Shape = field(init=False)
     in_flight: list[InFlightGrant] = field(default_factory=list)
@@ -225,7 +227,7 @@ class ClusterScheduler:
             demand.arrived(demand.count - msg.count)
             demand.starving_since = now
             demand.queued_there_since = now
-        demand.count = msg.count
+        demand.count, demand.shared = msg.count, msg.shared
         self._place(now, demand, None, out)
         out = _merged(out)
         if demand.open():
@@ -382,8 +384,9 @@ class ClusterScheduler:
             return self._bind(now, demand, affinity[0], count, out)
         if demand.near is not None and self._fits_near(demand):
             return self._place_near(now, demand, demand.near, count, only, out)
-        # A process's own node decides by itself what goes there.
-        home = -1 if demand.anywhere.strategy or demand.near is not None else node_of(demand.holder)
+        # A process's own node decides by itself what goes there, or leaves it to us.
+        anywhere = demand.shared or demand.anywhere.strategy or demand.near is not None
+        home = -1 if anywhere else node_of(demand.holder)
         return self._spread(now, demand, count, only, home, out)
 
     def _spread(

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hpcray.common.resources import Resources
-from hpcray.core.raylet.lease_requests import FIRST_RESERVATION, LeaseRequest, QueueKey, WorkerEnv
-from hpcray.core.raylet.local_resources import GPU, LocalResources, ResourceAllocation
+from hpcray.core.raylet.lease_requests import FIRST_RESERVATION, NEVER, LeaseRequest, QueueKey, WorkerEnv
+from hpcray.core.raylet.local_resources import LocalResources, ResourceAllocation
+from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.protocol.messages import ResourceContention
 
 RESERVE_AFTER = 1.0
@@ -46,14 +47,21 @@ class LeaseQueue:
 
     Args:
         resources: of the node; the queue only reads them.
+        cap: which requests wait although there is room.
+        threshold: used share of the node from which on the GCS chooses the node for what could run on any.
 
     Attributes:
         waiting: number of requests in the queue.
         reserved: the request for which resources are reserved now.
+        shared: requests for which the GCS chooses nodes at the moment.
     """
 
-    def __init__(self, resources: LocalResources) -> None:
+    def __init__(self, resources: LocalResources, cap: WorkerCap, threshold: float = 1.0) -> None:
         self._resources = resources
+        self._cap = cap
+        self._threshold = threshold
+        self.shared: list[LeaseRequest] = []
+        self._news: list[LeaseRequest] = []
         self._buckets: dict[QueueKey, _Bucket] = {}
         self._last_turn = 0
         self._latest_served_turn = 0
@@ -117,11 +125,28 @@ class LeaseQueue:
         if reserved is None or reserved is request:
             if not all(available.get(name, 0) >= units for name, units in resources.items()):
                 return False
-            return pool.gpus is None or GPU not in resources or pool.gpus.fits(resources[GPU])
+            return not pool.devices or pool.devices_fit(resources)
         kept = reserved.resources
         if not all(available.get(name, 0) >= units + kept.get(name, 0) for name, units in resources.items()):
             return False
-        return pool.gpus is None or GPU not in resources or pool.gpus.fits(resources[GPU], kept.get(GPU, 0))
+        return not pool.devices or pool.devices_fit(resources, kept)
+
+    def release_all(self, now: float) -> None:
+        """Hold no request back any more."""
+        for request in self._cap.release_all():
+            self.update(now, request)
+
+    def take_shared(self) -> list[LeaseRequest]:
+        """The requests that were left to the GCS since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def end_sharing(self) -> list[LeaseRequest]:
+        """The GCS has had time to choose nodes for these requests: what is left of them is decided here."""
+        found, self.shared = self.shared, []
+        for request in found:
+            request.shared, request.was_shared, request.decided_here = False, True, True
+        return found
 
     def recheck_all(self) -> None:
         """Resources or workers may have become free: the next `serve` considers every request."""
@@ -146,6 +171,9 @@ class LeaseQueue:
         """
         if self._closed or not (self._recheck_all or self._recheck_keys):
             return
+        if self._recheck_all:
+            for request in self._cap.released(now):
+                self.update(now, request)
         if self.waiting:
             keys = set(self._buckets) if self._recheck_all else self._recheck_keys & self._buckets.keys()
             yield from self._serve_buckets(now, [self._buckets[key] for key in sorted(keys)], has_worker)
@@ -165,8 +193,19 @@ class LeaseQueue:
                 return
             bucket = min(buckets, key=lambda bucket: self._next(bucket).turn)
             request = self._next(bucket)
+            if request.live >= request.capacity and not self._cap.is_due(now, request):
+                self._remove(bucket, request)
+                self._cap.hold(request)
+                continue
+            if request.may_share and not request.was_shared and not request.assigned and self._is_used(request):
+                self._remove(bucket, request)
+                request.shared, request.decided_here = True, False
+                self.shared.append(request)
+                self._news.append(request)
+                continue
             self._latest_served_turn = max(self._latest_served_turn, request.turn)
             yield request
+            request.admit_at = NEVER
             request.waiting_since = now
             request.reservation = FIRST_RESERVATION
             if self.reserved is request:
@@ -233,6 +272,9 @@ class LeaseQueue:
 
     def _is_servable(self, bucket: _Bucket, has_worker: Callable[[WorkerEnv], bool]) -> bool:
         return self.fits(bucket.resources, self._next(bucket)) and has_worker(bucket.env)
+
+    def _is_used(self, request: LeaseRequest) -> bool:
+        return self._resources.pool.utilisation(request.resources) >= self._threshold
 
     def _is_overtaken(self, request: LeaseRequest) -> bool:
         """True if a request with a later turn was served; one that merely waits for its turn needs no reservation."""

@@ -23,6 +23,8 @@ EXACT_COUNT_LIMIT = 64
 """Larger counts of unserved leases are rounded for the GCS."""
 FIRST_RESERVATION = 1.0
 """Seconds that the first reservation for a request lasts."""
+NEVER = float("inf")
+UNLIMITED = 1 << 62
 FOR_BUNDLES = "bundles of"
 QueueKey = tuple[tuple[tuple[str, int], ...], WorkerEnv]
 """Resources and environment: requests with the same key can be served by the same worker and fit at the same time."""
@@ -44,9 +46,15 @@ class LeaseRequest:
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
         turn: position in the round-robin order; 0 until it has one.
         reservation: seconds that its next reservation lasts.
-        reported_count: the count that the GCS knows.
+        reported_count: the count that the GCS knows. reported_shared: whether it chooses the node, as far as it knows.
+        may_share: this node's part of the work of a cluster is limited.
+        shared: the GCS chooses the node; `decided_here` is False meanwhile.
+        was_shared: it has chosen once, and the rest is decided here.
         warned_no_worker: its holder was warned that no worker can be had.
         reported_waiting_at: when its holder last got a report that it waits.
+        live: allocations that exist for it. capacity: how many the node has CPUs for.
+        capped: it is held back, as it has that many and they have lent their CPUs (`WorkerCap`).
+        admit_at: when it gets one more.
         prepare: the bundles to hold here when there is room, for a request of bundles; it needs no worker.
         resources: units of each resource, as the scheduler sees them.
         queue_key: see `QueueKey`.
@@ -71,9 +79,17 @@ class LeaseRequest:
     turn: int = 0
     reservation: float = FIRST_RESERVATION
     reported_count: int = 0
+    reported_shared: bool = False
+    may_share: bool = False
+    shared: bool = False
+    was_shared: bool = False
     warned_no_worker: bool = False
     reported_waiting_at: float = 0.0
     prepare: PrepareBundles | None = None
+    live: int = 0
+    capacity: int = UNLIMITED
+    capped: bool = False
+    admit_at: float = NEVER
     resources: Resources = field(init=False)
     queue_key: QueueKey = field(init=False)
     bundle: tuple[str, int] | None = field(init=False)
@@ -91,12 +107,14 @@ class LeaseRequest:
 
     def servable(self) -> int:
         """How many of the unserved leases this raylet may grant."""
+        if self.capped:
+            return 0
         return self.unserved() if self.decided_here else min(self.assigned, self.unserved())
 
     def check_invariants(self) -> None:
         """Raise AssertionError if a count is impossible."""
-        counts = (self.total, self.granted, self.starting, self.assigned)
-        assert min(counts) >= 0, f"request of {self.holder.hex()} has total, granted, starting, assigned {counts}"
+        counts = (self.total, self.granted, self.starting, self.assigned, self.live)
+        assert min(counts) >= 0, f"request of {self.holder.hex()} has total, granted, starting, assigned, live {counts}"
         assert self.prepare is None or (self.starting, self.granted) == (0, 0), "bundles were given a worker"
 
 
@@ -126,16 +144,27 @@ class LeaseRequestTable:
         node: index of this node.
         only_node: the cluster has no other node.
         is_feasible: whether this node could serve these resources if it were empty.
+        capacity: for how many times these resources it has CPUs.
+        shares: whether the GCS chooses nodes for requests of this node once it is used up to the threshold.
 
     Attributes:
         actors: requests to start an actor here, by actor id.
         bundles: requests to reserve bundles here, by group id.
     """
 
-    def __init__(self, node: int, only_node: bool, is_feasible: Callable[[Resources], bool]) -> None:
+    def __init__(
+        self,
+        node: int,
+        only_node: bool,
+        is_feasible: Callable[[Resources], bool],
+        capacity: Callable[[Resources], int] = lambda resources: UNLIMITED,
+        shares: bool = False,
+    ) -> None:
         self._node = node
         self._only_node = only_node
         self._is_feasible = is_feasible
+        self._capacity = capacity
+        self._shares = shares and not only_node
         self._by_holder: dict[bytes, dict[int, LeaseRequest]] = {}
         self._by_group: dict[str, list[LeaseRequest]] = {}
         self.actors: dict[bytes, LeaseRequest] = {}
@@ -158,6 +187,8 @@ class LeaseRequestTable:
             request = LeaseRequest(
                 holder, scheduling_class, shape, local=True, decided_here=self._is_decided_here(shape)
             )
+            request.capacity = self._capacity(request.resources)
+            request.may_share = self._shares and request.decided_here and not shape.strategy
             requests[scheduling_class] = self._index_by_group(request)
         return request
 
@@ -166,6 +197,7 @@ class LeaseRequestTable:
         request = self._by_holder.get(msg.holder, {}).get(msg.scheduling_class)
         if request is None and node_of(msg.holder) != self._node:
             request = LeaseRequest(msg.holder, msg.scheduling_class, msg.shape, local=False, decided_here=False)
+            request.capacity = self._capacity(request.resources)
             self._by_holder.setdefault(msg.holder, {})[msg.scheduling_class] = self._index_by_group(request)
         return request
 
@@ -209,10 +241,12 @@ class LeaseRequestTable:
         if not request.local or self.is_for_this_node_only(request):
             return None
         count = round_count(request.unserved())
-        if count == request.reported_count:
+        if not count:
+            request.was_shared = False
+        if count == request.reported_count and request.shared == request.reported_shared:
             return None
-        request.reported_count = count
-        return UnmetLeaseRequest(request.holder, request.scheduling_class, request.shape, count)
+        request.reported_count, request.reported_shared = count, request.shared
+        return UnmetLeaseRequest(request.holder, request.scheduling_class, request.shape, count, request.shared)
 
     def reset_reported(self) -> list[LeaseRequest]:
         """A new head knows no request: returns all of this node's."""
@@ -267,6 +301,4 @@ class LeaseRequestTable:
 
 def _is_finished(request: LeaseRequest, now: float) -> bool:
     keep = REMEMBER_FOR if request.reservation == FIRST_RESERVATION else REMEMBER_RESERVED_FOR
-    return (
-        not request.assigned and not request.starting and now - max(request.waiting_since, request.returned_at) > keep
-    )
+    return not request.assigned and not request.live and now - max(request.waiting_since, request.returned_at) > keep

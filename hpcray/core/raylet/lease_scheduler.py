@@ -9,7 +9,7 @@ for `StartActor`. A lease id names the node that granted it (`ids.node_of`); `Re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcray.common.config import Config
@@ -33,7 +33,16 @@ from hpcray.core.raylet.ended_workers import EndedWorkers
 from hpcray.core.raylet.lease_queue import RESERVE_AFTER, LeaseQueue, Shortages
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, bundles_env, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
-from hpcray.core.raylet.local_resources import COMMITTED, GPU, LEAVING, Bundle, LocalResources, ResourceAllocation
+from hpcray.core.raylet.local_resources import (
+    COMMITTED,
+    GPU,
+    LEAVING,
+    SMALL_CLUSTER,
+    Bundle,
+    LocalResources,
+    ResourceAllocation,
+)
+from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
 from hpcray.protocol import messages as m
 
@@ -58,6 +67,7 @@ class LocalLeaseManager:
         cluster_size: number of nodes.
         config: its settings.
         gpu_ids: device ids of its GPUs, as many as `total` says; by default they are numbered.
+        device_ids: the same for other accelerators, by resource.
 
     Attributes:
         pool: the worker processes. ended: those that have ended, and how.
@@ -66,15 +76,25 @@ class LocalLeaseManager:
     """
 
     def __init__(
-        self, node: int, total: Resources, cluster_size: int, config: Config, gpu_ids: Sequence[str] = ()
+        self,
+        node: int,
+        total: Resources,
+        cluster_size: int,
+        config: Config,
+        gpu_ids: Sequence[str] = (),
+        device_ids: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.node = node
         self.job: m.JobInfo | None = None
         self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
         self.ended = EndedWorkers()
-        self.resources = LocalResources(node, dict(total), gpu_ids, cluster_size)
-        self._queue = LeaseQueue(self.resources)
-        self._requests = LeaseRequestTable(node, cluster_size <= 1, self.resources.pool.is_feasible)
+        self.resources = LocalResources(node, dict(total), gpu_ids, cluster_size, device_ids)
+        self._cap = WorkerCap(config.worker_cap_initial_backoff, config.worker_cap_max_backoff)
+        self._queue = LeaseQueue(self.resources, self._cap, config.spread_threshold)
+        pool = self.resources.pool
+        self._requests = LeaseRequestTable(
+            node, cluster_size <= 1, pool.is_feasible, pool.capacity, cluster_size <= SMALL_CLUSTER
+        )
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
         self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
@@ -160,6 +180,7 @@ class LocalLeaseManager:
     def head_moved(self, now: float) -> list[Effect]:
         """Another node is the head now: report what has begun here. What was only assigned, the new head sends anew."""
         actors = [(actor, one.worker, one.restarts) for actor, one in self._leases.actors.items()]
+        self._queue.release_all(now)
         for request in [request for request in self._queue if request.assigned]:
             if request.prepare is not None:
                 self._bundles.forget_waiting(now, request.prepare.group)
@@ -177,6 +198,7 @@ class LocalLeaseManager:
     def drain(self, now: float) -> list[Effect]:
         """The job is about to end: grant no lease and start no actor any more. What runs goes on."""
         self._queue.close()
+        self._queue.release_all(now)
         for request in [request for request in self._queue if request.assigned]:
             self._reporter.return_assigned(now, request)
         return self._finish(now, [])
@@ -186,6 +208,7 @@ class LocalLeaseManager:
         self.resources.note_store_use(store_used)
         out = self.pool.reap(now)
         self._queue.recheck_all()
+        self._end_sharing(now)
         self._queue.update_reservation(now)
         for request in [one for one in self._queue if one.assigned and one is not self._queue.reserved]:
             if now >= request.return_at and not self._fits(request):
@@ -236,6 +259,8 @@ class LocalLeaseManager:
         if lease is not None and lease.holder == src:
             self._leases.return_lease(now, lease, msg.bad, out)
             self._queue.recheck_all()
+            if self._queue.shared:
+                self._end_sharing(now)
         return out
 
     def _worker_blocked(self, now: float, src: bytes, msg: m.Blocked) -> list[Effect]:
@@ -265,6 +290,8 @@ class LocalLeaseManager:
         left = needed
         may_queue = bound_to(msg.shape.strategy, self.node)
         while left and self._fits(request):
+            if request.live >= request.capacity and not self._cap.is_due(now, request):
+                break
             if not self.pool.can_supply(now, request.shape.env):
                 may_queue = may_queue or not self.pool.is_full(now, request.shape.env)
                 break
@@ -397,6 +424,17 @@ class LocalLeaseManager:
             if request.actor_spec is not None:
                 self._requests.actors.pop(request.actor_spec.actor, None)
             self._leases.allocate(request, out)
+        for request in self._queue.take_shared():
+            self._reporter.force_view()
+            self._reporter.request_changed(now, request)
+        for request, slowest, wait in self._cap.take_news():
+            text = self._status.cap_text(request, wait) if slowest else ""
+            out.append(Send(request.holder, m.LeasesCapped(request.scheduling_class, text)))
+
+    def _end_sharing(self, now: float) -> None:
+        """The GCS has had its time, or this node has room again: what is left is decided here."""
+        for request in self._queue.end_sharing():
+            self._reporter.request_changed(now, request)
 
     def _fits(self, request: LeaseRequest) -> bool:
         return self._queue.fits(request.resources, request)
@@ -537,6 +575,14 @@ class LeaseStatus:
             return f"node {node} cannot start workers: {self._pool.last_failure}"
         return f"node {node} runs {self._pool.limit} workers, its limit{self._pool.limit_reason}"
 
+    def cap_text(self, request: LeaseRequest, wait: float) -> str:
+        """Why a request gets no further lease now, although there is room."""
+        return (
+            f"a task waits: {request.live} like it, more than node {self._resources.node} has CPUs for, are blocked in "
+            f"get() or wait(). The next one starts in {wait:g} s. hint: pass refs as arguments instead of calling "
+            "get() in tasks; HPCRAY_WORKER_CAP_INITIAL_BACKOFF=0 starts all of them at once"
+        )
+
     def snapshot(self) -> dict[str, Any]:
         """Amounts, leases, unserved requests, actors and workers; amounts in the units of users."""
         pool = self._resources.pool
@@ -544,7 +590,7 @@ class LeaseStatus:
             "node": self._resources.node,
             "total": to_amounts(outside(pool.total)),
             "available": to_amounts(pool.available),
-            "gpus": to_amounts(pool.gpus.free_by_id()) if pool.gpus else {},
+            "gpus": to_amounts(pool.devices[GPU].free_by_id()) if GPU in pool.devices else {},
             "leases": [
                 {
                     "holder": one.holder,
@@ -574,8 +620,9 @@ class LeaseStatus:
         if bundle_of(resources.items()) is not None:
             available = self._resources.bundles.available
         there = f"node {self._resources.node}: {free_of(resources, available, pool.total)}"
-        if GPU in resources and pool.gpus is not None:
-            there += f", of its GPUs {show(pool.gpus.free_by_id())}"
+        for name, devices in pool.devices.items():
+            if name in resources:
+                there += f", of its {name}s {show(devices.free_by_id())}"
         return waiting_text("a task", resources, there)
 
 
@@ -694,8 +741,9 @@ class BundleManager:
         need: Resources = {}
         for resources in msg.bundles.values():
             add(need, resources)
-        if need.get(GPU, 0) > UNIT:
-            need[GPU] = -(-need[GPU] // UNIT) * UNIT  # parts of several GPUs: as many whole ones
+        for name in self._resources.pool.devices:
+            if need.get(name, 0) > UNIT:
+                need[name] = -(-need[name] // UNIT) * UNIT  # parts of several devices: as many whole ones
         shape = m.Shape(tuple(sorted(need.items())), "", bundles_env(msg.group.hex()))
         request = LeaseRequest(HEAD, -1, shape, local=False, decided_here=False, assigned=1, prepare=msg)
         request.return_at = now + msg.patience

@@ -69,6 +69,7 @@ class LeaseTable:
         )
         self._resources.allocate(allocation)
         request.starting += 1
+        request.live += 1
         if spec is not None:
             self.actors[spec.actor] = allocation
         if self._pool.assign_worker(allocation) is not None:
@@ -226,6 +227,7 @@ class LeaseTable:
 
     def _free(self, allocation: ResourceAllocation) -> None:
         allocation.change_state(FREED)
+        allocation.lease_request.live -= 1
         self._resources.free(allocation)
 
     def _kill_worker(self, allocation: ResourceAllocation, out: list[Effect]) -> None:

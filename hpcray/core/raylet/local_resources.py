@@ -7,12 +7,14 @@ All amounts are exact integers, in units.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcray.common.resources import (
+    ACCELERATORS,
     ALL_SLOTS,
     ANY,
+    ASSIGNED_ACCELERATORS,
     ASSIGNED_GPUS,
     RUNTIME_ENV,
     SLOTS,
@@ -23,27 +25,27 @@ from hpcray.common.resources import (
     name_in,
     subtract,
 )
-from hpcray.core.raylet.lease_requests import LeaseRequest, WorkerEnv
+from hpcray.core.raylet.lease_requests import UNLIMITED, LeaseRequest, WorkerEnv
 from hpcray.protocol.messages import ActorSpec, NodeView
 
 GPU = "GPU"
 """Name of the resource."""
 
 
-class GpuAllocator:
-    """The GPUs of one node, or of one bundle: how many units of each are free.
+class DeviceAllocator:
+    """The GPUs, or the accelerators of another kind, of one node or bundle: how many units of each are free.
 
-    A GPU is an index into the node's list of device ids. A fraction is taken from the GPU where it fits most tightly; a
-    request for n whole GPUs gets the first n free ones. Allocations never move, so a node can have enough units in sum
-    and still no GPU with room for a request.
+    A device is an index into the node's list of their ids. A fraction is taken from the one where it fits most tightly;
+    a request for n whole ones gets the first n free ones. Allocations never move, so a node can have enough units in
+    sum and still no device with room for a request.
 
     Args:
         ids: device ids, opaque, as the vendor's variable takes them.
-        units_each: units of each GPU that may be allocated; a bundle may have only a fraction of one.
+        units_each: units of each device that may be allocated; a bundle may have only a fraction of one.
 
     Attributes:
         ids: as given.
-        free: free units of each GPU.
+        free: free units of each device.
     """
 
     def __init__(self, ids: Sequence[str], units_each: int = UNIT) -> None:
@@ -93,10 +95,6 @@ class GpuAllocator:
         """Free what `allocate` returned for the same arguments."""
         self._add_free(gpus, units, for_actor)
 
-    def assign(self, env: WorkerEnv, gpus: Sequence[int]) -> WorkerEnv:
-        """`env` with the variable that names these GPUs."""
-        return (*env, (ASSIGNED_GPUS, ",".join(self.ids[index] for index in gpus)))
-
     def check_invariants(self, held: Sequence[tuple[Sequence[int], int, bool]]) -> None:
         """Raise AssertionError unless exactly `held` is not free: GPU indices, units, and whether an actor has them."""
         free, held_by_actors = [self._units_each] * len(self.ids), [0] * len(self.ids)
@@ -117,14 +115,32 @@ class GpuAllocator:
                 self._held_by_actors[index] -= each
 
 
-def assigned_gpus(env: WorkerEnv) -> frozenset[str]:
-    """Device ids of the GPUs that a worker with this environment has."""
-    return frozenset(env[-1][1].split(",")) if env and env[-1][0] == ASSIGNED_GPUS else frozenset()
+def with_devices(env: WorkerEnv, ids: Mapping[str, Sequence[str]]) -> WorkerEnv:
+    """`env` with the variables that name the devices of a worker, by their resource."""
+    others = [f"{name}={','.join(ids[name])}" for name in sorted(ids) if name != GPU]
+    if others:
+        env = (*env, (ASSIGNED_ACCELERATORS, ";".join(others)))
+    return (*env, (ASSIGNED_GPUS, ",".join(ids[GPU]))) if GPU in ids else env
 
 
-def strip_gpus(env: WorkerEnv) -> WorkerEnv:
-    """The environment as requested, without the assigned GPUs."""
-    return env[:-1] if env and env[-1][0] == ASSIGNED_GPUS else env
+def assigned_devices(env: WorkerEnv) -> frozenset[str]:
+    """The devices that a worker with this environment has: the ids of GPUs, and `TPU=0` of other kinds."""
+    found: list[str] = []
+    for name, text in env[-2:]:
+        if name == ASSIGNED_GPUS:
+            found += text.split(",")
+        elif name == ASSIGNED_ACCELERATORS:
+            for one in text.split(";"):
+                kind, _, ids = one.partition("=")
+                found += [f"{kind}={index}" for index in ids.split(",")]
+    return frozenset(found)
+
+
+def strip_devices(env: WorkerEnv) -> WorkerEnv:
+    """The environment as requested, without the assigned devices."""
+    while env and env[-1][0] in (ASSIGNED_GPUS, ASSIGNED_ACCELERATORS):
+        env = env[:-1]
+    return env
 
 
 def needs_setup(env: WorkerEnv) -> bool:
@@ -179,7 +195,7 @@ class ResourceAllocation:
         holder: the process that may push tasks; b"" once the lease has ended.
         env: environment that its worker must have; the assigned GPUs are added when they are known.
         worker: proc id of the worker, b"" while it has none.
-        gpus: indices of its GPUs.
+        devices: indices of its GPUs and other accelerators, by resource.
         cpu_released: its worker blocks, and others may use its CPU.
         exit_reason: why its actor exits on purpose; "" while it does not.
         kill_reason: why its worker was killed; "" if it was not.
@@ -195,7 +211,7 @@ class ResourceAllocation:
     actor_spec: ActorSpec | None = None
     restarts: int = 0
     worker: bytes = b""
-    gpus: tuple[int, ...] = ()
+    devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cpu_released: bool = False
     exit_reason: str = ""
     kill_reason: str = ""
@@ -218,52 +234,77 @@ class ResourcePool:
 
     Args:
         total: units of each resource.
-        gpu_ids: device ids of its GPUs. gpu_units_each: units of each GPU that belong to the pool.
+        ids: of its devices, by resource. units_each: units of each device that belong to the pool.
 
     Attributes:
         total: units of each resource; in a node's pool also of what committed bundles publish.
         available: free units; negative only where workers that were blocked have taken their CPUs back.
         held_by_actors: units that actors and bundles hold.
-        gpus: None where there is none.
+        devices: who has which GPUs and other accelerators, by resource.
     """
 
-    __slots__ = ("available", "gpus", "held_by_actors", "total")
+    __slots__ = ("available", "devices", "held_by_actors", "total")
 
-    def __init__(self, total: Resources, gpu_ids: Sequence[str] = (), gpu_units_each: int = UNIT) -> None:
+    def __init__(
+        self, total: Resources, ids: Mapping[str, Sequence[str]], units_each: Mapping[str, int] | None = None
+    ) -> None:
         self.total = total
         self.available = dict(total)
         self.held_by_actors: Resources = {}
-        self.gpus = GpuAllocator(gpu_ids, gpu_units_each) if gpu_ids else None
+        each = units_each or {}
+        self.devices = {name: DeviceAllocator(ids[name], each.get(name, UNIT)) for name in ids if ids[name]}
 
     def is_feasible(self, resources: Resources) -> bool:
         """True if the pool could serve `resources` if it were unused."""
         return fits(resources, self.total) and (
-            self.gpus is None or GPU not in resources or self.gpus.is_feasible(resources[GPU])
+            not self.devices
+            or all(one.is_feasible(resources[name]) for name, one in self.devices.items() if name in resources)
         )
+
+    def capacity(self, resources: Resources) -> int:
+        """For how many times `resources` the pool has CPUs."""
+        each, total = resources.get(RELEASED_WHILE_BLOCKED, 0), self.total.get(RELEASED_WHILE_BLOCKED, 0)
+        return round(total / each) if each and total else UNLIMITED
+
+    def utilisation(self, resources: Resources) -> float:
+        """The largest used share of any of `resources` and of CPU."""
+        worst = 0.0
+        for name in (RELEASED_WHILE_BLOCKED, *resources):
+            if total := self.total.get(name, 0):
+                worst = max(worst, 1.0 - self.available.get(name, 0) / total)
+        return worst
 
     def is_reachable(self, resources: Resources) -> bool:
         """True if `resources` would fit if every lease ended and only the actors stayed."""
         actors = self.held_by_actors
         if any(self.total.get(name, 0) - actors.get(name, 0) < units for name, units in resources.items()):
             return False
-        return self.gpus is None or GPU not in resources or self.gpus.is_reachable(resources[GPU])
+        return not self.devices or all(
+            one.is_reachable(resources[name]) for name, one in self.devices.items() if name in resources
+        )
 
     def fits(self, resources: Resources) -> bool:
         """True if `resources` are free."""
-        if not fits(resources, self.available):
-            return False
-        return self.gpus is None or GPU not in resources or self.gpus.fits(resources[GPU])
+        return fits(resources, self.available) and (not self.devices or self.devices_fit(resources))
+
+    def devices_fit(self, resources: Resources, reserved: Mapping[str, int] | None = None) -> bool:
+        """True if there are devices for `resources`. reserved: what is set aside for another request."""
+        kept = reserved or {}
+        return all(
+            one.fits(resources[name], kept.get(name, 0)) for name, one in self.devices.items() if name in resources
+        )
 
     def allocate(self, allocation: ResourceAllocation) -> None:
-        """Hold the allocation's resources; where it needs GPUs, assign them.
+        """Hold the allocation's resources; where it needs devices, assign them.
 
         Raises:
-            ValueError: the GPUs do not fit.
+            ValueError: the devices do not fit.
         """
         for_actor = allocation.actor_spec is not None
-        if self.gpus is not None and GPU in allocation.resources:
-            allocation.gpus = self.gpus.allocate(allocation.resources[GPU], for_actor)
-            allocation.env = self.gpus.assign(allocation.env, allocation.gpus)
+        if self.devices:
+            allocation.devices = self.take_devices(allocation.resources, for_actor)
+            if allocation.devices:
+                allocation.env = with_devices(allocation.env, self.ids_of(allocation.devices))
         subtract(self.available, allocation.resources)
         if for_actor:
             add(self.held_by_actors, allocation.resources)
@@ -272,12 +313,34 @@ class ResourcePool:
         """Free what the allocation still holds."""
         for_actor = allocation.actor_spec is not None
         add(self.available, allocation.resources)
-        if allocation.gpus and self.gpus is not None:
-            self.gpus.release(allocation.gpus, allocation.resources[GPU], for_actor)
-            allocation.gpus = ()
+        if allocation.devices:
+            self.release_devices(allocation.devices, allocation.resources, for_actor)
+            allocation.devices = {}
         if for_actor:
             subtract(self.held_by_actors, allocation.resources)
         self.reacquire_cpu(allocation)
+
+    def take_devices(self, resources: Resources, for_actor: bool) -> dict[str, tuple[int, ...]]:
+        """Hold the devices that `resources` needs; returns their indices by resource.
+
+        Raises:
+            ValueError: they do not fit; nothing is held.
+        """
+        if not self.devices_fit(resources):
+            free = {name: one.free for name, one in self.devices.items() if name in resources}
+            raise ValueError(f"{resources} do not fit into the devices {free}")
+        return {
+            name: one.allocate(resources[name], for_actor) for name, one in self.devices.items() if name in resources
+        }
+
+    def release_devices(self, held: Mapping[str, Sequence[int]], resources: Resources, for_actor: bool) -> None:
+        """Free what `take_devices` returned for the same arguments."""
+        for name, indices in held.items():
+            self.devices[name].release(indices, resources[name], for_actor)
+
+    def ids_of(self, held: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+        """The ids of devices, by resource."""
+        return {name: [self.devices[name].ids[index] for index in indices] for name, indices in held.items()}
 
     def release_cpu(self, allocation: ResourceAllocation) -> bool:
         """Let others use the CPU of a worker that blocks; False if they may already, or it holds none."""
@@ -297,18 +360,18 @@ class ResourcePool:
         """Raise AssertionError unless free and held units are the total, for each resource and each GPU."""
         held: Resources = {}
         by_actors: Resources = {}
-        gpus: list[tuple[Sequence[int], int, bool]] = []
+        devices: dict[str, list[tuple[Sequence[int], int, bool]]] = {name: [] for name in self.devices}
         for one in allocations:
             for_actor = one.actor_spec is not None
             add(held, dict(one.held()))
             add(by_actors, one.resources if for_actor else {})
-            if one.gpus:
-                gpus.append((one.gpus, one.resources[GPU], for_actor))
+            for name, indices in one.devices.items():
+                devices[name].append((indices, one.resources[name], for_actor))
         for bundle in bundles:
             add(held, bundle.resources)
             add(by_actors, bundle.resources)
-            if bundle.gpus:
-                gpus.append((bundle.gpus, bundle.resources[GPU], True))
+            for name, indices in bundle.devices.items():
+                devices[name].append((indices, bundle.resources[name], True))
         for name, units in self.available.items():
             assert units + held.get(name, 0) == self.total.get(name, 0), (
                 f"{name}: {units} free and {held.get(name, 0)} held are not {self.total.get(name, 0)}"
@@ -317,8 +380,8 @@ class ResourcePool:
             assert self.held_by_actors.get(name, 0) == by_actors.get(name, 0), (
                 f"{name}: actors hold {by_actors.get(name, 0)}, not {self.held_by_actors.get(name, 0)}"
             )
-        if self.gpus is not None:
-            self.gpus.check_invariants(gpus)
+        for name, allocator in self.devices.items():
+            allocator.check_invariants(devices[name])
 
 
 @dataclass(slots=True, eq=False)
@@ -327,7 +390,7 @@ class Bundle:
 
     Attributes:
         group: id in hex.
-        resources, gpus: units that the node gave, and the indices of its GPUs.
+        resources, devices: units that the node gave, and the indices of its GPUs and other accelerators, by resource.
         pool: which of its allocations has what of it.
         allocations: leases and actors that run in it, or are about to.
         state: see `BUNDLE_TRANSITIONS`.
@@ -336,7 +399,7 @@ class Bundle:
     group: str
     index: int
     resources: Resources
-    gpus: tuple[int, ...]
+    devices: Mapping[str, tuple[int, ...]]
     pool: ResourcePool
     allocations: set[ResourceAllocation] = field(default_factory=set)
     state: str = PREPARED
@@ -405,20 +468,17 @@ class BundleResources:
         """Take a bundle's resources from the node; the caller has checked that they fit.
 
         Raises:
-            ValueError: the node has this bundle already, or its GPUs do not fit; nothing is held.
+            ValueError: the node has this bundle already, or its devices do not fit; nothing is held.
         """
         node_pool, bundles = self._node_pool, self._groups.get(group, {})
         if index in bundles:
             raise ValueError(f"node {self._node} has bundle {index} of group {group} already")
-        gpus: tuple[int, ...] = ()
-        ids: list[str] = []
-        if node_pool.gpus is not None and GPU in resources:
-            gpus = node_pool.gpus.allocate(resources[GPU], for_actor=True)
-            ids = [node_pool.gpus.ids[gpu] for gpu in gpus]
+        devices = node_pool.take_devices(resources, for_actor=True)
+        ids = node_pool.ids_of(devices)
         subtract(node_pool.available, resources)
         add(node_pool.held_by_actors, resources)
-        pool = ResourcePool({**resources, SLOTS: ALL_SLOTS}, ids, resources.get(GPU, UNIT))
-        bundle = Bundle(group, index, dict(resources), gpus, pool)
+        pool = ResourcePool({**resources, SLOTS: ALL_SLOTS}, ids, resources)
+        bundle = Bundle(group, index, dict(resources), devices, pool)
         self._groups.setdefault(group, {})[index] = bundle
         return bundle
 
@@ -577,8 +637,7 @@ class BundleResources:
             del self._groups[bundle.group]
         add(node_pool.available, bundle.resources)
         subtract(node_pool.held_by_actors, bundle.resources)
-        if bundle.gpus and node_pool.gpus is not None:
-            node_pool.gpus.release(bundle.gpus, bundle.resources[GPU], for_actor=True)
+        node_pool.release_devices(bundle.devices, bundle.resources, for_actor=True)
 
 
 OBJECT_STORE_MEMORY = "object_store_memory"
@@ -593,21 +652,36 @@ class LocalResources:
         total: units of each resource; the pool keeps this dict.
         gpu_ids: device ids of its GPUs, as many as `total` says; by default they are numbered.
         cluster_size: number of nodes that report to the same GCS.
+        device_ids: the same as `gpu_ids` for other accelerators, by resource.
 
     Attributes:
         pool: the node's resources outside of bundles. bundles: those inside.
 
     Raises:
-        ValueError: there are more or fewer device ids than GPUs.
+        ValueError: there are more or fewer ids than devices.
     """
 
-    def __init__(self, node: int, total: Resources, gpu_ids: Sequence[str] = (), cluster_size: int = 1) -> None:
-        count = total.get(GPU, 0) // UNIT
-        self.gpu_ids = tuple(gpu_ids) or tuple(str(index) for index in range(count))
-        if len(self.gpu_ids) != count:
-            raise ValueError(f"node {node} has {count} GPUs, but the ids {', '.join(self.gpu_ids)}")
+    def __init__(
+        self,
+        node: int,
+        total: Resources,
+        gpu_ids: Sequence[str] = (),
+        cluster_size: int = 1,
+        device_ids: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        given = {**(device_ids or {}), GPU: gpu_ids}
+        ids: dict[str, tuple[str, ...]] = {}
+        for name in ACCELERATORS:
+            count, part = divmod(total.get(name, 0), UNIT)
+            if part:
+                continue  # a share of a device has no id
+            ids[name] = tuple(given.get(name, ())) or tuple(str(index) for index in range(count))
+            if len(ids[name]) != count:
+                raise ValueError(f"node {node} has {count} {name}s, but the ids {', '.join(ids[name])}")
+        self.gpu_ids = ids.get(GPU, ())
+        self.device_ids = {name: ids[name] for name in ids if ids[name] and name != GPU}
         self.node = node
-        self.pool = ResourcePool(total, self.gpu_ids)
+        self.pool = ResourcePool(total, ids)
         self.bundles = BundleResources(node, self.pool)
         self._version = 0
         self._reported: Resources = {}

@@ -12,7 +12,7 @@ from hpcray.common.ids import make_proc
 from hpcray.common.resources import UNIT
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.raylet.lease_requests import WorkerEnv
-from hpcray.core.raylet.local_resources import GPU, ResourceAllocation, assigned_gpus, needs_setup, strip_gpus
+from hpcray.core.raylet.local_resources import ResourceAllocation, assigned_devices, needs_setup, strip_devices
 from hpcray.protocol.messages import LOW_MEMORY, NOTHING_BESIDE, Exit
 
 DEFAULT_MAX_WORKERS = 4096
@@ -138,8 +138,8 @@ class WorkerPool:
         """Give the allocation an idle worker, the last used one (it is warm); without one, it waits for the next."""
         stack = self._idle.get(allocation.env)
         worker = stack.pop() if stack else None
-        if allocation.gpus:
-            self._evict_next += self._idle_on_gpus_of(allocation)
+        if allocation.devices:
+            self._evict_next += self._idle_on_devices_of(allocation)
         if worker is not None:
             self._employ(worker, allocation)
             return worker
@@ -200,7 +200,7 @@ class WorkerPool:
             return None
         worker.pid = pid
         self._count_starting(worker.env, -1)
-        self.failures.pop(strip_gpus(worker.env), None)
+        self.failures.pop(strip_devices(worker.env), None)
         return self.release_worker(now, worker)
 
     def remove_worker(self, proc: bytes) -> WorkerProcess | None:
@@ -218,7 +218,7 @@ class WorkerPool:
     def start_failed(self, now: float, env: WorkerEnv, reason: str) -> ResourceAllocation | None:
         """A fork failed, or the worker died before it joined. Returns the allocation that stops waiting, if any."""
         self._no_fork_until = now + FORK_RETRY_DELAY
-        requested = strip_gpus(env)
+        requested = strip_devices(env)
         self.failures[requested] = self.failures.get(requested, 0) + 1
         self.last_failure = reason
         line = self._waiting.get(env)
@@ -287,10 +287,10 @@ class WorkerPool:
             return []
         surplus = self._counts[IDLE] + self._running_tasks() - self._cpus
         late = [one for stack in self._idle.values() for one in stack if now - one.since >= self._idle_timeout]
-        late.sort(key=lambda worker: (not assigned_gpus(worker.env), worker.since))
+        late.sort(key=lambda worker: (not assigned_devices(worker.env), worker.since))
         out: list[Effect] = []
         for place, one in enumerate(late):
-            if place < surplus or assigned_gpus(one.env):
+            if place < surplus or assigned_devices(one.env):
                 self.mark_leaving(one)
                 one.asked = True
                 out.append(Send(one.proc, Exit(0, if_unused=True)))
@@ -349,14 +349,14 @@ class WorkerPool:
         busy = (one.allocation for one in self.workers.values() if one.state == BUSY)
         return sum(1 for one in busy if one is not None and one.actor_spec is None and not one.cpu_released)
 
-    def _idle_on_gpus_of(self, allocation: ResourceAllocation) -> list[WorkerProcess]:
-        """Idle workers that occupy memory of the allocation's GPUs, except those that share them as it does."""
-        gpus = assigned_gpus(allocation.env)
-        whole = allocation.resources[GPU] >= UNIT
+    def _idle_on_devices_of(self, allocation: ResourceAllocation) -> list[WorkerProcess]:
+        """Idle workers that occupy memory of the allocation's devices, except those that share them as it does."""
+        devices = assigned_devices(allocation.env)
+        whole = all(allocation.resources[name] >= UNIT for name in allocation.devices)
         return [
             worker
             for env, stack in self._idle.items()
-            if (whole or env != allocation.env) and not gpus.isdisjoint(assigned_gpus(env))
+            if (whole or env != allocation.env) and not devices.isdisjoint(assigned_devices(env))
             for worker in stack
         ]
 

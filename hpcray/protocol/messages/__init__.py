@@ -22,7 +22,7 @@ from hpcray.protocol.messages.tasks import *
 Message = Union[
     Hello, Welcome, SetJob, Exit, ExitRefused, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
     RequestGarbageCollection,
-    RequestLeases, LeaseGranted, ReturnLease, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked,
+    RequestLeases, LeaseGranted, ReturnLease, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked, LeasesCapped,
     UnmetLeaseRequest, GrantLeases, GrantLeasesRefused, NodeView, ResourceContention,
     RegisterNode, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved,
     NodeInventory,

@@ -83,13 +83,23 @@ class LeaseRevoked(Struct, array_like=True, tag=17):
     reason: str
 
 
+class LeasesCapped(Struct, array_like=True, tag=18):
+    """r→holder: a node has room for a further lease of this class, and holds it back for a while: the tasks that have
+    the others are blocked. reason: for the user, when that takes as long as it ever does."""
+
+    scheduling_class: int
+    reason: str = ""
+
+
 class UnmetLeaseRequest(Struct, array_like=True, tag=20):
-    """r→g: leases of one holder's scheduling class that this node cannot grant now (absolute count; 0 withdraws)."""
+    """r→g: leases of one holder's scheduling class that this node cannot grant now (absolute count; 0 withdraws).
+    shared: it has room, and leaves the choice of the node to the GCS for a moment."""
 
     holder: bytes
     scheduling_class: int
     shape: Shape
     count: int
+    shared: bool = False
 
 
 class GrantLeases(Struct, array_like=True, tag=21):

@@ -430,6 +430,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.LeaseRevoked: lambda p: lambda _, msg: p.process_died(msg.worker, msg.reason),
     m.ReclaimIdle: lambda p: lambda src, msg: p.submitter.leases.reclaim(node_of(src), msg.busy),
     m.Infeasible: lambda p: p.submitter.on_infeasible,
+    m.LeasesCapped: lambda p: p.submitter.on_leases_capped,
     m.TaskDone: lambda p: p.submitter.on_task_done,
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,

@@ -420,6 +420,16 @@ class TaskSubmitter:
         if self._context.warn_once(known):
             self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
 
+    def on_leases_capped(self, _: bytes, msg: m.LeasesCapped) -> None:
+        """Tasks of a class wait for those that are blocked: let no others wait with them, and say so, once."""
+        scheduling_class = self.leases.by_index[msg.scheduling_class]
+        self.leases.split_by_function(scheduling_class)
+        if msg.reason and scheduling_class.queue:
+            text = f"task {scheduling_class.queue[0].name}{msg.reason.removeprefix('a task')}"
+            self.wait_reasons[msg.scheduling_class] = msg.reason
+            if self._context.warn_once(f"class {msg.scheduling_class} is held back"):
+                self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
+
     def _fail_unschedulable(self, scheduling_class: SchedulingClass, reason: str) -> None:
         """End the tasks that wait for a lease which no node may ever grant."""
         for task in list(scheduling_class.queue):

@@ -23,6 +23,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.platform.accelerators import accelerator_resources, node_accelerators
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, Prefaulter, default_arena_size
 from hpcray.platform.console import silenced_output, take_exit_file_path, write_exit_code
@@ -82,6 +83,7 @@ class _Node:
     template: ForkServerClient
     listener: LocalListener
     gpus: tuple[str, ...]
+    accelerators: dict[str, tuple[str, ...]]
     spill_dir: str
     run: RunInfo
     bound: RankPlan
@@ -178,6 +180,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     config, exit_file = options.settings(), take_exit_file_path(os.environ)
     options = options.with_identity(os.environ)
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
+    accelerators = node_accelerators(options.resources, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
     check_journal(config, os.environ, launch.rank)
@@ -197,7 +200,10 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
         raise
     become_subreaper()
     listener = LocalListener(session.socket_path(0))
-    return _Node(options, config, launch, session, arena, template, listener, gpus, spill_dir, run, bound, exit_file)
+    return _Node(
+        options, config, launch, session, arena, template, listener, gpus, accelerators, spill_dir, run, bound,
+        exit_file,
+    )  # fmt: skip
 
 
 def _require_open_files() -> None:
@@ -293,7 +299,7 @@ class _NodeServer:
         self._loop = EventLoop(self._router, node.listener, control, data)
         self._prefault = Prefaulter(node.arena)
         head = Gcs(config) if self._rank == 0 else None
-        lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus)
+        lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
         spill = config.spill_threshold
         self._spill_files = SpillFiles(
             node.spill_dir,
@@ -427,6 +433,7 @@ def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
             node.arena.size,
             len(node.gpus),
             gpu_type() if node.gpus else "",
+            accelerator_resources(node.accelerators, os.environ),
         ),
         data_address=data.address() if data is not None else b"",
         data_plane=data.name if data is not None else "",

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -251,8 +251,9 @@ def bind_node(
 
 
 def total_resources(
-    options: NodeOptions, address: str, node: int, local_size: int, arena_size: int, gpus: int = 0, gpu_type: str = ""
-) -> Resources:
+    options: NodeOptions, address: str, node: int, local_size: int, arena_size: int, gpus: int = 0, gpu_type: str = "",
+    accelerators: Mapping[str, float] | None = None,
+) -> Resources:  # fmt: skip
     """The resources that this node offers, in units.
 
     Args:
@@ -263,6 +264,7 @@ def total_resources(
         arena_size: bytes of its object store.
         gpus: number of its GPUs.
         gpu_type: Ray's name for their type, "" if unknown.
+        accelerators: resources of its other accelerators.
 
     Raises:
         ValueError: a given amount is not valid.
@@ -272,6 +274,7 @@ def total_resources(
     if memory is None:
         memory = max(0, resource_limits.usable_memory() // local_size - arena_size)
     amounts: dict[str, float] = {
+        **(accelerators or {}),
         **options.resources,
         "CPU": cpus,
         "GPU": gpus,

@@ -70,6 +70,7 @@ class CoreRecorders:
                 "total": context.info.total,
                 "cluster_size": context.cluster_size,
                 "gpu_ids": list(lease_manager.resources.gpu_ids),
+                "device_ids": {name: list(ids) for name, ids in lease_manager.resources.device_ids.items()},
                 "limit": lease_manager.pool.limit,
             },
             "head": {},

@@ -11,6 +11,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from hpcray.platform.accelerators import restore_accelerators
 from hpcray.platform.gpu_visibility import restore_gpu_visibility
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
@@ -68,7 +69,9 @@ def other_python_main(session_dir: str, number: str, text: str, kept_there: str)
     """A worker's life in a Python that took its place."""
     environment = WorkerRuntimeEnv(text)
     environment.in_own_python()
-    restore_gpu_visibility(json.loads(kept_there))
+    kept = json.loads(kept_there)
+    restore_gpu_visibility(kept)
+    restore_accelerators(kept["accelerators"])
     del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
     set_process_name("hpcray-worker")
     limit_loaded_libraries_to_one_thread()

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
+from hpcray.platform.accelerators import assigned_accelerators
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
@@ -130,10 +131,10 @@ class WorkerRuntimeEnv:
                 found.command = self._changed_by_plugins(session_dir, found.command)
             if not found.command:
                 return
-            gpus = json.dumps(gpu_visibility_state())
+            devices = json.dumps({**gpu_visibility_state(), "accelerators": assigned_accelerators()})
             if directory:
                 os.chdir(directory)
-            command = [*found.command, "-c", _COMMAND, paths, session_dir, str(number), self.text, gpus]
+            command = [*found.command, "-c", _COMMAND, paths, session_dir, str(number), self.text, devices]
             os.execvp(command[0], command)
         except PythonSetupError as error:
             self.problem = str(error)
