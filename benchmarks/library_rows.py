@@ -7,8 +7,11 @@ seconds). What it says by `assert` holds on both engines.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import importlib
+import socket
+import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,3 +182,94 @@ def data_groupby(ray: Any) -> Work:
     counted = dataset.map_batches(group).groupby("group").count().take_all()
     assert sum(row["count()"] for row in counted) == count
     return size / 1e6
+
+
+# -------------------------------------------------------------------- Ray Train
+
+
+@row("train: two workers that report three times", "s")
+def train_start(ray: Any) -> Work:
+    """The second run of a trainer without a framework: the controller, the workers, their reports, the end."""
+    train = importlib.import_module("ray.train")
+    trainers = importlib.import_module("ray.train.v2.api.data_parallel_trainer")
+
+    def loop() -> None:
+        module = importlib.import_module("ray.train")
+        for step in range(3):
+            module.report({"step": step})
+
+    with tempfile.TemporaryDirectory() as storage:
+
+        def fit(name: str) -> None:
+            config = train.RunConfig(name=name, storage_path=storage)
+            scaling = train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
+            trainers.DataParallelTrainer(loop, scaling_config=scaling, run_config=config).fit()
+
+        fit("first")
+        yield
+        fit("second")
+    return None
+
+
+# -------------------------------------------------------------------- Ray Serve
+
+
+def echo() -> Any:
+    """An application of one deployment that does nothing."""
+    serve = importlib.import_module("ray.serve")
+
+    async def answer(request: Any) -> str:
+        return "ok"
+
+    return serve.deployment(num_replicas=1, max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})(answer).bind()
+
+
+@row("serve: run() of one replica", "s")
+def serve_start(ray: Any) -> Work:
+    """From nothing to the first answer: controller, proxy, replica."""
+    serve = importlib.import_module("ray.serve")
+    yield
+    assert serve.run(echo(), name="echo", route_prefix=None).remote(None).result(timeout_s=120) == "ok"
+    return None
+
+
+@row("serve: calls of a handle, 50 at once", "/s")
+def serve_handle(ray: Any) -> Work:
+    """From the driver, to one replica."""
+    serve = importlib.import_module("ray.serve")
+    handle = serve.run(echo(), name="echo", route_prefix=None)
+    count, at_once = 2000, 50
+
+    def rounds(calls: int) -> None:
+        for _ in range(calls // at_once):
+            for response in [handle.remote(None) for _ in range(at_once)]:
+                assert response.result(timeout_s=60) == "ok"
+
+    rounds(200)
+    yield
+    rounds(count)
+    return count
+
+
+@row("serve: requests over HTTP, 8 at once", "/s")
+def serve_http(ray: Any) -> Work:
+    """Through the proxy of this node, on connections that stay open."""
+    serve, http = importlib.import_module("ray.serve"), importlib.import_module("http.client")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve.start(http_options={"port": port})
+    serve.run(echo(), name="echo", route_prefix="/")
+    count, clients = 1600, 8
+
+    def client(requests: int) -> None:
+        connection = http.HTTPConnection("127.0.0.1", port, timeout=60)
+        for _ in range(requests):
+            connection.request("GET", "/")
+            assert connection.getresponse().read() == b"ok"
+
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        list(pool.map(client, [20] * clients))
+        yield
+        list(pool.map(client, [count // clients] * clients))
+    return count

@@ -1,6 +1,6 @@
 """Ray Serve on hpcray: an application of two deployments behind HTTP, and a client of it.
 
-    export HPCRAY_RAY_LIBRARIES=/some/where       # an unpacked wheel of Ray, see docs/how-to/ray-libraries.md
+    export HPCRAY_RAY_LIBRARIES=/some/where       # an unpacked wheel of Ray, see docs/how-to/train-and-serve.md
     hpcray-launch -n 2 --as-ray examples/serve_app.py --requests 200
 
 A batch job is client and server at once: the program starts the application, sends it requests over HTTP on the node

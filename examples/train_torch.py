@@ -1,6 +1,6 @@
 """Ray Train on hpcray: PyTorch's DistributedDataParallel in one worker per node, with checkpoints.
 
-    export HPCRAY_RAY_LIBRARIES=/some/where       # an unpacked wheel of Ray, see docs/how-to/ray-libraries.md
+    export HPCRAY_RAY_LIBRARIES=/some/where       # an unpacked wheel of Ray, see docs/how-to/train-and-serve.md
     hpcray-launch -n 2 --as-ray examples/train_torch.py --storage /shared/runs --epochs 10
     hpcray-launch -n 2 --as-ray examples/train_torch.py --storage /shared/runs --epochs 20     # goes on after epoch 10
 

@@ -63,6 +63,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.actor": (f"{_NAMES}:_modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.autoscaler": (),
     "ray.autoscaler._private": (),
+    "ray.autoscaler._private.constants": (f"{_NAMES}.ray_constants:LOGGER_FORMAT",),
     "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler_sdk:request_resources",),
     "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),

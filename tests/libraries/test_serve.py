@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ for needed in ("fastapi", "uvicorn", "aiohttp", "grpc", "requests", "yaml", "wat
     pytest.importorskip(needed)
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -95,5 +98,13 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
     needs_stranger()
     found = results("serve_ports")
     assert found == {
-        "http": ["127.0.0.1"], "everywhere": [], "own": "hello", "stranger": "", "grpc": ["UNAUTHENTICATED"],
+        "http": ["127.0.0.1"], "everywhere": False, "own": "hello", "stranger": "", "grpc": ["UNAUTHENTICATED"],
     }  # fmt: skip
+
+
+def test_the_example(program: Callable[..., str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shown = program(EXAMPLES / "serve_app.py", "--port", str(port), "--requests", "60", options=("--num-cpus", "8"))
+    assert re.search(r"60 requests, 40 good, \d+ requests/s over HTTP", shown), shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
 
 PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -62,7 +64,8 @@ def test_workers_that_die_or_raise_are_started_again(results: Callable[..., Any]
 
 def test_datasets_are_split_between_workers(results: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
-    assert results("train_data") == {"rows": 200.0, "sum": 19900.0, "overlap": 0.0}
+    once = [200.0, 19900.0, float(sum(number**2 for number in range(200)))]
+    assert results("train_data") == {"totals": [once, once], "whole": 1225, "kinds": ["torch.float32"]}
 
 
 def test_xgboost(results: Callable[..., Any]) -> None:
@@ -80,3 +83,19 @@ def test_transformers(results: Callable[..., Any]) -> None:
 
 def test_trainers_inside_of_a_search(results: Callable[..., Any]) -> None:
     assert results("train_tune") == {"values": [10, 20, 30], "best": 3}
+
+
+def test_the_example_goes_on_where_it_ended(program: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    accuracy = 0.0
+    for epochs, started in ((2, 0), (6, 2)):
+        shown = program(
+            EXAMPLES / "train_torch.py", "--storage", str(tmp_path), "--epochs", str(epochs),
+            options=("--num-cpus", "8"),
+        )  # fmt: skip
+        found = re.search(rf"epoch {epochs}, started at {started}: accuracy (\S+) on 360 held-out images", shown)
+        assert found, shown
+        assert float(found[1]) >= accuracy
+        accuracy = float(found[1])
+    assert accuracy > 0.85

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import Any
 
 import hpcray
@@ -52,7 +53,8 @@ class ServeSubmissionClient:
     """The Serve of this user's job on this node.
 
     Args:
-        dashboard_head_address: without effect, as there is no dashboard; the job is found by its session.
+        dashboard_head_address: the session directory of a job. A URL has no effect, as there is no dashboard: then
+            RAY_ADDRESS says which job, or it is the one started last.
 
     Raises:
         ConnectionError: there is no job to join.
@@ -60,7 +62,8 @@ class ServeSubmissionClient:
 
     def __init__(self, dashboard_head_address: str = "", **_: Any) -> None:
         if not is_initialized():
-            hpcray.init(address="auto", namespace=_NAMESPACE, log_to_driver=False)
+            session = "" if "://" in dashboard_head_address else dashboard_head_address
+            hpcray.init(address=session or os.environ.get("RAY_ADDRESS") or "auto", namespace=_NAMESPACE)
 
     def get_serve_details(self) -> dict[str, Any]:
         """Return the state of all applications, as `ray.serve.schema.ServeInstanceDetails` has it."""
