@@ -17,12 +17,12 @@ _UTILS = (
     "get_user_temp_dir hex_to_binary is_async_func"
 )
 _MORE_COMMON_UTILS = (
-    f"{_NAMES}.utils:PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME Timer TimerBase get_function_args "
-    "get_random_alphanumeric_string get_ray_address_file import_attr import_module_and_attr load_class "
-    "resources_from_ray_options run_background_task try_to_create_directory",
+    f"{_NAMES}.utils:PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME Timer TimerBase get_default_system_temp_dir "
+    "get_function_args get_random_alphanumeric_string get_ray_address_file import_attr import_module_and_attr "
+    "load_class resources_from_ray_options run_background_task try_to_create_directory",
     f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
 )
-_MORE_PRIVATE_UTILS = f"{_NAMES}.utils:INT32_MAX format_error_message get_ray_doc_version is_in_test"
+_MORE_PRIVATE_UTILS = f"{_NAMES}.utils:INT32_MAX format_error_message get_ray_doc_version is_in_test open_log"
 _ACCELERATORS = f"{_NAMES}.accelerators"
 _ACCELERATOR_MODULES = (
     "accelerator", "amd_gpu", "furiosa", "hpu", "intel_gpu", "mblt", "neuron", "npu", "nvidia_gpu", "rbln", "ttnpu",
@@ -76,6 +76,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard.modules": (),
     "ray.dashboard.modules.dashboard_sdk": (f"{_NAMES}.serve_submission:parse_runtime_env_args",),
     "ray.dashboard.modules.job": (),
+    "ray.dashboard.modules.metrics": (),
     "ray.dashboard.modules.serve": (),
     "ray.dashboard.modules.serve.sdk": (f"{_NAMES}.serve_submission:ServeSubmissionClient",),
     "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
@@ -253,7 +254,7 @@ LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow"
 HELPERS = frozenset(
     f"ray.{name}"
     for names in (
-        "_common.constants _common.deprecation _common.observability _common.pydantic_compat _common.ray_constants",
+        "_common.constants _common.deprecation _common.pydantic_compat _common.ray_constants",
         "_common.runtime_env_package _common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
         "_common.usage.usage_constants",
         "_private.accelerators _private.arrow_serialization _private.async_utils",
@@ -262,8 +263,8 @@ HELPERS = frozenset(
         "autoscaler._private.cli_logger",
         "core.generated",
         "dag",
-        "dashboard.modules.job.common dashboard.modules.job.pydantic_models dashboard.modules.metrics",
-        "experimental.channel experimental.collective experimental.compiled_dag_ref experimental.gradio_utils",
+        "dashboard.modules.job.common dashboard.modules.job.pydantic_models dashboard.modules.metrics.dashboards",
+        "experimental.channel experimental.compiled_dag_ref experimental.gradio_utils",
         "experimental.util",
         "util.common util.lightgbm util.serialization_addons util.tpu util.xgboost",
         "widgets",

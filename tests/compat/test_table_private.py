@@ -164,7 +164,7 @@ def test_private_utils_convert_and_measure_as_in_ray(ray: Any) -> None:
 @row("ray._private.log_monitor", missing="raylets pass on what workers print")
 @row(
     "ray.tune, train, data, serve, rllib",
-    missing="Ray's libraries are not part of Core (see above): only what packages import at their start is there",
+    missing="they are lent from Ray's wheel (see above); without it only what packages import at their start is there",
 )
 @pytest.mark.parametrize(
     "name",

@@ -9,6 +9,7 @@ import msgspec
 
 from hpcray.common.labels import conditions, holds
 
+GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 8
 IMPLICIT_RESOURCE_PREFIX = "node:__internal_implicit_resource_"
 RAY_INTERNAL_NAMESPACE_PREFIX = "_ray_internal_"
 RAY_NODE_TPU_POD_TYPE_KEY = "ray.io/tpu-pod-type"

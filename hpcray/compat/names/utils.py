@@ -7,6 +7,7 @@ import binascii
 import contextlib
 import importlib
 import inspect
+import io
 import os
 import random
 import re
@@ -39,6 +40,11 @@ def get_ray_temp_dir() -> str:
 def get_user_temp_dir() -> str:
     """Return the directory for temporary files, the parent of `get_ray_temp_dir()`."""
     return os.path.dirname(session_root(os.environ))
+
+
+def get_default_system_temp_dir() -> str:
+    """Return the directory for temporary files that variables name, or `/tmp`."""
+    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
 
 
 def get_system_memory() -> int:
@@ -205,3 +211,17 @@ def get_ray_doc_version() -> str:
 def is_in_test() -> bool:
     """Return True in a test of pytest or Buildkite."""
     return any(name in os.environ for name in ("PYTEST_CURRENT_TEST", "BUILDKITE"))
+
+
+def open_log(path: str, unbuffered: bool = False, **kwargs: Any) -> Any:
+    """Open a file to append lines of text to, each of which is written at once.
+
+    Args:
+        path: the file.
+        unbuffered: write parts of lines at once too.
+        kwargs: further arguments of `open`, which come before these.
+    """
+    file = open(path, **{"buffering": 1, "mode": "a", "encoding": "utf-8", **kwargs})  # noqa: SIM115
+    if unbuffered and isinstance(file, io.TextIOWrapper):
+        file.reconfigure(write_through=True)
+    return file

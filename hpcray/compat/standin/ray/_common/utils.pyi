@@ -7,6 +7,7 @@ from hpcray.compat.names.ray_constants import env_integer as env_integer
 from hpcray.compat.names.utils import PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME as PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME
 from hpcray.compat.names.utils import Timer as Timer
 from hpcray.compat.names.utils import TimerBase as TimerBase
+from hpcray.compat.names.utils import get_default_system_temp_dir as get_default_system_temp_dir
 from hpcray.compat.names.utils import get_function_args as get_function_args
 from hpcray.compat.names.utils import get_random_alphanumeric_string as get_random_alphanumeric_string
 from hpcray.compat.names.utils import get_ray_address_file as get_ray_address_file

@@ -4,6 +4,7 @@ from hpcray.compat.names.utils import INT32_MAX as INT32_MAX
 from hpcray.compat.names.utils import format_error_message as format_error_message
 from hpcray.compat.names.utils import get_ray_doc_version as get_ray_doc_version
 from hpcray.compat.names.utils import is_in_test as is_in_test
+from hpcray.compat.names.utils import open_log as open_log
 from hpcray.compat.names.utils import binary_to_hex as binary_to_hex
 from hpcray.compat.names.utils import decode as decode
 from hpcray.compat.names.utils import get_num_cpus as get_num_cpus

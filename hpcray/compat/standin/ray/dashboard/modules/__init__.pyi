@@ -2,4 +2,5 @@
 # mypy: ignore-errors
 from ray.dashboard.modules import dashboard_sdk as dashboard_sdk
 from ray.dashboard.modules import job as job
+from ray.dashboard.modules import metrics as metrics
 from ray.dashboard.modules import serve as serve
