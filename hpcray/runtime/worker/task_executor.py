@@ -117,6 +117,7 @@ class TaskExecutor:
         self._raylet = raylet_of(process.node)
         self._pid = os.getpid()
         self._leaving = threading.Lock()
+        self._terminated = False
         process.blocker = self._block
         process.on_exit = os._exit
         process.job = environment.job or process.job
@@ -275,12 +276,14 @@ class TaskExecutor:
         _send_again(signum)
 
     def terminated(self, signum: int, frame: FrameType | None) -> None:
-        """SIGTERM ends the process with exit code 1, as in Ray: a task, or a call of an actor that runs one at a time,
+        """SIGTERM ends the process, as in Ray: a task, or a call of an actor that runs one at a time,
         gets a SystemExit; calls that run in threads and coroutines are finished first."""
         if os.getpid() != self._pid:  # a process that a task has forked
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        elif self.process.local.task is None:
+            return
+        self._terminated = True
+        if self.process.local.task is None:
             self.engine.call_soon(self._end_soon)
         elif threading.get_ident() in self.engine.asleep or in_user_code(frame):
             raise SystemExit(1)
@@ -561,6 +564,11 @@ class TaskExecutor:
         with contextlib.suppress(BaseException):
             for stream in (sys.stdout, sys.stderr):
                 getattr(stream, "finish", stream.flush)()
+        if self._terminated:  # its raylet reads from the exit status what it died of
+            with contextlib.suppress(ValueError):  # on another thread than the main one
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(self._pid, signal.SIGTERM)
+                time.sleep(1)
         os._exit(code)
 
     def _await_own_tasks(self) -> None:
