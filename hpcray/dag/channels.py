@@ -160,7 +160,7 @@ class FarReader:
         if msg is None:
             raise ChannelClosed
         try:
-            found = _load(msg.value)
+            found = _load(msg.blob)
             if not msg.stored or isinstance(found, Failed):
                 return found
             return self._process.get_one(found, None)

@@ -12,7 +12,7 @@ import pytest
 from engine import Marks, alive, eventually, exceptions, hpcray_only, ray
 from losing import SIZE, add, lose, make
 
-from hpcray.core.core_worker.object_table import FREED
+from hpcray.core.core_worker.object_table import LINEAGE_ONLY
 from hpcray.runtime.core_worker.core_worker import current
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
@@ -52,7 +52,9 @@ class TestTasks:
             ref = add.remote(marks, ref, 1)
         assert ray.get(ref)[0] == 4
         table = current.process.table
-        eventually(lambda: sum(entry.state == FREED for entry in table.entries.values()) >= 3 or ray.get(ray.put(0)))
+        eventually(
+            lambda: sum(entry.state == LINEAGE_ONLY for entry in table.entries.values()) >= 3 or ray.get(ray.put(0))
+        )
         lose(ref)
         assert ray.get(ref)[0] == 4
         assert len(marks.lines()) == 8

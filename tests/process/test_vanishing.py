@@ -151,7 +151,7 @@ def test_nothing_is_lost(kills: float) -> None:
     table = current.process.table
     del actors
     deadline = time.monotonic() + 60
-    while table.lineage.kept or table.lineage.remembered or table.special:
+    while table.lineage.kept or table.lineage.remembered or table.has_side_records:
         assert time.monotonic() < deadline, "lineage is kept for nothing"
         ray.get(ray.put(0))
         time.sleep(0.02)

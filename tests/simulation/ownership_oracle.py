@@ -11,9 +11,9 @@ import pytest
 
 from hpcray.common.ids import FIRST_RETURN, PROC_BYTES, PUT_INDEX, owner_of
 from hpcray.core.core_worker.object_entry import TRANSITIONS
-from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED, ObjectEntry
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED, ObjectEntry
 
-NAMES = {PENDING: "PENDING", INLINE: "INLINE", STORED: "STORED", FREED: "FREED"}
+NAMES = {PENDING: "PENDING", INLINE: "INLINE", STORED: "STORED", LINEAGE_ONLY: "LINEAGE_ONLY"}
 
 if TYPE_CHECKING:
     from ownership_process import Process
@@ -125,7 +125,7 @@ class Oracle:
             lost = oid in self.excused and oid in self.gone
             if owner.alive and not lost:
                 stack.extend(self.world.values.get(oid, ()))
-                if oid in owner.table.recovery.made:  # of earlier lives, too
+                if oid in owner.table.recovery.remake_count:  # of earlier lives, too
                     stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
         return reached
 
@@ -206,17 +206,17 @@ class Oracle:
         assert not lineage._dropping
         assert set(mentioned) <= set(entries)
         known = (
-            set(process.table.recovery.made)
+            set(process.table.recovery.remake_count)
             | set(process.table.recovery.why_lost)
             | set(process.table.replicas.held)
             | set(mentioned)
         )
-        assert known <= process.table.special <= set(entries)
+        assert known <= process.table.has_side_records <= set(entries)
 
     def was_freed(self, oid: bytes, entry: ObjectEntry) -> bool:
         """Whether it is rightly held by nobody, though somebody can reach it: the last who held it died, and since then
         a ref to it was read out of a value that is still here, while the owner of that value is dead."""
-        if not (oid in self.excused and oid in self.forgotten and entry.state in (FREED, INLINE)):
+        if not (oid in self.excused and oid in self.forgotten and entry.state in (LINEAGE_ONLY, INLINE)):
             return False
         others = [process.table for process in self.world.living if process.id != owner_of(oid)]
         known = oid not in self.gone and any(oid in t.entries and oid not in t.refs._unregistered for t in others)
@@ -229,7 +229,7 @@ class Oracle:
             mapping = None  # views of a node that is dead, while it is made again
         found = (entry.local, entry.borrowers, mapping, entry.nodes)
         assert entry.local <= 0 and not any(found[1:]), f"{oid.hex()} is held, but nobody can reach it: {found}"
-        assert entry.state in (FREED, INLINE, PENDING), entry.state
+        assert entry.state in (LINEAGE_ONLY, INLINE, PENDING), entry.state
         assert not entry.contained or entry.state == PENDING
 
     def check_owned(self, process: Process, oid: bytes, entry: ObjectEntry, reachable: set[bytes]) -> None:
@@ -284,7 +284,7 @@ class Oracle:
                     held = process.alive and store.node in process.table.replicas.held.get(oid, ())
                     assert held, f"{oid.hex()} is kept at node {store.node} for nobody"
                 owner = self.world.processes[owner_of(oid)]
-                if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != FREED:
+                if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != LINEAGE_ONLY:
                     entry = owner.table.entries[oid]
                     known = [*(entry.nodes or ()), *(entry.left_at or ())]
                     unheard = entry.state == PENDING or store.untold(oid)

@@ -16,7 +16,7 @@ from ownership_visits import Visiting
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
 from hpcray.core.core_worker.lineage import DEPENDENCY
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
-from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, ObjectTable, Waiter
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, ObjectTable, Waiter
 from hpcray.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Process:
         ObjectRecovery.hibernate(self.table.recovery, oid, entry)
         self.world.oracle.freed.append(oid)
         self.world.oracle.forgotten.add(oid)
-        if entry.state == FREED or entry.value.endswith(ERROR):
+        if entry.state == LINEAGE_ONLY or entry.value.endswith(ERROR):
             self.world.values.pop(oid, None)  # whoever asks for it again finds another one, or the error
 
     def remake(self, task: Submitted) -> None:

@@ -10,7 +10,7 @@ from ownership_oracle import checked_states
 from ownership_process import Process
 from ownership_world import World
 
-from hpcray.core.core_worker.object_table import FREED, INLINE
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -87,7 +87,7 @@ def test_a_value_that_is_here_can_be_read_though_its_owner_remembers_nothing_but
     owner.turn()
     world.kill(protector)
     world.told(protector.id, owner.id)
-    assert owner.table.entries[outer].state == FREED
+    assert owner.table.entries[outer].state == LINEAGE_ONLY
     reader.get(frame, frame.vars[0])
     assert reader.reads == 2
     del frame
@@ -125,7 +125,7 @@ def test_what_is_read_out_of_a_value_of_the_dead_may_be_remembered_only() -> Non
     world.settle()
     world.kill(holder)
     world.settle()
-    assert owner.table.entries[freed].state == FREED and freed in owner.table.lineage.remembered
+    assert owner.table.entries[freed].state == LINEAGE_ONLY and freed in owner.table.lineage.remembered
     reader.get(frame, frame.vars[0])
     world.settle()
     assert frame.vars[1].id == freed and freed in reader.table.refs._unregistered
@@ -183,7 +183,7 @@ def test_what_is_read_out_of_a_copy_that_was_freed_may_be_lost() -> None:
     del refs[2], refs[0]
     owner.turn()
     world.settle()
-    assert owner.table.entries[outer].state == FREED and outer in owner.table.pins.views_without_entry
+    assert owner.table.entries[outer].state == LINEAGE_ONLY and outer in owner.table.pins.views_without_entry
     lose(world, again)
     owner.get(owner.state, refs[0])
     world.settle()

@@ -7,7 +7,7 @@ from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, put_id, return_id
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.core_worker.lineage import Lineage
-from hpcray.core.core_worker.object_table import FREED, PENDING, STORED, Waiter
+from hpcray.core.core_worker.object_table import LINEAGE_ONLY, PENDING, STORED, Waiter
 from hpcray.protocol import messages as m
 
 
@@ -22,7 +22,7 @@ class TestRemembered:
         table.made(2, (return_id(1),))
         table.refs.remove_local_ref(return_id(1))
         assert table.said() == [(RAYLET, m.Free([return_id(1)], [2]))], "its bytes go"
-        assert table.entries[return_id(1)].state == FREED
+        assert table.entries[return_id(1)].state == LINEAGE_ONLY
         table.refs.remove_local_ref(return_id(2))
         assert table.entries == {} and table.lineage.kept == {} and table.lineage.used == 0
         assert table.lineage.remembered == {}
@@ -37,7 +37,7 @@ class TestRemembered:
         table.said()
         table.refs.remove_local_ref(return_id(1))
         assert table.said() == [(RAYLET, m.Free([return_id(1)], [3]))]
-        assert table.entries[return_id(1)].state == FREED
+        assert table.entries[return_id(1)].state == LINEAGE_ONLY
 
     def test_a_remembered_object_is_made_again_for_a_borrower(self, table: Owner) -> None:
         """A task of another process that took it runs again."""
@@ -52,7 +52,7 @@ class TestRemembered:
         table.set_stored(return_id(1), SIZE, 3)
         assert table.said() == [(PEER, m.ObjectReady(return_id(1), 0, b"", SIZE, [3], 1))]
         table.refs.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
-        assert table.entries[return_id(1)].state == FREED
+        assert table.entries[return_id(1)].state == LINEAGE_ONLY
 
     def test_a_borrower_that_comes_when_it_is_freed_is_counted_beyond_lineage(self, table: Owner) -> None:
         """It read the ref out of a value whose owner died, and with it who held the object."""
@@ -61,7 +61,7 @@ class TestRemembered:
         table.refs.remove_local_ref(return_id(1))
         table.refs.on_borrow_add(PEER, m.BorrowAdd([return_id(1)], PEER, 1))
         table.refs.remove_local_ref(return_id(2))
-        assert table.lineage.remembered == {} and table.entries[return_id(1)].state == FREED
+        assert table.lineage.remembered == {} and table.entries[return_id(1)].state == LINEAGE_ONLY
         table.on_object_get(PEER, return_id(1))
         assert table.again == [first], "it can be made again for that borrower"
         table.set_stored(return_id(1), SIZE, 3)
@@ -69,7 +69,7 @@ class TestRemembered:
         table.said()
         table.refs.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
         assert table.said() == [(RAYLET, m.Free([return_id(1)], [3]))]
-        assert table.entries == {} and table.lineage.kept == {} and table.special == set()
+        assert table.entries == {} and table.lineage.kept == {} and table.has_side_records == set()
 
     def test_such_a_borrower_lets_go_without_reading_it(self, table: Owner) -> None:
         table.made(1)
@@ -78,7 +78,7 @@ class TestRemembered:
         table.refs.on_borrow_add(PEER, m.BorrowAdd([return_id(1)], PEER, 1))
         table.refs.remove_local_ref(return_id(2))
         table.refs.on_borrow_drop(m.BorrowDrop([return_id(1)], PEER))
-        assert table.entries == {} and table.lineage.kept == {} and table.special == set()
+        assert table.entries == {} and table.lineage.kept == {} and table.has_side_records == set()
 
     def test_a_value_in_a_message_stays(self, table: Owner) -> None:
         table.owned(put_id(7))

@@ -9,7 +9,7 @@ from table_kit import PEER, RAYLET, SIZE, THIRD, Owner, error, put_id, return_id
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.core_worker.lineage import BASE_COST
-from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED, Waiter
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED, Waiter
 from hpcray.protocol import messages as m
 
 
@@ -303,7 +303,7 @@ class TestFoundBySimulation:
         table.made(2, (return_id(1),))
         table.wait_local(return_id(1), Waiter())
         table.refs.remove_local_ref(return_id(1))
-        assert table.entries[return_id(1)].state == FREED
+        assert table.entries[return_id(1)].state == LINEAGE_ONLY
         table.said()
         table.on_opened(m.Opened(return_id(1), 64, SIZE, False))
         assert table.said() == [(RAYLET, m.Release([return_id(1)]))]

@@ -9,13 +9,13 @@ from hpcray.common.resources import to_units
 from hpcray.protocol import messages as m
 
 
-def prepare(node: Node, number: int, patience: float = 8.0, attempt: int = 1, **amounts: float) -> None:
+def prepare(node: Node, number: int, reservation: float = 8.0, attempt: int = 1, **amounts: float) -> None:
     group = FAR + (100 + number).to_bytes(5, "big")
     bundles = {0: to_units(amounts)}
-    node.handle(HEAD, m.PrepareBundles(group, attempt, bundles, False, patience))
+    node.handle(HEAD, m.PrepareBundles(group, attempt, bundles, False, reservation))
 
 
-def test_bundles_with_patience_wait_for_free_resources_and_are_answered_once() -> None:
+def test_bundles_with_a_reservation_wait_for_free_resources_and_are_answered_once() -> None:
     node = Node(cpus=2)
     driver = node.driver()
     node.handle(driver, m.RequestLeases(0, CPU1, 100))
@@ -33,14 +33,14 @@ def test_bundles_that_do_not_fit_in_time_hold_nothing() -> None:
     node = Node(cpus=2)
     driver = node.driver()
     node.handle(driver, m.RequestLeases(0, CPU1, 2))
-    prepare(node, 1, patience=2.0, CPU=2)
+    prepare(node, 1, reservation=2.0, CPU=2)
     node.tick(1.0)
     assert node.take(m.BundlesPrepared) == []
     node.tick(2.5)
     node.tick(4.0)
     assert [msg.ok for msg in node.take(m.BundlesPrepared)] == [False]
-    prepare(node, 2, patience=0.0, CPU=2)
-    assert [msg.ok for msg in node.take(m.BundlesPrepared)] == [False], "without patience at once"
+    prepare(node, 2, reservation=0.0, CPU=2)
+    assert [msg.ok for msg in node.take(m.BundlesPrepared)] == [False], "without a reservation at once"
 
 
 def test_bundles_of_a_removed_group_stop_waiting() -> None:

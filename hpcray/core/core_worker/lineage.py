@@ -2,8 +2,8 @@
 
 A value inside a message cannot be lost, so only a task that left something in a node's store is kept, with the ids of
 the refs that its arguments mention. Such an argument is *remembered*: when the last ref to it dies its owner drops the
-copies but keeps the entry (`FREED`), and with it the task that would make it again. What was put, or made by a task
-that must not run twice, stays as it is.
+copies but keeps the entry (`LINEAGE_ONLY`), and with it the task that would make it again. What was put, or made by
+a task that must not run twice, stays as it is.
 """
 
 from __future__ import annotations

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-PENDING, INLINE, STORED, FREED = 0, 1, 2, 3
+PENDING, INLINE, STORED, LINEAGE_ONLY = 0, 1, 2, 3
 TRANSITIONS: dict[int, frozenset[int]] = {
     PENDING: frozenset({INLINE, STORED}),  # a value or an error arrived; a store has sealed the object
     STORED: frozenset(
-        {PENDING, INLINE, FREED}
+        {PENDING, INLINE, LINEAGE_ONLY}
     ),  # made again or located again; lost or discarded; only lineage needs it
-    INLINE: frozenset({FREED}),  # the value held refs, and only lineage needs the object
-    FREED: frozenset({PENDING, INLINE}),  # made again; lost for good or discarded
+    INLINE: frozenset({LINEAGE_ONLY}),  # the value held refs, and only lineage needs the object
+    LINEAGE_ONLY: frozenset({PENDING, INLINE}),  # made again; lost for good or discarded
 }
 """Object states: the states that may follow each state. A state may also be set again to itself.
 
 PENDING: no value yet. INLINE: `ObjectEntry.value` is the blob, perhaps an error. STORED: in the stores of
-`ObjectEntry.nodes`. FREED: nothing refers to the object, but lineage remembers it because a task that took it may have
-to run again.
+`ObjectEntry.nodes`. LINEAGE_ONLY: nothing refers to the object, but lineage remembers it because a task that took it
+may have to run again.
 """
 
 

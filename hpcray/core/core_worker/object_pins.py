@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from hpcray.common.ids import raylet_of
-from hpcray.core.core_worker.object_entry import FREED, INLINE, ArenaMapping, ObjectEntry
+from hpcray.core.core_worker.object_entry import INLINE, LINEAGE_ONLY, ArenaMapping, ObjectEntry
 from hpcray.protocol.messages import DiskRead, Message, OnDisk, Open, Opened, RaisePriority, Release
 
 
@@ -201,7 +201,7 @@ class ObjectPins:
         """
         _, node = self.answered(msg.id)
         entry = self._entries.get(msg.id)
-        if entry is None or entry.state in (FREED, INLINE):
+        if entry is None or entry.state in (LINEAGE_ONLY, INLINE):
             self._send_to_store(node, Release([msg.id]))
             return None
         if entry.mapping is None:
@@ -237,7 +237,7 @@ class ObjectPins:
         """
         self.answered(msg.id)
         entry = self._entries.get(msg.id)
-        if entry is None or entry.state in (FREED, INLINE) or entry.mapping is not None or msg.id in self.files:
+        if entry is None or entry.state in (LINEAGE_ONLY, INLINE) or entry.mapping is not None or msg.id in self.files:
             self._send(self._raylet, DiskRead(msg.id))
             return None
         self.files[msg.id] = (msg, 0)

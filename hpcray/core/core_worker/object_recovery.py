@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LINEAGE_EVICTED, LOST, OWNER_DIED, PUT, TASK_CANCELLED, Lineage, Replication
-from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ObjectEntry, Waiter
+from hpcray.core.core_worker.object_entry import INLINE, LINEAGE_ONLY, PENDING, STORED, ObjectEntry, Waiter
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectLost, ObjectReady, Open
@@ -27,7 +27,8 @@ class ObjectRecovery:
     Args:
         me: our proc id.
         entries: the table's objects.
-        special: the objects that this part, `on_free` or lineage has to do with; all others pay for one look into it.
+        has_side_records: the objects that this part, `on_free` or lineage has to do with; all others pay for one look
+            into it.
         refs, pins, replicas: the other parts of the table.
         send: queue a message.
         lost: makes the error blob for an object that cannot be had any more, from (id, reason, word of `lineage`).
@@ -42,14 +43,14 @@ class ObjectRecovery:
         dead_nodes: nodes that died; none comes back under its old number.
         why_lost: for objects of ours that are lost for good, the reason.
         remake: submits a kept task once more (`remake_with`); None: nothing can be made again.
-        made: times that an object of ours was made again; for borrowed objects, the owner's latest number.
+        remake_count: times that an object of ours was made again; for borrowed objects, the owner's latest number.
     """
 
     def __init__(
         self,
         me: bytes,
         entries: dict[bytes, ObjectEntry],
-        special: set[bytes],
+        has_side_records: set[bytes],
         dead_nodes: set[int],
         refs: ReferenceCounter,
         pins: ObjectPins,
@@ -66,12 +67,12 @@ class ObjectRecovery:
         self.dead_nodes = dead_nodes
         self.why_lost: dict[bytes, str] = {}
         self.remake: Callable[[Any], None] | None = None
-        self.made: dict[bytes, int] = {}
+        self.remake_count: dict[bytes, int] = {}
         self._me = me
         self._node = node_of(me)
         self._raylet = raylet_of(self._node)
         self._entries = entries
-        self._special = special
+        self._has_side_records = has_side_records
         self._refs = refs
         self._pins = pins
         self._replicas = replicas
@@ -101,7 +102,7 @@ class ObjectRecovery:
             self.lose(oid, entry, reason)
         else:
             entry.state, entry.nodes, entry.owner_asked = PENDING, None, True
-            self._send(owner_of(oid), ObjectLost(oid, self.made.get(oid, 0), list(searched), reason))
+            self._send(owner_of(oid), ObjectLost(oid, self.remake_count.get(oid, 0), list(searched), reason))
 
     def not_found_at_neighbor(self, oid: bytes, entry: ObjectEntry, node: int, reason: str) -> None:
         """The store of a neighbor does not have an object that was to be read there."""
@@ -122,7 +123,7 @@ class ObjectRecovery:
         """A borrower cannot get an object of ours."""
         oid = msg.id
         entry = self._entries.get(oid)
-        if entry is not None and entry.state == STORED and msg.made == self.made.get(oid, 0):
+        if entry is not None and entry.state == STORED and msg.remake_count == self.remake_count.get(oid, 0):
             self._add_pinned_location(entry)
             if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
                 why = self._why_not(entry)
@@ -176,15 +177,15 @@ class ObjectRecovery:
         if why:
             self.set_lost(oid, entry, reason, why)
             return
-        self._special.add(oid)
-        self.made[oid] = self.made.get(oid, 0) + 1
+        self._has_side_records.add(oid)
+        self.remake_count[oid] = self.remake_count.get(oid, 0) + 1
         entry.state = PENDING
         assert self.remake is not None
         self.remake(entry.task)
 
     def revive(self, oid: bytes, entry: ObjectEntry) -> None:
         """Make an object again that only lineage remembers."""
-        if entry.state == FREED:
+        if entry.state == LINEAGE_ONLY:
             self._make_again(oid, entry, _FORGOTTEN)
 
     def _why_not(self, entry: ObjectEntry) -> str:
@@ -209,7 +210,7 @@ class ObjectRecovery:
         entry.state = INLINE
         entry.value = self._lost(oid, reason, why)
         if oid[:8] == self._me:
-            self._special.add(oid)
+            self._has_side_records.add(oid)
             self.why_lost[oid] = f"[{why}] {reason}"
             self.forget_task(oid, entry)
         self._ready(oid, entry)
@@ -229,8 +230,8 @@ class ObjectRecovery:
         why = self.lineage.why_not(task)
         known = [oid for oid in returns if oid in self._entries]
         if known and not why:
-            self._special.update(known)
-            self._special.update(args)
+            self._has_side_records.update(known)
+            self._has_side_records.update(args)
             self.lineage.keep(task, known, args, size)
         for oid in known:
             self._entries[oid].task = why or task
@@ -260,7 +261,7 @@ class ObjectRecovery:
         """
         held = entry.contained and entry.task is not None  # else of an earlier life
         if entry.state == STORED or held:
-            entry.state, entry.value = FREED, b""
+            entry.state, entry.value = LINEAGE_ONLY, b""
         mapping, entry.mapping = entry.mapping, None
         entry.nodes = entry.left_at = entry.contained = None
         self._unsure.discard(oid)
@@ -285,9 +286,9 @@ class ObjectRecovery:
     def entry_dropped(self, oid: bytes, entry: ObjectEntry) -> None:
         """Forget an object whose entry is gone."""
         self.forget_task(oid, entry)
-        self._special.discard(oid)
+        self._has_side_records.discard(oid)
         self._unsure.discard(oid)
-        self.made.pop(oid, None)
+        self.remake_count.pop(oid, None)
         self.why_lost.pop(oid, None)
 
     def _evicted(self, oid: bytes) -> None:
@@ -339,7 +340,7 @@ class ObjectRecovery:
 
     def replicate(self, oid: bytes, node: int, waiter: Waiter | None = None) -> None:
         """Have `node` pin a copy of an object of ours. `waiter` counts down when that is decided."""
-        self._special.add(oid)
+        self._has_side_records.add(oid)
         self._replicas.pin_copy(oid, self._entries[oid], node, waiter)
 
     def on_replica(self, oid: bytes, node: int, problem: str) -> None:
@@ -366,7 +367,7 @@ class ObjectRecovery:
             return
         if (
             entry is None
-            or entry.state == FREED
+            or entry.state == LINEAGE_ONLY
             or (entry.state == INLINE and entry.local <= 0 and not entry.borrowers)
         ):
             self._send(self._raylet, Free([msg.id], [msg.node]))  # the object has no holder
@@ -402,7 +403,7 @@ class ObjectRecovery:
             else:
                 entry.state, entry.owner_asked = PENDING, False  # its owner will know another location
         elif mine:  # the answer of the store decides
-            self._special.add(oid)
+            self._has_side_records.add(oid)
             self._unsure.add(oid)
 
     def _is_far(self, node: int) -> bool:
@@ -410,7 +411,7 @@ class ObjectRecovery:
 
     def _secure_copy_at(self, oid: bytes, entry: ObjectEntry, node: int) -> None:
         """Make the copy of an object of ours at this node, which may have evicted it, one that is not evicted."""
-        self._special.add(oid)
+        self._has_side_records.add(oid)
         self._move_to_front(entry, node)
         if node == self._node and entry.mapping is None:
             self._pins.open(oid, entry)
@@ -458,8 +459,8 @@ class ObjectRecovery:
     def check_invariants(self) -> None:
         """Raise AssertionError where recovery keeps state of an object that the table does not know."""
         self.lineage.check_invariants(self._entries)
-        for oid in (*self._unsure, *self.made, *self.why_lost, *self._replicas.held, *self.lineage.remembered):
-            assert oid in self._special and oid in self._entries, ("state of an unknown object", oid.hex())
+        for oid in (*self._unsure, *self.remake_count, *self.why_lost, *self._replicas.held, *self.lineage.remembered):
+            assert oid in self._has_side_records and oid in self._entries, ("state of an unknown object", oid.hex())
         for oid in self._unsure:
             assert self._entries[oid].state == STORED, ("unsure of an object that is not stored", oid.hex())
             assert oid in self._pins.opening or oid in self._pins.files, ("unsure without a request", oid.hex())

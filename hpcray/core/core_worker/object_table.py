@@ -20,14 +20,22 @@ from typing import Any
 
 from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LOST, Replication
-from hpcray.core.core_worker.object_entry import FREED, INLINE, PENDING, STORED, ArenaMapping, ObjectEntry, Waiter
+from hpcray.core.core_worker.object_entry import (
+    INLINE,
+    LINEAGE_ONLY,
+    PENDING,
+    STORED,
+    ArenaMapping,
+    ObjectEntry,
+    Waiter,
+)  # fmt: skip
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.protocol.messages.objects import ERROR
 
-__all__ = ["FREED", "INLINE", "PENDING", "STORED", "ArenaMapping", "ObjectEntry", "ObjectTable", "Waiter"]
+__all__ = ["INLINE", "LINEAGE_ONLY", "PENDING", "STORED", "ArenaMapping", "ObjectEntry", "ObjectTable", "Waiter"]
 
 _LINEAGE_LIMIT = 1 << 30
 _KNOWN_LOCATIONS = 4
@@ -48,7 +56,8 @@ class ObjectTable:
 
     Attributes:
         entries: every object we own or borrow. Written here only; readers hold the lock.
-        special: the objects that recovery, lineage or `when_freed` has to do with; all others pay for one look into it.
+        has_side_records: the objects that recovery, lineage or `when_freed` has to do with; all others pay for one look
+            into it.
         on_free: calls to make when an object of ours is freed; see `when_freed`.
         dead_nodes: nodes that died; none comes back under its old number.
     """
@@ -64,7 +73,7 @@ class ObjectTable:
     ) -> None:
         self.me = me
         self.entries: dict[bytes, ObjectEntry] = {} if entries is None else entries
-        self.special: set[bytes] = set()
+        self.has_side_records: set[bytes] = set()
         self.on_free: dict[bytes, list[Callable[[], None]]] = {}
         self.dead_nodes: set[int] = set()
         self._node = node_of(me)
@@ -75,7 +84,7 @@ class ObjectTable:
         self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
         self.replicas = Replication(send, notify)
         self.recovery = ObjectRecovery(
-            me, self.entries, self.special, self.dead_nodes, self.refs, self.pins, self.replicas, send, lost,
+            me, self.entries, self.has_side_records, self.dead_nodes, self.refs, self.pins, self.replicas, send, lost,
             lineage_limit, self._ready, self._ask_owner, self.on_object_get, self._maybe_free,
         )  # fmt: skip
         self.lineage = self.recovery.lineage
@@ -139,7 +148,7 @@ class ObjectTable:
 
     def bury(self, died: deque[Any]) -> None:
         """Uncount refs (ids) and views (1-tuples of ids) that died: empty `died`, also of those that die meanwhile."""
-        entries, me, special = self.entries, self.me, self.special
+        entries, me, has_side_records = self.entries, self.me, self.has_side_records
         while died:
             oid = died.popleft()
             if type(oid) is not bytes:
@@ -152,7 +161,7 @@ class ObjectTable:
             if entry.local > 0:
                 continue
             if (
-                entry.state == INLINE and oid not in special and oid.startswith(me)
+                entry.state == INLINE and oid not in has_side_records and oid.startswith(me)
                 and not (entry.size or entry.nodes or entry.borrowers or entry.left_at or entry.mapping)
             ):  # fmt: skip
                 del entries[oid]  # a small value of ours, which no other process knows of
@@ -186,7 +195,7 @@ class ObjectTable:
 
     def when_freed(self, oid: bytes, call: Callable[[], None]) -> None:
         """Make this call when an object of ours is freed, after earlier ones."""
-        self.special.add(oid)
+        self.has_side_records.add(oid)
         self.on_free.setdefault(oid, []).append(call)
 
     def cancel_when_freed(self, oid: bytes) -> None:
@@ -203,18 +212,18 @@ class ObjectTable:
         if oid[:8] == self.me:
             if entry.state == PENDING or entry.borrowers:
                 return  # its task still runs: `_ready` comes back here; so do the ends of borrows
-            special = oid in self.special
-            if special and oid in self.lineage.remembered:
+            with_records = oid in self.has_side_records
+            if with_records and oid in self.lineage.remembered:
                 self._outlive(oid, entry)
                 return
             self.recovery.free_copies(oid, entry)
         else:
-            special = oid in self.special
+            with_records = oid in self.has_side_records
             self.refs.end_borrow(oid)
         del self.entries[oid]
         if entry.mapping is not None or self.pins.refused or self.pins.files:
             self.pins.entry_gone(oid, entry.mapping)
-        if special:
+        if with_records:
             self.replicas.object_gone(oid)
             self.recovery.entry_dropped(oid, entry)
             if oid in self.on_free:
@@ -244,7 +253,7 @@ class ObjectTable:
             return False
         entry.state = INLINE
         entry.value = value
-        if oid in self.special:
+        if oid in self.has_side_records:
             self.recovery.set_inline_again(oid, entry, contained)
         else:
             entry.contained = contained
@@ -316,7 +325,7 @@ class ObjectTable:
     def wait_ready(self, oid: bytes, waiter: Waiter) -> bool:
         """Returns True when `oid` is ready; if not, `waiter` counts down when it is."""
         entry = self.entries[oid]
-        if entry.state == FREED:
+        if entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
         if entry.state != PENDING:
             return True
@@ -333,7 +342,7 @@ class ObjectTable:
             priority: urgency, see `protocol.messages.Open`; the same for all objects of a waiter.
         """
         entry = self.entries[oid]
-        if entry.state == FREED:
+        if entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
         if entry.state == INLINE or entry.mapping is not None:
             return True
@@ -460,7 +469,7 @@ class ObjectTable:
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         entry = self.entries.get(oid)
-        if entry is not None and entry.state == FREED:
+        if entry is not None and entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
         if entry is None:
             self._send(src, ObjectReady(oid, 2, b"", 0, []))
@@ -476,9 +485,9 @@ class ObjectTable:
         entry = self.entries.get(msg.id)
         if entry is None or entry.state != PENDING:
             return
-        if msg.made:
-            self.special.add(msg.id)
-            self.recovery.made[msg.id] = msg.made
+        if msg.remake_count:
+            self.has_side_records.add(msg.id)
+            self.recovery.remake_count[msg.id] = msg.remake_count
         if msg.status == 2:
             self.recovery.set_lost(msg.id, entry, "its owner has already freed it", LOST)
         elif msg.size:
@@ -495,8 +504,8 @@ class ObjectTable:
 
     def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
         if entry.state == STORED:
-            made = self.recovery.made.get(oid, 0)
-            self._send(dest, ObjectReady(oid, 0, b"", entry.size, entry.nodes or [], made))
+            remake_count = self.recovery.remake_count.get(oid, 0)
+            self._send(dest, ObjectReady(oid, 0, b"", entry.size, entry.nodes or [], remake_count))
         else:
             self._send(dest, ObjectReady(oid, 0, entry.value, 0, []))
 
@@ -508,7 +517,7 @@ class ObjectTable:
         for oid, entry in self.entries.items():
             self._check_entry(oid, entry)
         for oid in self.on_free:
-            assert oid in self.special, ("a call for an object that is not special", oid.hex())
+            assert oid in self.has_side_records, ("a call for an object without side records", oid.hex())
         self.refs.check_invariants()
         self.pins.check_invariants()
         self.recovery.check_invariants()
@@ -521,8 +530,8 @@ class ObjectTable:
             assert held or oid in self.lineage.remembered, ("kept without a holder", *facts)
         else:
             assert entry.local > 0, ("borrowed without a local ref", *facts)
-            assert entry.state != FREED, ("a borrower remembers a freed object", *facts)
-        if entry.state == FREED:
+            assert entry.state != LINEAGE_ONLY, ("a borrower keeps an object for lineage", *facts)
+        if entry.state == LINEAGE_ONLY:
             assert oid in self.lineage.remembered and not entry.value and entry.mapping is None, facts
         if entry.state == STORED and not entry.nodes and oid[:8] == self.me:  # a borrower asks the owner when it reads
             assert self.recovery.is_unsure(oid), ("stored at no known location", *facts)

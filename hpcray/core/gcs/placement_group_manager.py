@@ -57,8 +57,8 @@ class GcsPlacementGroup:
         nodes: the node of each bundle, -1 where it has none.
         planned, awaited: the attempt under way: which bundle is to go where, and which nodes have not answered.
         attempt, attempt_began: number of the last attempt, and its time.
-        queued: seconds for which the attempt's nodes reserve room; 0 for an attempt that must fit at once.
-        reservation, rests_until: how long its next reserving attempt lasts, and when it may begin.
+        reservation: seconds for which the attempt's nodes reserve room; 0 for an attempt that must fit at once.
+        next_reservation, rests_until: how long its next reserving attempt lasts, and when it may begin.
         avoid: nodes that have refused since the last tick.
         since, reported_at, reported: when it began to wait; for the report to its creator, and whether that was sent.
     """
@@ -70,8 +70,8 @@ class GcsPlacementGroup:
     awaited: set[int] = field(default_factory=set)
     attempt: int = 0
     attempt_began: float = 0.0
-    queued: float = 0.0
     reservation: float = 0.0
+    next_reservation: float = 0.0
     rests_until: float = 0.0
     avoid: set[int] = field(default_factory=set)
     watchers: set[bytes] = field(default_factory=set)
@@ -266,10 +266,10 @@ class PlacementGroupManager:
         out: list[Effect] = []
         self._scheduler.forget_failures()
         for group in list(self._attempts.values()):
-            if now - group.attempt_began > ANSWER_TIMEOUT + group.queued:
+            if now - group.attempt_began > ANSWER_TIMEOUT + group.reservation:
                 group.avoid |= group.awaited
                 self._attempt_failed(now, group, set(), out)
-            elif group.queued and self._scheduler.find_plan(group) is not None:
+            elif group.reservation and self._scheduler.find_plan(group) is not None:
                 self._undo(group, set(), out)  # there is room now elsewhere
         for group in self._waiting.values():
             group.avoid.clear()
@@ -368,7 +368,7 @@ class PlacementGroupManager:
         """Ray's word for what the last attempt to place the group came to."""
         if group.state in (CREATED, REMOVED):
             return "FINISHED" if group.state == CREATED else REMOVED
-        if group.planned and not group.queued:
+        if group.planned and not group.reservation:
             return "SCHEDULING_STARTED"
         return "INFEASIBLE" if self._scheduler.lacks_a_kind(group) else "NO_RESOURCES"
 
@@ -391,18 +391,18 @@ class PlacementGroupManager:
 
     def _reserve_for_starving(self, now: float, out: list[Effect]) -> None:
         """Have nodes reserve room for the group that has starved for longest, even though there is none now."""
-        if any(group.queued for group in self._attempts.values()):
+        if any(group.reservation for group in self._attempts.values()):
             return
         starving = [
             group
             for group in self._waiting.values()
             if not group.planned and now - group.since >= STARVING_AFTER and now >= group.rests_until
         ]
-        starving.sort(key=lambda group: (group.reservation, group.since))
+        starving.sort(key=lambda group: (group.next_reservation, group.since))
         for group in starving[:TRIED_AT_ONCE]:
             plan = self._scheduler.find_reachable_plan(group)
             if plan is not None:
-                self._begin_attempt(now, group, plan, group.reservation or FIRST_RESERVATION, out)
+                self._begin_attempt(now, group, plan, group.next_reservation or FIRST_RESERVATION, out)
                 return
 
     def _begin_attempt(
@@ -416,7 +416,7 @@ class PlacementGroupManager:
         group.planned = plan
         group.attempt += 1
         group.attempt_began = now
-        group.queued = reservation
+        group.reservation = reservation
         group.awaited = set(plan.values())
         self._attempts[group.spec.group] = group
         for index, node in plan.items() if not reservation else ():
@@ -428,9 +428,9 @@ class PlacementGroupManager:
 
     def _attempt_failed(self, now: float, group: GcsPlacementGroup, without: set[int], out: list[Effect]) -> None:
         """Undo an attempt; after one with a reservation, other requests run before the next."""
-        if group.queued:
-            group.rests_until = now + group.queued
-            group.reservation = min(LONGEST_RESERVATION, 2 * group.queued)
+        if group.reservation:
+            group.rests_until = now + group.reservation
+            group.next_reservation = min(LONGEST_RESERVATION, 2 * group.reservation)
         self._undo(group, without, out)
 
     def _undo(self, group: GcsPlacementGroup, without: set[int], out: list[Effect]) -> None:
@@ -443,19 +443,19 @@ class PlacementGroupManager:
     def _attempt_over(self, group: GcsPlacementGroup) -> None:
         group.planned = {}
         group.awaited = set()
-        group.queued = 0.0
+        group.reservation = 0.0
         self._attempts.pop(group.spec.group, None)
 
     def _commit(self, now: float, group: GcsPlacementGroup, out: list[Effect]) -> list[int]:
         """Use the bundles of an attempt. The group is CREATED unless another bundle was lost during the attempt."""
         nodes = sorted(set(group.planned.values()))
-        for node in nodes if len(nodes) > 1 or group.queued else ():
+        for node in nodes if len(nodes) > 1 or group.reservation else ():
             out.append(Send(raylet_of(node), m.CommitBundles(group.spec.group)))
         for index, node in group.planned.items():
             group.nodes[index] = node
             self._resources.bundle_came(node, group.key, index, group.spec.bundles[index])
         self._attempt_over(group)
-        group.reservation = group.rests_until = 0.0
+        group.next_reservation = group.rests_until = 0.0
         if group.without_node():
             self._dirty_rows.add(rows.GROUP, group.spec.group)
             self._try(now, group, out)

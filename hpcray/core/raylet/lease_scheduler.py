@@ -19,7 +19,6 @@ from hpcray.common.resources import (
     REPORT_AFTER,
     UNIT,
     Resources,
-    add,
     bundle_of,
     free_of,
     outside,
@@ -29,19 +28,13 @@ from hpcray.common.resources import (
     waiting_text,
 )
 from hpcray.core.effects import Effect, Send
+from hpcray.core.raylet.bundle_manager import BundleManager
 from hpcray.core.raylet.ended_workers import EndedWorkers
-from hpcray.core.raylet.lease_queue import RESERVE_AFTER, LeaseQueue, Shortages
-from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, bundles_env, is_bundles_env
+from hpcray.core.raylet.head_reporter import HeadReporter
+from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages
+from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
-from hpcray.core.raylet.local_resources import (
-    COMMITTED,
-    GPU,
-    LEAVING,
-    SMALL_CLUSTER,
-    Bundle,
-    LocalResources,
-    ResourceAllocation,
-)
+from hpcray.core.raylet.local_resources import GPU, SMALL_CLUSTER, LocalResources
 from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
 from hpcray.protocol import messages as m
@@ -446,90 +439,6 @@ FAILURES_TO_WARN = 3
 """Failed starts of workers in a row after which holders are warned."""
 
 
-class HeadReporter:
-    """Collects during an event what the GCS has to know, and sends it at the end, each fact at most once.
-
-    The order matters: the GCS must know what is free here before it reads a refusal, or it would send the same again.
-    """
-
-    def __init__(
-        self, resources: LocalResources, queue: LeaseQueue, requests: LeaseRequestTable, reclaimer: LeaseReclaimer
-    ) -> None:
-        self._resources = resources
-        self._queue = queue
-        self._requests = requests
-        self._reclaimer = reclaimer
-        self._view_forced = False
-        self._changed: dict[int, LeaseRequest] = {}
-        self._refusals: list[Effect] = []
-
-    def force_view(self) -> None:
-        """The GCS changed its figures of what is free here: report all of them."""
-        self._view_forced = True
-
-    def request_changed(self, now: float, request: LeaseRequest) -> None:
-        """Counts of a request changed: bring the queue, and later the GCS, up to date."""
-        self._changed[id(request)] = request
-        if self._queue.update(now, request):
-            self._reclaimer.mark_due()
-
-    def request_served(self, request: LeaseRequest) -> None:
-        """The queue is serving one lease of the request."""
-        self._changed[id(request)] = request
-        self._reclaimer.mark_due()
-
-    def refuse_leases(self, holder: bytes, scheduling_class: int, count: int) -> None:
-        """Refuse a part of a GrantLeases; nothing if `count` is 0."""
-        if count > 0:
-            self._refusals.append(Send(HEAD, m.GrantLeasesRefused(holder, scheduling_class, count)))
-
-    def refuse_actor(self, actor: bytes, reason: str) -> None:
-        """Refuse a StartActor. reason: for its owner; "" if there is merely no room."""
-        self._refusals.append(Send(HEAD, m.StartActorRefused(actor, reason)))
-
-    def refuse_bundles(self, msg: m.PrepareBundles) -> None:
-        """Refuse a PrepareBundles; its request, if it waited, is over."""
-        self._requests.bundles.pop(msg.group, None)
-        self._refusals.append(Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, False)))
-
-    def return_assigned(self, now: float, request: LeaseRequest) -> None:
-        """Send back to the GCS what it assigned to this node and was not served."""
-        count, request.assigned = request.assigned, 0
-        if not count:
-            return
-        request.returned_at = now
-        self.request_changed(now, request)
-        if request.prepare is not None:
-            self.refuse_bundles(request.prepare)
-        elif request.actor_spec is None:
-            self.refuse_leases(request.holder, request.scheduling_class, count)
-        else:
-            self.refuse_actor(request.actor_spec.actor, "")
-
-    def return_undone(self, now: float, allocation: ResourceAllocation, reason: str) -> None:
-        """Queue the request of an allocation that was undone before it had a worker, or send it back to the GCS."""
-        if allocation.actor_spec is not None:
-            self.refuse_actor(allocation.actor_spec.actor, reason)
-        elif allocation.lease_request.local:
-            self.request_changed(now, allocation.lease_request)
-        else:
-            self.refuse_leases(allocation.holder, allocation.scheduling_class, 1)
-
-    def flush(self, now: float, out: list[Effect]) -> None:
-        """At the end of an event: send the view, then unmet requests, then refusals."""
-        view = self._resources.next_view(now, force=self._view_forced or bool(self._refusals))
-        if view is not None:
-            out.append(Send(HEAD, view))
-        self._view_forced = False
-        for request in self._changed.values():
-            unmet = self._requests.unmet(request)
-            if unmet is not None:
-                out.append(Send(HEAD, unmet))
-        self._changed.clear()
-        out += self._refusals
-        self._refusals = []
-
-
 class LeaseStatus:
     """Reports to holders why their requests wait, and lists leases, requests, actors and workers."""
 
@@ -624,135 +533,3 @@ class LeaseStatus:
             if name in resources:
                 there += f", of its {name}s {show(devices.free_by_id())}"
         return waiting_text("a task", resources, there)
-
-
-class BundleManager:
-    """Prepares, commits and returns bundles of this node, as the GCS decides.
-
-    Messages of the GCS to one node arrive in the order sent, so a message after a ReturnBundles is about a later
-    attempt.
-    """
-
-    def __init__(
-        self,
-        resources: LocalResources,
-        queue: LeaseQueue,
-        requests: LeaseRequestTable,
-        leases: LeaseTable,
-        reporter: HeadReporter,
-    ) -> None:
-        self._resources = resources
-        self._bundles = resources.bundles
-        self._queue = queue
-        self._requests = requests
-        self._leases = leases
-        self._reporter = reporter
-
-    # ------------------------------------------------------------ messages of the GCS
-
-    def prepare_bundles(self, now: float, src: bytes, msg: m.PrepareBundles) -> list[Effect]:
-        """Hold all of the bundles or none; with patience, as soon as there is room."""
-        self._queue.recheck_all()
-        self.forget_waiting(now, msg.group)
-        if not self._queue.closed:
-            if self._hold_all(now, msg):
-                return [Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, True))]
-            if msg.patience:
-                self._enqueue(now, msg)
-                return []
-        self._reporter.refuse_bundles(msg)
-        return []
-
-    def commit_bundles(self, now: float, src: bytes, msg: m.CommitBundles) -> list[Effect]:
-        """Let leases and actors use the group's bundles."""
-        self._queue.recheck_all()
-        self._commit(now, msg.group.hex())
-        return []
-
-    def return_bundles(self, now: float, src: bytes, msg: m.ReturnBundles) -> list[Effect]:
-        """End what runs in the bundles; when it has ended, their resources are the node's again."""
-        self._queue.recheck_all()
-        self._reporter.force_view()
-        self.forget_waiting(now, msg.group)
-        group = msg.group.hex()
-        out: list[Effect] = []
-        bundles = [one for one in self._bundles.of_group(group) if one.index in msg.indices and one.state != LEAVING]
-        for bundle in bundles:
-            self._bundles.end(bundle)
-            for allocation in list(bundle.allocations):
-                if allocation.worker:
-                    self._leases.kill(allocation, msg.reason, out)
-                else:
-                    self._leases.cancel(allocation)
-                    self._reporter.return_undone(now, allocation, "")
-        for request in self._requests.of_group(group):
-            if request.assigned and not self._queue.fits(request.resources, request):
-                self._reporter.return_assigned(now, request)
-            self._reporter.request_changed(now, request)
-        if not self._bundles.of_group(group):
-            self._requests.forget_group(group)
-        return out
-
-    # ------------------------------------------------------------ the queue, and a new head
-
-    def serve_waiting(self, now: float, msg: m.PrepareBundles) -> Effect:
-        """There is room for bundles that waited: hold them. Returns the answer to the GCS."""
-        request = self._requests.bundles.pop(msg.group, None)
-        return Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, self._hold_all(now, msg, request)))
-
-    def forget_waiting(self, now: float, group: bytes) -> None:
-        """Bundles of the group wait for room no more, and get no answer."""
-        request = self._requests.bundles.pop(group, None)
-        if request is not None:
-            request.assigned = 0
-            self._reporter.request_changed(now, request)
-
-    def held_bundles(self) -> list[tuple[bytes, int, bool]]:
-        """For a new head: group id, index and whether it is committed, of each bundle that is not being returned."""
-        self._bundles.reset_reported()
-        return [
-            (bytes.fromhex(one.group), one.index, one.state == COMMITTED)
-            for one in self._bundles
-            if one.state != LEAVING
-        ]
-
-    def _hold_all(self, now: float, msg: m.PrepareBundles, request: LeaseRequest | None = None) -> bool:
-        """Hold the bundles if all of them fit.
-
-        Args:
-            request: the one that waited for them; what is reserved for it is theirs.
-        """
-        held: list[Bundle] = []
-        group = msg.group.hex()
-        for index, resources in msg.bundles.items():
-            fits = self._queue.fits(resources, request)
-            if not fits or self._bundles.has(group, index):
-                break
-            held.append(self._bundles.prepare(group, index, resources))
-        ok = len(held) == len(msg.bundles)
-        for bundle in () if ok else held:
-            self._bundles.end(bundle)
-        if ok and msg.commit:
-            self._commit(now, group)
-        return ok
-
-    def _enqueue(self, now: float, msg: m.PrepareBundles) -> None:
-        """Wait for room in the queue; resources may be reserved for the bundles at once."""
-        need: Resources = {}
-        for resources in msg.bundles.values():
-            add(need, resources)
-        for name in self._resources.pool.devices:
-            if need.get(name, 0) > UNIT:
-                need[name] = -(-need[name] // UNIT) * UNIT  # parts of several devices: as many whole ones
-        shape = m.Shape(tuple(sorted(need.items())), "", bundles_env(msg.group.hex()))
-        request = LeaseRequest(HEAD, -1, shape, local=False, decided_here=False, assigned=1, prepare=msg)
-        request.return_at = now + msg.patience
-        request.waiting_since, request.returned_at = now - RESERVE_AFTER, now
-        self._requests.bundles[msg.group] = request
-        self._reporter.request_changed(now, request)
-
-    def _commit(self, now: float, group: str) -> None:
-        for bundle in self._bundles.of_group(group):
-            self._bundles.commit(bundle)
-        for request in self._requests.of_group(group):
-            self._reporter.request_changed(now, request)

@@ -18,7 +18,10 @@ class ArgRef(Struct, array_like=True):
 
 
 class ActorSpec(Struct, array_like=True):
-    """All that it takes to make an actor. `cls` is the pickled class, `args` the pickled (args, kwargs)."""
+    """All that it takes to make an actor. `cls` is the pickled class, `args` the pickled (args, kwargs).
+
+    place: what its node is chosen by, and must have in all; one CPU unless `num_cpus` says otherwise. hold: what it
+    takes there, which must be free, and keeps while it lives: no CPU if its options ask for nothing but memory."""
 
     actor: bytes
     class_name: str
@@ -203,13 +206,14 @@ class RemoveGroup(Struct, array_like=True, tag=133):
 
 class PrepareBundles(Struct, array_like=True, tag=134):
     """g→r: hold these bundles (by index), all or none. Answer: BundlesPrepared. commit: no other node takes part,
-    so the bundles may be used at once. patience: seconds for which they may wait for room."""
+    so the bundles may be used at once. reservation: seconds for which room may be reserved for them until there is
+    enough; 0: they fit at once or are refused."""
 
     group: bytes
     attempt: int
     bundles: dict[int, Resources]
     commit: bool
-    patience: float = 0.0
+    reservation: float = 0.0
 
 
 class BundlesPrepared(Struct, array_like=True, tag=135):

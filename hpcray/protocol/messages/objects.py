@@ -193,15 +193,15 @@ class ObjectGet(Struct, array_like=True, tag=90):
 
 
 class ObjectReady(Struct, array_like=True, tag=91):
-    """owner→p: the value (size 0), or where its copies are. status: 0 ok, 2 unknown here (freed). made: how often
-    the object was lost and reconstructed."""
+    """owner→p: the value (size 0), or where its copies are. status: 0 ok, 2 unknown here (freed). remake_count: how
+    often the object was lost and reconstructed."""
 
     id: bytes
     status: int
     value: bytes
     size: int
     nodes: list[int]
-    made: int = 0
+    remake_count: int = 0
 
 
 class BorrowAdd(Struct, array_like=True, tag=92):
@@ -268,9 +268,9 @@ class ListRefs(Struct, array_like=True, tag=100):
 
 class ObjectLost(Struct, array_like=True, tag=101):
     """p→owner: none of these nodes has the object. Answer: ObjectReady, with other locations, when it was
-    reconstructed, or with the error. made: as in the ObjectReady that named the nodes."""
+    reconstructed, or with the error. remake_count: as in the ObjectReady that named the nodes."""
 
     id: bytes
-    made: int
+    remake_count: int
     nodes: list[int]
     reason: str

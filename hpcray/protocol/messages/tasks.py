@@ -139,12 +139,12 @@ class StreamTaken(Struct, array_like=True, tag=123):
 
 
 class ChannelValue(Struct, array_like=True, tag=124):
-    """writer→reader of another node: the next value of a channel of a compiled graph. stored: `value` is the blob of a
-    ref, whose object is the value."""
+    """writer→reader of another node: the value with this number in a compiled graph, of the next execution. stored:
+    `blob` is that of a ref, whose object is the value."""
 
     graph: bytes
-    channel: int
-    value: bytes
+    value_number: int
+    blob: bytes
     stored: bool = False
 
 

@@ -21,7 +21,7 @@ class OpenGraph:
         on_close: called once when the graph ends, under the engine's lock.
 
     Attributes:
-        closed: whether the graph has ended. inboxes: values that came for a channel and were not read.
+        closed: whether the graph has ended. inboxes: values that came and were not read, by their number in the graph.
     """
 
     def __init__(self, engine: IoEngine, driver: bytes, on_close: Callable[[], object]) -> None:
@@ -34,22 +34,22 @@ class OpenGraph:
 
     def put(self, msg: m.ChannelValue) -> None:
         """Add a value (lock held)."""
-        self.inboxes.setdefault(msg.channel, deque()).append(msg)
-        self._wake(msg.channel)
+        self.inboxes.setdefault(msg.value_number, deque()).append(msg)
+        self._wake(msg.value_number)
 
-    def take(self, channel: int, deadline: float | None) -> m.ChannelValue | None:
-        """Wait for the next value of a channel; None if the graph has ended.
+    def take(self, value_number: int, deadline: float | None) -> m.ChannelValue | None:
+        """Wait for the next value with this number; None if the graph has ended.
 
         Raises:
             TimeoutError: none came before the deadline (monotonic seconds).
         """
         engine = self._engine
         with engine.lock:
-            inbox = self.inboxes.setdefault(channel, deque())
+            inbox = self.inboxes.setdefault(value_number, deque())
             while not inbox:
                 if self.closed:
                     return None
-                waiter = self._waiters[channel] = Waiter()
+                waiter = self._waiters[value_number] = Waiter()
                 if not engine.wait(waiter, deadline):
                     raise TimeoutError
             return inbox.popleft()
@@ -58,12 +58,12 @@ class OpenGraph:
         """End the graph (lock held)."""
         if not self.closed:
             self.closed = True
-            for channel in list(self._waiters):
-                self._wake(channel)
+            for value_number in list(self._waiters):
+                self._wake(value_number)
             self._on_close()
 
-    def _wake(self, channel: int) -> None:
-        waiter = self._waiters.pop(channel, None)
+    def _wake(self, value_number: int) -> None:
+        waiter = self._waiters.pop(value_number, None)
         if waiter is not None and waiter.count > 0:
             waiter.count = 0
             self._engine.notify(waiter)
@@ -93,7 +93,7 @@ class CompiledGraphs:
             self._graphs.pop(graph, None)
 
     def on_value(self, src: bytes, msg: m.ChannelValue) -> None:
-        """Add a value to its channel (lock held)."""
+        """Add a value to its inbox (lock held)."""
         graph = self._graphs.get(msg.graph)
         if graph is not None:
             graph.put(msg)

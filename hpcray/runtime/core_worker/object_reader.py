@@ -12,7 +12,7 @@ from typing import Any
 from hpcray.common.exceptions import GetTimeoutError, LocalRayletDiedError, RaySystemError, store_full_error
 from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
-from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, Waiter
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, Waiter
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
@@ -380,7 +380,7 @@ class ObjectReader:
             )
         with self._engine.lock:
             entry = self._table.entries.get(oid)
-            if entry is None or entry.state == FREED:
+            if entry is None or entry.state == LINEAGE_ONLY:
                 return False
             self._out_of_scope.start()
             self._table.when_freed(oid, lambda: self._out_of_scope.put(partial(call, oid)))

@@ -40,7 +40,7 @@ import msgspec
 from hpcray.common.exceptions import ObjectFreedError
 from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
 from hpcray.common.resources import group_of
-from hpcray.core.core_worker.object_table import FREED, INLINE, PENDING, STORED
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
@@ -57,7 +57,7 @@ _START = perf_counter()
 _MAX_ERRORS = 1000
 _MAX_ERROR_TEXT = 10_000
 """Errors of failed tasks that a worker remembers, at most, and characters of each."""
-_STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", FREED: "remembered"}
+_STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", LINEAGE_ONLY: "remembered"}
 
 
 class Introspection:
