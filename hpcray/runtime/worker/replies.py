@@ -422,7 +422,7 @@ class _Sender:
         """Send the next value, and wait while the caller has too many that it has not taken.
 
         Args:
-            alone: more values follow of the same `yield` otherwise, before that wait.
+            alone: no more values of the same `yield` follow; False: the caller waits after the last of them.
         """
         index = self._index
         if index >= self._most:
@@ -444,7 +444,7 @@ class _Sender:
 
 
 def drive(values: Iterator[Any], sender: _Sender) -> None:
-    """Run a generator to its end. This frame is between the task and user code (`worker.in_user_code`)."""
+    """Run a generator to its end. This frame is between the task and user code (`task_executor.in_user_code`)."""
     stats = None
     send = sender.send if sender.per_yield == 1 else sender.send_several
     while True:

@@ -614,8 +614,9 @@ def _send_again(signum: int) -> None:
 _CALLS_USERS = {
     TaskExecutor._run_task.__code__, drive.__code__, ActorExecutor.run.__code__, ActorExecutor.construct.__code__
 }  # fmt: skip
-_COUNTED: set[Any] = set()
 """Code of ours between a task and its function: an interrupt there is one of user code (`in_user_code`)."""
+_COUNTED: set[Any] = set()
+"""The same, of functions with `max_calls`: what counts their calls."""
 
 
 def in_user_code(frame: FrameType | None) -> bool:
