@@ -287,9 +287,10 @@ def test_large_arrays_are_not_copied_and_stay(compiled):
     assert not kept[0].flags.writeable
     assert ray.get(graph.execute(list(range(100_000))))[1][-1] == 99_999, "large without arrays"
     before = ray.get(b.descriptors.remote())
-    for i in range(30):
+    for i in range(150):
         ray.get(graph.execute(np.zeros(1000 * i + 10_000)))
-    assert ray.get(b.descriptors.remote()) < before + 10
+    # A reader keeps as many blocks mapped as executions may be under way: ten, and its writer a few.
+    assert ray.get(b.descriptors.remote()) < before + 50
 
 
 @hpcray_only
