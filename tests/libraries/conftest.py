@@ -45,9 +45,11 @@ def job(libraries: str) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("HPCRAY_PRELOAD", "ray.data,ray.tune")
         for ray in imported_ray(libraries):
-            ray.init(num_cpus=CPUS, include_dashboard=False, object_store_memory=400 << 20)
-            yield ray
-            ray.shutdown()
+            try:
+                ray.init(num_cpus=CPUS, include_dashboard=False, object_store_memory=400 << 20)
+                yield ray
+            finally:
+                ray.shutdown()
 
 
 @pytest.fixture

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 np = pytest.importorskip("numpy")
-pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
+for needed in ("pandas", "pyarrow", "psutil"):
+    pytest.importorskip(needed)
+
+pytestmark = pytest.mark.slow
 
 
 def test_rows_and_batches_are_iterated(ray: Any) -> None:
@@ -25,7 +27,6 @@ def test_rows_and_batches_are_iterated(ray: Any) -> None:
     assert dataset.take(3) == [{"id": 0}, {"id": 1}, {"id": 2}]
 
 
-@pytest.mark.slow
 def test_batches_of_torch(ray: Any) -> None:
     torch = pytest.importorskip("torch")
     dataset = ray.data.range_tensor(20, shape=(3,))
@@ -43,7 +44,6 @@ def test_batches_of_torch(ray: Any) -> None:
     assert [row["item"] for row in ray.data.from_torch(Squares()).take_all()] == [n * n for n in range(10)]
 
 
-@pytest.mark.slow
 def test_splits(ray: Any) -> None:
     dataset = ray.data.range(100, override_num_blocks=10)
     train, test = dataset.train_test_split(test_size=0.25)
@@ -55,7 +55,6 @@ def test_splits(ray: Any) -> None:
     assert hashed == [80, 20]
 
 
-@pytest.mark.slow
 def test_actors_consume_a_split_stream(ray: Any) -> None:
     @ray.remote
     class Consumer:
@@ -71,7 +70,6 @@ def test_actors_consume_a_split_stream(ray: Any) -> None:
         assert len(found[0][epoch]) == 500
 
 
-@pytest.mark.slow
 def test_a_dataset_is_an_argument_of_a_task(ray: Any) -> None:
     @ray.remote
     def count(dataset: Any) -> int:
@@ -122,7 +120,6 @@ def test_the_error_of_a_function_reaches_the_program(ray: Any) -> None:
     assert ray.data.range(20).count() == 20
 
 
-@pytest.mark.slow
 def test_some_blocks_may_fail(ray: Any) -> None:
     def bad(batch: dict[str, Any]) -> dict[str, Any]:
         if 13 in batch["id"]:
@@ -138,7 +135,6 @@ def test_some_blocks_may_fail(ray: Any) -> None:
         context.max_errored_blocks = given
 
 
-@pytest.mark.slow
 def test_a_slow_consumer_holds_the_producer_back(ray: Any, tmp_path: Any) -> None:
     """Blocks of 8 MB, a limit of 64 MB: what is made runs ahead of what was taken by that much, not by all."""
     made = tmp_path / "made"

@@ -12,6 +12,8 @@ import pytest
 for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tune(ray: Any) -> Any:

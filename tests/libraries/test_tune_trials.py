@@ -14,6 +14,8 @@ np = pytest.importorskip("numpy")
 for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tune(ray: Any) -> Any:

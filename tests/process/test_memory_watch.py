@@ -65,6 +65,7 @@ def test_a_task_that_may_run_again_does(marks: Marks):
     assert len(set(marks.lines())) == 2
 
 
+@pytest.mark.slow
 def test_a_task_that_fits_nowhere_ends_with_the_names_of_the_settings():
     began = time.monotonic()
     with pytest.raises(exceptions.OutOfMemoryError, match=r"10 times alone.*HPCRAY_MEMORY_USAGE_THRESHOLD"):

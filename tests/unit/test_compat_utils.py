@@ -109,6 +109,7 @@ def test_requests_for_groups_and_nodes_are_checked() -> None:
         autoscaler_sdk.request_resources(bundle_label_selectors=[{}])
 
 
+@pytest.mark.slow
 def test_code_that_keeps_memory_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     kept: list[bytes] = []
     suspects = _test_some_code_for_memory_leaks("keeps", None, lambda: kept.append(bytes(5000)), repeats=8)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_model import UNIT, Cluster
@@ -225,6 +226,7 @@ def test_another_node_is_not_refused_where_room_is_fragmented() -> None:
     run(STEPS + DISK + AHEAD, random_script(35424, 384), 0.3)
 
 
+@pytest.mark.slow
 def test_the_model_with_a_disk_reaches_what_it_is_to_check() -> None:
     """As above: objects are written, read back and lost by the disk in numbers."""
     reached: Counter[str] = Counter()
@@ -236,6 +238,7 @@ def test_the_model_with_a_disk_reaches_what_it_is_to_check() -> None:
     assert len(reached) == 6 and min(reached.values()) >= 10, reached
 
 
+@pytest.mark.slow
 def test_the_model_of_neighbors_reaches_what_it_is_to_check() -> None:
     """As above: guests read, find nothing, let go when asked to, find no room, keep what they read, outlive nodes."""
     reached: Counter[str] = Counter()
