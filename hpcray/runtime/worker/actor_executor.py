@@ -233,16 +233,16 @@ class ActorExecutor:
     def cancel(self, task: bytes, recursive: bool) -> None:
         """Cancel a call: a coroutine is interrupted; a plain method that runs can only ask, its value is dropped."""
         self._replace_values()
+        if recursive:  # before the call itself: what it waits for is not to end before it hears of its cancellation
+            self.worker.process.submitter.cancellation.cancel_children(
+                lambda child: getattr(child, "parent", b"") == task, False
+            )
         for runner in list(self._runners.values()):
             runner.cancel(task)
         if "" not in self._runners:
             if not self._runners:
                 self.worker.cancelled.clear()  # one call at a time: what is there has ended
             self.worker.cancelled.add(task)
-        if recursive:
-            self.worker.process.submitter.cancellation.cancel_children(
-                lambda child: getattr(child, "parent", b"") == task, False
-            )
 
     def _replace_values(self) -> None:
         """Look from now on, before a call's value is sent, whether the call was cancelled or has called `exit`."""
