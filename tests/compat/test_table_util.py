@@ -461,7 +461,7 @@ def test_object_locations_name_node_and_size(ray: Any) -> None:
     assert 800_000 <= place["object_size"] < 810_000
 
 
-@row("RDT: tensor_transport", missing="tensors go through the node stores; objects in the memory of GPUs are not there yet")
+@row("RDT: tensor_transport", missing="tensors go through the node stores; there are no objects in GPU memory yet")
 def test_tensor_transport_is_refused(ray: Any) -> None:
     @ray.remote(num_cpus=0)
     class Actor:
