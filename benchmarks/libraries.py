@@ -51,7 +51,8 @@ def inside(engine: str, wanted: Row, cpus: int, out: str) -> None:
         took = time.perf_counter() - started
     finally:
         ray.shutdown()
-    Path(out).write_text(json.dumps(took if amount is None else amount / took))
+    figure = took if amount is None else amount if wanted.unit == "ms" else amount / took
+    Path(out).write_text(json.dumps(figure))
 
 
 def measure(engine: str, python: str, wanted: Row, cpus: int) -> float | None:

@@ -1,8 +1,8 @@
 """The rows of `benchmarks/libraries.py`: what is timed of Ray's libraries.
 
 A row is a generator function under `@row`. It gets the module `ray` of a job that runs, prepares, yields once, and does
-what is timed after that; it returns the amount of work, in the row's unit times a second (or nothing, where the unit is
-seconds). What it says by `assert` holds on both engines.
+what is timed after that. It returns the amount of work, in the row's unit times a second; nothing where the unit is
+seconds; the figure itself where the unit is ms. What it says by `assert` holds on both engines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,6 +212,82 @@ def train_start(ray: Any) -> Work:
     return None
 
 
+@row("train: two workers of PyTorch (gloo)", "s")
+def train_torch(ray: Any) -> Work:
+    """The second run of a `TorchTrainer`: workers that import PyTorch, a process group, one model made parallel."""
+    torch_trainer, train = importlib.import_module("ray.train.torch"), importlib.import_module("ray.train")
+
+    def loop() -> None:
+        module, torch = importlib.import_module("ray.train"), importlib.import_module("torch")
+        model = importlib.import_module("ray.train.torch").prepare_model(torch.nn.Linear(4, 1))
+        model(torch.ones(2, 4)).sum().backward()
+        module.report({"world": torch.distributed.get_world_size()})
+
+    with tempfile.TemporaryDirectory() as storage:
+
+        def fit(name: str) -> None:
+            config = train.RunConfig(name=name, storage_path=storage)
+            scaling = train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
+            found = torch_trainer.TorchTrainer(loop, scaling_config=scaling, run_config=config).fit()
+            assert found.metrics["world"] == 2
+
+        fit("first")
+        yield
+        fit("second")
+    return None
+
+
+# --------------------------------------------------------------------- Ray Tune
+
+
+@row("tune: 200 trials that do nothing", "/s")
+def tune_trials(ray: Any) -> Work:
+    """Trials of half a CPU that report once, after two that import Ray Tune."""
+    tune = importlib.import_module("ray.tune")
+
+    def objective(config: dict[str, Any]) -> None:
+        importlib.import_module("ray.tune").report({"score": config["x"]})
+
+    with tempfile.TemporaryDirectory() as storage:
+
+        def fit(name: str, count: int) -> None:
+            tuner = tune.Tuner(
+                tune.with_resources(objective, {"CPU": 0.5}),
+                param_space={"x": tune.grid_search(list(range(count)))},
+                run_config=tune.RunConfig(name=name, storage_path=storage, verbose=0),
+            )
+            assert sum(result.metrics["score"] for result in tuner.fit()) == count * (count - 1) // 2
+
+        fit("first", 2)
+        yield
+        fit("second", 200)
+    return 200
+
+
+# ------------------------------------------------------------------------ RLlib
+
+
+@row("rllib: PPO on CartPole, environment steps", "/s")
+def rllib_ppo(ray: Any) -> Work:
+    """Two actors play, the driver learns; after one iteration."""
+    ppo = importlib.import_module("ray.rllib.algorithms.ppo")
+    batch, iterations = 2000, 5
+    algorithm = (
+        ppo.PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_env_runners=2, num_envs_per_env_runner=4, num_cpus_per_env_runner=0.5)
+        .training(train_batch_size_per_learner=batch, minibatch_size=250, num_epochs=4)
+        .debugging(seed=1)
+        .build_algo()
+    )
+    algorithm.train()
+    yield
+    for _ in range(iterations):
+        algorithm.train()
+    algorithm.stop()
+    return batch * iterations
+
+
 # -------------------------------------------------------------------- Ray Serve
 
 
@@ -251,25 +328,53 @@ def serve_handle(ray: Any) -> Work:
     return count
 
 
-@row("serve: requests over HTTP, 8 at once", "/s")
-def serve_http(ray: Any) -> Work:
-    """Through the proxy of this node, on connections that stay open."""
+@row("serve: p99 of one call of a handle at a time", "ms")
+def serve_latency(ray: Any) -> Work:
+    """From the driver, to one replica."""
+    handle = importlib.import_module("ray.serve").run(echo(), name="echo", route_prefix=None)
+
+    def call() -> float:
+        started = time.perf_counter()
+        assert handle.remote(None).result(timeout_s=60) == "ok"
+        return (time.perf_counter() - started) * 1e3
+
+    for _ in range(100):
+        call()
+    yield
+    return float(np.percentile([call() for _ in range(1000)], 99))
+
+
+def _over_http(ray: Any, clients: int, requests: int) -> Generator[None, None, list[float]]:
+    """Requests through the proxy of this node, on connections that stay open. Gives the milliseconds of each."""
     serve, http = importlib.import_module("ray.serve"), importlib.import_module("http.client")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     serve.start(http_options={"port": port})
     serve.run(echo(), name="echo", route_prefix="/")
-    count, clients = 1600, 8
 
-    def client(requests: int) -> None:
-        connection = http.HTTPConnection("127.0.0.1", port, timeout=60)
-        for _ in range(requests):
+    def client(count: int) -> list[float]:
+        connection, took = http.HTTPConnection("127.0.0.1", port, timeout=60), []
+        for _ in range(count):
+            started = time.perf_counter()
             connection.request("GET", "/")
             assert connection.getresponse().read() == b"ok"
+            took.append((time.perf_counter() - started) * 1e3)
+        return took
 
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
         list(pool.map(client, [20] * clients))
         yield
-        list(pool.map(client, [count // clients] * clients))
-    return count
+        return [each for client_s in pool.map(client, [requests] * clients) for each in client_s]
+
+
+@row("serve: requests over HTTP, 8 at once", "/s")
+def serve_http(ray: Any) -> Work:
+    """Of eight clients."""
+    return len((yield from _over_http(ray, 8, 200)))
+
+
+@row("serve: p99 of one request over HTTP at a time", "ms")
+def serve_http_latency(ray: Any) -> Work:
+    """Of one client."""
+    return float(np.percentile((yield from _over_http(ray, 1, 1000)), 99))

@@ -148,7 +148,7 @@ def _median_of(rows: tuple[Result, ...]) -> Result:
 
 def ratio(ours: Result, theirs: Result) -> float:
     """How many times better `ours` is."""
-    less_is_better = ours["unit"] in ("us", "s")
+    less_is_better = ours["unit"] in ("us", "ms", "s")
     top, bottom = (theirs, ours) if less_is_better else (ours, theirs)
     return float(top["value"] / bottom["value"])
 
