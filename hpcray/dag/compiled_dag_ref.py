@@ -21,14 +21,39 @@ class _Graph(Protocol):
     def _drop(self, index: int, output: int) -> None: ...
 
 
-class CompiledDAGRef:
-    """A result of `CompiledDAG.execute`, for `ray.get`, which may be called once. It cannot be copied or passed on."""
+class _Result:
+    """One output of one execution. It cannot be copied or passed on."""
 
     def __init__(self, dag: _Graph, execution_index: int, channel_index: int | None = None) -> None:
         self._dag = dag
         self._execution_index = execution_index
         self._channel_index = channel_index
-        self._ray_get_called = False
+
+    def _drop(self) -> None:
+        self._dag._drop(self._execution_index, self._channel_index or 0)
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._dag.get_id()}, execution_index={self._execution_index}, "
+            f"channel_index={self._channel_index})"
+        )
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError(f"{type(self).__name__} cannot be copied.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError(f"{type(self).__name__} cannot be deep copied.")
+
+    def __reduce__(self) -> NoReturn:
+        if pickling.refs is not None:  # in an argument or a value
+            raise TypeError(f"Serialization of {type(self).__name__} is not supported.")
+        raise ValueError(f"{type(self).__name__} cannot be pickled.")
+
+
+class CompiledDAGRef(_Result):
+    """A result of `CompiledDAG.execute`, for `ray.get`, which may be called once. It cannot be copied or passed on."""
+
+    _ray_get_called = False
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the result, which `ray.get` returns.
@@ -47,32 +72,18 @@ class CompiledDAGRef:
         self._ray_get_called = True  # not before: what came too late can be had later
         return unwrapped(found)
 
-    def __str__(self) -> str:
-        return _show(self)
-
-    def __copy__(self) -> NoReturn:
-        raise ValueError("CompiledDAGRef cannot be copied.")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise ValueError("CompiledDAGRef cannot be deep copied.")
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling("CompiledDAGRef")
-
     def __del__(self) -> None:
-        if not self.__dict__.get("_ray_get_called", True):
-            self._dag._drop(self._execution_index, self._channel_index or 0)
+        if not self._ray_get_called and "_dag" in self.__dict__:
+            self._drop()
 
 
-class CompiledDAGFuture:
+class CompiledDAGFuture(_Result):
     """A result of `CompiledDAG.execute_async`, to be awaited once. It cannot be copied or passed on."""
 
     def __init__(
         self, dag: _Graph, execution_index: int, fut: asyncio.Future[list[Any]], channel_index: int | None = None
     ) -> None:
-        self._dag = dag
-        self._execution_index = execution_index
-        self._channel_index = channel_index
+        super().__init__(dag, execution_index, channel_index)
         self._fut: asyncio.Future[list[Any]] | None = fut
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -83,24 +94,12 @@ class CompiledDAGFuture:
         try:
             values = yield from asyncio.shield(fut).__await__()
         finally:
-            self._dag._drop(self._execution_index, self._channel_index or 0)
+            self._drop()
         return unwrapped(values[self._channel_index or 0])
-
-    def __str__(self) -> str:
-        return _show(self)
-
-    def __copy__(self) -> NoReturn:
-        raise ValueError("CompiledDAGFuture cannot be copied.")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise ValueError("CompiledDAGFuture cannot be deep copied.")
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling("CompiledDAGFuture")
 
     def __del__(self) -> None:
         if self.__dict__.get("_fut") is not None:
-            self._dag._drop(self._execution_index, self._channel_index or 0)
+            self._drop()
 
 
 def unwrapped(value: Any) -> Any:
@@ -109,16 +108,3 @@ def unwrapped(value: Any) -> Any:
         return value
     error = value.error
     raise error.as_instanceof_cause() if type(error) is RayTaskError else error
-
-
-def _refuse_pickling(name: str) -> NoReturn:
-    if pickling.refs is not None:  # in an argument or a value
-        raise TypeError(f"Serialization of {name} is not supported.")
-    raise ValueError(f"{name} cannot be pickled.")
-
-
-def _show(ref: CompiledDAGRef | CompiledDAGFuture) -> str:
-    return (
-        f"{type(ref).__name__}({ref._dag.get_id()}, execution_index={ref._execution_index}, "
-        f"channel_index={ref._channel_index})"
-    )

@@ -144,11 +144,13 @@ CONCRETE_BASES_ALLOWED = {
     "ObjectStoreWriter": "Ray's base of the writers of a shuffle, which programs extend too",
     "RemoteFunction": "`function.options(...)` is a function with options of its own",
     "Rule": "the kinds of rule for an option; `Rule` is the simplest of them",
+    "SpinWindow": "never made itself",
     "StateSchema": "Ray's base of the rows of the state API",
     "UniqueID": "Ray's hierarchy of id classes",
     "_Formatter": "never made itself",
     "_GpuManager": "never made itself",
     "_KindManager": "never made itself",
+    "_Result": "never made itself",
     "_OptionsBase": "never made itself",
     "_ValuesOperator": "never made itself",
 }
