@@ -20,20 +20,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcray.platform import futex
+from hpcray.platform.spin_window import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
 
-_LINE = 64
-_WORD = 4
-_MASK = 0xFFFFFFFF
-_PAGE = mmap.PAGESIZE
+LINE = 64
+WORD = 4
+MASK = 0xFFFFFFFF
+PAGE = mmap.PAGESIZE
 _CLOSED = 0
 _SLOT = struct.Struct("<QQQQ")
 _LOOK = 0.25
 """Seconds. A sleeper looks this often whether the memory was closed meanwhile."""
-_SHORTEST_WINDOW = 20e-6
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
-"""Seconds for which nothing is polled after polling was in vain."""
-_FOREIGN_GAP = 50e-6
-"""Seconds between two polls that show that another thread or process computes here."""
 FOREVER = float("inf")
 
 
@@ -93,15 +89,13 @@ class MappedFile:
                 os.close(self._fd)
 
 
-class ChannelMemory:
+class ChannelMemory(SpinWindow):
     """The channels of one graph on one node. All its processes know the same shapes."""
 
     def __init__(self, file: MappedFile, shapes: Sequence[RingShape], spin: float) -> None:
+        super().__init__(spin)
         self.file = file
-        self.spin = spin if futex.may_poll() else 0.0
-        self._window = self._shut_until = 0.0
-        self._pause = _SHORTEST_PAUSE
-        self.rings, at = [], _LINE
+        self.rings, at = [], LINE
         for shape in shapes:
             self.rings.append((shape, at))
             at += _size_of(shape)
@@ -109,7 +103,7 @@ class ChannelMemory:
     @classmethod
     def create(cls, shapes: Sequence[RingShape], spin: float) -> ChannelMemory:
         """Make memory for channels of these shapes."""
-        size = _LINE + sum(map(_size_of, shapes))
+        size = LINE + sum(map(_size_of, shapes))
         return cls(MappedFile.create(size), shapes, spin)
 
     @classmethod
@@ -132,7 +126,7 @@ class ChannelMemory:
         futex.fence()
         for shape, at in self.rings:
             for line in range(2 + 2 * shape.readers):
-                futex.wake(self.file.address + at + line * _LINE)
+                futex.wake(self.file.address + at + line * LINE)
 
     def wait(self, word: int, old: int, flag: int, deadline: float) -> bool:
         """Wait until a word is not `old`, polling for a while if that paid lately (docs/decisions/0010-spinning.md).
@@ -162,12 +156,12 @@ class ChannelMemory:
                 left = min(_LOOK, deadline - time.monotonic())
                 if left <= 0:
                     return False
-                futex.wait(self.file.address + word * _WORD, old, left)
+                futex.wait(self.file.address + word * WORD, old, left)
         finally:
             words[flag] = 0
         now = time.monotonic()
-        if now - began < self.spin and now >= self._shut_until:
-            self._window = self.spin
+        if now - began < self._limit and now >= self._not_before:
+            self._window = self._limit
         return True
 
     def _poll(self, word: int, old: int, deadline: float) -> bool:
@@ -177,16 +171,13 @@ class ChannelMemory:
         while words[word] == old:
             give_way()
             now = clock()
-            foreign = now - last > _FOREIGN_GAP
+            foreign = now - last > PREEMPTED
             if now >= until or foreign:
-                self._window = self._window / 2 if self._window > _SHORTEST_WINDOW and not foreign else 0.0
-                if not self._window:
-                    self._shut_until = now + self._pause
-                    self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._narrow(0.0 if foreign else self._window / 2, now)
                 return words[word] != old
             last = now
-        self._window = self.spin
-        self._pause = max(0.9 * self._pause, _SHORTEST_PAUSE)
+        self._window = self._limit
+        self._pause = max(SHORTEST_PAUSE, self._pause * PAUSE_DECAY)
         return True
 
 
@@ -196,9 +187,9 @@ class RingWriter:
     def __init__(self, memory: ChannelMemory, channel: int) -> None:
         self._memory, self._words = memory, memory.file.words
         self.shape, at = memory.rings[channel]
-        self._written, self._sleeps = at // _WORD, (at + _LINE) // _WORD
-        self._read = [(at + (2 + 2 * reader) * _LINE) // _WORD for reader in range(self.shape.readers)]
-        self._readers_sleep = [word + _LINE // _WORD for word in self._read]
+        self._written, self._sleeps = at // WORD, (at + LINE) // WORD
+        self._read = [(at + (2 + 2 * reader) * LINE) // WORD for reader in range(self.shape.readers)]
+        self._readers_sleep = [word + LINE // WORD for word in self._read]
         self._slots = at + _lines_of(self.shape)
         self._stride = _stride_of(self.shape)
         self._number = 0
@@ -216,13 +207,13 @@ class RingWriter:
         """
         words = self._words
         while self._number >= self._room_until:
-            behind, slowest = max(((self._number - words[word]) & _MASK, word) for word in self._read)
+            behind, slowest = max(((self._number - words[word]) & MASK, word) for word in self._read)
             self._room_until = self._number - behind + self.shape.slots
-            old = (self._number - behind) & _MASK
+            old = (self._number - behind) & MASK
             if behind >= self.shape.slots and not self._memory.wait(slowest, old, self._sleeps, deadline):
                 raise TimeoutError
         at = self._slots + self._number % self.shape.slots * self._stride
-        return at, self._memory.file.view[at + _LINE : at + _LINE + self.shape.capacity]
+        return at, self._memory.file.view[at + LINE : at + LINE + self.shape.capacity]
 
     def publish(self, at: int, *header: int) -> None:
         """Hand a slot to the readers, with four numbers of its header."""
@@ -230,7 +221,7 @@ class RingWriter:
         self._number += 1
         words = self._words
         futex.fence()
-        words[self._written] = self._number & _MASK
+        words[self._written] = self._number & MASK
         futex.fence()
         for flag in self._readers_sleep:
             if words[flag]:
@@ -244,9 +235,9 @@ class RingReader:
     def __init__(self, memory: ChannelMemory, channel: int, reader: int) -> None:
         self._memory, self._words = memory, memory.file.words
         self._shape, at = memory.rings[channel]
-        self._written, self._writer_sleeps = at // _WORD, (at + _LINE) // _WORD
-        line = at + (2 + 2 * reader) * _LINE
-        self._read, self._sleeps = line // _WORD, (line + _LINE) // _WORD
+        self._written, self._writer_sleeps = at // WORD, (at + LINE) // WORD
+        line = at + (2 + 2 * reader) * LINE
+        self._read, self._sleeps = line // WORD, (line + LINE) // WORD
         self._slots = at + _lines_of(self._shape)
         self._stride = _stride_of(self._shape)
         self._number = 0
@@ -254,11 +245,11 @@ class RingReader:
 
     def ready(self) -> bool:
         """Return True if `next` would return at once."""
-        return self._words[self._written] != self._number & _MASK
+        return self._words[self._written] != self._number & MASK
 
     def wait(self, deadline: float) -> None:
         """Wait until `ready`. Raises what `next` raises; an interrupt changes nothing."""
-        old = self._number & _MASK
+        old = self._number & MASK
         if self._words[self._written] == old and not self._memory.wait(self._written, old, self._sleeps, deadline):
             raise TimeoutError
 
@@ -276,25 +267,25 @@ class RingReader:
         memory = self._memory
         at = self._slots + self._number % self._shape.slots * self._stride
         header = _SLOT.unpack_from(memory.file.map, at)
-        return header, memory.file.view[at + _LINE : at + _LINE + self._shape.capacity]
+        return header, memory.file.view[at + LINE : at + LINE + self._shape.capacity]
 
     def done(self) -> None:
         """Give the slot back to the writer."""
         self._number += 1
         words = self._words
-        words[self._read] = self._number & _MASK
+        words[self._read] = self._number & MASK
         futex.fence()
         if words[self._writer_sleeps]:
             futex.wake(self._address)
 
 
 def _stride_of(shape: RingShape) -> int:
-    return _LINE + -(-shape.capacity // _LINE) * _LINE
+    return LINE + -(-shape.capacity // LINE) * LINE
 
 
 def _lines_of(shape: RingShape) -> int:
-    return -(-(2 + 2 * shape.readers) * _LINE // _PAGE) * _PAGE
+    return -(-(2 + 2 * shape.readers) * LINE // PAGE) * PAGE
 
 
 def _size_of(shape: RingShape) -> int:
-    return -(-(_lines_of(shape) + shape.slots * _stride_of(shape)) // _PAGE) * _PAGE
+    return -(-(_lines_of(shape) + shape.slots * _stride_of(shape)) // PAGE) * PAGE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 import threading
 import time
@@ -46,8 +45,3 @@ def wake(address: int) -> None:
     """Wake all threads that wait at the word, in any process."""
     if _SYSCALL is not None:
         _syscall(_SYSCALL, address, _WAKE, _EVERYBODY, None)
-
-
-def may_poll() -> bool:
-    """Return True if a thread that polls leaves a processor to others."""
-    return len(os.sched_getaffinity(0)) > 1

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import mmap
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.platform.channel_memory import MappedFile
+from hpcray.platform.channel_memory import LINE, MASK, PAGE, WORD, MappedFile
 
-_LINE = 64
-_WORD = 4
-_MASK = 0xFFFFFFFF
-_PAGE = mmap.PAGESIZE
 _serials = itertools.count(1)
 
 
@@ -32,7 +27,7 @@ class _Block:
     def __init__(self, readers: int, size: int) -> None:
         self.serial = next(_serials)
         self.use = 0
-        self.size = -(-size // _PAGE) * _PAGE
+        self.size = -(-size // PAGE) * PAGE
         self.file = MappedFile.create(_head(readers) + self.size)
 
 
@@ -63,11 +58,11 @@ class ValueMemory:
         block.use += 1
         _, fd, whole = block.file.place
         head = _head(self._readers)
-        return (block.serial << 32 | block.use & _MASK, fd, whole, size), block.file.view[head : head + size]
+        return (block.serial << 32 | block.use & MASK, fd, whole, size), block.file.view[head : head + size]
 
     def _is_free(self, block: _Block) -> bool:
         words = block.file.words
-        return all(words[reader * _LINE // _WORD] == block.use & _MASK for reader in range(self._readers))
+        return all(words[reader * LINE // WORD] == block.use & MASK for reader in range(self._readers))
 
 
 class ValueViews:
@@ -78,7 +73,7 @@ class ValueViews:
     """
 
     def __init__(self, pid: int, readers: int, reader: int, kept: int) -> None:
-        self._pid, self._head, self._word, self._kept = pid, _head(readers), reader * _LINE // _WORD, kept
+        self._pid, self._head, self._word, self._kept = pid, _head(readers), reader * LINE // WORD, kept
         self._files: OrderedDict[int, MappedFile] = OrderedDict()
 
     def view(self, header: tuple[int, int, int, int]) -> memoryview:
@@ -97,7 +92,7 @@ class ValueViews:
         else:
             self._files.move_to_end(serial)
         array = (ctypes.c_char * size).from_buffer(file.map, self._head)
-        _watch(array, _Release(file.words, self._word, use & _MASK))
+        _watch(array, _Release(file.words, self._word, use & MASK))
         return memoryview(array).cast("B")
 
 
@@ -127,4 +122,4 @@ def _reap(ref: Any) -> None:
 
 
 def _head(readers: int) -> int:
-    return -(-readers * _LINE // _PAGE) * _PAGE
+    return -(-readers * LINE // PAGE) * PAGE

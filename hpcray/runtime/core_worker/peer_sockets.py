@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from types import MappingProxyType
 
 from hpcray.common.ids import NIL_PROC, raylet_of
 from hpcray.platform.sockets import bind_private
+from hpcray.platform.spin_window import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import Hello, Message, encode
 
@@ -62,18 +62,7 @@ def greet(sock: socket.socket, hello: Hello, me: bytes = NIL_PROC) -> None:
     sock.sendall(pack(raylet_of(0), me, encode([hello])))
 
 
-_MIN_WINDOW = 20e-6
-"""Seconds: the window (how long a wait stays awake now) is 0, or between this and the limit."""
-_PREEMPTED = 50e-6
-"""Seconds: if more than this was between two polls, another process had the processor."""
-_BACKOFF = (0.001, 0.25)
-"""Seconds without spinning after that, or when it was in vain until the window was 0: at first, and at most. They
-double each time."""
-_BACKOFF_DECAY = 0.9
-"""The share of them that is left after a wait that spinning has cut short."""
-
-
-class BusyPoll:
+class BusyPoll(SpinWindow):
     """`epoll.poll` that stays awake for a short while first, if its last waits were short.
 
     To be woken costs 20 to 100 us, to be answered 17 to 25: a wait that was answered quickly of late stays awake.
@@ -83,14 +72,11 @@ class BusyPoll:
         limit: seconds, the longest time awake; 0: none at all.
     """
 
-    __slots__ = ("_backoff", "_epoll", "_limit", "_not_before", "_window")
+    __slots__ = ("_epoll",)
 
     def __init__(self, epoll: select.epoll, limit: float) -> None:
+        super().__init__(limit)
         self._epoll = epoll
-        self._limit = limit if len(os.sched_getaffinity(0)) > 1 else 0.0
-        self._window = 0.0
-        self._not_before = 0.0
-        self._backoff = _BACKOFF[0]
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:
         """Return what is ready, after at most `timeout` seconds (and the limit); negative: without end."""
@@ -102,12 +88,12 @@ class BusyPoll:
             while now < end:
                 events = look(0)
                 before, now = now, monotonic()
-                if now - before > _PREEMPTED:
+                if now - before > PREEMPTED:
                     self._narrow(0.0, now)
                     return events or look(timeout)
                 if events:
                     self._window = self._limit
-                    self._backoff = max(_BACKOFF[0], self._backoff * _BACKOFF_DECAY)
+                    self._pause = max(SHORTEST_PAUSE, self._pause * PAUSE_DECAY)
                     return events
             self._narrow(window / 2, now)
             return look(timeout)
@@ -119,10 +105,3 @@ class BusyPoll:
     def stop(self) -> None:
         """Sleep at once from now on: the user's code runs in other threads, which need the interpreter."""
         self._limit = self._window = 0.0
-
-    def _narrow(self, window: float, now: float) -> None:
-        if window < _MIN_WINDOW:
-            window = 0.0
-            self._not_before = now + self._backoff
-            self._backoff = min(_BACKOFF[1], self._backoff * 2)
-        self._window = window
