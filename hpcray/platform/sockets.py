@@ -1,4 +1,4 @@
-"""The IP address of this node, and Unix sockets that no other user can reach."""
+"""The IP address of this node, and Unix sockets that no other user can reach and how much they take at a time."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from typing import Union
 
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
 _CREDENTIALS = struct.Struct("3i")
+
+Piece = Union[bytes, memoryview]
 
 
 def node_ip_address(toward: str | None = None) -> str:
@@ -63,6 +66,35 @@ def _interfaces() -> Iterator[tuple[str, str]]:
             except OSError:
                 continue  # an interface without an IPv4 address
             yield name, socket.inet_ntoa(reply[20:24])
+
+
+def send_pieces(sock: socket.socket, pieces: list[Piece], at_once: int) -> bool:
+    """Send bytes without blocking, and remove from the list what is sent. Returns False while some are left.
+
+    Args:
+        sock: a socket that does not block.
+        at_once: pieces are joined up to this size.
+
+    Raises:
+        OSError: the peer is gone.
+    """
+    while pieces:
+        count = size = 0
+        for piece in pieces:
+            count += 1
+            size += len(piece)
+            if size >= at_once:
+                break
+        data = pieces[0] if count == 1 else b"".join(pieces[:count])
+        try:
+            sent = sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < size:
+            pieces[:count] = [memoryview(data)[sent:]]
+            return False
+        del pieces[:count]
+    return True
 
 
 def peer_pid_and_uid(sock: socket.socket) -> tuple[int, int]:

@@ -36,7 +36,7 @@ from hpcray.common.exceptions import RaySystemError
 from hpcray.common.ids import node_of, number_of, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.process_tree import PrestartedThread
-from hpcray.platform.sockets import connect_private, is_same_user
+from hpcray.platform.sockets import connect_private, is_same_user, send_pieces
 from hpcray.protocol.frames import HEADER, LENGTH, ROUTE, FrameError
 from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode
 from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, SOCKET_BUFFER, BusyPoll, Peer, PeerSocket, listen
@@ -614,25 +614,12 @@ class IoEngine:
         return True
 
     def _write_rest(self, link: PeerSocket) -> None:
-        unsent = link.unsent
-        while unsent:
-            count = size = 0
-            for piece in unsent:
-                count += 1
-                size += len(piece)
-                if size >= SOCKET_BUFFER:
-                    break
-            data = unsent[0] if count == 1 else b"".join(unsent[:count])
-            try:
-                sent = link.sock.send(data)
-            except BlockingIOError:
+        try:
+            if not send_pieces(link.sock, link.unsent, SOCKET_BUFFER):
                 return
-            except OSError:
-                self._cannot_write(link)
-                return
-            unsent[:count] = [memoryview(data)[sent:]] if sent < size else []
-            if sent < size:
-                return
+        except OSError:
+            self._cannot_write(link)
+            return
         self._epoll.modify(link.fd, select.EPOLLIN)
 
     # ------------------------------------------------------------ links

@@ -6,16 +6,13 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from typing import Union
 
-from hpcray.platform.sockets import bind_private, peer_pid_and_uid
+from hpcray.platform.sockets import Piece, bind_private, peer_pid_and_uid, send_pieces
 from hpcray.protocol.frames import FrameReader
 
 RECEIVE = 256 * 1024
 _SEND = 256 * 1024
 _BACKLOG = 1024
-
-Piece = Union[bytes, memoryview]
 
 
 class LocalSocket:
@@ -51,24 +48,7 @@ class LocalSocket:
         Raises:
             OSError: the peer is gone.
         """
-        out = self.out
-        while out:
-            count = size = 0
-            for piece in out:
-                count += 1
-                size += len(piece)
-                if size >= _SEND:
-                    break
-            data = out[0] if count == 1 else b"".join(out[:count])
-            try:
-                sent = self.sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            if sent < size:
-                out[:count] = [memoryview(data)[sent:]]
-                return False
-            del out[:count]
-        return True
+        return send_pieces(self.sock, self.out, _SEND)
 
 
 class LocalListener:

@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable
 
 from hpcray.common.ids import HEAD, node_of, raylet_of
+from hpcray.platform.sockets import Piece
 from hpcray.protocol.frames import pack
 from hpcray.protocol.messages import Message, Undeliverable, encode
-from hpcray.runtime.raylet.local_sockets import LocalSocket, Piece
+from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.transport.base import ControlTransport, PeerLost
 
 _MAX_EXIT_REASONS = 10_000
