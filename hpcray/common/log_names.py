@@ -7,6 +7,8 @@ LOG_PREFIX_TASK_NAME = ":task_name:"
 LOG_PREFIX_JOB_ID = ":job_id:"
 LOG_PREFIX_INFO_MESSAGE = ":info_message:"
 FIRST_JOB = "01000000"
+LOG_PIECE = 256 << 10
+"""Bytes of a log file that a raylet reads for one question."""
 _WORKER = "worker"
 
 

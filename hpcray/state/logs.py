@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import parse_worker_log_name
+from hpcray.common.log_names import LOG_PIECE, parse_worker_log_name
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster
 from hpcray.state.aggregator import StateAggregator
@@ -18,7 +18,6 @@ from hpcray.state.schemas import TaskState
 
 RECORD_ACTOR_TASKS = "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING"
 """Variable: with 1, `get_log(task_id=...)` knows calls of actors too."""
-_PIECE = 256 << 10
 _FOLLOW_INTERVAL = 1.0  # seconds
 _GROUPS = (
     ("worker_out", lambda name: "worker" in name and name.endswith(".out")),
@@ -73,16 +72,16 @@ class LogReader:
             LogError: the log does not exist, or cannot be reached.
         """
         part = self._resolve(options)
-        data, size = self._read(part, part.start, _PIECE)
-        end = size if part.end is None else min(part.end, size)
         start = part.start
         lines = options.lines or DEFAULT_LOG_LIMIT
+        data, size = self._read(part, start, 0 if lines > 0 else LOG_PIECE)
+        end = size if part.end is None else min(part.end, size)
         if lines > 0:
-            start, data = max(start, self._start_of_last(lines, part, end)), b""
+            start = max(start, self._start_of_last(lines, part, end))
         follow = options.media_type == "stream"
         while follow or start < end:
             if not data:
-                data, size = self._read(part, start, _PIECE)
+                data, size = self._read(part, start, LOG_PIECE)
             if not follow:
                 data = data[: end - start]
             if data:
@@ -99,7 +98,7 @@ class LogReader:
         """Return where the last lines before `end` begin."""
         start, wanted, last = end, lines, True
         while start > part.start:
-            begin = max(part.start, start - _PIECE)
+            begin = max(part.start, start - LOG_PIECE)
             data, _ = self._read(part, begin, start - begin)
             if last and not data.endswith(b"\n"):
                 wanted -= 1  # a line that has not ended is one

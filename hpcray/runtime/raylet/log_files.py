@@ -6,8 +6,7 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-LARGEST_PIECE = 256 << 10
-"""Bytes of one answer."""
+from hpcray.common.log_names import LOG_PIECE
 
 
 class LogFiles:
@@ -45,6 +44,6 @@ class LogFiles:
         try:
             with open(path, "rb", buffering=0) as file:
                 file.seek(start)
-                return {"data": file.read(min(size, LARGEST_PIECE)), "size": os.fstat(file.fileno()).st_size}
+                return {"data": file.read(min(size, LOG_PIECE)), "size": os.fstat(file.fileno()).st_size}
         except OSError as error:
             return {"problem": f"{path} cannot be read: {error}"}
