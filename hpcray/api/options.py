@@ -19,7 +19,7 @@ from hpcray.api.scheduling_strategies import (
 from hpcray.common import labels
 from hpcray.common.deprecation import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
-from hpcray.common.resources import UNIT, Resources, to_units
+from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS
 from hpcray.platform.runtime_env import unsupported_field_error, validated_runtime_env
 from hpcray.protocol.messages import Shape
@@ -328,6 +328,22 @@ def check_num_returns(value: Any) -> int:
     return 1 if value is None else int(value)
 
 
+def requested_amounts(option: Callable[[str], Any]) -> dict[str, float]:
+    """Return the requested amounts by resource name, zeros included.
+
+    Args:
+        option: returns the value of an option, None for one that is not given.
+    """
+    requested = dict(option("resources") or {})
+    for keyword, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
+        value = option(keyword)
+        if value is not None:
+            requested[resource] = int(value) if keyword == "memory" else value
+    if (kind := option("accelerator_type")) is not None:
+        requested[f"{ACCELERATOR_TYPE}{kind}"] = ACCELERATOR_TYPE_SHARE
+    return requested
+
+
 class _OptionsBase:
     """Base class of the options of tasks and actors.
 
@@ -395,17 +411,6 @@ class _OptionsBase:
                 return f"the option {keyword} is not supported yet; hint: leave it out"
         return unsupported_field_error(self.given.get("runtime_env"))
 
-    def _requested(self) -> dict[str, float]:
-        """Return the requested amounts by resource name, zeros included."""
-        requested = dict(self.given.get("resources") or {})
-        for keyword, resource in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
-            value = self._option(keyword)
-            if value is not None:
-                requested[resource] = int(value) if keyword == "memory" else value
-        if self.given.get("accelerator_type") is not None:
-            requested[f"accelerator_type:{self.given['accelerator_type']}"] = 0.001
-        return requested
-
     def _shape(self, amounts: Mapping[str, float]) -> Shape:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
         return Shape(
@@ -452,7 +457,7 @@ class TaskOptions(_OptionsBase):
         gpu_task = (self.given.get("num_gpus") or 0) > 0 and self.given.get("max_calls") is None
         self.max_calls: int = 1 if gpu_task else self._option("max_calls")
         if not (self.unsupported or self.wrong):
-            self.shape = self._shape(self._requested())
+            self.shape = self._shape(requested_amounts(self._option))
 
 
 class ActorOptions(_OptionsBase):
@@ -503,7 +508,7 @@ class ActorOptions(_OptionsBase):
         self.max_concurrency: int | None = self._option("max_concurrency")
         self.max_pending_calls: int = self._option("max_pending_calls")
         if not (self.unsupported or self.wrong):
-            requested = self._requested()
+            requested = requested_amounts(self._option)
             simple = not set(requested) - {"memory"}
             self.hold = self._shape(requested if simple else {"CPU": 1, **requested})
             self.place = self._shape({"CPU": 1, **requested})

@@ -27,6 +27,10 @@ treats different devices as different environments."""
 
 ASSIGNED_ACCELERATORS = "HPCRAY_ASSIGNED_ACCELERATORS"
 """The same for accelerators that are no GPUs, of all kinds: `TPU=0,1;NPU=3`."""
+ACCELERATOR_TYPE = "accelerator_type:"
+"""Before the name of a type: the resource of which a node with such devices has 1."""
+ACCELERATOR_TYPE_SHARE = 0.001
+"""Amount of it that a request for the type takes: enough to be placed by, and little enough for many."""
 ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
 """Names of the resources whose units are devices with ids."""
 

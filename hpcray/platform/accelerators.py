@@ -15,10 +15,20 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcray.common.exceptions import StartupError
-from hpcray.common.resources import ASSIGNED_ACCELERATORS
-from hpcray.platform.gpu_visibility import NOSET, OVERRIDE_ON_ZERO, is_true, own_part
+from hpcray.common.resources import ACCELERATOR_TYPE, ASSIGNED_ACCELERATORS
+from hpcray.platform.gpu_visibility import (
+    NOSET,
+    OVERRIDE_ON_ZERO,
+    apply_gpu_visibility,
+    gpu_visibility_state,
+    is_true,
+    listed,
+    own_part,
+    restore_gpu_visibility,
+)
 
 _DEVICES, _SYS = Path("/dev"), Path("/sys")
 _NEURON_LS = Path("/opt/aws/neuron/bin/neuron-ls")
@@ -56,10 +66,8 @@ class Accelerator:
 
     def visible(self, environ: Mapping[str, str]) -> list[str] | None:
         """Ids of the devices that a process may see; None: all of them."""
-        text = environ.get(self.variable)
-        if text is None:
-            return None
-        return [] if text == "NoDevFiles" else [one.strip().removeprefix(self.prefix) for one in text.split(",") if one]
+        found = listed(environ.get(self.variable))
+        return found and [one.strip().removeprefix(self.prefix) for one in found if one]
 
     def variables(self, ids: Sequence[str]) -> dict[str, str]:
         """The variables that confine a process to these devices."""
@@ -191,7 +199,7 @@ def accelerator_resources(offered: Mapping[str, Sequence[str]], environ: Mapping
     found: dict[str, float] = {name: len(ids) for name, ids in offered.items()}
     for name in offered:
         if type_name := KINDS[name].type_name(environ):
-            found[f"accelerator_type:{type_name}"] = 1
+            found[ACCELERATOR_TYPE + type_name] = 1
     return found
 
 
@@ -210,13 +218,22 @@ def assigned_accelerators() -> dict[str, list[str]]:
     return {name: list(ids) for name, ids in _Assigned.ids.items()}
 
 
-def restore_accelerators(ids: Mapping[str, Sequence[str]]) -> None:
-    """Continue as the worker with these `assigned_accelerators`."""
-    _Assigned.ids = {name: list(one) for name, one in ids.items()}
+def device_visibility_state() -> dict[str, Any]:
+    """The worker's devices, to be passed to another Python that takes its place; see `restore_device_visibility`."""
+    return {**gpu_visibility_state(), "accelerators": assigned_accelerators()}
 
 
-def apply_accelerator_visibility(environ: MutableMapping[str, str]) -> None:
-    """Make visible to this worker the accelerators that it was forked for, and no others of their kind."""
+def restore_device_visibility(state: Mapping[str, Any]) -> None:
+    """Continue as the worker with this `device_visibility_state`."""
+    restore_gpu_visibility(state)
+    _Assigned.ids = {name: list(ids) for name, ids in state["accelerators"].items()}
+
+
+def apply_device_visibility(environ: MutableMapping[str, str]) -> None:
+    """Make visible to this worker the GPUs and other accelerators that it was forked for, and no others of their kind.
+    Called after anything else that changes `environ`, so that neither a `runtime_env` nor the driver can undo it,
+    except by the variables that Ray has for that."""
+    apply_gpu_visibility(environ)
     if (text := environ.pop(ASSIGNED_ACCELERATORS, None)) is not None:
         pairs = (one.partition("=") for one in text.split(";"))
         _Assigned.ids = {name: ids.split(",") for name, _, ids in pairs}

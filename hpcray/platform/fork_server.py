@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.platform.accelerators import apply_accelerator_visibility
-from hpcray.platform.gpu_visibility import apply_gpu_visibility, assigned_gpus, record_node_environment
+from hpcray.platform.accelerators import apply_device_visibility
+from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
 from hpcray.platform.numa_binding import bind_worker
 from hpcray.platform.path_relocation import PathRelocation
@@ -193,8 +193,7 @@ class _ForkServer:
             set_process_name("hpcray-worker")
             for name, text in env:  # not `update`: it asks every class of mappings whether a list is one of them
                 os.environ[name] = text
-            apply_gpu_visibility(os.environ)
-            apply_accelerator_visibility(os.environ)
+            apply_device_visibility(os.environ)
             bind_worker(assigned_gpus(), os.environ)
             if "numpy.random" in sys.modules:
                 sys.modules["numpy.random"].seed()  # or all workers would draw the same numbers

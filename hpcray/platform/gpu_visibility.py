@@ -365,9 +365,7 @@ def record_node_environment(environ: Mapping[str, str]) -> None:
 
 
 def apply_gpu_visibility(environ: MutableMapping[str, str]) -> None:
-    """Make visible to this worker the GPUs that it was forked for, and no others. Called after anything else that
-    changes `environ`, so that neither a `runtime_env` nor the driver can undo it, except by the variables that Ray has
-    for that."""
+    """The part of `accelerators.apply_device_visibility` for GPUs."""
     if _Confinement.base is None:
         record_node_environment(environ)
     assigned = environ.pop(ASSIGNED_GPUS, None)
@@ -409,6 +407,13 @@ def assigned_gpus() -> list[str]:
 def gpu_ids_are_indices() -> bool:
     """True if the ids are the machine's indices, and not names out of a variable that was set before."""
     return _Confinement.numbered and all(name.isdecimal() for name in _Confinement.ids)
+
+
+def listed(text: str | None) -> list[str] | None:
+    """The ids in the value of a variable; None where it is not set."""
+    if text is None:
+        return None
+    return [] if text in ("", "NoDevFiles") else text.split(",")
 
 
 def is_true(environ: Mapping[str, str], name: str) -> bool:

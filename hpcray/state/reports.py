@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
 from hpcray.platform.stacks import TEMPLATE, is_users, part_of_hpcray
 from hpcray.runtime.diagnostics.cluster_query import show_kernel
@@ -133,7 +134,7 @@ def _used(row: Mapping[str, Any], name: str) -> str:
 
 
 def _is_other(name: str) -> bool:
-    return name not in _STANDARD_RESOURCES and not name.startswith(("node:", "accelerator_type:"))
+    return name not in _STANDARD_RESOURCES and not name.startswith(("node:", ACCELERATOR_TYPE))
 
 
 def _unmet(row: Mapping[str, Any]) -> str:

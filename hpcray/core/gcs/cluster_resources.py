@@ -20,6 +20,7 @@ from hpcray.common.labels import (
     tier,
 )
 from hpcray.common.resources import (
+    ACCELERATOR_TYPE,
     ALL_SLOTS,
     ANY,
     GROUP,
@@ -160,7 +161,6 @@ RANKINGS_KEPT = 256
 """Kinds of requests that are kept ranked; for others the ranking is made again when they come back."""
 _NODES_SHOWN, _HOSTS_SHOWN = 16, 4
 """Node indices and host names that one group of equal nodes lists."""
-ACCELERATOR_TYPE = "accelerator_type:"
 Request = tuple[tuple[str, int], ...]
 
 

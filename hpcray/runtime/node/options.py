@@ -14,7 +14,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.labels import labels_text, parse_labels
-from hpcray.common.resources import Resources, to_units
+from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
@@ -283,7 +283,7 @@ def total_resources(
         f"node:{address}": 1,
     }
     if gpus and gpu_type:
-        amounts.setdefault(f"accelerator_type:{gpu_type}", 1)
+        amounts.setdefault(ACCELERATOR_TYPE + gpu_type, 1)
     if node == 0:
         amounts[HEAD_RESOURCE] = 1
     return to_units(amounts)

@@ -20,8 +20,7 @@ from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
-from hpcray.platform.accelerators import apply_accelerator_visibility
-from hpcray.platform.gpu_visibility import apply_gpu_visibility
+from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
@@ -165,8 +164,7 @@ class TaskExecutor:
         """The variables of a task or actor go before those of its job."""
         self.env = expanded((name, value) for name, value in env if name != RUNTIME_ENV_VARIABLE)
         os.environ.update(self.env)
-        apply_gpu_visibility(os.environ)
-        apply_accelerator_visibility(os.environ)
+        apply_device_visibility(os.environ)
 
     def _on_call(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
         idle = self._idle
@@ -260,8 +258,7 @@ class TaskExecutor:
             os.chdir(job.cwd)
         os.environ.update(expanded(job.env))
         os.environ.update(self.env)
-        apply_gpu_visibility(os.environ)
-        apply_accelerator_visibility(os.environ)
+        apply_device_visibility(os.environ)
         self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:

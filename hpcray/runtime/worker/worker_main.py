@@ -11,8 +11,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from hpcray.platform.accelerators import restore_accelerators
-from hpcray.platform.gpu_visibility import restore_gpu_visibility
+from hpcray.platform.accelerators import restore_device_visibility
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
 from hpcray.platform.stacks import enable_stack_dump
@@ -69,9 +68,7 @@ def other_python_main(session_dir: str, number: str, text: str, kept_there: str)
     """A worker's life in a Python that took its place."""
     environment = WorkerRuntimeEnv(text)
     environment.in_own_python()
-    kept = json.loads(kept_there)
-    restore_gpu_visibility(kept)
-    restore_accelerators(kept["accelerators"])
+    restore_device_visibility(json.loads(kept_there))
     del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
     set_process_name("hpcray-worker")
     limit_loaded_libraries_to_one_thread()

@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
-from hpcray.platform.accelerators import assigned_accelerators
-from hpcray.platform.gpu_visibility import gpu_visibility_state
+from hpcray.platform.accelerators import device_visibility_state
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     JOB_FIELD,
@@ -131,7 +130,7 @@ class WorkerRuntimeEnv:
                 found.command = self._changed_by_plugins(session_dir, found.command)
             if not found.command:
                 return
-            devices = json.dumps({**gpu_visibility_state(), "accelerators": assigned_accelerators()})
+            devices = json.dumps(device_visibility_state())
             if directory:
                 os.chdir(directory)
             command = [*found.command, "-c", _COMMAND, paths, session_dir, str(number), self.text, devices]
