@@ -56,11 +56,13 @@ _STATE = (
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ray": (
-        f"{_NAMES}:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language logger {_IDS}",
+        f"{_NAMES}.worker_modes:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language",
+        f"{_NAMES}.ray_constants:logger",
+        f"{_NAMES}.ids:{_IDS}",
         f"{_NAMES}.raylet_config:_config",
         "hpcray",
     ),
-    "ray.actor": (f"{_NAMES}:_modify_class", "hpcray.actor", "hpcray.api.actor"),
+    "ray.actor": (f"{_NAMES}.actor_class:_modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.autoscaler": (),
     "ray.autoscaler._private": (),
     "ray.autoscaler._private.constants": (f"{_NAMES}.ray_constants:LOGGER_FORMAT",),
@@ -71,7 +73,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.core": (),
     "ray.core.generated": (),
     "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.cluster_config:ClusterConfig NodeGroupConfig",),
-    "ray.data": (f"{_NAMES}:from_pandas_refs",),
+    "ray.data": (f"{_NAMES}.absent_libraries:from_pandas_refs",),
     "ray.dashboard": (),
     "ray.dashboard.modules": (),
     "ray.dashboard.modules.dashboard_sdk": (f"{_NAMES}.serve_submission:parse_runtime_env_args",),
@@ -79,11 +81,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard.modules.metrics": (),
     "ray.dashboard.modules.serve": (),
     "ray.dashboard.modules.serve.sdk": (f"{_NAMES}.serve_submission:ServeSubmissionClient",),
-    "ray.dashboard.utils": (f"{_NAMES}:get_address_for_submission_client",),
+    "ray.dashboard.utils": (f"{_NAMES}.job_submission:get_address_for_submission_client",),
     "ray.exceptions": ("hpcray.exceptions",),
     "ray.log": (f"{_NAMES}.log:{_LOG}",),
-    "ray.job_config": (f"{_NAMES}:JobConfig",),
-    "ray.job_submission": (f"{_NAMES}:JobStatus JobSubmissionClient",),
+    "ray.job_config": (f"{_NAMES}.job_config:JobConfig",),
+    "ray.job_submission": (f"{_NAMES}.job_submission:JobStatus JobSubmissionClient",),
     "ray.remote_function": ("hpcray.api.remote_function",),
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
@@ -91,11 +93,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
-    "ray.train._internal.session": (f"{_NAMES}:get_session",),
+    "ray.train._internal.session": (f"{_NAMES}.absent_libraries:get_session",),
     "ray.types": ("hpcray:ObjectRef",),
     "ray._raylet": (
-        f"{_NAMES}:BaseID {_IDS} StreamingObjectRefGenerator RAY_NODE_ACCELERATOR_TYPE_KEY RAY_NODE_GROUP_KEY "
-        "RAY_NODE_ID_KEY RAY_NODE_MARKET_TYPE_KEY RAY_NODE_REGION_KEY RAY_NODE_ZONE_KEY",
+        f"{_NAMES}.ids:BaseID {_IDS}",
         f"{_NAMES}.gcs_client:GcsClient",
         f"{_NAMES}.serialization_context:SerializedObject",
         f"{_NAMES}.authentication:AuthenticationMode AuthenticationTokenLoader get_authentication_mode "
@@ -103,7 +104,6 @@ MODULES: dict[str, tuple[str, ...]] = {
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
         "hpcray.runtime.worker.replies:StreamingGeneratorStats",
         f"{_NAMES}.raylet",
-        f"{_NAMES}.serialization_context:SerializedObject",
         f"{_NAMES}.network_utils:build_address get_all_interfaces_ip get_localhost_ip is_ipv6 is_localhost "
         "node_ip_address_from_perspective parse_address",
     ),
@@ -115,9 +115,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
     "ray.util.annotations": ("hpcray.util.annotations",),
     "ray.util.check_serialize": ("hpcray.util.serialization:FailureTuple inspect_serializability",),
-    "ray.util.client": (f"{_NAMES}:RayAPIStub num_connected_contexts ray",),
+    "ray.util.client": (f"{_NAMES}.ray_client:RayAPIStub num_connected_contexts ray",),
     "ray.util.client.common": (
-        f"{_NAMES}:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
+        f"{_NAMES}.ray_client:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
     ),
     "ray.util.collective": ("hpcray.util.collective",),
     "ray.util.collective.collective": ("hpcray.util.collective",),
@@ -213,7 +213,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.accelerators": (_ACCELERATORS,),
     **{f"ray._private.accelerators.{name}": (_ACCELERATORS,) for name in _ACCELERATOR_MODULES},
     "ray._private.client_mode_hook": (
-        f"{_NAMES}:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
+        f"{_NAMES}.client_mode_hook:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
         "_explicitly_enable_client_mode client_mode_convert_actor client_mode_convert_function client_mode_hook "
         "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
         "is_client_mode_enabled_by_default",

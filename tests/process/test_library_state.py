@@ -16,8 +16,8 @@ from engine import PATIENCE, eventually
 from losing import lose
 
 import hpcray as ray
-from hpcray.compat.names import NodeID
 from hpcray.compat.names.gcs_client import ALIVE, GcsClient
+from hpcray.compat.names.ids import NodeID
 from hpcray.compat.names.internal_api import (
     get_local_ongoing_lineage_reconstruction_tasks,
     get_memory_info_reply,

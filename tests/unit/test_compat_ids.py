@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.compat.names import ActorID, JobID, PlacementGroupID, TaskID
+from hpcray.compat.names.ids import ActorID, JobID, PlacementGroupID, TaskID
 
 
 def test_ids_contain_those_of_what_they_belong_to():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,6 +39,15 @@ def test_resources_are_read_from_options() -> None:
     for wrong in ("CPU", "memory", "bundle"):
         with pytest.raises(ValueError, match=r"must not contain|should not include"):
             utils.resources_from_ray_options({"resources": {wrong: 1}})
+
+
+def test_a_directory_is_made_for_its_user_alone_and_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    utils.try_to_create_directory(str(tmp_path / "above" / "results"))
+    assert stat.S_IMODE((tmp_path / "above" / "results").stat().st_mode) == 0o700
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o750)
+    utils.try_to_create_directory(str(tmp_path / "shared"))
+    assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o750
 
 
 def test_a_background_task_ends_though_nobody_holds_it() -> None:

@@ -20,6 +20,7 @@ from hpcray.platform.gpu_visibility import (
     is_amd,
     is_intel,
     is_true,
+    listed,
     node_gpus,
 )
 
@@ -111,10 +112,7 @@ class _GpuManager(AcceleratorManager):
     @classmethod
     def get_current_process_visible_accelerator_ids(cls) -> list[str] | None:
         """Return the ids of the visible devices of this process; None for all."""
-        text = os.environ.get(cls.get_visible_accelerator_ids_env_var())
-        if text is None:
-            return None
-        return [] if text in ("", "NoDevFiles") else text.split(",")
+        return listed(os.environ.get(cls.get_visible_accelerator_ids_env_var()))
 
     @classmethod
     def set_current_process_visible_accelerator_ids(cls, ids: Sequence[str]) -> None:
@@ -179,8 +177,7 @@ class IntelGPUAcceleratorManager(_GpuManager):
     def get_current_process_visible_accelerator_ids(cls) -> list[str] | None:
         """Return the ids of the visible devices of this process; None for all."""
         if LEVEL_ZERO not in os.environ and ONEAPI in os.environ:
-            text = os.environ[ONEAPI].rpartition("level_zero:")[2]
-            return [] if text in ("", "NoDevFiles") else text.split(",")
+            return listed(os.environ[ONEAPI].rpartition("level_zero:")[2])
         return super().get_current_process_visible_accelerator_ids()
 
 

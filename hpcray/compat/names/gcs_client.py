@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from hpcray.api.session import require_session
-from hpcray.compat.names import NodeID
 from hpcray.compat.names.cluster_config import report_cluster_config
+from hpcray.compat.names.ids import NodeID
+from hpcray.compat.names.state import state, status_by_node
 from hpcray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_exists,
@@ -82,15 +83,14 @@ class ClientOfGcs:
 
     def get_draining_nodes(self, timeout: Any = None) -> dict[str, int]:
         """Return the draining nodes, as `ray._private.state.state.get_draining_nodes`."""
-        found: dict[str, int] = require_session().gcs.call("draining_nodes")
-        return found
+        return state.get_draining_nodes()
 
     def get_all_resource_usage(self, timeout: Any = None) -> GetAllResourceUsageReply:
         """Return the total and free resources of the live nodes."""
-        process = require_session()
-        ids = {row["Index"]: NodeID.from_hex(row["NodeID"]).binary() for row in process.gcs.nodes()}
-        rows = [row for row in process.gcs.call("status")["nodes"] if row["index"] in ids]
-        batch = [ResourcesData(ids[row["index"]], dict(row["available"]), dict(row["total"])) for row in rows]
+        batch = [
+            ResourcesData(NodeID.from_hex(node).binary(), dict(row["available"]), dict(row["total"]))
+            for node, row in status_by_node().items()
+        ]
         return GetAllResourceUsageReply(ResourceUsageBatchData(batch))
 
     def check_alive(self, node_ids: Iterable[bytes | NodeID], timeout: Any = None) -> list[bool]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.platform.log_format import TEXT_FORMAT
 from hpcray.runtime.core_worker.worker_output import TESTING_NEVER_DEDUP_TOKEN
 
@@ -20,7 +21,7 @@ CUDA_VISIBLE_DEVICES_ENV_VAR = "CUDA_VISIBLE_DEVICES"
 RAY_ADDRESS_ENVIRONMENT_VARIABLE = "RAY_ADDRESS"
 RAY_NAMESPACE_ENVIRONMENT_VARIABLE = "RAY_NAMESPACE"
 RAY_JOB_CONFIG_JSON_ENV_VAR = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-RESOURCE_CONSTRAINT_PREFIX = "accelerator_type:"
+RESOURCE_CONSTRAINT_PREFIX = ACCELERATOR_TYPE
 HEAD_NODE_RESOURCE_NAME = "node:__internal_head__"
 NODE_ID_PREFIX = "node:"
 KV_NAMESPACE_PACKAGE = b"package"

@@ -8,15 +8,24 @@ from typing import Any
 import msgspec
 
 from hpcray.common.labels import conditions, holds
+from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 8
 IMPLICIT_RESOURCE_PREFIX = "node:__internal_implicit_resource_"
 RAY_INTERNAL_NAMESPACE_PREFIX = "_ray_internal_"
+RAY_NODE_ACCELERATOR_TYPE_KEY = "ray.io/accelerator-type"
+RAY_NODE_GROUP_KEY = "ray.io/node-group"
+RAY_NODE_ID_KEY = "ray.io/node-id"
+RAY_NODE_MARKET_TYPE_KEY = "ray.io/market-type"
+RAY_NODE_REGION_KEY = "ray.io/availability-region"
 RAY_NODE_TPU_POD_TYPE_KEY = "ray.io/tpu-pod-type"
 RAY_NODE_TPU_SLICE_NAME_KEY = "ray.io/tpu-slice-name"
 RAY_NODE_TPU_TOPOLOGY_KEY = "ray.io/tpu-topology"
 RAY_NODE_TPU_WORKER_ID_KEY = "ray.io/tpu-worker-id"
+RAY_NODE_ZONE_KEY = "ray.io/availability-zone"
 RESOURCE_UNIT_SCALING = 10_000
+
+StreamingObjectRefGenerator = ObjectRefGenerator
 
 
 def node_labels_match_selector(node_labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

@@ -8,8 +8,8 @@ from hpcray.api.placement_group import PlacementGroupID, placement_group_table
 from hpcray.api.runtime_context import available_resources, cluster_resources, nodes
 from hpcray.api.session import require_session
 from hpcray.common.ids import show_proc
-from hpcray.compat.names import JobID
 from hpcray.compat.names.cluster_config import get_cluster_config, get_max_resources_from_cluster_config
+from hpcray.compat.names.ids import JobID
 from hpcray.compat.names.ray_constants import NODE_ID_PREFIX
 from hpcray.experimental.internal_kv import _internal_kv_put
 from hpcray.platform.sockets import node_ip_address
@@ -22,8 +22,10 @@ _ALL_ROWS = 10_000
 
 def available_resources_per_node() -> dict[str, dict[str, float]]:
     """Return the free resources of each live node by node id, without resources that are used up, as in Ray."""
-    rows = _per_node("available")
-    return {node: {name: amount for name, amount in row.items() if amount} for node, row in rows.items()}
+    return {
+        node: {name: amount for name, amount in row["available"].items() if amount}
+        for node, row in status_by_node().items()
+    }
 
 
 def total_resources_per_node() -> dict[str, dict[str, float]]:
@@ -151,11 +153,11 @@ class GlobalState:
 state = GlobalState()
 
 
-def _per_node(what: str) -> dict[str, dict[str, float]]:
+def status_by_node() -> dict[str, dict[str, Any]]:
+    """Return rows with the "total" and "available" resources of the live nodes by node id."""
     process = require_session()
     ids = {row["Index"]: row["NodeID"] for row in process.gcs.nodes()}
-    status = process.gcs.call("status")
-    return {ids[row["index"]]: dict(row[what]) for row in status["nodes"] if row["index"] in ids}
+    return {ids[row["index"]]: row for row in process.gcs.call("status")["nodes"] if row["index"] in ids}
 
 
 def _actor_row(row: dict[str, Any], by_index: dict[int, dict[str, Any]]) -> dict[str, Any]:

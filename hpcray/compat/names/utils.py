@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-import contextlib
 import importlib
 import inspect
 import io
 import os
 import random
 import re
-import stat
 import string
 import time
 from abc import ABC, abstractmethod
@@ -19,13 +17,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from hpcray.compat.names.ray_constants import RESOURCE_CONSTRAINT_PREFIX
+from hpcray.api.options import requested_amounts
 from hpcray.platform import resource_limits
 from hpcray.platform.session_directory import session_root
 
 INT32_MAX = (1 << 31) - 1
 PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME = "bundle"
-_ACCELERATOR_SHARE = 0.001
 _ALPHABET = string.ascii_lowercase + string.digits
 
 T = TypeVar("T")
@@ -147,11 +144,8 @@ def get_ray_address_file(temp_dir: str | None) -> str:
 
 
 def try_to_create_directory(directory_path: str) -> None:
-    """Make a directory, and those above it; who may read or write `/tmp` may do so there, if that can be set."""
-    path = os.path.expanduser(directory_path)
-    os.makedirs(path, exist_ok=True)
-    with contextlib.suppress(OSError):
-        os.chmod(path, stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
+    """Make a directory that no other user can read, and those above it; one that exists stays as it is."""
+    os.makedirs(os.path.expanduser(directory_path), mode=0o700, exist_ok=True)
 
 
 def resources_from_ray_options(options_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,20 +154,14 @@ def resources_from_ray_options(options_dict: Mapping[str, Any]) -> dict[str, Any
     Raises:
         ValueError: `resources` has a name that is an option of its own, or is reserved.
     """
-    resources = dict(options_dict.get("resources") or {})
+    resources = options_dict.get("resources") or {}
     for names in (("CPU", "GPU"), ("memory", "object_store_memory")):
         if any(name in resources for name in names):
             raise ValueError(f"The resources dictionary must not contain the key '{names[0]}' or '{names[1]}'")
     if PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME in resources:
         raise ValueError(f"The resource should not include `bundle` which is reserved for Ray. resources: {resources}")
-    given = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory", "object_store_memory": "object_store_memory"}
-    for name, option in given.items():
-        amount = options_dict.get(option)
-        if amount is not None:
-            resources[name] = int(amount) if name == "memory" else amount
-    if (kind := options_dict.get("accelerator_type")) is not None:
-        resources[f"{RESOURCE_CONSTRAINT_PREFIX}{kind}"] = _ACCELERATOR_SHARE
-    return resources
+    store = options_dict.get("object_store_memory")
+    return requested_amounts(options_dict.get) | ({} if store is None else {"object_store_memory": store})
 
 
 class TimerBase(ABC):

@@ -12,21 +12,12 @@ from hpcray.api.session import post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
 from hpcray.common.log_names import logs_directory
-from hpcray.compat.names import (
-    LOCAL_MODE,
-    SCRIPT_MODE,
-    WORKER_MODE,
-    ActorID,
-    ClusterID,
-    JobID,
-    NodeID,
-    TaskID,
-    WorkerID,
-    logger,
-)
 from hpcray.compat.names.gcs_client import GcsClient
 from hpcray.compat.names.generator_batches import wait_for_batches as _wait_generators_bulk
+from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, TaskID, WorkerID
+from hpcray.compat.names.ray_constants import logger
 from hpcray.compat.names.serialization_context import SerializationContext
+from hpcray.compat.names.worker_modes import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE
 from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.log_format import rotation_limits
 from hpcray.platform.sockets import node_ip_address

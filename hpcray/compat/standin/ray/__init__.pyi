@@ -2,21 +2,21 @@
 # mypy: ignore-errors
 from hpcray import *
 from hpcray.compat.names.raylet_config import _config as _config
-from hpcray.compat.names import LOCAL_MODE as LOCAL_MODE
-from hpcray.compat.names import SCRIPT_MODE as SCRIPT_MODE
-from hpcray.compat.names import WORKER_MODE as WORKER_MODE
-from hpcray.compat.names import Language as Language
-from hpcray.compat.names import logger as logger
-from hpcray.compat.names import ActorClassID as ActorClassID
-from hpcray.compat.names import ActorID as ActorID
-from hpcray.compat.names import ClusterID as ClusterID
-from hpcray.compat.names import FunctionID as FunctionID
-from hpcray.compat.names import JobID as JobID
-from hpcray.compat.names import NodeID as NodeID
-from hpcray.compat.names import PlacementGroupID as PlacementGroupID
-from hpcray.compat.names import TaskID as TaskID
-from hpcray.compat.names import UniqueID as UniqueID
-from hpcray.compat.names import WorkerID as WorkerID
+from hpcray.compat.names.ids import ActorClassID as ActorClassID
+from hpcray.compat.names.ids import ActorID as ActorID
+from hpcray.compat.names.ids import ClusterID as ClusterID
+from hpcray.compat.names.ids import FunctionID as FunctionID
+from hpcray.compat.names.ids import JobID as JobID
+from hpcray.compat.names.ids import NodeID as NodeID
+from hpcray.compat.names.ids import PlacementGroupID as PlacementGroupID
+from hpcray.compat.names.ids import TaskID as TaskID
+from hpcray.compat.names.ids import UniqueID as UniqueID
+from hpcray.compat.names.ids import WorkerID as WorkerID
+from hpcray.compat.names.ray_constants import logger as logger
+from hpcray.compat.names.worker_modes import LOCAL_MODE as LOCAL_MODE
+from hpcray.compat.names.worker_modes import SCRIPT_MODE as SCRIPT_MODE
+from hpcray.compat.names.worker_modes import WORKER_MODE as WORKER_MODE
+from hpcray.compat.names.worker_modes import Language as Language
 from ray import actor as actor
 from ray import autoscaler as autoscaler
 from ray import cloudpickle as cloudpickle

@@ -2,4 +2,4 @@
 # mypy: ignore-errors
 from hpcray.api.actor import *
 from hpcray.actor import *
-from hpcray.compat.names import _modify_class as _modify_class
+from hpcray.compat.names.actor_class import _modify_class as _modify_class
