@@ -32,6 +32,21 @@ class TestAwait:
 
         assert asyncio.run(main()) == (1, "p", 199_999)
 
+    @hpcray_only
+    def test_between_gets_is_heard_at_once(self, monkeypatch):
+        """Not only when the engine's background thread has found out that no thread waits."""
+        from hpcray.runtime.core_worker import io_engine
+
+        async def both(number):
+            return ray.get(echo.remote(number)), await echo.remote(number)
+
+        assert asyncio.run(both(0)) == (0, 0)
+        monkeypatch.setattr(io_engine, "TICK", 2.0)
+        started = time.monotonic()
+        for number in range(6):
+            assert asyncio.run(both(number)) == (number, number)
+        assert time.monotonic() - started < 6.0
+
     def test_twice(self):
         async def main():
             ref = echo.remote([1])

@@ -14,7 +14,8 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 NO_ARGS = pickle.dumps(((), {}), 5) + PLAIN_END
 _SHORT_TEXT = 1 << 12
-"""Characters; shorter strings are never stored as objects."""
+"""Characters or bytes; shorter strings are never stored as objects."""
+_TEXTS = frozenset((str, bytes))
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _LONG_CONTAINER = 1 << 10
 """Elements; such a container is serialized by itself first, so that a large one is not pickled a second time."""
@@ -46,7 +47,7 @@ def pack(context: CoreWorkerContext, args: Sequence[Any], kwargs: Mapping[str, A
     if not args and not kwargs:
         return NO_ARGS, None, None
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if type(value) not in SCALARS and not (type(value) is str and len(value) < _SHORT_TEXT):
+        if type(value) not in SCALARS and not (type(value) in _TEXTS and len(value) < _SHORT_TEXT):
             break
     else:
         blob = pickle.dumps((args, kwargs), 5) + PLAIN_END

@@ -6,7 +6,8 @@ something drives by itself, so a reply costs no thread switch. A background thre
 - after foreground activity it looks every `TICK` seconds: it flushes what was buffered, and starts to drive once the
   foreground has been quiet for a tick;
 - while a foreground thread sits in epoll for long, it parks altogether: an idle process uses no CPU;
-- a foreground thread that finds it driving kicks it out of epoll.
+- a foreground thread that finds it driving kicks it out of epoll;
+- `listen` calls it at once, where something is awaited by no thread of its own: a callback, an asyncio loop.
 
 Whoever drives flushes after each turn. `lock` is never held while user code runs, with one exception: the garbage
 collector (or a signal) may run a destructor (or a handler) of the user anywhere. The lock is reentrant for their sake.
@@ -131,6 +132,8 @@ class IoEngine:
         self._gate = threading.Lock()
         self._gate.acquire()
         self._gated = False
+        self._called = threading.Lock()
+        self._called.acquire()
         self._kicked = False
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._kick, select.EPOLLIN)
@@ -173,6 +176,12 @@ class IoEngine:
         elif self._gated:
             self._gated = False
             self._gate.release()
+
+    def listen(self) -> None:
+        """Have the background thread drive now, and not at its next look, unless another thread does."""
+        if self.driver == IDLE and self._called.locked():
+            with contextlib.suppress(RuntimeError):
+                self._called.release()
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Make a call soon, from any thread, once the lock is free. The call must not wait for anything."""
@@ -373,19 +382,22 @@ class IoEngine:
         seen = -1
         quiet = 0
         lock = self.lock
+        called = False
         while True:
             if monotonic() >= self._period_end:
                 self._call_periodic()
-            if self.activity != seen and not (self.dirty or self.pending_calls or self.closed):
+            if self.activity != seen and not (called or self.dirty or self.pending_calls or self.closed):
                 # The foreground is at work and left nothing to be sent: its lock is not ours to fight for.
                 seen = self.activity
                 quiet = 0
-                time.sleep(TICK)
+                called = self._called.acquire(timeout=TICK)
                 continue
             lock.acquire()
             if self.closed:
                 lock.release()
                 return
+            if called:
+                seen, called = self.activity, False
             if self.driver != IDLE or self.activity != seen:
                 quiet = quiet + 1 if self.activity == seen else 0
                 seen = self.activity
@@ -402,7 +414,7 @@ class IoEngine:
                 if self.pending_calls:
                     self._run_pending_calls()
                 lock.release()
-                time.sleep(TICK)
+                called = self._called.acquire(timeout=TICK)
                 continue
             self.driver = BACKGROUND
             try:

@@ -313,6 +313,7 @@ class ObjectReader:
             else:
                 self._context.check_alive()
             engine.flush()
+            engine.listen()
         engine.run_pending_calls()
 
     def when_available(self, ref: ObjectRef[Any], call: Callable[[Any, BaseException | None], object]) -> None:
@@ -358,6 +359,7 @@ class ObjectReader:
             context.check_alive()
             exists = table.wait_ready(oid, waiter)
             self._engine.flush()
+            self._engine.listen()
         if exists:
             call(None)
         return withdraw
