@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -224,6 +225,21 @@ def cancel(job_ids: tuple[str, ...], timeout: float, folder: str | None) -> None
         click.echo(f"{job.job_id} {job.state}")
     if wrong:
         raise click.ClickException("\n".join(wrong))
+
+
+@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def serve(args: tuple[str, ...]) -> None:
+    """The command line of Ray Serve: run, deploy, status, ... (hpcray serve --help). Needs Ray's libraries.
+
+    `run` starts a node of its own, or joins the job that --address names; so do the others: RAY_ADDRESS, or the newest.
+    """
+    importlib.import_module("hpcray.compat.ray")
+    try:
+        scripts = importlib.import_module("ray.serve.scripts")
+    except ImportError as error:
+        raise click.ClickException(f"{error}; hint: docs/how-to/ray-libraries.md") from None
+    scripts.cli(args, prog_name="hpcray serve")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ AMENDMENTS = {
     "ray.serve._private.default_impl": "hpcray.compat.serve_ports:default_impl",
     "ray.serve._private.grpc_util": "hpcray.compat.serve_ports:grpc_util",
     "ray.serve._private.http_util": "hpcray.compat.serve_ports:http_util",
+    "ray.serve.scripts": "hpcray.compat.serve_ports:scripts",
     "ray.serve.schema": "hpcray.compat.serve_ports:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
 }

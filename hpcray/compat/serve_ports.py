@@ -79,6 +79,11 @@ def schema(module: ModuleType) -> None:
     config.model_rebuild(force=True)
 
 
+def scripts(module: ModuleType) -> None:
+    """Amend `ray.serve.scripts`: the config file that `serve build` writes names loopback, not all interfaces."""
+    module.get_all_interfaces_ip = lambda: _LOOPBACK  # type: ignore[attr-defined]
+
+
 def _is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,24 +15,27 @@ from typing import Any
 import pytest
 from helpers.strangers import needs_stranger
 
+from hpcray.compat.finder import LENT
+
 for needed in ("fastapi", "uvicorn", "aiohttp", "grpc", "requests", "yaml", "watchfiles"):
     pytest.importorskip(needed)
 
+yaml = pytest.importorskip("yaml")
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def results(program: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+def results(run: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Run a program of this directory; what it prints last."""
 
-    def run(name: str) -> dict[str, Any]:
-        shown = program(PROGRAMS / f"{name}.py", options=("--num-cpus", "8"))
+    def result(name: str) -> dict[str, Any]:
+        shown = run(PROGRAMS / f"{name}.py", options=("--num-cpus", "8"))
         found: dict[str, Any] = json.loads([line for line in shown.splitlines() if line.startswith("{")][-1])
         return found
 
-    return run
+    return result
 
 
 def test_handles_composition_streams_and_errors(results: Callable[..., Any]) -> None:
@@ -71,6 +77,49 @@ def test_http(results: Callable[..., Any]) -> None:
     }
 
 
+def test_fastapi(results: Callable[..., Any]) -> None:
+    tea = {"name": "tea", "price": 2.5, "tags": ["hot"]}
+    assert results("serve_fastapi") == {
+        "made": [201, tea, "/shop/items"],
+        "bad": [422, ["float_parsing", "string_too_short"]],
+        "list": {"names": ["tea", "ice/cream"], "currency": "EUR", "noted": ["nobody tea", "ann ice/cream"]},
+        "tagged": ["tea"],
+        "one": ["ice/cream", '"ice/cream"'],
+        "none": {"detail": "no x"},
+        "odd": [418, {"odd": "odd"}],
+        "thief": 401,
+        "free": {"who": "nobody"},
+        "started": {"started": "before the first request", "root": "/shop"},
+        "redirected": "pong",
+        "method": 405,
+        "openapi": ["/free", "/items", "/items/{name}", "/old", "/started", "/v2/ping"],
+        "docs": 200,
+        "asgi": "hi you",
+        "built": 7,
+        "id": "mine",
+        "unknown": 404,
+    }
+
+
+def test_grpc(results: Callable[..., Any]) -> None:
+    pytest.importorskip("grpc_reflection")
+    assert results("serve_grpc") == {
+        "healthy": "success",
+        "applications": ["greeter", "stand"],
+        "call": ["Hello Ann from here", 6, "mine"],
+        "method1": ["method 1: Ann", "Ann"],
+        "no name": ["INVALID_ARGUMENT", "who?", []],
+        "method2": "model m7",
+        "failed": ["INTERNAL", "RuntimeError: as asked", []],
+        "stream": ["0: Ann", "1: Ann", "2: Ann"],
+        "to": "ab cd ef",
+        "both": ["ba", "dc", "fe"],
+        "nowhere": ["NOT_FOUND", "Applications for available applications.", []],
+        "which": ["NOT_FOUND"],
+        "fruit": 32.0,
+    }
+
+
 def test_batches_multiplexing_and_autoscaling(results: Callable[..., Any]) -> None:
     found = results("serve_batching")
     assert found["squares"] == [number**2 for number in range(20)]
@@ -102,9 +151,20 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
     }  # fmt: skip
 
 
-def test_the_example(program: Callable[..., str]) -> None:
+@pytest.mark.skipif(os.environ.get("HPCRAY_TEST_ENGINE") == "ray", reason="Ray's is called serve")
+def test_the_command_line_of_serve_is_a_command_of_hpcray(libraries: str) -> None:
+    command = [sys.executable, "-m", "hpcray.cli", "serve", "build", "serve_text:app", "--app-dir", str(PROGRAMS)]
+    built = subprocess.run(
+        command, env={**os.environ, LENT: libraries}, capture_output=True, text=True, timeout=300, check=True
+    )
+    config = yaml.safe_load(built.stdout)
+    assert config["http_options"]["host"] == "127.0.0.1"
+    assert [one["name"] for one in config["applications"][0]["deployments"]] == ["Reverser", "Ingress"]
+
+
+def test_the_example(run: Callable[..., str]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shown = program(EXAMPLES / "serve_app.py", "--port", str(port), "--requests", "60", options=("--num-cpus", "8"))
+    shown = run(EXAMPLES / "serve_app.py", "--port", str(port), "--requests", "60", options=("--num-cpus", "8"))
     assert re.search(r"60 requests, 40 good, \d+ requests/s over HTTP", shown), shown

@@ -28,3 +28,6 @@ class Ingress:
 
 def build(args: dict) -> serve.Application:
     return Ingress.bind(Reverser.bind(), int(args["repeat"]))
+
+
+app = build({"repeat": "3"})
