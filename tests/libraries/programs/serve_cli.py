@@ -38,8 +38,8 @@ def until(condition, seconds: float = 120) -> bool:
 
 def answer(port: int, path: str, **params) -> str:
     try:
-        response = requests.get(f"http://127.0.0.1:{port}{path}", params=params, timeout=20)
-    except requests.ConnectionError:
+        response = requests.get(f"http://127.0.0.1:{port}{path}", params=params, timeout=60)
+    except (requests.ConnectionError, requests.Timeout):
         return "nothing"
     return response.text if response.status_code == 200 else f"{response.status_code}"
 
