@@ -1,8 +1,9 @@
 """Kinds of values whose bytes travel out of band, beside those of which the libraries see to it themselves.
 
 NumPy keeps the buffers of contiguous arrays out of band (protocol 5), pandas and Arrow build on the same. Added here:
-arrays that are not contiguous, of dates, or of dtypes of other libraries; JAX's arrays; memoryviews; `bytes` and
-`bytearray` as such, and the memory of PyTorch's CPU tensors, all of which are copied once, when they are read.
+arrays that are not contiguous, of dates, or of dtypes of other libraries; JAX's arrays; slices of Arrow data, without
+the memory beside the slice; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's CPU tensors, all
+of which are copied once, when they are read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import cloudpickle
 
 from hpcray.common.exception_pickling import CUSTOM
 from hpcray.common.madvise import madvise
+from hpcray.protocol import arrow_pickling
 
 _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
@@ -60,7 +62,9 @@ class _Reducers(dict[Any, Callable[[Any], Any]]):
     def __missing__(self, kind: Any) -> Callable[[Any], Any]:
         reducer = _OF_LIBRARIES.get((kind.__module__, kind.__qualname__))
         if reducer is None:
-            return copyreg.dispatch_table[kind]
+            if kind.__module__ != "pyarrow.lib" or not kind.__name__.endswith("Array"):
+                return copyreg.dispatch_table[kind]
+            reducer = arrow_pickling.reduce_array  # a class for each type of element
         self[kind] = reducer
         return reducer
 
@@ -294,6 +298,9 @@ COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) f
 
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("numpy", "ndarray"): _reduce_array,
+    ("pyarrow.lib", "ChunkedArray"): arrow_pickling.reduce_chunks,
+    ("pyarrow.lib", "RecordBatch"): arrow_pickling.reduce_batch,
+    ("pyarrow.lib", "Table"): arrow_pickling.reduce_table,
     ("starlette.datastructures", "State"): _reduce_state,
     ("jaxlib._jax", "ArrayImpl"): _reduce_jax_array,
     ("jaxlib.xla_extension", "ArrayImpl"): _reduce_jax_array,

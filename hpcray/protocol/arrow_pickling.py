@@ -1,0 +1,91 @@
+"""Slices of Arrow tables, batches and arrays, pickled without the memory beside the slice.
+
+A slice shares the memory of what it was sliced from, and Arrow's own pickle of it holds all of that memory. Ray Data
+sends each block of a shuffle as slices, one to each reducer: those would be as large as the block.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+_SLACK = 4096  # bytes that travel needlessly rather than are copied
+
+
+def _shares_memory(data: Any) -> bool:
+    """Whether Arrow data is a slice of much larger memory: Arrow's own pickle of it would hold all of that."""
+    try:
+        return bool(data.get_total_buffer_size() > data.nbytes * 9 // 8 + _SLACK)
+    except (TypeError, NotImplementedError, ValueError):
+        return False  # the size of some types is not known
+
+
+def reduce_table(table: Any) -> Any:
+    """The `__reduce__` of a `pyarrow.Table`."""
+    if not _shares_memory(table):
+        return table.__reduce_ex__(5)
+    return _table_of, _stream(table)
+
+
+def reduce_batch(batch: Any) -> Any:
+    """The `__reduce__` of a `pyarrow.RecordBatch`."""
+    if not _shares_memory(batch):
+        return batch.__reduce_ex__(5)
+    return _batch_of, _stream(batch)
+
+
+def reduce_chunks(chunks: Any) -> Any:
+    """The `__reduce__` of a `pyarrow.ChunkedArray`."""
+    if not _shares_memory(chunks):
+        return chunks.__reduce_ex__(5)
+    import pyarrow
+
+    return _chunks_of, _stream(pyarrow.table([chunks], names=[""]))
+
+
+def reduce_array(array: Any) -> Any:
+    """The `__reduce__` of an array of Arrow."""
+    if not _shares_memory(array):
+        return array.__reduce_ex__(5)
+    import pyarrow
+
+    return _array_of, _stream(pyarrow.record_batch([array], names=[""]))
+
+
+def _stream(data: Any) -> tuple[Any, Any]:
+    """A table or batch as a stream of Arrow's IPC format, which holds what belongs to a slice only.
+
+    Returns:
+        The stream; the schema if it has extension types: to unpickle it first imports the modules that register them.
+    """
+    import pyarrow
+
+    if not data.num_rows:  # of some columns without rows Arrow writes the whole memory
+        data = pyarrow.RecordBatch.from_pylist([], schema=data.schema)
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, data.schema) as writer:
+        writer.write(data)
+    extended = any(isinstance(kind, pyarrow.BaseExtensionType) for kind in data.schema.types)
+    return pickle.PickleBuffer(sink.getvalue()), data.schema if extended else None
+
+
+def _table_of(stream: Any, schema: Any) -> Any:
+    import pyarrow
+
+    table = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_all()
+    return table if schema is None or table.schema == schema else table.cast(schema)  # of types that nobody registers
+
+
+def _batch_of(stream: Any, schema: Any) -> Any:
+    import pyarrow
+
+    batch = pyarrow.ipc.open_stream(pyarrow.py_buffer(stream)).read_next_batch()
+    return batch if schema is None or batch.schema == schema else batch.cast(schema)
+
+
+def _chunks_of(stream: Any, schema: Any) -> Any:
+    return _table_of(stream, schema).column(0)
+
+
+def _array_of(stream: Any, schema: Any) -> Any:
+    return _batch_of(stream, schema).column(0)
