@@ -13,7 +13,7 @@ _SLACK = 4096  # bytes that travel needlessly rather than are copied
 
 
 def _shares_memory(data: Any) -> bool:
-    """Whether Arrow data is a slice of much larger memory: Arrow's own pickle of it would hold all of that."""
+    """Return True for a slice of much larger memory: Arrow's own pickle of it would hold all of that."""
     try:
         return bool(data.get_total_buffer_size() > data.nbytes * 9 // 8 + _SLACK)
     except (TypeError, NotImplementedError, ValueError):
@@ -53,7 +53,7 @@ def reduce_array(array: Any) -> Any:
 
 
 def _stream(data: Any) -> tuple[Any, Any]:
-    """A table or batch as a stream of Arrow's IPC format, which holds what belongs to a slice only.
+    """Write a table or batch as a stream of Arrow's IPC format, which holds what belongs to a slice only.
 
     Returns:
         The stream; the schema if it has extension types: to unpickle it first imports the modules that register them.
