@@ -120,6 +120,33 @@ def test_grpc(results: Callable[..., Any]) -> None:
     }
 
 
+def test_handles_and_contexts(results: Callable[..., Any]) -> None:
+    assert results("serve_handles") == {
+        "local": [8, [0, 1, 4]],
+        "handle": [15, 18],
+        "names": ["Renamed", "worker"],
+        "context": {"app": "worker", "deployment": "Renamed", "same": True, "rank": 0, "size": 1, "colour": "blue"},
+        "by name": 3,
+        "other": "hello replica",
+        "large": [1000000.0, 500000],
+        "ref": 1000000.0,
+        "error": ["RayTaskError", "LookupError: deep"],
+        "no method": ["RayTaskError(RayServeException)"],
+        "no app": ["RayServeException", "Application 'none' does not exist."],
+        "stream": [True, []],
+        "chain": [{"a": 60, "b": 120}, [0, 2, 4]],
+        "deployments": ["A", "B", "Chain", "Worker"],
+        "cancelled": ["RequestCancelledError"],
+        "nested": ["cancelled"],
+        "freed": "through",
+        "full": "BackPressureError",
+        "through": ["through", "through", "through"],
+        "timeout": ["GetTimeoutError"],
+        "loop": [0, 3, 6, 9, 12, 0, 1, 4, "timeout"],
+        "deleted": "DeploymentUnavailableError",
+    }
+
+
 def test_batches_multiplexing_and_autoscaling(results: Callable[..., Any]) -> None:
     found = results("serve_batching")
     assert found["squares"] == [number**2 for number in range(20)]
@@ -148,6 +175,7 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
     found = results("serve_ports")
     assert found == {
         "http": ["127.0.0.1"], "everywhere": False, "own": "hello", "stranger": "", "grpc": ["UNAUTHENTICATED"],
+        "proxy": [["127.0.0.1"], "PERMISSION_DENIED", "OK"],
     }  # fmt: skip
 
 

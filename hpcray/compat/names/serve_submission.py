@@ -6,6 +6,7 @@ controller of Serve itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import hpcray
 from hpcray.api.session import is_initialized
+from hpcray.common.exceptions import RayActorError
 
 logger = logging.getLogger("ray.serve")
 
@@ -69,11 +71,11 @@ class ServeSubmissionClient:
         """Return the state of all applications, as `ray.serve.schema.ServeInstanceDetails` has it."""
         from ray.serve.schema import ServeInstanceDetails
 
+        details: dict[str, Any] = ServeInstanceDetails.get_empty_schema_dict()
         client = self._client()
-        if client is None:
-            empty: dict[str, Any] = ServeInstanceDetails.get_empty_schema_dict()
-            return empty
-        details: dict[str, Any] = hpcray.get(client._controller.get_serve_instance_details.remote(source=None))
+        if client is not None:
+            with contextlib.suppress(RayActorError):  # Serve is being shut down
+                details = hpcray.get(client._controller.get_serve_instance_details.remote(source=None))
         return details
 
     def deploy_applications(self, config: dict[str, Any]) -> None:

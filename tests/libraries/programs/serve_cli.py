@@ -116,11 +116,23 @@ def main():
 
     # A job of its own, that Ctrl-C ends.
     file.write_text(yaml.safe_dump(config(port, application(".", 3))))
-    with subprocess.Popen([*SERVE, "run", str(file)], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*SERVE, "run", "--address", "local", str(file)], stdout=subprocess.DEVNULL) as process:
         found["run"] = until(lambda: answer(port, "/text", text="ab") == "bababa.")
         process.send_signal(signal.SIGINT)
         found["interrupted"] = process.wait(60)
-    found["closed"] = answer(port, "/text", text="ab")
+    found["closed"] = until(lambda: answer(port, "/text", text="ab") == "nothing")
+    blocking = f"""
+import ray, serve_text
+from ray import serve
+ray.init("local", num_cpus=4)
+serve.start(http_options={{"port": {port}}})
+serve.run(serve_text.app, blocking=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", blocking], stderr=subprocess.DEVNULL) as process:
+        found["blocking"] = until(lambda: answer(port, "/", text="ab") == "bababa")
+        process.send_signal(signal.SIGINT)
+        found["interrupt"] = process.wait(60)
+    found["end"] = until(lambda: answer(port, "/", text="ab") == "nothing")
     directory.cleanup()
     print(json.dumps(found))
 

@@ -5,6 +5,8 @@ import json
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 
 import grpc
 import ray
@@ -50,6 +52,22 @@ def ask(port: int) -> str:
         return ""
 
 
+def ask_grpc(port: int, uid: int) -> str:
+    """What becomes of a call of the gRPC proxy by a process of this user: gRPC does not work in forked ones."""
+    code = f"""
+import os, grpc
+with grpc.insecure_channel("127.0.0.1:{port}") as channel:  # connects when it is used
+    os.setresgid({uid}, {uid}, {uid})
+    os.setresuid({uid}, {uid}, {uid})
+    try:
+        channel.unary_unary("/ray.serve.RayServeAPIService/Healthz")(b"", timeout=60)
+        print("OK")
+    except grpc.RpcError as error:
+        print(error.code().name)
+"""
+    return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
 def sockets(pids: list[int]) -> set[str]:
     """Inodes of the sockets that processes have."""
     found = set()
@@ -77,15 +95,18 @@ def listening(pids: list[int]) -> dict[int, set[str]]:
 
 def main():
     ray.init(num_cpus=4)
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket() as another:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve.start(http_options={"port": port})
+        another.bind(("127.0.0.1", 0))
+        port, proxy = probe.getsockname()[1], another.getsockname()[1]
+    functions = ["ray.serve.generated.serve_pb2_grpc.add_UserDefinedServiceServicer_to_server"]
+    serve.start(http_options={"port": port}, grpc_options={"port": proxy, "grpc_servicer_functions": functions})
     serve.run(Open.bind(), name="open", route_prefix="/")
     now = listening([actor.pid for actor in list_actors(filters=[("state", "=", "ALIVE")], detail=True)])
     found = {"http": sorted(now.pop(port)), "everywhere": any(where & {"0.0.0.0", "::"} for where in now.values())}
     found["own"] = requests.get(f"http://127.0.0.1:{port}/").text
     found["stranger"] = as_stranger(ask, port)
+    found["proxy"] = sorted(now.pop(proxy)), ask_grpc(proxy, STRANGER), ask_grpc(proxy, os.getuid())
     codes = set()
     for number, addresses in now.items():
         for address in addresses:
