@@ -175,7 +175,7 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
     found = results("serve_ports")
     assert found == {
         "http": ["127.0.0.1"], "everywhere": False, "own": "hello", "stranger": "", "grpc": ["UNAUTHENTICATED"],
-        "proxy": [["127.0.0.1"], "PERMISSION_DENIED", "OK"],
+        "proxy": [["::ffff:127.0.0.1"], "PERMISSION_DENIED", "OK"],
     }  # fmt: skip
 
 
