@@ -170,6 +170,25 @@ def test_replicas_and_controller_that_die_are_replaced(results: Callable[..., An
     }
 
 
+def test_updates_ends_and_failures(results: Callable[..., Any]) -> None:
+    assert results("serve_lifecycle") == {
+        "update": [[1, 2], []],
+        "ended": True,
+        "reconfigured": [[2, 20], []],
+        "three": [True, [[20], []]],
+        "one": [True, [[20], []]],
+        "in flight": [[20, 20, 20], True],
+        "raise": True,
+        "raise status": ["DEPLOY_FAILED", True],
+        "exit": True,
+        "exit status": ["DEPLOY_FAILED", False],
+        "logged": [["logs_Logging", "logs", "DEBUG", "body", "debugged this"], True, "serve"],
+        "zero": 0,
+        "woken": "woken",
+        "asleep": True,
+    }
+
+
 def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> None:
     needs_stranger()
     found = results("serve_ports")
