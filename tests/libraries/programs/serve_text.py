@@ -5,7 +5,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 
 
-@serve.deployment
+@serve.deployment(ray_actor_options={"num_cpus": 0.2})
 class Reverser:
     def __init__(self) -> None:
         self.ending = ""
@@ -17,7 +17,7 @@ class Reverser:
         return text[::-1] + self.ending
 
 
-@serve.deployment
+@serve.deployment(ray_actor_options={"num_cpus": 0.2})
 class Ingress:
     def __init__(self, reverser: DeploymentHandle, repeat: int) -> None:
         self.reverser, self.repeat = reverser, repeat
