@@ -19,15 +19,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def results(program: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+def results(run: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Run a program of this directory; what it prints last."""
 
-    def run(name: str, *arguments: str) -> dict[str, Any]:
-        shown = program(PROGRAMS / f"{name}.py", *arguments, options=("--num-cpus", "8"))
+    def program(name: str, *arguments: str) -> dict[str, Any]:
+        shown = run(PROGRAMS / f"{name}.py", *arguments, options=("--num-cpus", "8"))
         found: dict[str, Any] = json.loads([line for line in shown.splitlines() if line.startswith("{")][-1])
         return found
 
-    return run
+    return program
 
 
 def test_torch_workers_report_checkpoint_and_go_on(results: Callable[..., Any]) -> None:
@@ -85,12 +85,12 @@ def test_trainers_inside_of_a_search(results: Callable[..., Any]) -> None:
     assert results("train_tune") == {"values": [10, 20, 30], "best": 3}
 
 
-def test_the_example_goes_on_where_it_ended(program: Callable[..., str], tmp_path: Path) -> None:
+def test_the_example_goes_on_where_it_ended(run: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     accuracy = 0.0
     for epochs, started in ((2, 0), (6, 2)):
-        shown = program(
+        shown = run(
             EXAMPLES / "train_torch.py", "--storage", str(tmp_path), "--epochs", str(epochs),
             options=("--num-cpus", "8"),
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import ClassVar
 
 from hpcray.common.resources import ACCELERATORS
@@ -30,6 +31,7 @@ ZE_AFFINITY_MASK_ENV_VAR = LEVEL_ZERO
 ONEAPI_DEVICE_SELECTOR_ENV_VAR = ONEAPI
 NEURON_RT_VISIBLE_CORES_ENV_VAR = KINDS["neuron_cores"].variable
 TPU_VISIBLE_CHIPS_ENV_VAR = KINDS["TPU"].variable
+HPU_PACKAGE_AVAILABLE = find_spec("habana_frameworks") is not None
 HABANA_VISIBLE_DEVICES_ENV_VAR = KINDS["HPU"].variable
 ASCEND_RT_VISIBLE_DEVICES_ENV_VAR = KINDS["NPU"].variable
 NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR = NOSET + CUDA
