@@ -6,7 +6,8 @@
 
 The program is Ray's, word for word: it runs on Ray too. Each trial trains for up to 40 epochs and reports the accuracy
 on validation images after each; ASHA stops those that are behind. A trial's network is kept as a checkpoint, and what
-is judged in the end is the best one, on images that no trial has seen.
+is judged in the end is the best one, on images that no trial has seen. A run that finds a search in the directory goes
+on with it; SIGUSR1, with which Slurm may announce the end of a job, has Tune save the search and end.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from threadpoolctl import threadpool_limits
 SEED = 7
 EPOCHS = 40
 CHECKPOINT_EVERY = 5  # epochs
+UNFINISHED = 75  # exit code, EX_TEMPFAIL: slurm/tune.sbatch has the job requeued
 
 Part = tuple[np.ndarray, np.ndarray]
 
@@ -74,27 +76,36 @@ def main() -> None:
     ray.init()
     print(f"cluster: {len(ray.nodes())} nodes, {ray.cluster_resources().get('CPU', 0):g} CPUs")
     data, validation, test = parts_of_digits()
-    tuner = tune.Tuner(
-        tune.with_parameters(train, data=data, validation=validation),
-        param_space={
-            "hidden": tune.choice([8, 16, 32, 64]),
-            "learning_rate": tune.loguniform(1e-4, 1e-1),
-            "decay": tune.loguniform(1e-6, 1e-2),
-        },
-        tune_config=tune.TuneConfig(
-            metric="accuracy",
-            mode="max",
-            num_samples=options.trials,
-            scheduler=ASHAScheduler(max_t=EPOCHS, grace_period=CHECKPOINT_EVERY),
-        ),
-        run_config=tune.RunConfig(
-            name="digits",
-            storage_path=os.path.abspath(options.storage),
-            failure_config=tune.FailureConfig(max_failures=2),
-            verbose=1,
-        ),
-    )
+    trainable = tune.with_parameters(train, data=data, validation=validation)
+    storage = os.path.abspath(options.storage)
+    if tune.Tuner.can_restore(os.path.join(storage, "digits")):
+        tuner = tune.Tuner.restore(os.path.join(storage, "digits"), trainable, resume_errored=True)
+    else:
+        tuner = tune.Tuner(
+            trainable,
+            param_space={
+                "hidden": tune.choice([8, 16, 32, 64]),
+                "learning_rate": tune.loguniform(1e-4, 1e-1),
+                "decay": tune.loguniform(1e-6, 1e-2),
+            },
+            tune_config=tune.TuneConfig(
+                metric="accuracy",
+                mode="max",
+                num_samples=options.trials,
+                scheduler=ASHAScheduler(max_t=EPOCHS, grace_period=CHECKPOINT_EVERY),
+            ),
+            run_config=tune.RunConfig(
+                name="digits",
+                storage_path=storage,
+                failure_config=tune.FailureConfig(max_failures=2),
+                verbose=1,
+            ),
+        )
     results = tuner.fit()
+    ended = sum(bool(result.error or (result.metrics or {}).get("done")) for result in results)
+    if ended < options.trials:
+        print(f"{ended} of {options.trials} trials have ended: the next run goes on")
+        raise SystemExit(UNFINISHED)
     best = results.get_best_result()
     epochs = sum(result.metrics["training_iteration"] for result in results)
     print(f"search: {len(results)} trials, {results.num_errors} errors, {epochs} epochs of {len(results) * EPOCHS}")

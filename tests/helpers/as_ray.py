@@ -7,7 +7,25 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+def lent_libraries() -> str:
+    """The directory that lends Ray's libraries: what HPCRAY_RAY_LIBRARIES names, else the user's cache, into which they
+    are downloaded once. Skips the test where that does not succeed."""
+    from hpcray.compat.finder import LENT, RAY_VERSION
+    from hpcray.compat.libraries import InstallError, install
+
+    if named := os.environ.get(LENT):
+        return named
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        return str(install(str(cache / "hpcray" / f"ray-{RAY_VERSION}")))
+    except InstallError as error:
+        pytest.skip(str(error))
 
 
 def imported_ray(libraries: str = "") -> Iterator[Any]:

@@ -34,6 +34,8 @@ def boot(nodes: int = 4, name: str = "test", binding: bool = False) -> Cluster:
     name = f"{name}-{os.getpid()}"
     top = f"/run/hpcray-testcluster/{name}"
     shared = [(str(ROOT), f"{top}/hpcray"), (sys.prefix, f"{top}/venv")]
+    if libraries := os.environ.get("HPCRAY_RAY_LIBRARIES"):
+        shared.append((os.path.realpath(libraries), f"{top}/ray"))
     if sys.base_prefix != "/usr":  # the environment's interpreter is a link to it
         shared.append((sys.base_prefix, sys.base_prefix))
     return Cluster.up(name, nodes, shared=shared, binding=binding, owner=os.getpid())
@@ -142,9 +144,11 @@ class Slurm:
         """Wait until the job is over; returns what Slurm knows then."""
         return self.wait_state(job, *_OVER, timeout=timeout)
 
-    def wait_output(self, job: str, text: str) -> None:
+    def wait_output(self, job: str, text: str, timeout: float = _PATIENCE) -> None:
         """Wait until a batch job has written `text`; fail when it ends before."""
-        self.wait(lambda: text in self.output() or self.job(job)["JobState"] in _OVER, f"{text!r} of job {job}")
+        self.wait(
+            lambda: text in self.output() or self.job(job)["JobState"] in _OVER, f"{text!r} of job {job}", timeout
+        )
         assert text in self.output(), f"{self.job(job)}\n{self.output()}"
 
     def output(self) -> str:
@@ -170,6 +174,14 @@ class Slurm:
                 if host and comm not in _DAEMONS and pid not in firsts and name in ("", comm):
                     found.setdefault(host, []).append(pid)
         return found
+
+    def kill(self, host: str) -> None:
+        """End everything that jobs have on a host at once; Slurm's own processes live. Nobody is left to tidy up."""
+        for pid in self.processes().get(host, []):
+            with contextlib.suppress(OSError):
+                if not Path(f"/proc/{pid}/comm").read_text().startswith("slurm"):
+                    os.kill(pid, signal.SIGKILL)
+        subprocess.run(["rm", "-rf", *map(str, self._files(host))], check=False)
 
     def left(self) -> dict[str, Any]:
         """What is there besides the daemons: processes and files of each host, jobs and steps of Slurm."""

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.as_ray import imported_ray
+from helpers.as_ray import imported_ray, lent_libraries
 
-from hpcray.compat.finder import LENT, RAY_VERSION
-from hpcray.compat.libraries import InstallError, install
+from hpcray.compat.finder import LENT
 
 ROOT = Path(__file__).resolve().parents[2]
 CPUS = 4
@@ -28,15 +27,7 @@ REAL = os.environ.get("HPCRAY_TEST_ENGINE") == "ray"
 @pytest.fixture(scope="session")
 def libraries() -> str:
     """The directory that lends Ray's libraries."""
-    if named := os.environ.get(LENT):
-        return named
-    if REAL:
-        return ""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    try:
-        return str(install(str(cache / "hpcray" / f"ray-{RAY_VERSION}")))
-    except InstallError as error:
-        pytest.skip(str(error))
+    return os.environ.get(LENT, "") if REAL else lent_libraries()
 
 
 @pytest.fixture(scope="package")
