@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hpcray.common.exceptions import StartupError
-from hpcray.compat.finder import LENT, STANDIN
+from hpcray.common.ray_version import STANDIN
+from hpcray.compat.finder import LENT
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import RuntimeEnvSetupError
+from hpcray.common.submitted_jobs import job_config
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     IN_PLACE,
@@ -34,7 +35,6 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 _URI = "gcs://_ray_pkg_{}.zip"
-_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 _MODIFIER = "RAY_RUNTIME_ENV_HOOK"
 _INSTALLERS = ("pip", "uv")
@@ -77,7 +77,7 @@ class RuntimeEnvs:
                 found[field] = self._package(value, (env or {}).get("excludes") or [], inside=False)
             elif field == "py_modules":
                 excludes = (env or {}).get("excludes") or []
-                found[field] = [self._package(_path_of(item), excludes, inside=True) for item in value]
+                found[field] = [self._package(path_of_module(item), excludes, inside=True) for item in value]
             elif field == "worker_process_setup_hook":
                 found[field] = self._hook(value)
             elif field not in RuntimeEnv.known_fields and PLUGINS_VARIABLE in os.environ:
@@ -87,6 +87,8 @@ class RuntimeEnvs:
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
         """Merge the fields of a task or actor over those of its parent."""
         own = self.fields(env)
+        if isinstance(env, RuntimeEnv) and not env.inherits:
+            return own
         parent: Fields = {
             field: value
             for field, value in self.job.items()
@@ -107,13 +109,12 @@ class RuntimeEnvs:
         known = [entry for entry in _entries(self.job) if _uri_of(entry) == source]
         if known:
             return known[0]
-        source = os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+        source = local_path(source)
         if os.path.isdir(source):
             names = package_files(source, excludes)
             key = (source, files_signature(source, names), str(inside))
             if key not in self._packed:
-                top = os.path.basename(source) if inside else ""
-                self._packed[key] = self._stored(pack_package(source, names, top))
+                self._packed[key] = self._stored(pack_package(source, names, _top(source, inside)))
         else:
             key = (source, files_signature(os.path.dirname(source), [os.path.basename(source)]), "")
             if key not in self._packed:
@@ -162,8 +163,7 @@ def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[
         ValueError: the variable RAY_JOB_CONFIG_JSON_ENV_VAR is no JSON, or both name a field or a variable, unless
             RAY_OVERRIDE_JOB_RUNTIME_ENV is 1.
     """
-    submitted = environ.get(_SUBMITTED)
-    below = json.loads(submitted).get("runtime_env") if submitted else None
+    below = job_config(environ).get("runtime_env")
     if not below or (env is not None and not isinstance(env, Mapping)):
         return env
     names = [{*each, *(f"env_vars[{name}]" for name in each.get("env_vars") or ())} for each in (below, env or {})]
@@ -217,15 +217,38 @@ def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeE
     return RuntimeEnv(_validate=False, **found)
 
 
+def local_path(source: str) -> str:
+    """Return the absolute path of a source of a package."""
+    return os.path.abspath(os.path.expanduser(source.removeprefix("file://")))
+
+
+def package_of(source: str, excludes: list[str], inside: bool) -> bytes:
+    """Return the file or directory at a path as a package. Arguments as for `RuntimeEnvs`."""
+    source = local_path(source)
+    if os.path.isdir(source):
+        return pack_package(source, package_files(source, excludes), _top(source, inside))
+    return _file(source)
+
+
+def package_uri(digest: str) -> str:
+    """Return the URI of a package, as programs see it."""
+    return _URI.format(digest)
+
+
+def _top(source: str, inside: bool) -> str:
+    return os.path.basename(source) if inside else ""
+
+
 def _uri_of(package: Mapping[str, str]) -> str:
-    return IN_PLACE + package["local"] if "local" in package else _URI.format(package["hash"])
+    return IN_PLACE + package["local"] if "local" in package else package_uri(package["hash"])
 
 
 def _entries(fields: Fields) -> list[dict[str, str]]:
     return [*([fields["working_dir"]] if "working_dir" in fields else []), *fields.get("py_modules", ())]
 
 
-def _path_of(module: str | ModuleType) -> str:
+def path_of_module(module: str | ModuleType) -> str:
+    """Return the path of an entry of `py_modules`. Raises ValueError for a module without a file."""
     if isinstance(module, str):
         return module
     paths = list(getattr(module, "__path__", None) or ())

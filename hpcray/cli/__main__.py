@@ -18,6 +18,7 @@ import click
 from rich.text import Text
 
 from hpcray.cli import observe
+from hpcray.cli.job import job as job_group
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -33,7 +34,7 @@ _POLL = 0.2  # seconds between looks at a log that is followed
 _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
 
 
-@click.group(commands=observe.COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(commands=[*observe.COMMANDS, job_group], context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Ray's programming model on MPI, UCX and Slurm.
 

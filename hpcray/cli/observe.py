@@ -186,8 +186,9 @@ def why(address: str, timeout: float, as_json: bool, ref: str | None) -> None:
         _print_lines(show_lines(findings))
 
 
-_KINDS: dict[str, Callable[[StateAggregator], list[Any]]] = {
+KINDS: dict[str, Callable[[StateAggregator], list[Any]]] = {
     "actors": StateAggregator.actors,
+    "cluster-events": StateAggregator.cluster_events,
     "jobs": StateAggregator.jobs,
     "nodes": StateAggregator.nodes,
     "objects": StateAggregator.objects,
@@ -206,23 +207,25 @@ _SUMMARIES = {
 @_address
 @_process_timeout
 @_json
-@click.argument("kind", type=click.Choice(list(_KINDS)))
+@click.argument("kind", type=click.Choice(list(KINDS)))
 @click.option("-f", "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="COLUMN=VALUE or COLUMN!=VALUE.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="Most rows.")
 @click.option("--detail", is_flag=True, help="All columns.")
+@click.option("--format", "shape", type=click.Choice(["default", "table", "json"]), default="default", hidden=True)
 def list_(
-    address: str, timeout: float, as_json: bool, kind: str, filters: tuple[str, ...], limit: int, detail: bool
-) -> None:
+    address: str, timeout: float, as_json: bool, kind: str, filters: tuple[str, ...], limit: int, detail: bool,
+    shape: str,
+) -> None:  # fmt: skip
     """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them."""
     with job(address) as process:
         state = StateAggregator(process, timeout)
-        found = _KINDS[kind](state)
+        found = KINDS[kind](state)
     try:
         rows = select(found, [_parse_filter(text) for text in filters], limit)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     columns = rows[0].list_columns(detail) if rows else []
-    if as_json:
+    if as_json or shape == "json":
         _print_json([{name: row[name] for name in columns} for row in rows])
     else:
         print_table(columns, [[row[name] for name in columns] for row in rows])
@@ -255,6 +258,7 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
 @click.option("--node-ip", help="The node, by its address.")
 @click.option("--actor-id", help="What this actor wrote.")
 @click.option("--task-id", help="What this task wrote.")
+@click.option("--submission-id", help="What the entrypoint of this submitted job wrote.")
 @click.option("--attempt-number", default=0, show_default=True, help="Which run of the task.")
 @click.option("--pid", type=int, help="What this worker wrote.")
 @click.option("--err", is_flag=True, help="Standard error instead of standard output.")
@@ -275,7 +279,8 @@ def worker_logs(
             node_id = process.node_id
         reader = LogReader(process, timeout)
         try:
-            if not any((of["actor_id"], of["task_id"], of["pid"])) and (name is None or any(c in name for c in "*?[")):
+            named = any((of["actor_id"], of["task_id"], of["pid"], of["submission_id"]))
+            if not named and (name is None or any(c in name for c in "*?[")):
                 _print_lines(each for names in reader.find(node_id, node_ip, name or "*").values() for each in names)
                 return
             wanted = GetLogOptions(

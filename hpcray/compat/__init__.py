@@ -12,7 +12,7 @@ the import path of the driver, and workers get that path.
 
 from __future__ import annotations
 
-from hpcray.common.ray_version import RAY_VERSION
-from hpcray.compat.finder import STANDIN, install, installed, lend
+from hpcray.common.ray_version import RAY_VERSION, STANDIN
+from hpcray.compat.finder import install, installed, lend
 
 __all__ = ["RAY_VERSION", "STANDIN", "install", "installed", "lend"]

@@ -1,30 +1,37 @@
 """`python -m hpcray.compat install | uninstall | path`: make `import ray` import hpcray in this Python environment.
 `python -m hpcray.compat libraries install [DIR] | path`: Ray's own libraries (Data, Tune, ...), for `import ray.data`.
 
-`install` writes one line into site-packages (`hpcray-ray.pth`). The environment then has a package `ray` and a
-distribution "ray", for pip and `importlib.metadata` too. `install` refuses where the real Ray is installed.
+`install` writes one line into site-packages (`hpcray-ray.pth`), and the command `ray` beside `python`. The environment
+then has a package `ray` and a distribution "ray", for pip and `importlib.metadata` too. `install` refuses where the
+real Ray is installed.
 
 `libraries install` unpacks the libraries of Ray's wheel into a directory of this environment, or into DIR.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Sequence
 
+from hpcray.common.ray_version import STANDIN
 from hpcray.compat import libraries
-from hpcray.compat.finder import STANDIN
 
 _PTH = "hpcray-ray.pth"
+_COMMAND = """\
+#!/bin/sh
+exec {python} -m hpcray.cli.ray "$@"
+"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a command of the module docstring. Returns the exit code."""
     site = sysconfig.get_path("purelib")
-    path = os.path.join(site, _PTH)
+    path, command = os.path.join(site, _PTH), os.path.join(sysconfig.get_path("scripts"), "ray")
     if list(argv[:1]) == ["libraries"]:
         return libraries.main(list(argv[1:]))
     if list(argv) == ["path"]:
@@ -39,12 +46,16 @@ def main(argv: Sequence[str]) -> int:
             return 1
         with open(path, "w", encoding="utf-8") as file:
             file.write(STANDIN + "\n")
-        print(f"hpcray: import ray is hpcray now; {path}")
+        with open(command, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o755)) as file:
+            file.write(_COMMAND.format(python=shlex.quote(sys.executable)))
+        print(f"hpcray: import ray is hpcray now; {path}, {command}")
     elif list(argv) == ["uninstall"]:
         if not os.path.exists(path):
             print(f"hpcray: there is no {path}", file=sys.stderr)
             return 1
         os.unlink(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(command)
     else:
         print(__doc__, file=sys.stderr)
         return 2

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.common.config import RAY_LIBRARIES
-from hpcray.common.ray_version import RAY_VERSION
+from hpcray.common.ray_version import RAY_VERSION, STANDIN
 from hpcray.compat import table
 from hpcray.compat.amendments import amended_spec
 from hpcray.compat.names.log import generate_logging_config
@@ -26,8 +26,6 @@ from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 
 LENT = RAY_LIBRARIES
 """Variable: a directory with a package `ray`, as pip unpacks a real wheel, that lends its libraries (`lend`)."""
-STANDIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
-"""A directory for `sys.path`: a package `ray` and the metadata of a distribution "ray"."""
 
 DEFAULT_LIBRARIES = os.path.join(sys.prefix, "share", "hpcray", f"ray-{RAY_VERSION}")
 """Where `python -m hpcray.compat libraries install` puts them, and `install` looks where the variable is not set."""

@@ -124,12 +124,16 @@ class RuntimeEnv(dict[str, Any]):
         config: see `RuntimeEnvConfig`.
         kwargs: `excludes`, and Ray's other fields, which are refused when the environment is used.
 
+    Attributes:
+        inherits: False: the task or actor gets nothing of the environment of its parent.
+
     Raises:
         TypeError, ValueError: a field is of the wrong type, or its value is not allowed.
     """
 
     known_fields = frozenset({*SUPPORTED_FIELDS, *UNSUPPORTED_FIELDS, *_SILENT})
     extensions_fields = _SILENT
+    inherits = True
 
     def __init__(self, *, _validate: bool = True, **kwargs: Any) -> None:
         super().__init__()

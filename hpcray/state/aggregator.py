@@ -14,9 +14,10 @@ import msgspec
 from hpcray.common.ids import raylet_of, show_proc
 from hpcray.common.log_names import FIRST_JOB
 from hpcray.platform.runtime_env import JOB_FIELD, RUNTIME_ENV_VARIABLE
-from hpcray.protocol.messages import JobInfo
+from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
+from hpcray.state.job_table import JobInfo, JobTable
 from hpcray.state.options import Filter, check_filters
 from hpcray.state.schemas import (
     ActorState,
@@ -146,7 +147,37 @@ class StateAggregator:
         ]
 
     def jobs(self) -> list[JobState]:
-        """The jobs of the drivers that run."""
+        """The submitted jobs, and the jobs of the drivers that run and belong to none."""
+        submitted = [self._submitted(ident, info) for ident, info in JobTable(self._process).all().items()]
+        theirs = {row.job_id for row in submitted}
+        return submitted + [row for row in self._drivers() if row.job_id not in theirs]
+
+    def submitted_job(self, submission_id: str) -> JobState | None:
+        """The submitted job of this id; None for none."""
+        info = JobTable(self._process).find(submission_id)
+        return self._submitted(submission_id, info) if info is not None else None
+
+    def _submitted(self, submission_id: str, info: JobInfo) -> JobState:
+        driver = JobTable(self._process).driver(submission_id)
+        return JobState(
+            type="SUBMISSION",
+            job_id=driver["id"] if driver is not None else None,
+            submission_id=submission_id,
+            driver_info=driver,
+            status=info.status.value,
+            entrypoint=info.entrypoint,
+            message=info.message,
+            error_type=info.error_type.value if info.error_type is not None else None,
+            start_time=info.start_time,
+            end_time=info.end_time,
+            metadata=info.metadata,
+            runtime_env=info.runtime_env,
+            driver_agent_http_address=info.driver_agent_http_address,
+            driver_node_id=info.driver_node_id,
+            driver_exit_code=info.driver_exit_code,
+        )
+
+    def _drivers(self) -> list[JobState]:
         nodes = self._nodes()
         drivers = {one.proc: one for one in self._people() if one.kind != "worker"}
         found = []
@@ -300,7 +331,7 @@ def _equal(cell: Any, value: Any) -> bool:
 def job_of_actor(row: Mapping[str, Any]) -> str:
     """Return the id of the job that a row of the GCS's table of actors is of: its worker's environment says so."""
     fields = json.loads(dict(row["env"]).get(RUNTIME_ENV_VARIABLE) or "{}")
-    return msgspec.convert(fields[JOB_FIELD], JobInfo).job_id if JOB_FIELD in fields else FIRST_JOB
+    return msgspec.convert(fields[JOB_FIELD], DriverJob).job_id if JOB_FIELD in fields else FIRST_JOB
 
 
 def _actor_state(row: dict[str, Any]) -> str:

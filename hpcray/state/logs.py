@@ -10,9 +10,11 @@ from typing import Any
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.log_names import LOG_PIECE, parse_worker_log_name
+from hpcray.common.submitted_jobs import JOB_LOGS_PATH_TEMPLATE
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster
 from hpcray.state.aggregator import StateAggregator
+from hpcray.state.job_table import JobTable
 from hpcray.state.options import DEFAULT_LOG_LIMIT, GetLogOptions
 from hpcray.state.schemas import TaskState
 
@@ -65,6 +67,14 @@ class LogReader:
             found.setdefault(group, []).append(name)
         return found
 
+    def read(self, node_id: str, name: str, start: int) -> bytes:
+        """Return a piece of a file from offset `start` on; nothing at its end.
+
+        Raises:
+            LogError: there is no such file or node, or the node does not answer.
+        """
+        return self._read(LogPart(self._node(node_id, None).index, name), start, LOG_PIECE)[0]
+
     def stream(self, options: GetLogOptions) -> Iterator[bytes]:
         """Yield a log in pieces; with the media type "stream" without end.
 
@@ -116,9 +126,11 @@ class LogReader:
             found = self._of_actor(options.actor_id, options.suffix)
         elif options.task_id:
             found = self._of_task(options.task_id, int(options.attempt_number), options.suffix)
+        elif options.submission_id and not options.pid:
+            found = self._of_submission(options.submission_id)
         else:
             node = self._node(options.node_id, options.node_ip)
-            name = options.filename if not (options.pid or options.submission_id) else None
+            name = options.filename if not options.pid else None
             if options.pid:
                 known = [(parse_worker_log_name(one), one) for one in self._names(node, f"*{options.suffix}")]
                 name = next((one for parsed, one in known if parsed and parsed[1] == options.pid), None)
@@ -130,6 +142,14 @@ class LogReader:
                 + "".join(f"\t{name}: {getattr(options, name)}\n" for name in named)
             )
         return found
+
+    def _of_submission(self, submission_id: str) -> LogPart | None:
+        """The output of the entrypoint of a submitted job, on the node where it runs or ran."""
+        info = JobTable(self._process).find(submission_id)
+        if info is None or info.driver_node_id is None:
+            return None
+        name = JOB_LOGS_PATH_TEMPLATE.format(submission_id=submission_id)
+        return LogPart(self._node(info.driver_node_id, None).index, name)
 
     def _of_actor(self, actor_id: str, suffix: str) -> LogPart | None:
         """The file of the worker of an actor: of the present one, else of the last that has ended."""

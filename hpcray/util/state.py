@@ -300,7 +300,11 @@ _R = StateResource
 list_actors = _query(_list, _R.ACTORS, "The actors of the job, dead ones too.")
 list_placement_groups = _query(_list, _R.PLACEMENT_GROUPS, "The placement groups of the job.")
 list_nodes = _query(_list, _R.NODES, "The nodes of the job, dead ones too.")
-list_jobs = _query(_list, _R.JOBS, "The jobs of the drivers that run. (Jobs of the batch system: `hpcray jobs`.)")
+list_jobs = _query(
+    _list,
+    _R.JOBS,
+    "The submitted jobs, and those of other drivers that run. (Jobs of the batch system: `hpcray jobs`.)",
+)
 list_workers = _query(_list, _R.WORKERS, "The living processes of the job: drivers and workers.")
 list_tasks = _query(
     _list, _R.TASKS, "All tasks and calls that have not returned, and ended attempts that living workers remember."
@@ -378,7 +382,7 @@ def get_log(
         tail: begin with the last so many lines; -1: with the first.
         suffix: "out" or "err".
         encoding, errors: of the text; encoding None: yield bytes.
-        submission_id: without effect: jobs of the batch system have their own log files.
+        submission_id: whose entrypoint's output it is.
         attempt_number: which run of the task, from 0.
         filter_ansi_code: leave out the codes by which terminals show colors.
 

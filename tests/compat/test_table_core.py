@@ -647,13 +647,24 @@ def test_a_runtime_env_object_is_accepted_as_an_option(ray: Any) -> None:
     assert ray.get(ray.remote(lambda: os.environ["TABLE_WORD"]).options(runtime_env=env).remote()) == "set"
 
 
-@row("ray.job_submission", missing="there is no HTTP server; jobs are sent by hpcray.cluster.submit")
-def test_job_submission_raises_that_there_is_no_job_server(as_ray: Any) -> None:
+@row("ray.job_submission", differs="the address is a session directory; a URL stands for the only cluster on this host")
+def test_a_job_is_submitted_and_followed(ray: Any) -> None:
+    import asyncio
+
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    assert JobStatus("SUCCEEDED").is_terminal()
-    with pytest.raises(ConnectionError, match="no job server"):
-        JobSubmissionClient("http://127.0.0.1:8265")
+    client = JobSubmissionClient(ray.get_runtime_context().gcs_address)
+    job = client.submit_job(entrypoint="echo word", metadata={"k": "v"})
+
+    async def follow() -> str:
+        return "".join([piece async for piece in client.tail_job_logs(job)])
+
+    assert asyncio.run(follow()).endswith(f"Running entrypoint for job {job}: echo word\nword\n")
+    assert client.get_job_status(job) is JobStatus.SUCCEEDED
+    assert client.get_job_info(job).metadata == {"k": "v"}
+    assert client.delete_job(job)
+    with pytest.raises(RuntimeError, match="does not exist"):
+        client.get_job_status(job)
 
 
 @row("ray.util.client, ray://", missing="a program that runs outside of the job cannot join it")

@@ -256,12 +256,13 @@ def test_remote_functions_have_the_private_names_of_ray(ray: Any) -> None:
     assert function._function() == 1
 
 
-@row("ray.dashboard.utils", missing="there is no dashboard and no HTTP server")
-def test_the_dashboard_utils_raise_that_there_is_no_job_server(as_ray: Any) -> None:
+@row("ray.dashboard.utils", differs="the address of the job API is a session directory; there is no dashboard")
+def test_the_dashboard_utils_find_the_cluster_and_no_server(ray: Any) -> None:
     from ray.dashboard.utils import get_address_for_submission_client
 
-    with pytest.raises(ConnectionError, match="no job server"):
-        get_address_for_submission_client(None)
+    assert get_address_for_submission_client(None) == ray.get_runtime_context().gcs_address
+    with pytest.raises(ConnectionError, match="no HTTP server"):
+        get_address_for_submission_client("http://elsewhere.example:8265")
 
 
 # -------------------------------------------------------------------- import ray

@@ -120,6 +120,7 @@ SHARED_NAMES_ALLOWED = {
     "PlacementGroupID": "Ray's id class, beside the one of the API",
     "PlacementGroup": "Ray's handle, and the GCS's record of the group",
     "ActorState": "Ray's row of `list_actors`, and the message that announces a state",
+    "JobInfo": "Ray's record of a submitted job, and the message that describes a driver's",
 }
 """Names of Ray's API that hpcray must have twice."""
 
@@ -151,6 +152,7 @@ CONCRETE_BASES_ALLOWED = {
     "_GpuManager": "never made itself",
     "_KindManager": "never made itself",
     "_Result": "never made itself",
+    "_Model": "never made itself",
     "_OptionsBase": "never made itself",
     "_ValuesOperator": "never made itself",
 }

@@ -150,7 +150,7 @@ class ClusterQuery:
 
 def show_kernel(found: Mapping[str, Any]) -> str:
     """Render what `describe_process` found."""
-    if not found:
+    if "state" not in found:
         return "there is no such process"
     where = f", waits in {found['wchan']}" if found["wchan"] else ""
     return f"{found['state']}{where}, {found['threads']} threads, {found['rss'] >> 20} MiB"

@@ -1,0 +1,244 @@
+"""`ray job` and `hpcray job`: jobs in a cluster that runs. Options and output are Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pprint
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import click
+
+from hpcray.common.exceptions import RayError
+from hpcray.compat.names.serve_submission import parse_runtime_env_args
+from hpcray.job_submission import JobStatus, JobSubmissionClient
+from hpcray.platform.runtime_env import load_function
+
+_SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"
+_SLURM = "slurm://"
+_ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_POLL = 1.0  # seconds between looks at a job that was stopped
+
+
+@click.group()
+def job() -> None:
+    """Submit, stop, delete, or list jobs in a cluster that runs on this machine, or in a Slurm job."""
+
+
+def _command(function: Callable[..., None]) -> click.Command:
+    """Make a command of `job` with the options that all of them have."""
+
+    def run(address: str | None, headers: str | None, verify: str, **options: Any) -> None:
+        address = next((os.environ[name] for name in _ADDRESS_VARIABLES if os.environ.get(name)), address)
+        if address is not None and address.startswith(_SLURM):
+            _go_into_slurm_job(address.removeprefix(_SLURM))
+        with _errors_as_messages():
+            client = JobSubmissionClient(address)
+            click.echo(f"Job submission server address: {client.get_address()}")
+            function(client, **options)
+
+    params = list(getattr(function, "__click_params__", ()))[::-1]
+    address_help = (
+        "Session directory of the cluster, or slurm://JOBID (default: the newest cluster of this user on this "
+        "machine). RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it."
+    )
+    common = [
+        click.Option(["--address"], help=address_help),
+        click.Option(["--headers"], hidden=True),
+        click.Option(["--verify"], default="true", hidden=True),
+    ]
+    made = click.Command(function.__name__.rstrip("_"), params=[*common, *params], callback=run, help=function.__doc__)
+    job.add_command(made)
+    return made
+
+
+@_command
+@click.option("--job-id", help="Deprecated: --submission-id.")
+@click.option("--submission-id", help="Id of the job (default: a new one).")
+@click.option("--runtime-env", help="Path of a YAML file with a runtime_env.")
+@click.option("--runtime-env-json", help="The runtime_env as JSON.")
+@click.option("--working-dir", help="Directory of the files of the job; replaces the one in the runtime_env.")
+@click.option("--metadata-json", help="Metadata of the job as JSON.")
+@click.option("--entrypoint-num-cpus", type=float, help="CPUs for the entrypoint itself.")
+@click.option("--entrypoint-num-gpus", type=float, help="GPUs for the entrypoint itself.")
+@click.option("--entrypoint-memory", type=int, help="Memory for the entrypoint itself, in bytes.")
+@click.option("--entrypoint-resources", help="Further resources for the entrypoint itself, as JSON.")
+@click.option("--entrypoint-label-selector", help="Labels of the node of the entrypoint, as JSON.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end of the job, nor print its output.")
+@click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)
+def submit(
+    client: JobSubmissionClient, entrypoint: tuple[str, ...], no_wait: bool, runtime_env: str | None,
+    runtime_env_json: str | None, working_dir: str | None, metadata_json: str | None, job_id: str | None,
+    submission_id: str | None, entrypoint_resources: str | None, entrypoint_label_selector: str | None, **options: Any,
+) -> None:  # fmt: skip
+    """Submit a job, and print its output until it has ended: ray job submit -- python program.py --steps 3
+
+    Exit code 1 where it has failed.
+    """
+    if job_id:
+        click.echo("--job-id option is deprecated. Please use --submission-id instead.", err=True)
+    submission_id = submission_id or job_id
+    if os.environ.get(_SUBMIT_HOOK):
+        load_function(os.environ[_SUBMIT_HOOK])(
+            address=client.get_address(), job_id=submission_id, submission_id=submission_id, runtime_env=runtime_env,
+            runtime_env_json=runtime_env_json, metadata_json=metadata_json, working_dir=working_dir,
+            entrypoint=entrypoint, entrypoint_resources=entrypoint_resources,
+            entrypoint_label_selector=entrypoint_label_selector, no_wait=no_wait, **options,
+        )  # fmt: skip
+    job_id = client.submit_job(
+        entrypoint=shlex.join(entrypoint),
+        submission_id=submission_id,
+        runtime_env=parse_runtime_env_args(runtime_env, runtime_env_json, working_dir),
+        metadata=_parsed("metadata-json", metadata_json),
+        entrypoint_resources=_parsed("entrypoint-resources", entrypoint_resources),
+        entrypoint_label_selector=_parsed("entrypoint-label-selector", entrypoint_label_selector),
+        **options,
+    )
+    _print_framed(f"Job '{job_id}' submitted successfully", "green")
+    click.echo("Next steps")
+    for text, command in (
+        ("Query the logs of the job:", "logs"),
+        ("Query the status of the job:", "status"),
+        ("Request the job to be stopped:", "stop"),
+    ):
+        click.echo(f"  {text}\n    {click.style(f'ray job {command} {job_id}', bold=True)}")
+    click.echo()
+    if not no_wait:
+        click.echo("Tailing logs until the job exits (disable with --no-wait):")
+        if _follow(client, job_id) is JobStatus.FAILED:
+            sys.exit(1)
+
+
+@_command
+@click.argument("job-id")
+def status(client: JobSubmissionClient, job_id: str) -> None:
+    """Print the status of a job."""
+    _print_status(client, job_id)
+
+
+@_command
+@click.option("--no-wait", is_flag=True, help="Do not wait for the end of the job.")
+@click.argument("job-id")
+def stop(client: JobSubmissionClient, no_wait: bool, job_id: str) -> None:
+    """Ask a job to end, and wait until it has."""
+    click.echo(f"Attempting to stop job '{job_id}'")
+    client.stop_job(job_id)
+    if no_wait:
+        return
+    click.echo(f"Waiting for job '{job_id}' to exit (disable with --no-wait):")
+    while not (found := client.get_job_status(job_id)).is_terminal():
+        click.echo(f"Job has not exited yet. Status: {found}")
+        time.sleep(_POLL)
+    _print_status(client, job_id)
+
+
+@_command
+@click.argument("job-id")
+def delete(client: JobSubmissionClient, job_id: str) -> None:
+    """Forget a job that has ended. Its log stays."""
+    client.delete_job(job_id)
+    click.echo(f"Job '{job_id}' deleted successfully")
+
+
+@_command
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.argument("job-id")
+def logs(client: JobSubmissionClient, follow: bool, job_id: str) -> None:
+    """Print the output of a job."""
+    if follow:
+        _follow(client, job_id)
+    else:
+        click.echo(client.get_job_logs(job_id), nl=False)
+
+
+@_command
+def list_(client: JobSubmissionClient) -> None:
+    """List all jobs."""
+    click.echo(pprint.pformat(client.list_jobs()))
+
+
+def _follow(client: JobSubmissionClient, job_id: str) -> JobStatus:
+    """Print a job's output to its end. Ctrl-C ends the command, not the job."""
+
+    async def follow() -> None:
+        async for piece in client.tail_job_logs(job_id):
+            click.echo(piece, nl=False)
+
+    asyncio.run(follow())
+    return _print_status(client, job_id)
+
+
+def _print_status(client: JobSubmissionClient, job_id: str) -> JobStatus:
+    found = client.get_job_info(job_id)
+    if found.status is JobStatus.SUCCEEDED:
+        _print_framed(f"Job '{job_id}' succeeded", "green")
+    elif found.status is JobStatus.STOPPED:
+        click.secho(f"Job '{job_id}' was stopped", fg="yellow")
+    else:
+        if found.status is JobStatus.FAILED:
+            _print_framed(f"Job '{job_id}' failed", "red")
+        else:
+            click.echo(f"Status for job '{job_id}': {found.status}")
+        click.echo(f"Status message: {found.message}")
+    return found.status
+
+
+def _print_framed(text: str, colour: str) -> None:
+    line = "-" * len(text)
+    click.echo()
+    for one in (line, text, line):
+        click.secho(one, fg=colour)
+    click.echo()
+
+
+def _parsed(option: str, text: str | None) -> dict[str, Any] | None:
+    """The JSON object that an option holds."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"--{option} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise click.UsageError(f"--{option} is no JSON object: {text}")
+    return found
+
+
+@contextlib.contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, RuntimeError, TypeError, ValueError, OSError, RayError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _go_into_slurm_job(slurm_job: str) -> NoReturn:
+    """Run this command again, on the first node of a Slurm job, where the cluster's sockets are."""
+    if not slurm_job.isdecimal():
+        raise click.UsageError(f"--address {_SLURM}{slurm_job}: a job id is needed, as in slurm://4711 (see squeue)")
+    if shutil.which("srun") is None:
+        raise click.ClickException(f"--address {_SLURM}{slurm_job}: there is no srun on this machine")
+    words = sys.argv[sys.argv.index("job") :]
+    environ = {name: text for name, text in os.environ.items() if name not in _ADDRESS_VARIABLES}
+    line = ["srun", f"--jobid={slurm_job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none"]
+    os.execvpe("srun", [*line, sys.executable, "-m", "hpcray.cli.ray", *_without_address(words)], environ)
+
+
+def _without_address(words: list[str]) -> list[str]:
+    """The words of the command line, without the option; what follows `--` is the entrypoint."""
+    end = words.index("--") if "--" in words else len(words)
+    kept: list[str] = []
+    options = iter(words[:end])
+    for word in options:
+        if word == "--address":
+            next(options, None)
+        elif not word.startswith("--address="):
+            kept.append(word)
+    return [*kept, *words[end:]]

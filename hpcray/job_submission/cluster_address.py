@@ -1,0 +1,105 @@
+"""The cluster that an address of Ray's job API means: there is no HTTP server, and jobs go over its Unix sockets."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from urllib.parse import urlsplit
+
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
+from hpcray.platform.sockets import node_ip_address
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.node.options import ADDRESS
+
+_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_NONE = (
+    "no running hpcray node of this user on this machine; hint: start the cluster first, or run this on one of its "
+    "nodes: srun --jobid=JOB --overlap -n 1 ..."
+)
+
+
+def get_address_for_submission_client(address: str | None) -> str:
+    """Return the session directory of a node of the cluster that an address names.
+
+    Args:
+        address: None or "auto" (the cluster of this program, else the newest of this user on this machine), a session
+            directory, or the URL that Ray's dashboard would have on this machine (the cluster of this program, else the
+            only one of this user here). The variables RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it, as in Ray.
+
+    Raises:
+        ConnectionError: there is no such cluster, or this program has joined another one.
+        ValueError: the address is not valid.
+    """
+    address = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), address) or "auto"
+    own = current.process.session_dir if current.process is not None and current.process.dead is None else ""
+    if os.path.isabs(address):
+        return _of_path(address, own)
+    if address == "auto":
+        return own or _newest()
+    scheme, separator, _ = address.partition("://")
+    if scheme == "ray":
+        raise ConnectionError(
+            f"{address}: there is no Ray Client; hint: the address is None, 'auto', or a session directory"
+        )
+    url = urlsplit(address if separator else f"http://{address}")
+    if url.scheme not in ("http", "https"):
+        raise ValueError(f"address {address!r} is not valid; hint: None, 'auto', or the path of a session directory")
+    if url.hostname and not _is_here(url.hostname):
+        raise ConnectionError(
+            f"{address}: hpcray has no HTTP server, and a cluster is reached on its own nodes; hint: run this on "
+            f"{url.hostname} (srun --jobid=JOB --overlap -n 1 ...), with the address 'auto'"
+        )
+    return own or _only_one(address)
+
+
+def _of_path(path: str, own: str) -> str:
+    try:
+        info = read_session(path)
+        if own and read_session(own).session != info.session:
+            raise ConnectionError(
+                f"{path} is of another cluster than the one that this program has joined ({own}); hint: submit from a "
+                "program that has not called init()"
+            )
+    except StartupError as error:
+        raise ConnectionError(str(error)) from None
+    return own or info.path
+
+
+def _newest() -> str:
+    """The cluster that HPCRAY_ADDRESS names, else the one that was started last."""
+    if path := os.environ.get(ADDRESS):
+        return _of_path(path, "")
+    found = live_sessions()
+    if not found:
+        raise ConnectionError(f"Failed to connect to Ray at address: auto. There is {_NONE}")
+    return found[0].path
+
+
+def _only_one(address: str) -> str:
+    if path := os.environ.get(ADDRESS):
+        return _of_path(path, "")
+    clusters: dict[str, SessionInfo] = {}
+    for info in live_sessions():
+        clusters.setdefault(info.session, info)
+    if not clusters:
+        raise ConnectionError(f"Failed to connect to Ray at address: {address}. There is {_NONE}")
+    if len(clusters) > 1:
+        paths = ", ".join(info.path for info in clusters.values())
+        raise ConnectionError(
+            f"{address} stands for the one cluster of this user on this machine, but there are {len(clusters)}: "
+            f"{paths}; hint: name one of these directories (argument, --address or RAY_ADDRESS)"
+        )
+    return next(iter(clusters.values())).path
+
+
+def _is_here(host: str) -> bool:
+    name = socket.gethostname()
+    if host in ("localhost", name, name.partition(".")[0], node_ip_address()):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified

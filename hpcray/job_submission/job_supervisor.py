@@ -1,0 +1,213 @@
+"""The actor that runs the entrypoint of one submitted job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.api.actor import exit_actor
+from hpcray.common.config import RAY_LIBRARIES
+from hpcray.common.log_names import logs_directory
+from hpcray.common.ray_version import STANDIN
+from hpcray.common.submitted_jobs import (
+    JOB_CONFIG_VARIABLE,
+    JOB_ID_METADATA_KEY,
+    JOB_LOGS_PATH_TEMPLATE,
+    JOB_NAME_METADATA_KEY,
+)
+from hpcray.job_submission.entrypoint import Entrypoint
+from hpcray.platform.gpu_visibility import gpu_visibility_state
+from hpcray.platform.numa_binding import OMP_NUM_THREADS
+from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT
+from hpcray.platform.runtime_env_setup import set_up_python, unpack_package
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.node.options import ADDRESS
+from hpcray.state.job_table import JobErrorType, JobInfo, JobStatus, JobTable, start_timeout_problem
+
+_STOP_SIGNALS = ("SIGINT", "SIGTERM")
+_STOP_PATIENCE = "3"  # seconds
+_LAST_LINES, _LAST_CHARACTERS = 10, 20_000
+logger = logging.getLogger(__name__)
+
+
+class JobSupervisor:
+    """Starts the entrypoint when it is made, reports its state, and leaves with it.
+
+    Args:
+        submission_id: id of the job, which is in the table of jobs.
+        packages: digests of the packages that the job was submitted with: "working_dir" and "py_modules".
+        runtime_env: of the driver, without packages.
+        libraries: the directory of Ray's libraries, where the cluster has none; "" for none.
+    """
+
+    def __init__(
+        self, submission_id: str, packages: dict[str, list[str]], runtime_env: dict[str, Any], libraries: str
+    ) -> None:
+        process = current.process
+        assert process is not None
+        self._process: CoreWorker = process
+        self._submission_id, self._packages, self._libraries = submission_id, packages, libraries
+        self._runtime_env = runtime_env
+        self._table = JobTable(process)
+        self._lock = threading.Lock()
+        self._entrypoint: Entrypoint | None = None
+        self._stopping: threading.Thread | None = None
+        self._stop_requested = False
+        threading.Thread(target=self._run, name=f"job {submission_id}", daemon=True).start()
+
+    def ping(self) -> None:
+        """Answer."""
+
+    def stop(self) -> None:
+        """End the entrypoint, soon."""
+        with self._lock:
+            self._stop_requested = True
+            self._stop_entrypoint()
+
+    def _stop_entrypoint(self) -> None:
+        """Begin to end the entrypoint (lock held)."""
+        if self._entrypoint is None or self._stopping is not None:
+            return
+        self._stopping = threading.Thread(target=_stop, args=(self._submission_id, self._entrypoint), daemon=True)
+        self._stopping.start()
+
+    def _run(self) -> None:
+        try:
+            info = self._table.get(self._submission_id)
+            if info is not None and info.status is JobStatus.PENDING:
+                self._supervise(info)
+        except Exception:
+            text = traceback.format_exc()
+            logger.error("job %s: %s", self._submission_id, text)
+            self._fail(text, JobErrorType.JOB_ENTRYPOINT_COMMAND_START_ERROR)
+        finally:
+            exit_actor()
+
+    def _supervise(self, info: JobInfo) -> None:
+        if late := start_timeout_problem(info):
+            self._fail(late, JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT)
+            return
+        directory = logs_directory(self._process.session_dir)
+        os.makedirs(directory, 0o700, exist_ok=True)
+        path = os.path.join(directory, JOB_LOGS_PATH_TEMPLATE.format(submission_id=self._submission_id))
+        with open(path, "ab", buffering=0, opener=_private) as log:
+            now = time.time()
+            stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
+            log.write(f"{stamp}\tINFO {os.path.basename(__file__)} -- Runtime env is setting up.\n".encode())
+            try:
+                variables = self._variables_of_python()
+                working_dir, modules, paths = self._unpacked()
+            except Exception as error:
+                text = f"runtime_env setup failed: {error}"
+                log.write(text.encode())
+                self._fail(text, JobErrorType.RUNTIME_ENV_SETUP_FAILURE)
+                return
+            self._table.change(self._submission_id, JobStatus.RUNNING, driver_node_id=self._process.node_id)
+            log.write(f"Running entrypoint for job {self._submission_id}: {info.entrypoint}\n".encode())
+            environ = {**self._environ(info, working_dir, modules, paths), **variables}
+            with self._lock:
+                if not self._stop_requested:
+                    self._entrypoint = Entrypoint(info.entrypoint, log, environ, working_dir or None)
+        code = self._entrypoint.wait() if self._entrypoint is not None else 0
+        with self._lock:
+            stopping = self._stopping
+        if stopping is not None:
+            stopping.join()
+        self._report(code, path)
+
+    def _report(self, code: int, path: str) -> None:
+        """Report the end of the entrypoint."""
+        if self._stop_requested:
+            self._table.change(self._submission_id, JobStatus.STOPPED)
+        elif code == 0:
+            self._table.change(self._submission_id, JobStatus.SUCCEEDED, driver_exit_code=code)
+        else:
+            tail = _tail(path)
+            text = f"Job entrypoint command failed with exit code {code}"
+            text += f", last available logs (truncated to 20,000 chars):\n{tail}" if tail else ". No logs available."
+            self._fail(text, JobErrorType.JOB_ENTRYPOINT_COMMAND_ERROR, driver_exit_code=code)
+
+    def _fail(self, text: str, kind: JobErrorType, **changes: Any) -> None:
+        self._table.change(self._submission_id, JobStatus.FAILED, text, error_type=kind, **changes)
+
+    def _variables_of_python(self) -> dict[str, str]:
+        """Make the virtual environment that pip or uv fills, if there is one; return the variables that activate it."""
+        wanted: dict[str, Any] = {tool: self._runtime_env[tool] for tool in ("pip", "uv") if tool in self._runtime_env}
+        seconds = (self._runtime_env.get("config") or {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
+        limit = None if seconds == -1 else float(seconds)
+        return set_up_python(self._process.session_dir, wanted, limit).variables if wanted else {}
+
+    def _unpacked(self) -> tuple[str, list[str], list[str]]:
+        """Unpack the packages. Returns the working directory, "" for none, the modules, and their directories."""
+        places = {
+            digest: unpack_package(self._process.session_dir, digest, self._fetcher(digest))
+            for digest in dict.fromkeys(digest for digests in self._packages.values() for digest in digests)
+        }
+        local = str(self._runtime_env.get("working_dir") or "").removeprefix("local://")
+        working_dir = next((places[digest] for digest in self._packages.get("working_dir", ())), local)
+        paths = [places[digest] for digest in self._packages.get("py_modules", ())]
+        return working_dir, [os.path.join(path, name) for path in paths for name in sorted(os.listdir(path))], paths
+
+    def _fetcher(self, digest: str) -> Callable[[], bytes]:
+        return lambda: self._table.take_package(self._submission_id, digest)
+
+    def _environ(self, info: JobInfo, working_dir: str, modules: list[str], paths: list[str]) -> dict[str, str]:
+        """The environment of the entrypoint: that of the node, what the job's runtime_env changes, and the cluster."""
+        environ, base = dict(os.environ), gpu_visibility_state()["base"]
+        own = self._runtime_env.get("env_vars") or {}
+        job = self._process.job
+        for name in [*(dict(job.env) if job is not None else ()), OMP_NUM_THREADS]:
+            if name not in own and name != RAY_LIBRARIES:  # of the first driver, or of this worker
+                environ.pop(name, None)
+                environ.update({name: base[name]} if name in base else {})
+        if self._libraries:
+            environ.setdefault(RAY_LIBRARIES, self._libraries)
+        runtime_env = dict(self._runtime_env)
+        if "working_dir" in self._packages:
+            runtime_env["working_dir"] = working_dir
+        if modules:
+            runtime_env["py_modules"] = modules
+        metadata = {JOB_ID_METADATA_KEY: self._submission_id, JOB_NAME_METADATA_KEY: self._submission_id}
+        config = {"runtime_env": runtime_env, "metadata": {**metadata, **(info.metadata or {})}}
+        # `import ray` in an entrypoint is hpcray: a driver of the real Ray could not join this cluster.
+        path = [*([working_dir] if working_dir else []), *paths, STANDIN, environ.get("PYTHONPATH", "")]
+        return {
+            **environ,
+            JOB_CONFIG_VARIABLE: json.dumps(config),
+            "RAY_ADDRESS": self._process.session_dir,
+            ADDRESS: self._process.session_dir,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def _stop(submission_id: str, entrypoint: Entrypoint) -> None:
+    name = os.environ.get("RAY_JOB_STOP_SIGNAL", "SIGTERM")
+    if name not in _STOP_SIGNALS:
+        logger.warning("%s not a valid stop signal. Terminating job with SIGTERM.", name)
+        name = "SIGTERM"
+    patience = float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", _STOP_PATIENCE))
+    if not entrypoint.stop(getattr(signal, name), patience):
+        print(f"job {submission_id} did not end within {patience:g} s of {name}, and was killed", file=sys.stderr)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _tail(path: str) -> str:
+    """The last lines of a file, and of these the last characters."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        # A character has four bytes at most.
+        file.seek(max(0, end - 4 * _LAST_CHARACTERS))
+        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    return "".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]

@@ -1,0 +1,127 @@
+"""The command `ray`, on a cluster that is there for submitted jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine import PATIENCE, ROOT, alive, eventually
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The session directory of a cluster without a program of its own."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpcray.job_submission"], env=environ, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        line = holder.stdout.readline()
+        assert line.startswith("ready for jobs: ray job submit --address /"), line
+        yield line.split()[7]
+        holder.send_signal(signal.SIGTERM)
+        assert holder.wait(PATIENCE) == 0
+
+
+@pytest.fixture
+def command(cluster: str) -> Command:
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "HPCRAY_ADDRESS": cluster, **env}
+        line = [sys.executable, "-m", "hpcray.cli.ray", *words]
+        return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=3 * PATIENCE, check=False)
+
+    return run
+
+
+def test_submit_prints_the_output_and_ends_as_the_job_does(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import os, sys\nprint(sys.argv[1:], os.environ['WORD'], os.listdir())\n")
+    done = command(
+        "job", "submit", "--working-dir", str(tmp_path), "--runtime-env-json", '{"env_vars": {"WORD": "said"}}',
+        "--metadata-json", '{"k": "v"}', "--submission-id", "first", "--", sys.executable, "program.py", "a b", "--c",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Job 'first' submitted successfully" in done.stdout and "Next steps" in done.stdout
+    assert "['a b', '--c'] said ['program.py']" in done.stdout
+    assert "Job 'first' succeeded" in done.stdout
+    shown = command("job", "status", "first")
+    assert shown.returncode == 0 and "Job 'first' succeeded" in shown.stdout
+    assert "said" in command("job", "logs", "first").stdout
+    assert "said" in command("logs", "job", "--id", "first", "--tail", "1").stdout
+    rows = json.loads(command("list", "jobs", "--format", "json").stdout)
+    assert [row["status"] for row in rows if row["submission_id"] == "first"] == ["SUCCEEDED"]
+    assert "job-driver-first.log" in command("logs").stdout
+    assert "'k': 'v'" in command("job", "list").stdout
+    assert "deleted successfully" in command("job", "delete", "first").stdout
+    gone = command("job", "status", "first")
+    assert gone.returncode == 1 and "Job first does not exist" in gone.stderr
+
+
+def test_a_job_that_fails_is_a_command_that_fails(command: Command) -> None:
+    done = command("job", "submit", "--", "sh", "-c", "echo 'last words'; exit 4")
+    assert done.returncode == 1
+    assert "failed with exit code 4" in done.stdout and "last words" in done.stdout
+
+
+def test_a_job_is_stopped(command: Command) -> None:
+    started = command("job", "submit", "--no-wait", "--submission-id", "long", "--", "sleep", "600")
+    assert started.returncode == 0 and "Tailing" not in started.stdout
+    stopped = command("job", "stop", "long")
+    assert stopped.returncode == 0 and "Job 'long' was stopped" in stopped.stdout
+
+
+@pytest.mark.parametrize("name", ["start", "stop", "up", "down", "dashboard", "submit"])
+def test_what_has_no_meaning_here_says_what_has(command: Command, name: str) -> None:
+    done = command(name, "--head", "--port=6379")
+    assert done.returncode == 1 and f"ray {name}: " in done.stderr and "hint: " in done.stderr
+
+
+def test_the_other_commands_are_hpcrays(command: Command, tmp_path: Path) -> None:
+    assert command("--version").stdout == "ray, version 2.60.0\n"
+    assert "CPU" in command("status").stdout
+    (node,) = json.loads(command("list", "nodes", "--format", "json").stdout)
+    assert json.loads(command("get", "nodes", node["node_id"]).stdout)["state"] == "ALIVE"
+    missing = command("get", "actors", "00")
+    assert missing.returncode == 1 and "not found" in missing.stderr
+    trace = tmp_path / "trace.json"
+    assert command("timeline", str(trace)).returncode == 0 and trace.exists()
+
+
+def test_without_a_cluster_the_error_says_where_to_run(command: Command, tmp_path: Path) -> None:
+    done = command("job", "list", HPCRAY_ADDRESS="", HPCRAY_TMPDIR=str(tmp_path))
+    assert done.returncode == 1 and "hint: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_environment_has_the_command_when_the_stand_in_is_installed(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    paths = os.pathsep.join([str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
+    environ = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([python, "-m", "hpcray.compat", "install"], env=environ, check=True)
+    script = tmp_path / "venv" / "bin" / "ray"
+    shown = subprocess.run([script, "--version"], env=environ, capture_output=True, text=True, check=True)
+    assert shown.stdout == "ray, version 2.60.0\n"
+    subprocess.run([python, "-m", "hpcray.compat", "uninstall"], env=environ, check=True)
+    assert not script.exists()
+
+
+def test_the_end_of_the_cluster_ends_its_jobs(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hpcray.job_submission"], env=environ, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        address = holder.stdout.readline().split()[7]
+        line = [sys.executable, "-m", "hpcray.cli.ray", "job", "submit", "--no-wait", "--address", address, "--"]
+        subprocess.run([*line, "sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"], env=environ, check=True)
+        pid = int(eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+        holder.send_signal(signal.SIGINT)
+        assert holder.wait(PATIENCE) == 0
+    eventually(lambda: not alive(pid), "the end of the entrypoint")
