@@ -7,7 +7,6 @@ environment for life.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import uuid
@@ -15,12 +14,11 @@ from itertools import count
 
 import msgspec
 
+from hpcray.api.submitted_driver import report_to_submission
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
-from hpcray.common.submitted_jobs import DRIVER_PREFIX, JOB_ID_METADATA_KEY, KV_NAMESPACE, job_config, job_key
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import JOB_FIELD
-from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
@@ -57,20 +55,11 @@ def announce(
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.
         process.set_job(job)
     number = _number(process)
-    _report_to_submission(process, _id_of(number))
+    report_to_submission(process, _id_of(number))
     if number == 1:
         return {}
     process.job = job = msgspec.structs.replace(job, job_id=_id_of(number))
     return {JOB_FIELD: msgspec.to_builtins(job)}
-
-
-def _report_to_submission(process: CoreWorker, job_id: str) -> None:
-    """Store who the driver is of the submitted job whose entrypoint this process is, or was started by."""
-    submission = (job_config(os.environ).get("metadata") or {}).get(JOB_ID_METADATA_KEY)
-    if submission:
-        driver = {"id": job_id, "node_ip_address": node_ip_address(), "pid": str(os.getpid())}
-        packed = json.dumps(driver).encode()
-        process.gcs.call("kv_put", job_key(DRIVER_PREFIX, submission), packed, True, KV_NAMESPACE)
 
 
 def _id_of(number: int) -> str:
