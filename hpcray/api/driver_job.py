@@ -8,6 +8,7 @@ environment for life.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from itertools import count
@@ -19,8 +20,11 @@ from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import JOB_FIELD
-from hpcray.protocol.messages import JobInfo
-from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.protocol.messages import WORKER, JobInfo
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+
+LIBRARY = re.compile(r"ray\.(data|train|tune|serve|rllib)(\.[a-z]\w*)?")
+"""The public modules of Ray's libraries."""
 
 
 def announce(
@@ -50,6 +54,7 @@ def announce(
         os.getcwd(),
         tuple(sorted(env.items())),
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
+        () if process.config.preload else imported_libraries(),
     )
     if process.job is None:
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.
@@ -58,8 +63,28 @@ def announce(
     report_to_submission(process, _id_of(number))
     if number == 1:
         return {}
-    process.job = job = msgspec.structs.replace(job, job_id=_id_of(number))
+    process.job = job = msgspec.structs.replace(job, job_id=_id_of(number), preload=())
     return {JOB_FIELD: msgspec.to_builtins(job)}
+
+
+def imported_libraries() -> tuple[str, ...]:
+    """Return the modules of Ray's libraries that this program has imported so far, to be preloaded by its nodes.
+
+    HPCRAY_PRELOAD, where it is set, says what is preloaded instead.
+    """
+    if not os.environ.get(RAY_LIBRARIES) or "HPCRAY_PRELOAD" in os.environ:
+        return ()
+    return tuple(name for name in sys.modules if LIBRARY.fullmatch(name))
+
+
+def preload(library: str) -> None:
+    """Have the nodes preload a library of Ray that this program, the first driver, begins to import after `init`."""
+    process = current.process
+    if process is None or process.job is None or process.job.job_id != _id_of(1) or process.kind == WORKER:
+        return
+    if "HPCRAY_PRELOAD" in os.environ or library in (*process.job.preload, *process.config.preload.split(",")):
+        return
+    process.set_job(msgspec.structs.replace(process.job, preload=(*process.job.preload, library)))
 
 
 def _id_of(number: int) -> str:

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.api.driver_job import announce
+from hpcray.api.driver_job import announce, imported_libraries
 from hpcray.api.late_address import LateAddress
 from hpcray.api.logging_config import LoggingConfig
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
-from hpcray.common.config import RAY_LIBRARIES, Config
+from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
@@ -368,10 +368,11 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
 
 
 def _preloading(options: NodeOptions) -> NodeOptions:
-    """A node that is started here imports Ray Data once, where the program has: 1.5 s less in each of its workers."""
-    if "ray.data" not in sys.modules or not os.environ.get(RAY_LIBRARIES) or "HPCRAY_PRELOAD" in os.environ:
+    """A node that is started here imports once what the program has of Ray's libraries: seconds less in each worker."""
+    modules = imported_libraries()
+    if not modules:
         return options
-    return msgspec.structs.replace(options, config={"preload": "ray.data", **options.config})
+    return msgspec.structs.replace(options, config={"preload": ",".join(modules), **options.config})
 
 
 def _configure_logging(wanted: bool, level: int | str, line_format: str | None) -> None:

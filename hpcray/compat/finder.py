@@ -17,6 +17,7 @@ from collections.abc import MutableSequence, Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
+from hpcray.api.driver_job import LIBRARY, preload
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ray_version import RAY_VERSION, STANDIN
 from hpcray.compat import table
@@ -103,6 +104,7 @@ class Finder:
     """
 
     lent = ""
+    _begun = ""
 
     def lends(self, fullname: str) -> bool:
         """True for a module that Python's path finder loads from a real wheel, by way of its package's `__path__`."""
@@ -114,6 +116,14 @@ class Finder:
         while name and name not in table.HELPERS:
             name = name.rpartition(".")[0]
         return bool(name)
+
+    def _begins(self, library: str) -> bool:
+        """True unless the library is imported by another one, which is being imported."""
+        outer = sys.modules.get(self._begun)
+        if getattr(getattr(outer, "__spec__", None), "_initializing", False):
+            return False
+        self._begun = library
+        return True
 
     def directories(self, fullname: str) -> list[str]:
         """Return where Python's path finder looks for the submodules of a facade that a real wheel lends."""
@@ -134,6 +144,8 @@ class Finder:
         if fullname != "ray" and not fullname.startswith("ray."):
             return None
         if self.lends(fullname):
+            if LIBRARY.fullmatch(fullname) and self._begins(fullname):
+                preload(fullname)
             return amended_spec(fullname, path)
         if fullname not in table.MODULES:
             if _called_by_find_spec():

@@ -26,6 +26,13 @@ class ForkWorker(Struct, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class Preload(Struct, frozen=True):
+    """Import these modules before the next worker is forked, with these environment variables set."""
+
+    modules: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
 class KillWorker(Struct, frozen=True):
     """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
 
@@ -118,6 +125,6 @@ class DiscardSpilled(Struct, frozen=True):
 
 
 Effect = Union[
-    Send, ForkWorker, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill, DiscardSpilled,
-    LendSpilled, ReserveOverflow, ReleaseOverflow,
+    Send, ForkWorker, Preload, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill,
+    DiscardSpilled, LendSpilled, ReserveOverflow, ReleaseOverflow,
 ]  # fmt: skip

@@ -8,7 +8,8 @@ grandchildren of workers cannot escape.
 
 Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
 
-    ["prepare", copies, modules]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]  ["stop"]
+    ["prepare", copies, modules, env]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]
+    ["stop"]
     ["ready"]  ["broken", text]  ["not imported", module, traceback]
     ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
@@ -153,13 +154,21 @@ class _ForkServer:
             self._driver = ProcessIdentity(*args)
         return bool(what != "stop")
 
-    def _prepare(self, copies: list[list[str]], modules: list[str]) -> None:
+    def _prepare(self, copies: list[list[str]], modules: list[str], env: list[tuple[str, str]]) -> None:
         PathRelocation(copies).apply()
+        before = dict(os.environ)
+        for variable, text in env:
+            os.environ[variable] = text
         for name in modules:
             try:
                 importlib.import_module(name)
             except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
                 self._report("not imported", name, traceback.format_exc()[-_MAX_TRACEBACK:])
+        for variable, _ in env:  # workers get those of their own job
+            if variable in before:
+                os.environ[variable] = before[variable]
+            else:
+                os.environ.pop(variable, None)
         _freeze_heap()
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -318,13 +327,23 @@ class ForkServerClient:
         else:
             self._send(data)
 
-    def prepare(self, copies: Sequence[Sequence[str]], modules: Sequence[str]) -> None:
-        """Import from `copies` (see `PathRelocation`) from now on, and import `modules`.
+    def prepare(
+        self, copies: Sequence[Sequence[str]], modules: Sequence[str], env: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Import from `copies` (see `PathRelocation`) from now on, and import `modules`, for workers forked later.
 
-        Call it before the first fork. A module that cannot be imported is reported as "not imported".
+        A module that cannot be imported is reported as "not imported".
+
+        Args:
+            copies: before the first fork only.
+            modules: names, in the order of their import.
+            env: variables that are set meanwhile.
         """
+        modules = list(modules)
+        if any(name.partition(".")[0] == "ray" for name in modules):
+            modules.insert(0, "hpcray.compat.ray")  # the server's import path is not the job's
         if copies or modules:
-            self._send(_encode(["prepare", copies, modules]))
+            self._send(_encode(["prepare", copies, modules, env]))
 
     def kill(self, number: int) -> None:
         """SIGKILL worker `number`, if that worker still runs."""

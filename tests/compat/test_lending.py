@@ -171,6 +171,22 @@ def test_the_node_of_a_program_that_uses_ray_data_preloads_it(
     assert ended.stdout.split() == ["True", "False" if named else "True"]
 
 
+@pytest.mark.parametrize("when", ["before init", "after it"])
+def test_a_driver_that_joins_has_the_libraries_that_it_uses_preloaded(wheel: Path, tmp_path: Path, when: str) -> None:
+    (wheel / "ray" / "tune" / "__init__.py").write_text("import os\nimport ray\nPID = os.getpid()")
+    program = tmp_path / "program.py"
+    late = PRELOADED.replace("ray.init()\n", "ray.init()\nimport ray.tune\n")
+    program.write_text(f"import ray.tune\n{PRELOADED}" if when == "before init" else late)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-m", "hpcray", "--num-cpus", "2", "--ray-libraries", str(wheel), str(program)],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["True", "True"]
+    assert "warning" not in ended.stderr
+
+
 @pytest.mark.parametrize(("version", "match"), [("2.9.0", "holds Ray 2.9.0, and hpcray has"), ("", "holds no Ray")])
 def test_a_wheel_of_another_version_is_not_lent(
     wheel: Path, version: str, match: str, monkeypatch: pytest.MonkeyPatch

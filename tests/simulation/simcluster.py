@@ -13,7 +13,7 @@ from submitters import SimTask, Submitter
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, make_proc, node_of, number_of, raylet_of
 from hpcray.common.resources import Resources
-from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Preload, Send
 from hpcray.core.gcs import gcs as gcs_module
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet.lease_scheduler import HANDLES as RAYLET_HANDLES
@@ -164,6 +164,8 @@ class SimCluster:
                 self.post(src, effect.dest, effect.msg)
             elif isinstance(effect, ForkWorker):
                 self.fork(node, effect.number)
+            elif isinstance(effect, Preload):
+                pass
             elif isinstance(effect, KillWorker):
                 worker = effect.worker
                 self.net.after(self.net.delay(), lambda worker=worker: self.die(worker, "killed by signal 9"))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from hpcray.common.config import Config
 from hpcray.common.ids import make_proc
 from hpcray.common.resources import to_units
-from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
+from hpcray.core.effects import Effect, ForkWorker, KillWorker, Preload, Send
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.protocol import messages as m
 
@@ -28,6 +28,7 @@ class Node:
         self.forks = forks
         self.forked: list[ForkWorker] = []
         self.killed: list[bytes] = []
+        self.preloaded: list[Preload] = []
         self.sent: list[Send] = []
         self.now = 0.0
         self.do(self.core.start(0.0))
@@ -42,6 +43,8 @@ class Node:
                     self.do(self.core.process_joined(self.now, proc, "worker", 100 + effect.number))
             elif isinstance(effect, KillWorker):
                 self.killed.append(effect.worker)
+            elif isinstance(effect, Preload):
+                self.preloaded.append(effect)
             else:
                 assert isinstance(effect, Send)
                 self.sent.append(effect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from raylet_kit import CPU1, CPU2, FAR, JOB, UNIT, Node
 
@@ -381,6 +382,28 @@ def test_the_job_is_forwarded_to_the_head_and_from_there_to_every_worker() -> No
     node.handle(HEAD, m.SetJob(JOB))
     assert node.core.job == JOB
     assert {s.dest for s in node.sent if isinstance(s.msg, m.SetJob)} == {make_proc(0, node.forked[0].number)}
+
+
+def test_a_job_that_preloads_has_idle_workers_replaced_after_the_import() -> None:
+    node = Node(2, prestart=2)
+    driver = node.driver()
+    node.handle(driver, m.RequestLeases(0, CPU1, 1))
+    (busy,) = node.take(m.LeaseGranted, driver)
+    before = [make_proc(0, fork.number) for fork in node.forked]
+    job = msgspec.structs.replace(JOB, preload=("ray.data", "ray.train"), env=(("A", "1"),))
+    node.handle(HEAD, m.SetJob(job))
+    assert [(one.modules, one.env) for one in node.preloaded] == [(job.preload, job.env)]
+    (left,) = (proc for proc in before if node.take(m.Exit, proc))
+    assert left != busy.worker
+    assert len(node.forked) == 3, "one is forked in the place of the one that idled"
+    worker = make_proc(0, node.forked[2].number)
+    node.sent.clear()
+    more = msgspec.structs.replace(job, preload=("ray.data", "ray.train", "ray.tune"))
+    node.handle(HEAD, m.SetJob(more))
+    assert (len(node.preloaded), node.take(m.SetJob)) == (2, []), "for workers nothing has changed"
+    assert node.take(m.Exit, worker)
+    node.handle(HEAD, m.SetJob(more))
+    assert (len(node.forked), len(node.preloaded), node.sent) == (4, 2, [])
 
 
 def test_each_environment_has_workers_of_its_own() -> None:

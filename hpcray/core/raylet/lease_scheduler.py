@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, number_of, owner_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, bound_to
@@ -27,7 +29,7 @@ from hpcray.common.resources import (
     to_amounts,
     waiting_text,
 )
-from hpcray.core.effects import Effect, Send
+from hpcray.core.effects import Effect, Preload, Send
 from hpcray.core.raylet.bundle_manager import BundleManager
 from hpcray.core.raylet.ended_workers import EndedWorkers
 from hpcray.core.raylet.head_reporter import HeadReporter
@@ -373,8 +375,13 @@ class LocalLeaseManager:
     def _set_job(self, now: float, src: bytes, msg: m.SetJob) -> list[Effect]:
         if number_of(src):
             return [Send(HEAD, msg)]
-        self.job = msg.job
-        return [Send(proc, msg) for proc, kind in self._procs.items() if kind == m.WORKER]
+        before, self.job = self.job, msg.job
+        out: list[Effect] = []
+        if msg.job.preload and (before is None or before.preload != msg.job.preload):
+            out = [Preload(msg.job.preload, msg.job.env), *self.pool.replace_idle_workers()]
+        if before is None or structs.replace(before, preload=msg.job.preload) != msg.job:
+            out += [Send(proc, msg) for proc, kind in self._procs.items() if kind == m.WORKER]
+        return out
 
     def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:
         """A worker died before it joined: undo one allocation that waits for such a worker."""

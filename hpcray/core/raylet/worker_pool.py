@@ -233,13 +233,22 @@ class WorkerPool:
         """Fork the workers that should be ready before the first request."""
         return [self._fork(()) for _ in range(min(self._prestart, self.limit))]
 
+    def replace_idle_workers(self) -> list[Effect]:
+        """Have idle workers exit that own nothing, and fork as many: those have what has been preloaded meanwhile.
+
+        Workers that are just starting exit once they are up, unless an allocation waits for them.
+        """
+        self._evict_next += [worker for worker in self.workers.values() if worker.state == STARTING and not worker.env]
+        idle = list(self._idle.get((), ()))[: max(0, self.limit - len(self.workers))]
+        return [*(self._ask_to_leave(worker) for worker in idle), *(self._fork(()) for _ in idle)]
+
     def fork_for_waiting(self, now: float) -> list[Effect]:
         """Fork for the allocations that wait; where the node is full, evict idle workers of other environments."""
         out: list[Effect] = []
         if self._evict_next:
             idle = [worker for worker in self._evict_next if worker.state == IDLE and worker.proc in self.workers]
             out += [self._evict(worker) for worker in idle]
-            self._evict_next = []
+            self._evict_next = [one for one in self._evict_next if one.state == STARTING and one.proc in self.workers]
         if not self._waiting_count or now < self._no_fork_until:
             return out
         leaving = self._counts[LEAVING]
@@ -290,9 +299,7 @@ class WorkerPool:
         out: list[Effect] = []
         for place, one in enumerate(late):
             if place < surplus or assigned_devices(one.env):
-                self.mark_leaving(one)
-                one.asked = True
-                out.append(Send(one.proc, Exit(0, if_unused=True)))
+                out.append(self._ask_to_leave(one))
         return out
 
     # ------------------------------------------------------------ for people and tests
@@ -365,6 +372,11 @@ class WorkerPool:
     def _evict(self, worker: WorkerProcess) -> Effect:
         self.mark_leaving(worker)
         return Send(worker.proc, Exit(0))
+
+    def _ask_to_leave(self, worker: WorkerProcess) -> Effect:
+        self.mark_leaving(worker)
+        worker.asked = True
+        return Send(worker.proc, Exit(0, if_unused=True))
 
     def _fork(self, env: WorkerEnv) -> Effect:
         number = self.new_number()

@@ -42,7 +42,8 @@ class RequestGarbageCollection(Struct, array_like=True, tag=9):
 
 
 class JobInfo(Struct, array_like=True, frozen=True):
-    """Facts that a driver sets for its workers. driver: its proc id, if it shows what they print."""
+    """Facts that a driver sets for its workers. driver: its proc id, if it shows what they print. preload: modules that
+    each node imports once, before it forks further workers."""
 
     job_id: str
     namespace: str
@@ -50,6 +51,7 @@ class JobInfo(Struct, array_like=True, frozen=True):
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
     driver: bytes = b""
+    preload: tuple[str, ...] = ()
 
 
 class RunInfo(Struct, array_like=True, frozen=True):

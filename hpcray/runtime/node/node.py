@@ -272,8 +272,6 @@ def _prepare_workers(options: NodeOptions, node: _Node, control: ControlTranspor
         timeout = node.config.start_timeout
         node.moved = share(options.broadcast_env, options.driver, control, node.session.path, timeout)
     modules = [name for name in node.config.preload.split(",") if name]
-    if any(name.partition(".")[0] == "ray" for name in modules):
-        modules.insert(0, "hpcray.compat.ray")  # the template's import path is not the job's
     node.template.prepare(node.moved.pairs, modules)
 
 

@@ -135,6 +135,11 @@ class LocalProcesses:
         self._watch_template()
         self._take_reports()  # a request that cannot be sent fails at once
 
+    def preload(self, modules: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> None:
+        """Have modules imported before the next worker is forked. env: variables that they need."""
+        self._template.prepare((), modules, env)
+        self._watch_template()
+
     def kill(self, proc: bytes, reason: str = "") -> None:
         """Send SIGKILL to a worker. reason: of its death; "": the signal."""
         number = number_of(proc)

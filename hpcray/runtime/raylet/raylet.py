@@ -270,6 +270,8 @@ class Raylet:
         self._events.give_up(reason)
 
     def preload_failed(self, module: str, reason: str) -> None:
+        if module not in self.context.config.preload.split(","):
+            return  # nobody has asked for it
         why = reason.strip().splitlines()[-1]
         self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
 
@@ -548,6 +550,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
 EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.Send: lambda r: r._send,
     fx.ForkWorker: lambda r: r._fork_worker,
+    fx.Preload: lambda r: lambda effect: r.processes.preload(effect.modules, effect.env),
     fx.KillWorker: lambda r: lambda effect: r.processes.kill(effect.worker, effect.reason),
     fx.StartReceive: lambda r: r._start_receive,
     fx.StartSend: lambda r: r._start_send,
