@@ -59,12 +59,18 @@ class NestedMpiSite:
     export: Sequence[str] = field(default_factory=tuple)
 
 
-def compose(shares: Sequence[RankShare], site: NestedMpiSite) -> list[str]:
-    """The launcher's line. Pure."""
+def compose(shares: Sequence[RankShare], site: NestedMpiSite, role: str = "rank") -> list[str]:
+    """The launcher's line. Pure.
+
+    Args:
+        shares: where the ranks are.
+        site: where the launcher is.
+        role: what a process of the job does, a command of `hpcray.mpi.processes`: "rank" or "place".
+    """
     hosts = list(dict.fromkeys(share.host for share in shares))
     parts = [(share.directory, share.first, share.ranks) for share in shares]
     spec = {"shares": parts, "srun": bool(site.srun), "one_host": len(hosts) == 1}
-    command = [site.python, "-m", processes.__name__, "rank", json.dumps(spec, separators=(",", ":"))]
+    command = [site.python, "-m", processes.__name__, role, json.dumps(spec, separators=(",", ":"))]
     ranks = str(sum(share.ranks for share in shares))
     if site.srun:
         # Each rank where hpcray has reserved its CPUs, beside the step that hpcray itself is; one that fails ends all.
@@ -112,7 +118,7 @@ def probe_mpi_site(environ: Mapping[str, str], env: Mapping[str, str]) -> Nested
     return NestedMpiSite(
         python=sys.executable,
         environ=environ,
-        host=_own_host(environ),
+        host=own_host(environ),
         root=os.geteuid() == 0,
         mpirun="" if by_srun else find_mpirun("", os.path.dirname(sys.executable)),
         srun=protocol(environ, has_mpich()) if by_srun else "",
@@ -120,7 +126,8 @@ def probe_mpi_site(environ: Mapping[str, str], env: Mapping[str, str]) -> Nested
     )
 
 
-def _own_host(environ: Mapping[str, str]) -> str:
+def own_host(environ: Mapping[str, str]) -> str:
+    """The name of this host, as the launcher knows it."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -134,18 +141,19 @@ class RankHolder:
         self._directory = Path()
         self._guard: subprocess.Popen[bytes] | None = None
 
-    def prepare(self, token: str, call: bytes) -> tuple[str, str]:
+    def prepare(self, token: str, call: bytes = b"") -> tuple[str, str]:
         """Make this node ready; its host and directory.
 
         Args:
             token: names the job.
-            call: a pickled `PickledCall`.
+            call: a pickled `PickledCall`; b"" where the processes only hold the places of ranks.
         """
         assert current.process is not None
         self._directory = Path(current.process.session_dir) / f"mpi-{token}"
         self._directory.mkdir(0o700)
-        loaded: PickledCall = pickle.loads(call)
-        write_pickle(self._directory / CALL, loaded)
+        if call:
+            loaded: PickledCall = pickle.loads(call)
+            write_pickle(self._directory / CALL, loaded)
         reply_read, reply_write = os.pipe()
         self._replies = open(reply_read, "rb")  # noqa: SIM115
         try:
@@ -160,9 +168,11 @@ class RankHolder:
             os.close(reply_write)
         if self._read_reply() is None:
             raise RuntimeError(f"the guard of {self._directory} has ended with code {self._guard.wait()}")
-        return _own_host(os.environ), str(self._directory)
+        return own_host(os.environ), str(self._directory)
 
-    def launch(self, shares: list[RankShare], env: dict[str, str], cpus_per_rank: float) -> tuple[int, str]:
+    def launch(
+        self, shares: list[RankShare], env: dict[str, str], cpus_per_rank: float, role: str = "rank"
+    ) -> tuple[int, str]:
         """Start the ranks and wait for the launcher's end; its exit code and the tail of its standard error."""
         assert self._guard is not None and self._guard.stdin is not None
         try:
@@ -174,7 +184,7 @@ class RankHolder:
             path = self._directory / _HOSTFILE
             path.write_text(hostfile(shares))
             environ["SLURM_HOSTFILE"] = str(path)
-        self._guard.stdin.write(json.dumps({"line": compose(shares, site), "environ": environ}).encode() + b"\n")
+        self._guard.stdin.write(json.dumps({"line": compose(shares, site, role), "environ": environ}).encode() + b"\n")
         self._guard.stdin.flush()
         reply = self._read_reply()
         return (137, "the job was ended") if reply is None else (reply["code"], reply["tail"])

@@ -8,6 +8,9 @@ input, also by the worker's death, ends all: launcher, descendants, directory.
 `python -m hpcray.mpi.processes rank SPEC` is one rank, started by mpirun or srun. SPEC is JSON: "shares" (for each node
 its directory, first rank and number of ranks), "srun" (whether srun starts the ranks), "one_host" (whether all ranks
 are on one host).
+
+`python -m hpcray.mpi.processes place SPEC` holds the place of a rank for a process that runs already
+(`hpcray.mpi.adoption`).
 """
 
 from __future__ import annotations
@@ -41,9 +44,12 @@ from hpcray.transport.startup import _without_tcp as without_tcp
 from hpcray.transport.startup import import_mpi, unlink_shared_memory
 
 _LOCK = "alive"
+HELD = "held"
+"""A file that the holder of places keeps locked for as long as they are to be held."""
 _TAIL = 4000  # bytes of standard error that are kept
 _LAUNCHER_EXIT_TIMEOUT = 5.0  # seconds
 _DESCENDANTS_EXIT_TIMEOUT = 10.0  # seconds
+_OF_A_RANK = ("OMPI_", "PMIX_", "PMI_", "PRTE_")  # names of variables
 _NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
@@ -151,12 +157,32 @@ def run_guard(directory: Path, reply: int) -> None:
 
 def find_directory(shares: list[list[Any]], environ: Mapping[str, str]) -> Path:
     """The directory of this rank's node. Where several nodes are on this host any of them will do."""
-    number = next((int(environ[name]) for name in _NUMBERS if environ.get(name, "").isdecimal()), 0)
+    number = _rank_number(environ)
     mine = [path for path, first, count in shares if first <= number < first + count]
     for path in [*mine, *(path for path, _, _ in shares)]:
         if os.path.isdir(path):
             return Path(path)
     raise StartupError(f"MPI rank {number} runs on {socket.gethostname()}, which none of the reserved nodes is on")
+
+
+def _rank_number(environ: Mapping[str, str]) -> int:
+    return next((int(environ[name]) for name in _NUMBERS if environ.get(name, "").isdecimal()), 0)
+
+
+def run_place(text: str) -> None:
+    """Hold the place of one rank: write down what the launcher gave it, and end when the node's holder says so."""
+    spec = json.loads(text)
+    directory = find_directory(spec["shares"], os.environ)
+    threading.Thread(target=_end_with_job, args=(directory,), daemon=True).start()
+    given = {name: value for name, value in os.environ.items() if name.startswith(_OF_A_RANK)}
+    write_pickle(place_file(directory, _rank_number(os.environ)), {**spec, "environ": given})
+    with open(directory / HELD, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def place_file(directory: Path, rank: int) -> Path:
+    """The file that a rank's place is written to."""
+    return directory / f"place{rank}.pkl"
 
 
 def run_rank(text: str) -> NoReturn:
@@ -166,7 +192,7 @@ def run_rank(text: str) -> NoReturn:
     threading.Thread(target=_end_with_job, args=(directory,), daemon=True).start()
     set_mpi_variables(os.environ, under_srun=spec["srun"])
     os.environ["HPCRAY_ADDRESS"] = str(directory.parent)  # hpcray.init() in a rank joins the job
-    module = _start_mpi(spec["one_host"])
+    module = start_mpi(spec["one_host"])
     comm = module.COMM_WORLD
     rank, size = comm.Get_rank(), sum(count for _, _, count in spec["shares"])
     call: PickledCall = read_pickle(directory / CALL)
@@ -192,7 +218,7 @@ def run_rank(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def _start_mpi(one_host: bool) -> Any:
+def start_mpi(one_host: bool) -> Any:
     """Start MPI as a user's program would; open no port where none is needed, leave no file after a kill."""
     module = import_mpi()
     with without_tcp(one_host):
@@ -214,5 +240,7 @@ def _end_with_job(directory: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "guard":
         run_guard(Path(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1] == "place":
+        run_place(sys.argv[2])
     else:
         run_rank(sys.argv[2])
