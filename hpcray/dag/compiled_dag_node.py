@@ -101,7 +101,7 @@ class CompiledDAG:
         Raises:
             ValueError: the arguments are not those of the graph. TypeError: one does not pickle.
             RayCgraphCapacityExceeded: too many executions are under way.
-            RayChannelTimeoutError: there was no room in time. RayChannelError, RayActorError: the graph has ended.
+            RayChannelTimeoutError: there was no room in time. RayChannelError: the graph has ended.
         """
         if self._enable_asyncio:
             raise ValueError("Use execute_async if enable_asyncio=True")
@@ -158,7 +158,7 @@ class CompiledDAG:
 
     def _write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._life.closed:
-            self._life.raise_reason()
+            self._life.raise_closed()
         timeout = self._submit_timeout
         deadline = FOREVER if timeout < 0 else time.monotonic() + timeout
         index = self._execution_index + 1
@@ -176,7 +176,7 @@ class CompiledDAG:
         except TimeoutError:
             raise RayChannelTimeoutError(_SUBMIT_HINT.format(timeout)) from None
         except ChannelClosed:
-            self._life.raise_reason()
+            self._life.raise_closed()
         if given:
             self._given[index] = given
         self._execution_index = index
@@ -273,7 +273,7 @@ class CompiledDAG:
                     + _GET_HINT.format(self._get_timeout)
                 ) from None
         except ChannelClosed:
-            self._life.raise_reason()
+            self._life.raise_closed()
 
     # ------------------------------------------------------------ the rest
 

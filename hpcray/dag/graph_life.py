@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from hpcray.common.exceptions import RayChannelError
+from hpcray.common.exceptions import RayActorError, RayChannelError
 from hpcray.common.ids import HEAD
 from hpcray.dag.execution_loop import ActorPart, join_graph, leave_graph, make_memory, run_loop
 from hpcray.dag.graph_plan import DRIVER, GraphPlan
@@ -142,3 +142,10 @@ class GraphLife:
         if self._failed is not None and not self.process.engine.closed:
             self.process.get_one(self._failed, None)
         raise RayChannelError("Channel closed.")
+
+    def raise_closed(self) -> None:
+        """Raise RayChannelError, as Ray does where a graph that has ended is executed. Its cause says why it ended."""
+        try:
+            self.raise_reason()
+        except RayActorError as reason:
+            raise RayChannelError("Channel closed.") from reason

@@ -119,9 +119,11 @@ class _Planner:
             raise ValueError(_NO_NEW_ACTORS)
         transport, device = node.type_hint
         if transport not in ("auto", "shm") or device not in ("default", "cpu"):
-            raise NotImplementedError(
-                f"with_tensor_transport({transport!r}, {device!r}) is not supported: there are no GPU channels; hint: "
-                "transport 'shm' and device 'cpu', and move tensors in the methods"
+            maker = node._get_actor_handle() if node.KIND == "method" else "of the driver"
+            raise ValueError(
+                f"Actor {maker} returns a tensor with type hint TorchTensor(transport={transport!r}, "
+                f"device={device!r}), but there are no GPU channels; hint: transport 'shm' and device 'cpu', and move "
+                "tensors in the methods"
             )
         if any(self._is_node(value) for value in node._bound_kwargs.values()):
             raise ValueError("Compiled DAG currently does not support binding to other DAG nodes as kwargs")

@@ -325,6 +325,16 @@ def test_infeasible_groups_are_reported_once_with_what_there_is() -> None:
     assert "3 x {CPU: 1} (STRICT_SPREAD)" in text and "there are 2 nodes for 3 bundles" in text
 
 
+def test_groups_of_one_creator_that_wait_for_the_same_are_reported_once() -> None:
+    cluster, driver = cluster_of(1)
+    for number, cpus in ((1, 1), (2, 1), (3, 1), (4, 0.5)):
+        make(cluster, driver, number, "PACK", cpus)
+    cluster.run_for(30)
+    first, other = driver.warnings
+    assert "asks for {CPU: 1} (PACK) and has waited" in first
+    assert "asks for {CPU: 0.5} (PACK) and has waited" in other
+
+
 def test_a_group_ends_with_its_owner() -> None:
     cluster, _ = cluster_of(2)
     other = cluster.driver()

@@ -213,7 +213,7 @@ def refused(kind: str) -> Any:
         ("mixed", ValueError, "use InputNode\\(\\) directly"),
         ("no input", ValueError, "No InputNode found"),
         ("no node", ValueError, "at least one other DAGNode as an input"),
-        ("gpu", NotImplementedError, "no GPU channels"),
+        ("gpu", ValueError, "returns a tensor with type hint.*no GPU channels"),
         ("leaf", ValueError, "leaf nodes.*1 leaf nodes.*'f'"),
         ("unused", ValueError, "x is unused"),
     ],

@@ -109,6 +109,10 @@ class GcsPlacementGroup:
         return used
 
     def describe_request(self) -> str:
+        """The group and its request as text for users."""
+        return f"{self.title()} asks for {self.request()}"
+
+    def request(self) -> str:
         """The request as text for users."""
         kinds: dict[str, int] = {}
         for index, amounts in enumerate(self.spec.bundles):
@@ -117,7 +121,7 @@ class GcsPlacementGroup:
                 text += f" with {show_strategy(self.spec.selectors[index])}"
             kinds[text] = kinds.get(text, 0) + 1
         bundles = ", ".join(text if count == 1 else f"{count} x {text}" for text, count in kinds.items())
-        return f"{self.title()} asks for {bundles} ({self.spec.strategy})"
+        return f"{bundles} ({self.spec.strategy})"
 
 
 class PlacementGroupManager:
@@ -146,6 +150,7 @@ class PlacementGroupManager:
         self._removed: deque[bytes] = deque()
         self._removed_ids: OrderedDict[str, None] = OrderedDict()
         self._dead_processes: OrderedDict[bytes, None] = OrderedDict()
+        self._reported_waits: OrderedDict[tuple[bytes, str], None] = OrderedDict()
 
     # ------------------------------------------------------------ messages of processes
 
@@ -278,7 +283,7 @@ class PlacementGroupManager:
         for group in self._waiting.values():
             if now - group.reported_at >= REPORT_AFTER and not group.reported:
                 group.reported = True
-                self._report(group, self._why_waiting(group), True, out)
+                self._report_wait(group, out)
         return out
 
     def is_removed(self, group: str) -> bool:
@@ -526,6 +531,16 @@ class PlacementGroupManager:
 
     def _report(self, group: GcsPlacementGroup, text: str, waits: bool, out: list[Effect]) -> None:
         out.append(Send(owner_of(group.spec.group), m.Infeasible(ACTOR_SCHEDULING_CLASS, text, waits)))
+
+    def _report_wait(self, group: GcsPlacementGroup, out: list[Effect]) -> None:
+        """Report a wait, once for all groups of one creator that ask for the same: a search has many in a queue."""
+        key = owner_of(group.spec.group), group.request()
+        if key in self._reported_waits:
+            return
+        self._reported_waits[key] = None
+        if len(self._reported_waits) > ENDED_IDS_KEPT:
+            self._reported_waits.popitem(last=False)
+        self._report(group, self._why_waiting(group), True, out)
 
     def _why_infeasible(self, group: GcsPlacementGroup) -> str:
         nodes, spec = self._resources.nodes, group.spec

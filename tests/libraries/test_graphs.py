@@ -1,0 +1,181 @@
+"""Graphs and compiled graphs, as Ray's guides show them first. The same tests run on Ray itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+class Worker:
+    """An actor of the guides."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.total = start
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def add(self, value: int) -> int:
+        self.total += value
+        return self.total
+
+    def join(self, first: Any, second: Any) -> Any:
+        return first, second
+
+    def fail(self, value: Any) -> Any:
+        raise ValueError(f"no {value}")
+
+    def exit(self, value: Any) -> Any:
+        os._exit(1)
+
+    def tensor(self, size: int) -> Any:
+        import torch
+
+        return torch.arange(size, dtype=torch.float32)
+
+    def mean(self, tensor: Any) -> tuple[str, float]:
+        return str(tensor.device), float(tensor.mean())
+
+
+@pytest.fixture
+def actors(ray: Any) -> Iterator[Callable[..., list[Any]]]:
+    """Makes actors, which end with the test."""
+    made: list[Any] = []
+
+    def make(count: int) -> list[Any]:
+        found = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(count)]
+        made.extend(found)
+        return found
+
+    yield make
+    for actor in made:
+        ray.kill(actor)
+
+
+def test_tasks_and_actors_are_bound_and_executed_later(ray: Any) -> None:
+    from ray.dag import InputNode, MultiOutputNode
+
+    @ray.remote
+    def plus(first: int, second: int = 0) -> int:
+        return first + second
+
+    with InputNode() as given:
+        counter = ray.remote(Worker).options(num_cpus=0).bind(10)
+        shared = plus.bind(given[0], second=given.key)
+        dag = plus.bind(counter.add.bind(shared), shared)
+        both = MultiOutputNode([shared, dag])
+    assert ray.get(dag.execute(1, key=2)) == 16
+    assert ray.get(both.execute(3, key=4)) == [7, 24]
+    with pytest.raises(AttributeError, match=r"\.bind\(\) cannot be used again"):
+        shared.bind(1)
+
+
+def test_hello_world_and_data_dependencies(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    from ray.dag import InputNode, MultiOutputNode
+
+    sender, other, receiver = actors(3)
+    with InputNode() as given:
+        dag = receiver.join.bind(sender.echo.bind(given[0]), other.echo.bind(given.word))
+        graph = MultiOutputNode([dag, sender.add.bind(given[0])]).experimental_compile()
+    try:
+        pending = [graph.execute(number, word=str(number)) for number in range(4)]
+        found = [ray.get(refs) for refs in pending]
+    finally:
+        graph.teardown()
+    assert found == [[(0, "0"), 0], [(1, "1"), 1], [(2, "2"), 3], [(3, "3"), 6]]
+    assert ray.get(sender.add.remote(0)) == 6, "the actors are there for other calls"
+    with pytest.raises(ray.exceptions.RayChannelError, match="Channel closed"):
+        graph.execute(1, word="1")
+    with InputNode() as given:
+        again = sender.echo.bind(given).experimental_compile()
+    assert ray.get(again.execute("hello")) == "hello"
+    again.teardown()
+
+
+def test_exceptions_and_deaths(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    from ray.dag import InputNode
+
+    first, second, third = actors(3)
+    with InputNode() as given:
+        graph = second.echo.bind(first.fail.bind(given)).experimental_compile()
+    for number in range(2):
+        with pytest.raises(ValueError, match=f"no {number}") as caught:
+            ray.get(graph.execute(number))
+        assert isinstance(caught.value, ray.exceptions.RayTaskError)
+        assert isinstance(caught.value.cause, ValueError)
+    graph.teardown()
+    with InputNode() as given:
+        graph = second.echo.bind(third.exit.bind(given)).experimental_compile()
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(graph.execute(1))
+    with pytest.raises(ray.exceptions.RayChannelError, match="Channel closed"):
+        graph.execute(1)
+    assert ray.get(second.echo.remote("lives")) == "lives"
+
+
+def test_asyncio(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    from ray.dag import InputNode, MultiOutputNode
+
+    good, bad = actors(2)
+
+    async def main() -> list[Any]:
+        with InputNode() as given:
+            nodes = MultiOutputNode([good.echo.bind(given), bad.fail.bind(given)])
+            graph = nodes.experimental_compile(enable_asyncio=True)
+        try:
+
+            async def one(number: int) -> Any:
+                first, second = await graph.execute_async(number)
+                with pytest.raises(ValueError, match=f"no {number}"):
+                    await second
+                return await first
+
+            return [await one(0), *await asyncio.gather(*(one(number) for number in range(1, 5)))]
+        finally:
+            graph.teardown()
+
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+def test_tensors_without_gpus(ray: Any, actors: Callable[..., list[Any]], transport: str) -> None:
+    pytest.importorskip("torch")
+    from ray.dag import InputNode
+
+    sender, receiver = actors(2)
+    with InputNode() as given:
+        graph = receiver.mean.bind(sender.tensor.bind(given).with_tensor_transport(transport)).experimental_compile()
+    try:
+        # The actors import PyTorch first.
+        assert [ray.get(graph.execute(size), timeout=120) for size in (3, 5)] == [("cpu", 1.0), ("cpu", 2.0)]
+    finally:
+        graph.teardown()
+    with pytest.raises(ValueError, match="Invalid device 'tpu'"), InputNode() as given:
+        sender.tensor.bind(given).with_tensor_transport(transport, device="tpu")
+
+
+def test_limits(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    from ray.dag import InputNode
+
+    (actor,) = actors(1)
+    with InputNode() as given:
+        graph = actor.echo.bind(given).experimental_compile(_max_inflight_executions=2, _max_buffered_results=1)
+    try:
+        first, second = graph.execute(1), graph.execute(2)
+        with pytest.raises(ray.exceptions.RayCgraphCapacityExceeded, match="more than 2 in-flight executions"):
+            graph.execute(3)
+        assert ray.get([first, second]) == [1, 2]
+        with pytest.raises(ValueError, match="once"):
+            ray.get(first)
+        with pytest.raises(TypeError, match=r"wait\(\) expected a list of ray\.ObjectRef"):
+            ray.wait([graph.execute(3)])
+    finally:
+        graph.teardown()
+    with InputNode() as given, pytest.raises(NotImplementedError, match="only support actor method nodes"):
+        ray.remote(lambda value: value).bind(given).experimental_compile()
