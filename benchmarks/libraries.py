@@ -28,7 +28,7 @@ from micro import print_table, show
 
 TIMEOUT = 1200.0
 _ALWAYS: dict[str, dict[str, Any]] = {
-    "hpcray": {},
+    "hpcray": {"log_to_driver": False, "logging_level": "error"},
     "ray": {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"},
 }
 
