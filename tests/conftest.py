@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import sys
 import tempfile
@@ -18,6 +19,15 @@ from helpers.leaks import LeakCheck, leak_checked
 _SCRIPTS = os.path.dirname(sys.executable)
 if _SCRIPTS not in os.environ.get("PATH", os.defpath).split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join([_SCRIPTS, os.environ.get("PATH", os.defpath)])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package and the tests once. Where PYTHONDONTWRITEBYTECODE is set, each process of each test would do
+    so again, which is half of what the start of a job costs."""
+    if not hasattr(config, "workerinput"):  # not in each of xdist's workers
+        tests = Path(__file__).parent
+        for directory in (tests.parent / "hpcray", tests):
+            compileall.compile_dir(directory, quiet=2)
 
 
 @pytest.fixture(scope="session", autouse=True)
