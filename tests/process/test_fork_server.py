@@ -226,12 +226,12 @@ def test_environment_that_does_not_fit_fails_at_once(make: Make) -> None:
 def test_many_requests_do_not_block(make: Make) -> None:
     template = make(describing)
     os.kill(template.link.pid, signal.SIGSTOP)
-    for number in range(1, 301):
-        template.link.fork(number, (("PADDING", "x" * 1000),))
+    for number in range(1, 41):
+        template.link.fork(number, (("PADDING", "x" * 50_000),))
     assert not template.link.flush(), "the socket should be full by now"
     os.kill(template.link.pid, signal.SIGCONT)
     deadline = time.monotonic() + 60
-    while len([1 for report in template.seen if report[0] == "exited"]) < 300:
+    while len([1 for report in template.seen if report[0] == "exited"]) < 40:
         assert time.monotonic() < deadline
         template.link.flush()
         select.select([template.link], [], [], 0.01)
