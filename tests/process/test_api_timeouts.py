@@ -97,3 +97,11 @@ def test_exit_actor_names_the_class():
     assert "class_name: Slow" in str(caught.value)
     assert "name: leaver" in str(caught.value)
     assert "exit_actor" in str(caught.value)
+
+
+def test_a_placement_group_that_never_fits_is_told():
+    group = ray.util.placement_group([{"CPU": 7}])
+    eventually(
+        lambda: f"{group.id.hex()} waits: placement group {group.id.hex()} asks for {{CPU: 7}}" in told(group.ready())
+    )
+    ray.util.remove_placement_group(group)

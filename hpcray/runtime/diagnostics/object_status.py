@@ -80,10 +80,11 @@ def status_of_object(process: CoreWorker, oid: bytes, entry: ObjectEntry) -> Obj
         return status_of_task(process, entry.task)
     group = process.placement_groups.group_of(oid)
     if group is not None:
-        state = process.placement_groups.state_of(group) or "not known yet"
-        return ObjectStatus(
-            f"ready() of placement group {group.hex()}", f"waits; the group is {state}", GROUP, group=group
-        )
+        state = process.placement_groups.state_of(group)
+        why = process.submitter.wait_reasons.get(ACTOR_SCHEDULING_CLASS, "")
+        told = group.hex() in why and state != "CREATED"
+        waits = f"waits: {why}" if told else f"waits; the group is {state or 'not known yet'}"
+        return ObjectStatus(f"ready() of placement group {group.hex()}", waits, GROUP, group=group)
     return ObjectStatus("put", "is being written", WRITING)
 
 
