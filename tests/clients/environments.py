@@ -20,7 +20,21 @@ WANTED: dict[str, list[list[str]]] = {
     "dask": [["dask[array]"]],
     "modin": [["modin", "scikit-learn"]],
     "xgboost_ray": [["xgboost_ray", "xgboost<2.1", "scikit-learn"]],  # its own limit: 2.1 changed the tracker
-    "verl": [TORCH, ["tensordict<=0.10", "transformers<5.11", "omegaconf", "psutil"], ["verl", "--no-deps"]],
+    "verl": [
+        TORCH,
+        [
+            "tensordict<=0.10",
+            "transformers<5.11",
+            "hydra-core",
+            "codetiming",
+            "datasets",
+            "orjson",
+            "pyzmq",
+            "cachetools",
+        ],
+        ["verl==0.9.1", "TransferQueue==0.1.11", "accelerate", "peft", "torchdata", "--no-deps"],
+        ["psutil"],
+    ],
 }
 
 

@@ -17,13 +17,14 @@ PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 
-def results(name: str) -> dict[str, Any]:
+def results(name: str, program: str = "", *arguments: str, **variables: str) -> dict[str, Any]:
     """Run a program in its environment. It prints one line of JSON in the end."""
     environment = Environment(name)
     environment.make()
     environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environ |= variables
     ended = subprocess.run(
-        [environment.python, str(PROGRAMS / f"use_{name}.py")],
+        [environment.python, str(PROGRAMS / f"use_{program or name}.py"), *arguments],
         cwd=ROOT / "tests", env=environ, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}"
@@ -61,3 +62,14 @@ def test_verls_worker_groups() -> None:
     assert (found["one_to_all"], found["other"], found["zero"]) == ([1, 1], [10, 10], 0)
     assert found["data_parallel"] == found["expected"]
     assert found["ranks"] == [0, 1]
+
+
+def test_verls_trainer_learns_and_repeats_itself() -> None:
+    """GRPO of 3 steps without a GPU; a second run with the same seed has the same losses."""
+    preload = {"HPCRAY_PRELOAD": "verl.trainer.ppo.v1", "HPCRAY_WORKER_START_TIMEOUT": "600"}
+    found = results("verl", "verl_trainer", **preload)["steps"]
+    assert len(found) == 3
+    assert all(0 < step["actor/grad_norm"] < 10 for step in found), "each step changes the model"
+    assert all(step["critic/score/mean"] > 0 and step["response_length/mean"] > 1 for step in found)
+    for step, again in zip(found, results("verl", "verl_trainer", **preload)["steps"], strict=True):
+        assert step == pytest.approx(again, rel=1e-3, abs=1e-5)
