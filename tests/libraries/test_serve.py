@@ -199,12 +199,11 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
 
 
 @pytest.mark.skipif(os.environ.get("HPCRAY_TEST_ENGINE") == "ray", reason="Ray's is called serve")
-def test_the_command_line_of_serve_is_a_command_of_hpcray(libraries: str) -> None:
+def test_the_command_line_of_serve_is_a_command_of_hpcray(libraries: str, tmp_path: Path) -> None:
+    made = tmp_path / "serve.yaml"
     command = [sys.executable, "-m", "hpcray.cli", "serve", "build", "serve_text:app", "--app-dir", str(PROGRAMS)]
-    built = subprocess.run(
-        command, env={**os.environ, LENT: libraries}, capture_output=True, text=True, timeout=300, check=True
-    )
-    config = yaml.safe_load(built.stdout)
+    subprocess.run([*command, "-o", str(made)], env={**os.environ, LENT: libraries}, timeout=300, check=True)
+    config = yaml.safe_load(made.read_text())
     assert config["http_options"]["host"] == "127.0.0.1"
     assert [one["name"] for one in config["applications"][0]["deployments"]] == ["Reverser", "Ingress"]
 

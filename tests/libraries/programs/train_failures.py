@@ -84,7 +84,8 @@ def main(storage):
         alive = [actor.class_name for actor in ray.util.state.list_actors(filters=[("state", "!=", "DEAD")])]
         groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
         free = ray.available_resources().get("CPU")
-        if not groups and free == ray.cluster_resources()["CPU"]:
+        gone = {"PlacementGroupCleaner", "RayTrainWorker"}.isdisjoint(alive)
+        if gone and not groups and free == ray.cluster_resources()["CPU"]:
             break
         time.sleep(0.2)
     found["left"] = (sorted(alive), len(groups), free == ray.cluster_resources()["CPU"])

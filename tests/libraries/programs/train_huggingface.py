@@ -52,10 +52,16 @@ def trainer(config):
                     open(config["marker"], "w").close()
                     raise RuntimeError("once")
 
+    class Saved(TrainerCallback):
+        """Rank 0 writes what all ranks report."""
+
+        def on_save(self, args, state, control, **more):
+            barrier()
+
     hugging = prepare_trainer(
         Trainer(
             model=model(), args=arguments, train_dataset=train, eval_dataset=check,
-            callbacks=[RayTrainReportCallback(), Keep()],
+            callbacks=[Saved(), RayTrainReportCallback(), Keep()],
         )
     )  # fmt: skip
     checkpoint, resumed = ray.train.get_checkpoint(), None
