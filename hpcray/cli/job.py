@@ -19,11 +19,11 @@ import click
 from hpcray.common.exceptions import RayError
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
+from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables
 from hpcray.platform.runtime_env import load_function
 
 _SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"
 _SLURM = "slurm://"
-_ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _POLL = 1.0  # seconds between looks at a job that was stopped
 
 
@@ -36,7 +36,7 @@ def _command(function: Callable[..., None]) -> click.Command:
     """Make a command of `job` with the options that all of them have."""
 
     def run(address: str | None, headers: str | None, verify: str, **options: Any) -> None:
-        address = next((os.environ[name] for name in _ADDRESS_VARIABLES if os.environ.get(name)), address)
+        address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):
             _go_into_slurm_job(address.removeprefix(_SLURM))
         with _errors_as_messages():
@@ -226,7 +226,7 @@ def _go_into_slurm_job(slurm_job: str) -> NoReturn:
     if shutil.which("srun") is None:
         raise click.ClickException(f"--address {_SLURM}{slurm_job}: there is no srun on this machine")
     words = sys.argv[sys.argv.index("job") :]
-    environ = {name: text for name, text in os.environ.items() if name not in _ADDRESS_VARIABLES}
+    environ = {name: text for name, text in os.environ.items() if name not in ADDRESS_VARIABLES}
     line = ["srun", f"--jobid={slurm_job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none"]
     os.execvpe("srun", [*line, sys.executable, "-m", "hpcray.cli.ray", *_without_address(words)], environ)
 

@@ -84,12 +84,14 @@ def logs() -> None:
     """Print log files: of a node, of an actor, a task, a worker or a job."""
 
 
+_NOTHING: dict[str, Any] = {"pid": None, "actor_id": None, "task_id": None, "submission_id": None}
+
+
 def _logs_of(what: str, option: str, field: str) -> None:
     """Add the command that prints the log of one kind of thing."""
 
     def run(ident: str | int, err: bool, tail: int, follow: bool, address: str, **place: Any) -> None:
-        wanted: dict[str, Any] = {"pid": None, "actor_id": None, "task_id": None, "submission_id": None}
-        wanted[field] = ident
+        wanted = {**_NOTHING, field: ident}
         click.get_current_context().invoke(
             observe.worker_logs, address=address, err=err, tail=tail, follow=follow, attempt_number=0, timeout=30.0,
             name=None, **place, **wanted,
@@ -114,8 +116,7 @@ def _cluster_logs() -> click.Command:
     wanted = ("address", "node_id", "node_ip", "tail", "follow", "timeout", "name")
 
     def run(**options: Any) -> None:
-        none = {"pid": None, "actor_id": None, "task_id": None, "submission_id": None}
-        click.get_current_context().invoke(observe.worker_logs, err=False, attempt_number=0, **none, **options)
+        click.get_current_context().invoke(observe.worker_logs, err=False, attempt_number=0, **_NOTHING, **options)
 
     params = [param for param in observe.worker_logs.params if param.name in wanted]
     return click.Command("cluster", params=params, callback=run, help="List the log files of a node, or print one.")

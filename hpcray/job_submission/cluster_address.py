@@ -13,11 +13,16 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.options import ADDRESS
 
-_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _NONE = (
     "no running hpcray node of this user on this machine; hint: start the cluster first, or run this on one of its "
     "nodes: srun --jobid=JOB --overlap -n 1 ..."
 )
+
+
+def replaced_by_variables(address: str | None) -> str | None:
+    """Return what RAY_API_SERVER_ADDRESS or RAY_ADDRESS says, which replace an address, else the address."""
+    return next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), address)
 
 
 def get_address_for_submission_client(address: str | None) -> str:
@@ -32,7 +37,7 @@ def get_address_for_submission_client(address: str | None) -> str:
         ConnectionError: there is no such cluster, or this program has joined another one.
         ValueError: the address is not valid.
     """
-    address = next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), address) or "auto"
+    address = replaced_by_variables(address) or "auto"
     own = current.process.session_dir if current.process is not None and current.process.dead is None else ""
     if os.path.isabs(address):
         return _of_path(address, own)

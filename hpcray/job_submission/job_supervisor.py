@@ -63,21 +63,14 @@ class JobSupervisor:
         self._stop_requested = False
         threading.Thread(target=self._run, name=f"job {submission_id}", daemon=True).start()
 
-    def ping(self) -> None:
-        """Answer."""
-
     def stop(self) -> None:
         """End the entrypoint, soon."""
         with self._lock:
             self._stop_requested = True
-            self._stop_entrypoint()
-
-    def _stop_entrypoint(self) -> None:
-        """Begin to end the entrypoint (lock held)."""
-        if self._entrypoint is None or self._stopping is not None:
-            return
-        self._stopping = threading.Thread(target=_stop, args=(self._submission_id, self._entrypoint), daemon=True)
-        self._stopping.start()
+            if self._entrypoint is None or self._stopping is not None:
+                return
+            self._stopping = threading.Thread(target=_stop, args=(self._submission_id, self._entrypoint), daemon=True)
+            self._stopping.start()
 
     def _run(self) -> None:
         try:

@@ -7,6 +7,7 @@ sends each block of a shuffle as slices, one to each reducer: those would be as 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 _SLACK = 4096  # bytes that travel needlessly rather than are copied
@@ -22,34 +23,37 @@ def _shares_memory(data: Any) -> bool:
 
 def reduce_table(table: Any) -> Any:
     """The `__reduce__` of a `pyarrow.Table`."""
-    if not _shares_memory(table):
-        return table.__reduce_ex__(5)
-    return _table_of, _stream(table)
+    return _reduce(table, _table_of)
 
 
 def reduce_batch(batch: Any) -> Any:
     """The `__reduce__` of a `pyarrow.RecordBatch`."""
-    if not _shares_memory(batch):
-        return batch.__reduce_ex__(5)
-    return _batch_of, _stream(batch)
+    return _reduce(batch, _batch_of)
 
 
 def reduce_chunks(chunks: Any) -> Any:
     """The `__reduce__` of a `pyarrow.ChunkedArray`."""
-    if not _shares_memory(chunks):
-        return chunks.__reduce_ex__(5)
-    import pyarrow
-
-    return _chunks_of, _stream(pyarrow.table([chunks], names=[""]))
+    return _reduce(chunks, _chunks_of, lambda pyarrow: pyarrow.table([chunks], names=[""]))
 
 
 def reduce_array(array: Any) -> Any:
     """The `__reduce__` of an array of Arrow."""
-    if not _shares_memory(array):
-        return array.__reduce_ex__(5)
+    return _reduce(array, _array_of, lambda pyarrow: pyarrow.record_batch([array], names=[""]))
+
+
+def _reduce(data: Any, rebuild: Callable[..., Any], as_rows: Callable[[Any], Any] | None = None) -> Any:
+    """Reduce a slice to a stream that `rebuild` takes, other data as Arrow does.
+
+    Args:
+        data: what is pickled.
+        rebuild: makes it of what `_stream` returned.
+        as_rows: makes a table or batch of it, given the module pyarrow, if it is none.
+    """
+    if not _shares_memory(data):
+        return data.__reduce_ex__(5)
     import pyarrow
 
-    return _array_of, _stream(pyarrow.record_batch([array], names=[""]))
+    return rebuild, _stream(data if as_rows is None else as_rows(pyarrow))
 
 
 def _stream(data: Any) -> tuple[Any, Any]:

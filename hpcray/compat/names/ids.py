@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.api.placement_group import PlacementGroupID as _OwnPlacementGroupID
 from hpcray.common.ids import ActorID as _OwnActorID
+from hpcray.common.ids import Ident
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class BaseID(bytes):
+class BaseID(Ident):
     """Base class of ids: bytes with Ray's conversions."""
 
     __slots__ = ()
@@ -38,18 +39,6 @@ class BaseID(bytes):
     @classmethod
     def size(cls) -> int:
         return cls.SIZE
-
-    def binary(self) -> bytes:
-        return bytes(self)
-
-    def is_nil(self) -> bool:
-        """Return True for the nil id and the empty id."""
-        return not self or self == b"\xff" * len(self)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.hex()})"
-
-    __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (bytes(self),)
