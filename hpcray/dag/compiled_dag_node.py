@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcray.common.exceptions import RayCgraphCapacityExceeded, RayChannelTimeoutError
 from hpcray.dag.channels import Failed, ValueReader
-from hpcray.dag.compiled_dag_ref import CompiledDAGFuture, CompiledDAGRef
+from hpcray.dag.compiled_dag_ref import CompiledDAGFuture, CompiledDAGRef, as_in_ray
 from hpcray.dag.context import DAGContext
 from hpcray.dag.graph_life import GraphLife
 from hpcray.dag.graph_plan import GraphPlan, make_plan
@@ -231,7 +231,8 @@ class CompiledDAG:
         # The ref of an output may have been dropped meanwhile: by the garbage collector, in the middle of this.
         self._max_finished_execution_index = index
         dropped = self._dropped.pop(index, ())
-        kept = {output: found[outputs[output]] for output in wanted if output not in dropped}
+        values = as_in_ray([found[outputs[output]] for output in wanted])
+        kept = {output: value for output, value in zip(wanted, values, strict=True) if output not in dropped}
         if kept:
             self._result_buffer[index] = kept
 
@@ -350,7 +351,7 @@ def _fetch(
                 life.raise_reason()
             except Exception as error:
                 found = dict.fromkeys(outputs, Failed(error))
-        values = [found[value] for value in outputs]
+        values = as_in_ray([found[value] for value in outputs])
         try:
             future.get_loop().call_soon_threadsafe(_set, future, values)
         except RuntimeError:

@@ -108,3 +108,11 @@ def unwrapped(value: Any) -> Any:
         return value
     error = value.error
     raise error.as_instanceof_cause() if type(error) is RayTaskError else error
+
+
+def as_in_ray(values: list[Any]) -> list[Any]:
+    """Return the outputs of an execution: where a method failed, each is the first such error."""
+    for value in values:
+        if type(value) is Failed and isinstance(value.error, RayTaskError):
+            return [value] * len(values)
+    return values

@@ -31,6 +31,9 @@ class Worker:
     def fail(self, value: Any) -> Any:
         raise ValueError(f"no {value}")
 
+    def fail_if_odd(self, value: int) -> int:
+        return self.fail(value) if value % 2 else value
+
     def exit(self, value: Any) -> Any:
         os._exit(1)
 
@@ -126,21 +129,24 @@ def test_asyncio(ray: Any, actors: Callable[..., list[Any]]) -> None:
 
     async def main() -> list[Any]:
         with InputNode() as given:
-            nodes = MultiOutputNode([good.echo.bind(given), bad.fail.bind(given)])
+            nodes = MultiOutputNode([good.echo.bind(given), bad.fail_if_odd.bind(given)])
             graph = nodes.experimental_compile(enable_asyncio=True)
         try:
 
             async def one(number: int) -> Any:
-                first, second = await graph.execute_async(number)
-                with pytest.raises(ValueError, match=f"no {number}"):
-                    await second
-                return await first
+                outputs = await graph.execute_async(number)
+                if number % 2:
+                    for output in outputs:
+                        with pytest.raises(ValueError, match=f"no {number}"):
+                            await output
+                    return None
+                return [await output for output in outputs]
 
             return [await one(0), *await asyncio.gather(*(one(number) for number in range(1, 5)))]
         finally:
             graph.teardown()
 
-    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+    assert asyncio.run(main()) == [[0, 0], None, [2, 2], None, [4, 4]], "all outputs of an execution are its error"
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])

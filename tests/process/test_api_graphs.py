@@ -186,12 +186,12 @@ def test_errors_of_methods_are_raised_and_the_graph_goes_on(compiled):
     for i in range(6):
         failing, other = graph.execute(i)
         if i % 2:
-            with pytest.raises(ValueError, match=f"odd {i}") as caught:
-                ray.get(failing)
-            assert isinstance(caught.value, exceptions.RayTaskError)
+            for output in failing, other:  # all outputs are the error
+                with pytest.raises(ValueError, match=f"odd {i}") as caught:
+                    ray.get(output)
+                assert isinstance(caught.value, exceptions.RayTaskError)
         else:
-            assert ray.get(failing) == i + 1
-        assert ray.get(other) == i
+            assert ray.get([failing, other]) == [i + 1, i]
     assert ray.get(b.called.remote()) == 3, "it is not called with an error"
 
 
@@ -314,15 +314,15 @@ def test_asyncio(compiled):
         graph.execute(1)
 
     async def one(i):
-        good, maybe = await graph.execute_async(i)
-        assert await good == i + 1
+        refs = good, maybe = await graph.execute_async(i)
+        if i % 2:
+            for ref in refs:
+                with pytest.raises(ValueError, match=f"odd {i}"):
+                    await ref
+        else:
+            assert (await good, await maybe) == (i + 1, i)
         with pytest.raises(ValueError, match="once"):
             await good
-        if i % 2:
-            with pytest.raises(ValueError, match=f"odd {i}"):
-                await maybe
-        else:
-            assert await maybe == i
 
     async def main():
         for i in range(0, 40, 8):
