@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-_IN_MODIFY, _IN_CREATE = 0x2, 0x100
+_IN_MODIFY = 0x2
 _EVENT = struct.Struct("=iIII")
 _READ = 1 << 16
 
@@ -23,7 +23,7 @@ class DirectoryWatch:
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        if libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY | _IN_CREATE) < 0:
+        if libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY) < 0:
             number = ctypes.get_errno()
             os.close(self._fd)
             raise OSError(number, "inotify_add_watch")

@@ -42,8 +42,12 @@ def let_kernel_kill_first() -> None:
     The variable RAY_worker_oom_score_adjustment gives another adjustment than 1000, the highest.
     """
     adjustment = os.environ.get("RAY_worker_oom_score_adjustment") or "1000"  # noqa: SIM112 -- the name is Ray's
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(adjustment)
+    with contextlib.suppress(OSError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, adjustment.encode())
+        finally:
+            os.close(fd)
 
 
 def set_process_name(name: str) -> None:

@@ -72,16 +72,17 @@ class LogMonitor:
         self._ip = node_ip_address()
         self._drivers: dict[int, bytes] = {}
         self._tails: dict[str, _Tail] = {}
-        self._finished: set[str] = set()  # of dead workers, read to their end
+        self._dead: set[bytes] = set()  # workers; no more of their files are taken up
         self._changed: dict[str, None] = {}
         self._on_the_way: dict[bytes, int] = {}
         self._due = False
+        self._watch: DirectoryWatch | None = None
         try:
             self._watch = DirectoryWatch(directory)
         except OSError:
             loop.call_at(loop.now + POLL, self._poll)
         else:
-            loop.watch(self._watch.fileno(), lambda event: self._note(self._watch.read()))
+            loop.watch(self._watch.fileno(), lambda event: self._look())
 
     def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
         """A worker with this number and environment is about to be forked."""
@@ -92,6 +93,8 @@ class LogMonitor:
 
     def worker_died(self, worker: bytes) -> None:
         """Read the rest of what a worker has written."""
+        self._look()  # a file that it never wrote to is not worth a message
+        self._dead.add(worker)
         names = self._files_of(worker)
         for name in names:
             self._tails[name].ended = True
@@ -122,9 +125,13 @@ class LogMonitor:
     def _driver_of(self, tail: _Tail) -> bytes:
         return self._first_driver() if tail.driver is None else tail.driver
 
-    def _poll(self) -> None:
+    def _look(self) -> None:
+        """Note what has changed since the last look; without reports from the system, every file."""
         with contextlib.suppress(OSError):
-            self._note(os.listdir(self._directory))
+            self._note(os.listdir(self._directory) if self._watch is None else self._watch.read())
+
+    def _poll(self) -> None:
+        self._look()
         self._loop.call_at(self._loop.now + POLL, self._poll)
 
     def _note(self, names: Iterable[str]) -> None:
@@ -132,7 +139,7 @@ class LogMonitor:
         for name in names:
             if name not in self._tails:
                 found = parse_worker_log_name(name)
-                if found is None or name in self._finished:
+                if found is None or found[0] in self._dead:
                     continue
                 worker, pid, error = found
                 self._tails[name] = _Tail(worker, pid, error, self._drivers.get(number_of(worker)))
@@ -169,7 +176,6 @@ class LogMonitor:
             del self._changed[name]
         if last:
             del self._tails[name]
-            self._finished.add(name)
             if not self._files_of(tail.worker):
                 self._drivers.pop(number_of(tail.worker), None)
         return more

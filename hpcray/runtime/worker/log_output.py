@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hpcray.common.log_names import (
@@ -58,8 +59,11 @@ class WorkerLogFile(io.RawIOBase):
         self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
         self._at_line_start = True
         self._size = 0
-        self._max_bytes, self._backups = rotation_limits()
         self._open()
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        return rotation_limits()
 
     def writable(self) -> bool:
         """Always."""
@@ -81,7 +85,7 @@ class WorkerLogFile(io.RawIOBase):
             if name and name != self._named:
                 self._named = name
                 text = name.encode("utf-8", "backslashreplace") + text
-            if self._max_bytes and self._size and self._size + len(text) > self._max_bytes:
+            if 0 < self._limits[0] < self._size + len(text) and self._size:
                 self._rotate()
             if run[0] and run != self._run:
                 self._run = run
@@ -115,11 +119,12 @@ class WorkerLogFile(io.RawIOBase):
 
     def _rotate(self) -> None:
         with contextlib.suppress(OSError):
-            for number in range(self._backups, 0, -1):
+            backups = self._limits[1]
+            for number in range(backups, 0, -1):
                 source = f"{self._path}.{number - 1}" if number > 1 else self._path
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(source, f"{self._path}.{number}")
-            if self._backups <= 0:
+            if backups <= 0:
                 os.unlink(self._path)
             self._parts.clear()
             self._run = _NO_RUN
@@ -129,7 +134,6 @@ class WorkerLogFile(io.RawIOBase):
 def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
     """Send what this worker prints, native code included, to its log files."""
     directory = logs_directory(process.session_dir)
-    os.makedirs(directory, 0o700, exist_ok=True)
     job = process.job.job_id if process.job is not None else FIRST_JOB
     name = worker_log_name(process.me, job, os.getpid())
     path = os.path.join(directory, name)
