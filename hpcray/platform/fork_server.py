@@ -35,7 +35,7 @@ import msgspec
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
-from hpcray.platform.numa_binding import bind_worker
+from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import (
     ProcessIdentity,
@@ -169,6 +169,8 @@ class _ForkServer:
                 os.environ[variable] = before[variable]
             else:
                 os.environ.pop(variable, None)
+        if modules:
+            limit_loaded_libraries_to_one_thread()
         _freeze_heap()
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
@@ -204,8 +206,7 @@ class _ForkServer:
                 os.environ[name] = text
             apply_device_visibility(os.environ)
             bind_worker(assigned_gpus(), os.environ)
-            if "numpy.random" in sys.modules:
-                sys.modules["numpy.random"].seed()  # or all workers would draw the same numbers
+            _seed_generators()
             main(self._session_dir, number, self._arena_fd)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -282,6 +283,14 @@ class _ForkServer:
         if self._driver is not None and self._driver.orphaned:
             with contextlib.suppress(OSError):
                 os.kill(self._driver.pid, number)
+
+
+def _seed_generators() -> None:
+    """Give the global generators of this forked worker seeds of its own, or all workers would draw the same numbers."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()
 
 
 def _freeze_heap() -> None:

@@ -11,8 +11,8 @@ own,
   `UCX_*` of its own.
 
 Numerical libraries of a worker start as many threads as its task or actor has CPUs, as in Ray. `OMP_NUM_THREADS` counts
-for libraries that are loaded later. Libraries that the fork server has loaded, such as NumPy, are set by threadpoolctl.
-A value that the user has set stays.
+for libraries that are loaded later. Libraries that the fork server has loaded are set by threadpoolctl, PyTorch also by
+itself: it has a number of its own, for each thread that begins to compute. A value that the user has set stays.
 
 Source: Linux, Documentation/ABI/stable/sysfs-devices-node, sysfs-bus-pci, sysfs-class-infiniband; NVIDIA's driver,
 /proc/driver/nvidia; CUDA programming guide, CUDA_DEVICE_ORDER.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -374,9 +375,15 @@ class _ThreadLimit:
 def limit_loaded_libraries_to_one_thread() -> None:
     """Limit libraries that are loaded to one thread, here and in forked children. For the fork server."""
     if OMP_NUM_THREADS not in os.environ:
-        import threadpoolctl
+        _limit_loaded_libraries(1)
 
-        threadpoolctl.threadpool_limits(limits=1)
+
+def _limit_loaded_libraries(count: int) -> None:
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(limits=count)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(count)
 
 
 def thread_count_changes(units: int) -> bool:
@@ -396,7 +403,5 @@ def set_thread_count(units: int) -> None:
     if known != str(count):
         _ThreadLimit.text = os.environ[OMP_NUM_THREADS] = str(count)
     if count != _ThreadLimit.loaded:
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(limits=count)
+        _limit_loaded_libraries(count)
         _ThreadLimit.loaded = count

@@ -160,6 +160,43 @@ def test_environments_do_not_mix(make: Make) -> None:
     assert "ONLY_FIRST" not in json.loads(Path(template.session.path, "2.json").read_text())["environ"]
 
 
+TORCH = """
+import json, os
+threads = os.cpu_count()
+seeds = []
+def set_num_threads(count):
+    global threads
+    threads = count
+class default_generator:
+    seed = staticmethod(lambda: seeds.append(os.getpid()))
+"""
+
+
+def test_a_preloaded_pytorch_has_one_thread_and_seeds_of_each_worker(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> WorkerMain:
+        def main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
+            torch = sys.modules["torch"]
+            found = {"pid": os.getpid(), "threads": torch.threads, "seeds": torch.seeds}
+            Path(session_dir, f"{number}.json").write_text(json.dumps(found))
+            sys.exit(0)
+
+        return main
+
+    (tmp_path / "torch.py").write_text(TORCH)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    template = make(load)
+    template.link.prepare((), ["torch"])
+    for number in (1, 2):
+        template.link.fork(number, ())
+        template.wait_for("exited", number)
+        found = json.loads(Path(template.session.path, f"{number}.json").read_text())
+        assert (found["threads"], found["seeds"]) == (1, [found["pid"]])
+
+
 def test_kill(make: Make) -> None:
     template = make(sleeping)
     template.link.fork(5, ())

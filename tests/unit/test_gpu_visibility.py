@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -193,6 +194,7 @@ class TestThreads:
         monkeypatch.setattr(numa_binding._ThreadLimit, "cpus", 0)
         monkeypatch.setattr(numa_binding._ThreadLimit, "text", None)
         monkeypatch.setattr(numa_binding._ThreadLimit, "loaded", 1)
+        monkeypatch.setitem(sys.modules, "torch", None)  # another test may have loaded it
 
     @pytest.mark.parametrize(("units", "count"), [(0, "1"), (UNIT // 2, "1"), (UNIT, "1"), (5 * UNIT // 2, "2")])
     def test_a_task_has_as_many_threads_as_cpus(self, units: int, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +219,15 @@ class TestThreads:
             assert not numa_binding.thread_count_changes(cpus * UNIT)
             assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == count
         assert limits.said == [3, 2, 1]
+
+    def test_pytorch_has_a_number_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "threadpoolctl", _Limits())
+        torch = types.SimpleNamespace(set_num_threads=(said := []).append)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        numa_binding.limit_loaded_libraries_to_one_thread()
+        for cpus in (1, 3, 1):
+            numa_binding.set_thread_count(cpus * UNIT)
+        assert said == [1, 3, 1]
 
     def test_libraries_of_the_fork_server_have_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limits = _Limits()
