@@ -18,7 +18,7 @@ CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
 _HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
-_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "NODE_ID", "NODE_NAME", "RAY_LIBRARIES", "TMPDIR")
+_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "NODE_ID", "NODE_NAME", "RAY_LIBRARIES", "SERVE_TOKEN", "TMPDIR")
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1

@@ -1,20 +1,25 @@
 """The ports of Ray Serve: on the loopback interface, and for processes of this user alone.
 
 Ray's modules open them; the functions here amend these modules when they are imported (`hpcray.compat.finder`). A host
-that the program names itself, other than loopback, is used as it is and open to all who reach it.
+that the program names itself, other than loopback, is used as it is and open to all who reach it, or to those who have
+the job's token (`hpcray.compat.serve_http`).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import ipaddress
 import logging
+import os
 import socket
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from hpcray.platform.sockets import node_ip_address
+from hpcray.api.session import require_session
+from hpcray.compat import serve_http
+from hpcray.platform.sockets import is_same_user, node_ip_address
 from hpcray.platform.tcp_peers import Address, is_own_peer
 
 logger = logging.getLogger("ray.serve")
@@ -22,19 +27,48 @@ logger = logging.getLogger("ray.serve")
 _LOOPBACK = "127.0.0.1"
 
 
+def config(module: ModuleType) -> None:
+    """Amend `ray.serve.config`: HTTP options have a field `token`."""
+
+    class HTTPOptions(module.HTTPOptions):  # type: ignore[misc, name-defined]
+        __doc__ = module.HTTPOptions.__doc__
+        token: bool = os.environ.get(serve_http.TOKEN_VARIABLE, "0") == "1"
+
+    HTTPOptions.__module__, HTTPOptions.__qualname__ = module.__name__, "HTTPOptions"  # as a pickle names it
+    module.HTTPOptions = HTTPOptions  # type: ignore[attr-defined]
+
+
+def client(module: ModuleType) -> None:
+    """Amend `ray.serve._private.client`: it names the Unix socket where an application is served at one."""
+
+    class ServeControllerClient(module.ServeControllerClient):  # type: ignore[misc, name-defined]
+        def __init__(self, controller: Any) -> None:
+            super().__init__(controller)
+            self._root_url: str = serve_http.url_of(self._http_config, super().root_url)
+
+    module.ServeControllerClient = ServeControllerClient  # type: ignore[attr-defined]
+
+
 def http_util(module: ModuleType) -> None:
-    """Amend `ray.serve._private.http_util`: its HTTP servers on loopback close connections of other users unread."""
+    """Amend `ray.serve._private.http_util`: its HTTP servers close connections of other users unread.
+
+    Those of Unix sockets and of loopback do, unless requests show a token.
+    """
     uvicorn: Any = importlib.import_module("uvicorn")
 
     class Config(uvicorn.Config):  # type: ignore[misc]
         http_protocol_class: Any
+        is_for_all = False
 
         def load(self) -> None:
             super().load()
-            if _is_loopback(self.host):
-                self.http_protocol_class = _for_own_user(self.http_protocol_class)
+            self.is_for_all |= self.uds is None and not _is_loopback(self.host)
+            self.http_protocol_class = _checked(self.http_protocol_class)
 
     module.uvicorn = SimpleNamespace(Config=Config, Server=uvicorn.Server)  # type: ignore[attr-defined]
+    module.start_asgi_http_server = functools.partial(  # type: ignore[attr-defined]
+        serve_http.start, module.start_asgi_http_server, module
+    )
 
 
 def grpc_util(module: ModuleType) -> None:
@@ -72,17 +106,41 @@ def tls_utils(module: ModuleType) -> None:
 
 def schema(module: ModuleType) -> None:
     """Amend `ray.serve.schema`: a config file without a host means loopback, as `serve.start()` does."""
-    options: Any = module.HTTPOptionsSchema
-    options.model_fields["host"].default = _LOOPBACK
-    options.model_rebuild(force=True)
-    config: Any = module.ServeDeploySchema
-    config.model_fields["http_options"].default = options()
-    config.model_rebuild(force=True)
+    default: Any = importlib.import_module("ray.serve.config").HTTPOptions()
+
+    class HTTPOptionsSchema(module.HTTPOptionsSchema):  # type: ignore[misc, name-defined]
+        __doc__ = module.HTTPOptionsSchema.__doc__
+        host: str = default.host or _LOOPBACK
+        token: bool = default.token
+
+    HTTPOptionsSchema.__module__, HTTPOptionsSchema.__qualname__ = module.__name__, "HTTPOptionsSchema"
+    module.HTTPOptionsSchema = HTTPOptionsSchema  # type: ignore[attr-defined]
+    models: Any = module
+    for model, kind in (
+        (models.ServeDeploySchema, HTTPOptionsSchema),
+        (models.ServeInstanceDetails, HTTPOptionsSchema | None),
+    ):
+        model.model_fields["http_options"].annotation = kind
+        model.model_rebuild(force=True)
+    models.ServeDeploySchema.model_fields["http_options"].default = HTTPOptionsSchema()
+    models.ServeDeploySchema.model_rebuild(force=True)
 
 
 def scripts(module: ModuleType) -> None:
-    """Amend `ray.serve.scripts`: the config file that `serve build` writes names loopback, not all interfaces."""
-    module.get_all_interfaces_ip = lambda: _LOOPBACK  # type: ignore[attr-defined]
+    """Amend `ray.serve.scripts`: `serve build` writes the default host, and `serve status` tells of Unix sockets."""
+    host: Any = importlib.import_module("ray.serve.config").HTTPOptions().host
+    module.get_all_interfaces_ip = lambda: host or _LOOPBACK  # type: ignore[attr-defined]
+    plain: Any = module.asdict
+
+    def asdict(status: Any) -> dict[str, Any]:
+        shown: dict[str, Any] = plain(status)
+        proxies = shown.get("proxies") or {}
+        nodes = {row["NodeID"]: row["Index"] for row in require_session().gcs.nodes() if row["NodeID"] in proxies}
+        client = importlib.import_module("ray.serve.context")._get_global_client(raise_if_no_controller_running=False)
+        found = serve_http.places(client.http_config, nodes) if client is not None else {}
+        return {**shown, **({"http": found} if found else {})}
+
+    module.asdict = asdict  # type: ignore[attr-defined]
 
 
 def _is_loopback(host: str | None) -> bool:
@@ -94,17 +152,18 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-def _for_own_user(protocol_class: Any) -> Any:
+def _checked(protocol_class: Any) -> Any:
     """A protocol of uvicorn that looks who connects, before it reads."""
 
-    class OwnUser(protocol_class):  # type: ignore[misc]
+    class Checked(protocol_class):  # type: ignore[misc]
         is_refused = False
 
         def connection_made(self, transport: Any) -> None:
-            peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-            if peer and is_own_peer(peer[:2], here[:2]):
+            sock, here = transport.get_extra_info("socket"), transport.get_extra_info("sockname")
+            if sock.family != socket.AF_UNIX:
                 # asyncio does so only for sockets that name the protocol; without it a small answer waits for 40 ms.
-                transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.config.is_for_all or _is_own(sock, transport.get_extra_info("peername"), here):
                 super().connection_made(transport)
                 return
             self.is_refused = True
@@ -115,7 +174,14 @@ def _for_own_user(protocol_class: Any) -> Any:
             if not self.is_refused:
                 super().connection_lost(exc)
 
-    return OwnUser
+    return Checked
+
+
+def _is_own(sock: Any, peer: Any, here: Any) -> bool:
+    """True if a process of this user is at the other end of a connection within this host."""
+    if sock.family == socket.AF_UNIX:
+        return is_same_user(sock)
+    return bool(peer) and is_own_peer(peer[:2], here[:2])
 
 
 def _own_calls(handler: Any, here: Address) -> Any:

@@ -23,6 +23,7 @@ for needed in ("fastapi", "uvicorn", "aiohttp", "grpc", "requests", "yaml", "wat
 yaml = pytest.importorskip("yaml")
 PROGRAMS = Path(__file__).parent / "programs"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+hpcray_only = pytest.mark.skipif(os.environ.get("HPCRAY_TEST_ENGINE") == "ray", reason="not so on Ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -198,7 +199,27 @@ def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> No
     }  # fmt: skip
 
 
-@pytest.mark.skipif(os.environ.get("HPCRAY_TEST_ENGINE") == "ray", reason="Ray's is called serve")
+@hpcray_only
+def test_http_at_a_unix_socket_and_with_a_token(results: Callable[..., Any]) -> None:
+    for needed in ("httpx", "websockets"):
+        pytest.importorskip(needed)
+    needs_stranger()
+    found = results("serve_private")
+    assert found["unix"] == {
+        "healthy": "success", "size": 1000, "missing": 404, "quick": True, "echo": "cba", "modes": ["0o600", "0o700"],
+        "stranger": "ConnectError", "stranger inside": "ReadError", "port": False, "status": True,
+        "closed": "ConnectError", "again": "success",
+    }  # fmt: skip
+    assert found["token"] == {
+        "name": "X-Serve-Token", "long": 64, "mode": "0o600", "none": 401, "wrong": 401, "short": 401, "empty": 401,
+        "odd": 401, "right": 200, "bearer": 200, "the application's": 200, "stranger": [401, 200], "echo": "cba",
+        "status": [True],
+    }  # fmt: skip
+    assert found["plain"] == [True, True]
+    assert not os.path.exists(found["session"])
+
+
+@hpcray_only
 def test_the_command_line_of_serve_is_a_command_of_hpcray(libraries: str, tmp_path: Path) -> None:
     made = tmp_path / "serve.yaml"
     command = [sys.executable, "-m", "hpcray.cli", "serve", "build", "serve_text:app", "--app-dir", str(PROGRAMS)]

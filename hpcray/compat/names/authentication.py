@@ -17,6 +17,13 @@ from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 _KEY, _SPACE = "grpc-token", "hpcray-authentication"
 
 
+def job_secret(key: str) -> str:
+    """Return 256 random bits, as text, that all processes of the job read from its key-value store."""
+    # Of several that ask first, one wins, and all read what it wrote.
+    _internal_kv_put(key, secrets.token_hex(32), overwrite=False, namespace=_SPACE)
+    return (_internal_kv_get(key, namespace=_SPACE) or b"").decode()
+
+
 class AuthenticationMode(enum.IntEnum):
     """How calls are authenticated."""
 
@@ -48,9 +55,7 @@ class AuthenticationTokenLoader:
         """Return the token; the first process that asks makes it."""
         session = require_session()
         if self._of is not session:
-            # Of several that ask first, one wins, and all read what it wrote.
-            _internal_kv_put(_KEY, secrets.token_hex(32), overwrite=False, namespace=_SPACE)
-            self._token = (_internal_kv_get(_KEY, namespace=_SPACE) or b"").decode()
+            self._token = job_secret(_KEY)
             self._of = session
         return self._token
 
