@@ -8,12 +8,15 @@ from types import ModuleType
 
 AMENDMENTS = {
     "ray._common.tls_utils": "hpcray.compat.serve_ports:tls_utils",
+    "ray.serve._private.client": "hpcray.compat.serve_ports:client",
     "ray.serve._private.default_impl": "hpcray.compat.serve_ports:default_impl",
     "ray.serve._private.grpc_util": "hpcray.compat.serve_ports:grpc_util",
     "ray.serve._private.http_util": "hpcray.compat.serve_ports:http_util",
+    "ray.serve.config": "hpcray.compat.serve_ports:config",
     "ray.serve.scripts": "hpcray.compat.serve_ports:scripts",
     "ray.serve.schema": "hpcray.compat.serve_ports:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
+    "ray.tune.tune": "hpcray.compat.tune_drain:tune",
 }
 """By module of Ray: a function that gets the module, once it has been executed."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,8 @@ class _Participation:
 
 
 _participations: dict[bytes, _Participation] = {}
+_turn = threading.Lock()
+"""Held by a method that one of the actor's graphs calls: those of several graphs run one after the other."""
 
 
 def join_graph(actor: Any, graph: bytes, driver: bytes) -> Party:
@@ -73,8 +76,15 @@ def leave_graph(actor: Any, graph: bytes) -> None:
     _participations.pop(graph, None)
 
 
-def run_loop(actor: Any, part: ActorPart) -> None:
+def run_loop(actor: Any, part: ActorPart) -> Any:
     """Execute the actor's part of the graph again and again, until the graph ends."""
+    assert current.worker is not None
+    executor: Any = current.worker.actor
+    # The loop of an async actor's calls, which this is called on, has to be free for those of other graphs.
+    return _execute(actor, part) if executor.loop is None else asyncio.to_thread(_execute, actor, part)
+
+
+def _execute(actor: Any, part: ActorPart) -> None:
     process = need_process()
     participation = _participations[part.graph]
     try:
@@ -104,7 +114,7 @@ class _Call:
         assert current.worker is not None
         self._executor: Any = current.worker.actor
         self._name = f"{self._executor.spec.class_name}.{task.method}"
-        self._method = getattr(actor, task.method)
+        self._method = getattr(actor, task.method) if task.function is None else task.function
         self._args, self._kwargs = task.args, task.kwargs
         self._takes: list[tuple[int, ValueReader | None]] = [
             (value, ends.readers.get(value)) for value in task.values()
@@ -128,10 +138,12 @@ class _Call:
         if failed is None:
             try:
                 if self._only is not None:
-                    result = self._method(values[self._only])
+                    with _turn:
+                        result = self._method(values[self._only])
                 else:
                     args = [values[arg.node] if type(arg) is ValueOf else arg for arg in self._args]
-                    result = self._method(*args, **self._kwargs)
+                    with _turn:
+                        result = self._method(*args, **self._kwargs)
                     del args
                 if asyncio.iscoroutine(result) and self._executor.loop is not None:
                     result = asyncio.run_coroutine_threadsafe(result, self._executor.loop).result()

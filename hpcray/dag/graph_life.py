@@ -15,13 +15,12 @@ from hpcray.dag.party_channels import PartyChannels
 from hpcray.dag.wiring import Party, wire
 from hpcray.platform.channel_memory import ChannelMemory
 from hpcray.protocol import messages as m
-from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS
+from hpcray.runtime.core_worker.actor_submitter import GRAPHS_GROUP
 from hpcray.runtime.core_worker.compiled_graphs import OpenGraph
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 logger = logging.getLogger("ray")
-_LOOPS = SYSTEM_GROUPS[0]
 
 
 class GraphLife:
@@ -75,7 +74,7 @@ class GraphLife:
         for actor, tasks in enumerate(plan.tasks):
             place = places.get(self._parties[actor].node)
             part = ActorPart(self.ident, place, shapes[actor], wiring.ends[actor], tasks, slots)
-            self.loops.append(self._call(actor, _LOOPS, run_loop, part))
+            self.loops.append(self._call(actor, GRAPHS_GROUP, run_loop, part))
         return PartyChannels(process, self.ident, self._graph, wiring.ends[DRIVER], self._memory, shapes[DRIVER], slots)
 
     def _undo(self) -> None:

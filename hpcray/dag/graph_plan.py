@@ -7,7 +7,7 @@ the process that compiled the graph (`DRIVER`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ class PlannedTask:
         args: constants, and `ValueOf`.
         outputs: the values that the call makes, each with its index where the call returns several, else None.
         serial: its place in the order of `bind`.
+        function: what is called, if that is no method: a collective operation.
     """
 
     node: int
@@ -39,6 +40,7 @@ class PlannedTask:
     kwargs: dict[str, Any]
     outputs: list[tuple[int, int | None]]
     serial: int
+    function: Callable[..., Any] | None = None
 
     def values(self) -> list[int]:
         """Return the values that the call takes, each once."""
@@ -210,8 +212,9 @@ class _Planner:
         ]
         args = tuple(ValueOf(self._number(arg)) if self._is_node(arg) else arg for arg in node._bound_args)
         return PlannedTask(
-            number, node._method_name, args, dict(node._bound_kwargs), outputs or [(number, None)], node._serial
-        )
+            number, node._method_name, args, dict(node._bound_kwargs), outputs or [(number, None)], node._serial,
+            getattr(node, "operation", None),
+        )  # fmt: skip
 
     def _add_reader(self, value: int, party: int) -> None:
         readers = self.plan.readers.setdefault(value, [])

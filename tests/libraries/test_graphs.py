@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+REAL = os.environ.get("HPCRAY_TEST_ENGINE") == "ray"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
@@ -41,6 +42,14 @@ class Worker:
         import torch
 
         return torch.arange(size, dtype=torch.float32)
+
+    def scaled(self, size: int, factor: int) -> Any:
+        import torch
+
+        return torch.arange(1, size + 1, dtype=torch.float64) * factor
+
+    def listed(self, tensor: Any) -> list[float]:
+        return tensor.tolist()
 
     def mean(self, tensor: Any) -> tuple[str, float]:
         return str(tensor.device), float(tensor.mean())
@@ -164,6 +173,118 @@ def test_tensors_without_gpus(ray: Any, actors: Callable[..., list[Any]], transp
         graph.teardown()
     with pytest.raises(ValueError, match="Invalid device 'tpu'"), InputNode() as given:
         sender.tensor.bind(given).with_tensor_transport(transport, device="tpu")
+
+
+def test_an_actor_in_two_graphs(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    from ray.dag import InputNode
+
+    one, other = actors(2)
+    with InputNode() as given:
+        first = other.echo.bind(one.add.bind(given)).experimental_compile()
+    with InputNode() as given:
+        second = one.add.bind(other.echo.bind(given)).experimental_compile()
+    try:
+        if REAL:  # the second one waits for the first one's end
+            with pytest.raises(ray.exceptions.RayChannelTimeoutError):
+                ray.get(second.execute(1), timeout=2)
+        else:
+            found = []
+            for _ in range(50):
+                pending = [first.execute(1), second.execute(1)]
+                found += ray.get(pending)
+            assert sorted(found) == list(range(1, 101))
+    finally:
+        first.teardown()
+        second.teardown()
+
+
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MAX", "MIN", "AVG"])
+def test_reductions_of_tensors(ray: Any, actors: Callable[..., list[Any]], op: str) -> None:
+    torch = pytest.importorskip("torch")
+    from ray.dag import InputNode, MultiOutputNode
+    from ray.experimental.channel.cpu_communicator import CPUCommunicator
+    from ray.experimental.collective import allreduce
+    from ray.experimental.util.types import ReduceOp
+
+    workers = actors(3)
+    with InputNode() as given:
+        tensors = [worker.scaled.bind(given, factor) for factor, worker in enumerate(workers, 2)]
+        reduced = allreduce.bind(tensors, ReduceOp[op], transport=CPUCommunicator(3, workers))
+        lists = [worker.listed.bind(tensor) for worker, tensor in zip(workers, reduced, strict=True)]
+        graph = MultiOutputNode(lists).experimental_compile()
+    try:
+        all_of = torch.stack([torch.arange(1, 5, dtype=torch.float64) * factor for factor in (2, 3, 4)])
+        expected = {
+            "SUM": all_of.sum(0), "PRODUCT": all_of.prod(0), "MAX": all_of.amax(0), "MIN": all_of.amin(0),
+            "AVG": all_of.mean(0),
+        }[op].tolist()  # fmt: skip
+        for _ in range(3):
+            assert ray.get(graph.execute(4), timeout=120) == [expected] * 3
+    finally:
+        graph.teardown()
+
+
+def test_what_a_collective_operation_refuses(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    pytest.importorskip("torch")
+    from ray.dag import InputNode, MultiOutputNode
+    from ray.experimental.channel.cpu_communicator import CPUCommunicator
+    from ray.experimental.collective import allgather, allreduce
+
+    one, other, third = actors(3)
+    with InputNode() as given:
+        nodes = [worker.scaled.bind(given, 1) for worker in (one, other)]
+        for wrong, text in (
+            ([], "non-empty|list index"),
+            ([nodes[0], one.echo.bind(given)], "unique actor handles"),
+            ([nodes[0], nodes[0]], "unique input nodes"),
+            ([nodes[0], 1], "to be DAGNode"),
+            ([nodes[0], given], "actor handle|InputNode|_get_actor_handle"),
+            ([nodes, [one.echo.bind(given)]], "same number of nodes"),
+            ([nodes, [other.echo.bind(given), one.echo.bind(given)]], "same order"),
+        ):
+            with pytest.raises((ValueError, IndexError, AttributeError), match=text):
+                allreduce.bind(wrong)
+        with pytest.raises(ValueError, match="Unexpected operation"):
+            allreduce.bind(nodes, "sum")
+        with pytest.raises(ValueError, match="only supported for allreduce"):
+            allgather.bind([nodes])
+        with pytest.raises(ValueError, match="match the custom communicator group"):
+            allreduce.bind(nodes, transport=CPUCommunicator(2, [one, third]))
+    with InputNode() as given:
+        texts = [worker.echo.bind(given) for worker in (one, other)]
+        reduced = allreduce.bind(texts, transport=CPUCommunicator(2, [one, other]))
+        graph = MultiOutputNode(reduced).experimental_compile()
+    try:
+        with pytest.raises(ValueError, match="Expected a torch tensor"):
+            ray.get(graph.execute("text"), timeout=120)
+    finally:
+        graph.teardown()
+
+
+@pytest.mark.skipif(REAL, reason="Ray has these on GPUs alone")
+def test_collective_operations_without_a_communicator(ray: Any, actors: Callable[..., list[Any]]) -> None:
+    pytest.importorskip("torch")
+    from ray.dag import InputNode, MultiOutputNode
+    from ray.experimental.collective import allgather, allreduce, reducescatter
+
+    workers = actors(2)
+    with InputNode() as given:
+        tensors = [worker.scaled.bind(given, factor) for factor, worker in enumerate(workers, 1)]
+        more = [worker.scaled.bind(given, 10 * factor) for factor, worker in enumerate(workers, 1)]
+        found = []
+        for operation in (allgather, reducescatter):
+            found += [worker.listed.bind(node) for worker, node in zip(workers, operation.bind(tensors), strict=True)]
+        for worker, (first, second) in zip(workers, allreduce.bind([tensors, more]), strict=True):
+            found += [worker.listed.bind(first), worker.listed.bind(second)]
+        graph = MultiOutputNode(found).experimental_compile()
+    try:
+        both = [1.0, 2.0, 2.0, 4.0]
+        for _ in range(3):
+            assert ray.get(graph.execute(2), timeout=120) == [both, both, [3.0], [6.0], *[[3.0, 6.0], [30.0, 60.0]] * 2]
+        with pytest.raises(ValueError, match="divisible by the world size 2"):
+            ray.get(graph.execute(3)[2])
+    finally:
+        graph.teardown()
 
 
 def test_limits(ray: Any, actors: Callable[..., list[Any]]) -> None:

@@ -532,8 +532,10 @@ class LateActorReplies:
             self.replies_complete(worker)
 
 
-SYSTEM_GROUPS = ("_ray_system", "_ray_system_error")
-"""Concurrency groups that every actor has, with one thread each: libraries run their own calls there."""
+GRAPHS_GROUP = "_hpcray_graphs"
+SYSTEM_GROUPS = {"_ray_system": 1, "_ray_system_error": 1, GRAPHS_GROUP: 16}
+"""Concurrency groups that every actor has, with their number of threads: libraries run their own calls there, and
+compiled graphs their loops."""
 MARK = "__hpcray_on_drain__"
 """Attribute of methods that `on_drain` decorates."""
 

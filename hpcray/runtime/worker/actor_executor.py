@@ -279,7 +279,7 @@ class ActorExecutor:
         runner = self._runners.get(group)
         if runner is None and group in SYSTEM_GROUPS:
             self.worker.engine.busy_poll.stop()
-            runner = self._runners[group] = self._runner(group, 1)
+            runner = self._runners[group] = self._runner(group, SYSTEM_GROUPS[group])
         if runner is not None:
             runner.call(src, msg)
         elif not group:
