@@ -18,8 +18,10 @@ from hpcray.platform.runtime_env import (
     JOB_FIELD,
     PLUGINS_VARIABLE,
     RUNTIME_ENV_VARIABLE,
+    STARTED_WITH,
     RuntimeEnv,
     load_function,
+    read_at_start,
     validated_runtime_env,
 )
 from hpcray.platform.runtime_env_setup import (
@@ -39,7 +41,7 @@ _OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 _MODIFIER = "RAY_RUNTIME_ENV_HOOK"
 _INSTALLERS = ("pip", "uv")
 ACTOR_LIFETIME = "default_actor_lifetime"
-_OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD)
+_OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD, STARTED_WITH)
 """Fields that are no part of Ray's runtime environments, but of the job; they travel with them."""
 
 Fields = dict[str, Any]
@@ -61,7 +63,9 @@ class RuntimeEnvs:
         self.job: Fields = {}
 
     def fields(self, env: Mapping[str, Any] | None) -> Fields:
-        """Convert a runtime_env to fields, and store its packages as objects. Variables are left out.
+        """Convert a runtime_env to fields, and store its packages as objects.
+
+        Of its variables there are those with which a process has to be started.
 
         Raises:
             TypeError, ValueError: a field is not valid. PackageError: a directory is too large.
@@ -70,6 +74,9 @@ class RuntimeEnvs:
         for field, value in validated_runtime_env(env).items():
             if field in (*_INSTALLERS, "py_executable"):
                 found[field] = value
+            elif field == "env_vars":
+                if at_start := read_at_start(value):
+                    found[STARTED_WITH] = at_start
             elif field == "config":
                 if value["setup_timeout_seconds"] != DEFAULT_SETUP_TIMEOUT:
                     found[field] = {"setup_timeout_seconds": value["setup_timeout_seconds"]}
@@ -94,6 +101,8 @@ class RuntimeEnvs:
             for field, value in self.job.items()
             if not (field in _INSTALLERS and any(tool in own for tool in _INSTALLERS))
         }
+        if STARTED_WITH in parent and STARTED_WITH in own:
+            own[STARTED_WITH] = {**parent[STARTED_WITH], **own[STARTED_WITH]}
         return {**parent, **own}
 
     def _package(self, source: str, excludes: list[str], inside: bool) -> dict[str, str]:

@@ -23,6 +23,12 @@ SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 """Variable of a worker: a function that is called before its first task, as "module.function"."""
 PYTHON_FIELDS = ("pip", "uv", "py_executable")
 """Fields that need another Python than the job's."""
+STARTED_WITH = "started_with"
+"""Field of a worker's environment: those of `env_vars` that are read when a process starts, and not later."""
+_READ_AT_START = frozenset({
+    "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC",
+    "PYTHONNOUSERSITE", "PYTHONOPTIMIZE", "PYTHONPATH", "PYTHONUTF8", "PYTHONWARNINGS",
+})  # fmt: skip
 DEFAULT_SETUP_TIMEOUT = 600
 SUPPORTED_FIELDS = frozenset({
     "config", "env_vars", "excludes", "pip", "py_executable", "py_modules", "uv", "worker_process_setup_hook",
@@ -108,6 +114,11 @@ class RuntimeEnvConfig(dict[str, Any]):
     def to_dict(self) -> dict[str, Any]:
         """A plain dict."""
         return dict(deepcopy(self))
+
+
+def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that have no effect in a process that runs already."""
+    return {name: text for name, text in variables.items() if name in _READ_AT_START or name.startswith("LD_")}
 
 
 class RuntimeEnv(dict[str, Any]):

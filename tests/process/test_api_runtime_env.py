@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import os
+import subprocess
 import sys
 import threading
 import zipfile
@@ -31,6 +33,54 @@ def look():
     import only_in_project  # of the package
 
     return only_in_project.VALUE, sorted(os.listdir(".")), os.getpid()
+
+
+class TestVariablesReadAtStart:
+    """Of Python and of the dynamic loader: workers are forked, but those are started with them."""
+
+    def test_of_python(self):
+        def seen():
+            return hash("text"), os.environ["PYTHONHASHSEED"], os.getpid(), type(lambda: 1).__module__
+
+        task = ray.remote(runtime_env={"env_vars": {"PYTHONHASHSEED": "7"}})(seen)
+        first, second = ray.get(task.remote()), ray.get(task.remote())
+        assert first == second and first[1] == "7"
+        told = subprocess.run(
+            [sys.executable, "-c", "print(hash('text'))"],
+            env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert first[0] == int(told.stdout)
+
+    def test_of_the_loader_and_the_import_path_with_references(self, project, monkeypatch):
+        library = ctypes.util.find_library("anl")
+        if library is None:
+            pytest.skip("no library to load")
+
+        @ray.remote(
+            runtime_env={
+                "env_vars": {"LD_PRELOAD": library, "PYTHONPATH": f"{project}:${{PYTHONPATH}}", "LIKE_ANY": "${HOME}/x"}
+            }
+        )
+        class Seen:
+            def look(self):
+                import only_in_project
+
+                with open("/proc/self/maps") as file:
+                    return library in file.read(), only_in_project.VALUE, os.environ["LIKE_ANY"], self.nested()
+
+            def nested(self):
+                return ray.get(ray.remote(lambda: os.environ["LD_PRELOAD"]).remote())
+
+        assert ray.get(Seen.remote().look.remote()) == (True, 42, f"{os.environ.get('HOME', '')}/x", library)
+
+    def test_workers_without_them_are_forked_as_before(self):
+        def parent():
+            return os.readlink(f"/proc/{os.getpid()}/exe"), open("/proc/self/cmdline").read()
+
+        task = ray.remote(runtime_env={"env_vars": {"LIKE_ANY": "1", "PATH": "${PATH}:/more"}})
+        plain, other = ray.get([ray.remote(parent).remote(), task(parent).remote()])
+        assert plain == other
+        assert ray.get(task(lambda: os.environ["PATH"]).remote()) == os.environ["PATH"] + ":/more"
 
 
 class TestWorkingDir:

@@ -1,8 +1,9 @@
 """A worker's runtime_env: another Python, packages in its import path, a working directory, a hook. Set up once.
 
 A worker serves one environment for life. Another Python replaces the forked worker before it has joined the node
-(`exec` keeps its pid, by which the raylet knows it); the rest is done between joining and the first task. A worker
-whose environment cannot be set up lives all the same, and answers every task with the reason.
+(`exec` keeps its pid, by which the raylet knows it), or the same one does, for variables such as LD_PRELOAD; the rest
+is done between joining and the first task. A worker whose environment cannot be set up lives all the same, and answers
+every task with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from time import perf_counter
 from typing import Any
 
@@ -30,6 +31,7 @@ from hpcray.platform.runtime_env import (
     PYTHON_FIELDS,
     RUNTIME_ENV_VARIABLE,
     SETUP_HOOK_VARIABLE,
+    STARTED_WITH,
     RuntimeEnv,
     load_function,
 )
@@ -58,23 +60,38 @@ class _EnvFunctionError(Exception):
     """The hook cannot be loaded, or raised; the message gives its traceback."""
 
 
-_UNSET = re.compile(r"\$\{\w+\}")
+_REFERENCE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
+_of_template = dict(os.environ)
+"""What the process has that this one is forked from: it has imported this module."""
 _expanded: dict[tuple[str, str], str] = {}
 
 
 def expanded(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Variables of a runtime_env with `${NAME}` in their values replaced by what this process has, "" for nothing.
 
-    Each is looked at once: given again, when `PATH` has become `${PATH}:/more`, it is as before.
+    Each is looked at once: given again, when `PATH` has become `${PATH}:/more`, it is as before. A name that stands for
+    one of the variables themselves means what the node has.
     """
     found = {}
-    for name, value in variables:
+    given = list(variables)
+    for name, value in given:
         if "$" in value:
             if (name, value) not in _expanded:
-                _expanded[name, value] = _UNSET.sub("", os.path.expandvars(value))
+                _expanded[name, value] = _replace_references(value, given)
             value = _expanded[name, value]
         found[name] = value
     return found
+
+
+def _replace_references(text: str, given: Collection[tuple[str, str]]) -> str:
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        current = os.environ.get(name)
+        if current is not None and (name, current) in given:  # this worker was forked with it, as it is written
+            current = _of_template.get(name)
+        return (found[0] if found[2] else "") if current is None else current
+
+    return _REFERENCE.sub(value, text)
 
 
 class WorkerRuntimeEnv:
@@ -116,8 +133,11 @@ class WorkerRuntimeEnv:
 
     def become_python(self, session_dir: str, number: int) -> None:
         """Go on as the Python that the environment asks for, if it does: this call does not come back then."""
-        plugged = PLUGINS_VARIABLE in os.environ and any(field not in RuntimeEnv.known_fields for field in self.fields)
-        if not plugged and not any(self.fields.get(field) for field in PYTHON_FIELDS):
+        plugged = PLUGINS_VARIABLE in os.environ and any(
+            field not in RuntimeEnv.known_fields and field != STARTED_WITH for field in self.fields
+        )
+        variables = self._variables_to_start_with()
+        if not plugged and not variables and not any(self.fields.get(field) for field in PYTHON_FIELDS):
             return
         try:
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
@@ -128,8 +148,11 @@ class WorkerRuntimeEnv:
             os.environ.update(found.variables)
             if plugged:
                 found.command = self._changed_by_plugins(session_dir, found.command)
+            if variables and not found.command:
+                found.command = [sys.executable]
             if not found.command:
                 return
+            os.environ.update(variables)
             devices = json.dumps(device_visibility_state())
             if directory:
                 os.chdir(directory)
@@ -139,6 +162,11 @@ class WorkerRuntimeEnv:
             self.problem = str(error)
         except Exception as error:  # whatever it is: the tasks of this worker raise it
             self.problem = f"{type(error).__name__}: {error}"
+
+    def _variables_to_start_with(self) -> dict[str, str]:
+        """Return the variables without effect in a forked process that are not as in the one that it is forked from."""
+        wanted = expanded(self.fields.get(STARTED_WITH, {}).items())
+        return {name: text for name, text in wanted.items() if _of_template.get(name) != text}
 
     def _changed_by_plugins(self, session_dir: str, command: list[str]) -> list[str]:
         """Let plugins change this worker; return the command that is to take its place, none if it may go on."""
