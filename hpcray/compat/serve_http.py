@@ -1,7 +1,7 @@
 """The HTTP servers of Ray Serve: at a TCP port, or at a Unix socket of each node; with or without a token.
 
 `http_options={"host": "unix"}` puts the server of a node at the socket `http-<port>.s` of its session directory, which
-no other user can enter. `http_options={"token": True}` has every request show the job's token, whoever connects; the
+no other user can enter. `http_options={"token": True}` has every request show the job's token, from any process; the
 file `http-<port>.token` of the session directory has it, as a header. Both end with the session directory.
 """
 

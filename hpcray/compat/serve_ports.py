@@ -127,7 +127,7 @@ def schema(module: ModuleType) -> None:
 
 
 def scripts(module: ModuleType) -> None:
-    """Amend `ray.serve.scripts`: `serve build` writes the default host, and `serve status` tells of Unix sockets."""
+    """Amend `ray.serve.scripts`: `serve build` writes the default host, and `serve status` shows Unix sockets."""
     host: Any = importlib.import_module("ray.serve.config").HTTPOptions().host
     module.get_all_interfaces_ip = lambda: host or _LOOPBACK  # type: ignore[attr-defined]
     plain: Any = module.asdict

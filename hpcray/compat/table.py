@@ -163,7 +163,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dag": ("hpcray.dag",),
     "ray.dag.base": ("hpcray.dag.base",),
     "ray.dag.class_node": ("hpcray.dag.class_node",),
-    "ray.dag.collective_node": ("hpcray.dag.collective_node:CollectiveOutputNode",),
     "ray.dag.compiled_dag_node": ("hpcray.dag.compiled_dag_node",),
     "ray.dag.constants": ("hpcray.dag.constants",),
     "ray.dag.context": ("hpcray.dag.context",),

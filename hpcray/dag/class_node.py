@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from hpcray.dag.collective_operation import CollectiveOperation
 from hpcray.dag.constants import (
     BIND_INDEX_KEY,
+    COLLECTIVE_OPERATION_KEY,
     IS_CLASS_METHOD_OUTPUT_KEY,
     PARENT_CLASS_NODE_KEY,
     PREV_CLASS_METHOD_CALL_KEY,
@@ -91,7 +93,11 @@ class _UnboundClassMethodNode:
 
 
 class ClassMethodNode(DAGNode):
-    """A call of an actor, or one of the values of a call that returns several (`is_class_method_output`)."""
+    """A call of an actor, or one of the values of a call that returns several (`is_class_method_output`).
+
+    Attributes:
+        operation: what the actor does in the place of a call: its part in a collective operation.
+    """
 
     KIND: ClassVar[str] = "method"
 
@@ -107,6 +113,7 @@ class ClassMethodNode(DAGNode):
         self._parent_class_node = other_args_to_resolve.get(PARENT_CLASS_NODE_KEY)
         self._prev_class_method_call = other_args_to_resolve.get(PREV_CLASS_METHOD_CALL_KEY)
         self._bind_index = other_args_to_resolve.get(BIND_INDEX_KEY)
+        self.operation: CollectiveOperation | None = other_args_to_resolve.get(COLLECTIVE_OPERATION_KEY)
         self._is_class_method_output = bool(other_args_to_resolve.get(IS_CLASS_METHOD_OUTPUT_KEY, False))
         super().__init__(method_args, method_kwargs, method_options, other_args_to_resolve)
 
@@ -117,6 +124,8 @@ class ClassMethodNode(DAGNode):
         if self._is_class_method_output:
             values, index = self._bound_args
             return values[index]
+        if self.operation is not None:
+            raise NotImplementedError("collective operations are only supported with dag.experimental_compile()")
         options = {name: value for name, value in self._bound_options.items() if value is not None}
         method = self._get_remote_method(self._method_name)
         return (method.options(**options) if options else method).remote(*self._bound_args, **self._bound_kwargs)

@@ -213,7 +213,7 @@ class _Planner:
         args = tuple(ValueOf(self._number(arg)) if self._is_node(arg) else arg for arg in node._bound_args)
         return PlannedTask(
             number, node._method_name, args, dict(node._bound_kwargs), outputs or [(number, None)], node._serial,
-            getattr(node, "operation", None),
+            node.operation,
         )  # fmt: skip
 
     def _add_reader(self, value: int, party: int) -> None:

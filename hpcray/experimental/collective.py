@@ -9,7 +9,8 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from hpcray.dag.collective_node import REDUCTIONS, CollectiveOperation, CollectiveOutputNode
+from hpcray.dag.class_node import ClassMethodNode
+from hpcray.dag.collective_operation import REDUCTIONS, CollectiveOperation
 from hpcray.dag.constants import (
     BIND_INDEX_KEY,
     COLLECTIVE_OPERATION_KEY,
@@ -31,7 +32,7 @@ class _AllGather:
         return _bind("allgather", input_nodes, "", transport)
 
     def __call__(self, tensor_list: list[Any], tensor: Any, group_name: str = "default") -> None:
-        """As `hpcray.util.collective.allgather`."""
+        """Call `hpcray.util.collective.allgather`."""
         collective.allgather(tensor_list, tensor, group_name)
 
 
@@ -55,7 +56,7 @@ class _AllReduce:
         return _bind("allreduce", input_nodes, _reduction(op), transport)
 
     def __call__(self, tensor: Any, group_name: str = "default", op: ReduceOp = ReduceOp.SUM) -> None:
-        """As `hpcray.util.collective.allreduce`."""
+        """Call `hpcray.util.collective.allreduce`."""
         collective.allreduce(tensor, group_name, op)
 
 
@@ -69,7 +70,7 @@ class _ReduceScatter:
     def __call__(
         self, tensor: Any, tensor_list: list[Any], group_name: str = "default", op: ReduceOp = ReduceOp.SUM
     ) -> None:
-        """As `hpcray.util.collective.reducescatter`."""
+        """Call `hpcray.util.collective.reducescatter`."""
         collective.reducescatter(tensor, tensor_list, group_name, op)
 
 
@@ -100,13 +101,13 @@ def _bind(kind: str, inputs: Any, reduction: str, transport: Any) -> list[Any]:
             BIND_INDEX_KEY: index,
             COLLECTIVE_OPERATION_KEY: CollectiveOperation(kind, reduction, rank, len(actors)),
         }
-        node = CollectiveOutputNode(name, tuple(each for nodes in lists for each in nodes), {}, {}, other)
+        node = ClassMethodNode(name, tuple(each for nodes in lists for each in nodes), {}, {}, other)
         if len(lists) == 1:
             found.append(node)
             continue
         one_of = {IS_CLASS_METHOD_OUTPUT_KEY: True, PARENT_CLASS_NODE_KEY: actor, BIND_INDEX_KEY: index}
         found.append(
-            [CollectiveOutputNode(f"return_idx_{at}", (node, at), {}, {}, dict(one_of)) for at in range(len(lists))]
+            [ClassMethodNode(f"return_idx_{at}", (node, at), {}, {}, dict(one_of)) for at in range(len(lists))]
         )
     return found
 

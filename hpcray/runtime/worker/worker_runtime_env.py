@@ -62,7 +62,7 @@ class _EnvFunctionError(Exception):
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 _of_template = dict(os.environ)
-"""What the process has that this one is forked from: it has imported this module."""
+"""Variables of the process that this one is forked from: it has imported this module."""
 _expanded: dict[tuple[str, str], str] = {}
 
 

@@ -3,7 +3,6 @@
 from hpcray.dag import *
 from ray.dag import base as base
 from ray.dag import class_node as class_node
-from ray.dag import collective_node as collective_node
 from ray.dag import compiled_dag_node as compiled_dag_node
 from ray.dag import constants as constants
 from ray.dag import context as context

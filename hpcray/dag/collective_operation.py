@@ -11,9 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpcray.dag.class_node import ClassMethodNode
-from hpcray.dag.constants import COLLECTIVE_OPERATION_KEY
-
 _REDUCTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "SUM": lambda torch, total, tensor: total.add_(tensor),
     "AVG": lambda torch, total, tensor: total.add_(tensor),
@@ -26,7 +23,7 @@ REDUCTIONS = frozenset(_REDUCTIONS)
 
 @dataclass(frozen=True)
 class CollectiveOperation:
-    """What one actor does in a collective operation.
+    """The part of one actor in a collective operation.
 
     Attributes:
         kind: "allreduce", "allgather" or "reducescatter".
@@ -75,24 +72,3 @@ class CollectiveOperation:
         for tensor in tensors[1:]:
             _REDUCTIONS[self.reduction](torch, total, tensor)
         return (total / self.size).to(total.dtype) if self.reduction == "AVG" else total
-
-
-class CollectiveOutputNode(ClassMethodNode):
-    """The result of a collective operation at one actor, or one of several. Its arguments are the tensors of all."""
-
-    def __init__(
-        self,
-        method_name: str,
-        method_args: Any,
-        method_kwargs: dict[str, Any],
-        method_options: dict[str, Any],
-        other_args_to_resolve: dict[str, Any],
-    ) -> None:
-        super().__init__(method_name, method_args, method_kwargs, method_options, other_args_to_resolve)
-        self.operation: CollectiveOperation | None = other_args_to_resolve.get(COLLECTIVE_OPERATION_KEY)
-
-    def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> Any:
-        return CollectiveOutputNode(self._method_name, new_args, new_kwargs, new_options, new_other_args_to_resolve)
-
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("CollectiveOutputNode is only supported with dag.experimental_compile()")
