@@ -19,6 +19,7 @@ from rich.text import Text
 
 from hpcray.cli import observe
 from hpcray.cli.job import job as job_group
+from hpcray.cli.job_list import job_rows
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -30,7 +31,12 @@ from hpcray.state.reports import print_table
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
 _FOLDER = click.option("--folder", help="Directory of the jobs (default: $HPCRAY_JOBS, or ./.hpcray-jobs).")
+_SHOWN = 80  # characters of a command line
 _POLL = 0.2  # seconds between looks at a log that is followed
+_JOB_COLUMNS = {
+    "job_id": "job", "name": "name", "state": "state", "executor": "executor", "nodes": "nodes", "driver": "driver",
+    "left": "left", "submitted": "submitted", "command": "command",
+}  # fmt: skip
 _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
 
 
@@ -154,17 +160,12 @@ def submit(
 @click.option("-a", "--all", "everything", is_flag=True, help="All jobs (default: the last 20).")
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
 def jobs(folder: str | None, everything: bool, as_json: bool) -> None:
-    """List submitted jobs, the newest first."""
+    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, and submitted ones."""
     with _errors_as_messages():
         found = list_jobs(folder)
         found = found if everything else found[:20]
         state = states(found)
-    rows = [
-        {"job_id": job.job_id, "name": job.name, "state": state[job.folder.name], "executor": job.executor,
-         "nodes": job.nodes, "submitted": job.record.submitted, "command": list(job.record.command),
-         "folder": str(job.folder)}
-        for job in found
-    ]  # fmt: skip
+    rows = job_rows(found, state)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
@@ -267,9 +268,8 @@ def _print_jobs(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         row["state"] = Text(row["state"], style=_STATE_COLOURS.get(row["state"], "red"))
         row["submitted"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["submitted"]))
-        row["command"] = " ".join(row["command"])
-    columns = [name for name in rows[0] if name != "folder"]
-    print_table(["job", *columns[1:]], [[row[name] for name in columns] for row in rows])
+        row["command"] = " ".join(" ".join(row["command"]).split())[:_SHOWN]
+    print_table(list(_JOB_COLUMNS.values()), [[row[name] for name in _JOB_COLUMNS] for row in rows])
 
 
 if __name__ == "__main__":

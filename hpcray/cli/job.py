@@ -8,7 +8,6 @@ import json
 import os
 import pprint
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from hpcray.cli.job_option import enter_slurm_job, without_options
 from hpcray.common.exceptions import RayError
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
@@ -38,7 +38,7 @@ def _command(function: Callable[..., None]) -> click.Command:
     def run(address: str | None, headers: str | None, verify: str, **options: Any) -> None:
         address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):
-            _go_into_slurm_job(address.removeprefix(_SLURM))
+            _enter_slurm_job(address.removeprefix(_SLURM))
         with _errors_as_messages():
             client = JobSubmissionClient(address)
             click.echo(f"Job submission server address: {client.get_address()}")
@@ -46,8 +46,8 @@ def _command(function: Callable[..., None]) -> click.Command:
 
     params = list(getattr(function, "__click_params__", ()))[::-1]
     address_help = (
-        "Session directory of the cluster, or slurm://JOBID (default: the newest cluster of this user on this "
-        "machine). RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it."
+        "Session directory of the cluster, or slurm://JOBID (default: what HPCRAY_ADDRESS says, or the only cluster "
+        "of this user on this machine). RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it."
     )
     common = [
         click.Option(["--address"], help=address_help),
@@ -219,26 +219,10 @@ def _errors_as_messages() -> Iterator[None]:
         raise click.ClickException(str(error)) from None
 
 
-def _go_into_slurm_job(slurm_job: str) -> NoReturn:
-    """Run this command again, on the first node of a Slurm job, where the cluster's sockets are."""
+def _enter_slurm_job(slurm_job: str) -> NoReturn:
+    """Run this command again on the first node of a Slurm job."""
     if not slurm_job.isdecimal():
         raise click.UsageError(f"--address {_SLURM}{slurm_job}: a job id is needed, as in slurm://4711 (see squeue)")
-    if shutil.which("srun") is None:
-        raise click.ClickException(f"--address {_SLURM}{slurm_job}: there is no srun on this machine")
-    words = sys.argv[sys.argv.index("job") :]
-    environ = {name: text for name, text in os.environ.items() if name not in ADDRESS_VARIABLES}
-    line = ["srun", f"--jobid={slurm_job}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none"]
-    os.execvpe("srun", [*line, sys.executable, "-m", "hpcray.cli.ray", *_without_address(words)], environ)
-
-
-def _without_address(words: list[str]) -> list[str]:
-    """The words of the command line, without the option; what follows `--` is the entrypoint."""
-    end = words.index("--") if "--" in words else len(words)
-    kept: list[str] = []
-    options = iter(words[:end])
-    for word in options:
-        if word == "--address":
-            next(options, None)
-        elif not word.startswith("--address="):
-            kept.append(word)
-    return [*kept, *words[end:]]
+    for name in ADDRESS_VARIABLES:
+        os.environ.pop(name, None)
+    enter_slurm_job(slurm_job, "hpcray.cli.ray", without_options(sys.argv[sys.argv.index("job") :], "--address"))

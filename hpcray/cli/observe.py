@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -14,15 +13,13 @@ from typing import Any
 import click
 
 from hpcray.api import runtime_context
-from hpcray.common.exceptions import RayError
+from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.common.ids import OBJECT_BYTES
 from hpcray.core.record_replay import replay as replay_core
 from hpcray.platform import metrics_endpoint as node_metrics
-from hpcray.platform.session_directory import live_sessions, read_session
-from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
 from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
-from hpcray.state import attached, recordings, timeline
+from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LogError, LogReader
 from hpcray.state.options import Filter, GetLogOptions
@@ -38,9 +35,6 @@ from hpcray.state.reports import (
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
 
-_address = click.option(
-    "--address", default="auto", help="Session directory of a node (default: the newest job of this user)."
-)
 _json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 _process_timeout = click.option(
     "--timeout", default=QUERY_TIMEOUT, show_default=True, help="Seconds that a process may take."
@@ -56,18 +50,8 @@ def _print_lines(lines: Iterable[str]) -> None:
         click.echo(line)
 
 
-@contextlib.contextmanager
-def job(address: str) -> Iterator[CoreWorker]:
-    """The job at this address; the command ends with a message where there is none."""
-    try:
-        with attached(address) as process:
-            yield process
-    except (ConnectionError, ValueError, RayError) as error:
-        raise click.ClickException(str(error)) from None
-
-
 @click.command()
-@_address
+@job_option
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
 def status(address: str, as_json: bool) -> None:
     """Show the job that runs on this machine: nodes with used and total resources, waiting work, placement groups."""
@@ -104,7 +88,7 @@ def _node_rows(nodes: list[dict[str, Any]], columns: dict[int, dict[str, str]]) 
 
 
 @click.command()
-@_address
+@job_option
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(0), help="Most objects per node.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that the nodes may take to answer.")
 @_json
@@ -124,23 +108,21 @@ def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
 
 
 @click.command()
-@_address
+@job_option
 def metrics(address: str) -> None:
     """Print the metrics (ray.util.metrics) of the programs on this node, in the text format of Prometheus.
 
     The same text is available by HTTP: curl --unix-socket <session directory>/metrics.s http://node/metrics
     """
-    sessions = live_sessions() if address == "auto" else [read_session(address)]
-    if not sessions:
-        raise click.ClickException("no running hpcray node of this user on this machine; hint: start the job first")
+    path = session_directory(address)
     try:
-        click.echo(node_metrics.read_metrics(sessions[0].path), nl=False)
+        click.echo(node_metrics.read_metrics(path), nl=False)
     except OSError as error:
-        raise click.ClickException(f"the metrics of {sessions[0].path} cannot be read: {error}") from None
+        raise click.ClickException(f"the metrics of {path} cannot be read: {error}") from None
 
 
 @click.command()
-@_address
+@job_option
 @_process_timeout
 @_json
 @click.option("--all", "everything", is_flag=True, help="hpcray's own threads and frames, and raylets, too.")
@@ -161,7 +143,7 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
 
 
 @click.command()
-@_address
+@job_option
 @_process_timeout
 @_json
 @click.argument("ref", required=False)
@@ -204,7 +186,7 @@ _SUMMARIES = {
 
 
 @click.command(name="list")
-@_address
+@job_option
 @_process_timeout
 @_json
 @click.argument("kind", type=click.Choice(list(KINDS)))
@@ -235,7 +217,7 @@ def list_(
 
 
 @click.command()
-@_address
+@job_option
 @_process_timeout
 @_json
 @click.argument("kind", type=click.Choice(list(_SUMMARIES)))
@@ -253,7 +235,7 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
 
 
 @click.command()
-@_address
+@job_option
 @click.option("--node-id", help="The node; by default this one.")
 @click.option("--node-ip", help="The node, by its address.")
 @click.option("--actor-id", help="What this actor wrote.")
@@ -295,7 +277,7 @@ def worker_logs(
 
 @click.command(name="timeline")
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
-@_address
+@job_option
 def timeline_(file: str, address: str) -> None:
     """Write the tasks of each worker over time to FILE, in Chrome's trace format."""
     with job(address):
@@ -305,7 +287,7 @@ def timeline_(file: str, address: str) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
-@_address
+@job_option
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that a raylet may take.")
 def dump(file: Path, address: str, timeout: float) -> None:
     """Write the inputs and decisions of the cores of a running job (head, raylets, owners) to FILE.

@@ -13,6 +13,7 @@ import click
 
 from hpcray.cli import observe
 from hpcray.cli.job import job
+from hpcray.cli.job_option import job_option, session_directory
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.state.options import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
@@ -48,12 +49,12 @@ def main() -> None:
 @click.command()
 @click.argument("kind", type=click.Choice([*observe.KINDS]))
 @click.argument("id")
-@click.option("--address", help="Session directory of a node (default: the newest job of this user).")
+@job_option
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds that a process may take.")
-def get(kind: str, id: str, address: str | None, timeout: float) -> None:
+def get(kind: str, id: str, address: str, timeout: float) -> None:
     """Show the actor, task, object, ... with an id, as JSON."""
     try:
-        found = StateApiClient(address).get(StateResource(kind.replace("-", "_")), id)
+        found = StateApiClient(session_directory(address)).get(StateResource(kind.replace("-", "_")), id)
     except (ConnectionError, ValueError, RayStateApiException) as error:
         raise click.ClickException(str(error)) from None
     if found is None:
@@ -63,7 +64,7 @@ def get(kind: str, id: str, address: str | None, timeout: float) -> None:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, writable=True))
-@click.option("--address", default="auto", help="Session directory of a node (default: the newest job of this user).")
+@job_option
 def timeline(file: str | None, address: str) -> None:
     """Write the tasks of each worker over time to a file, in Chrome's trace format."""
     name = file or time.strftime("ray-timeline-%Y-%m-%d_%H-%M-%S.json")

@@ -8,16 +8,13 @@ import socket
 from urllib.parse import urlsplit
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
+from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
+from hpcray.platform.session_directory import read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current
-from hpcray.runtime.node.options import ADDRESS
 
 ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-_NONE = (
-    "no running hpcray node of this user on this machine; hint: start the cluster first, or run this on one of its "
-    "nodes: srun --jobid=JOB --overlap -n 1 ..."
-)
+_ELSEWHERE = "or run this on one of the nodes: srun --jobid=JOB --overlap -n 1 ..."
 
 
 def replaced_by_variables(address: str | None) -> str | None:
@@ -29,9 +26,9 @@ def get_address_for_submission_client(address: str | None) -> str:
     """Return the session directory of a node of the cluster that an address names.
 
     Args:
-        address: None or "auto" (the cluster of this program, else the newest of this user on this machine), a session
-            directory, or the URL that Ray's dashboard would have on this machine (the cluster of this program, else the
-            only one of this user here). The variables RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it, as in Ray.
+        address: None or "auto" (the cluster of this program, else the one that `find_running_job` finds), a session
+            directory, or the URL that Ray's dashboard would have on this machine, which means the same as "auto".
+            The variables RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it, as in Ray.
 
     Raises:
         ConnectionError: there is no such cluster, or this program has joined another one.
@@ -42,7 +39,7 @@ def get_address_for_submission_client(address: str | None) -> str:
     if os.path.isabs(address):
         return _of_path(address, own)
     if address == "auto":
-        return own or _newest()
+        return own or _only_one(address)
     scheme, separator, _ = address.partition("://")
     if scheme == "ray":
         raise ConnectionError(
@@ -72,31 +69,12 @@ def _of_path(path: str, own: str) -> str:
     return own or info.path
 
 
-def _newest() -> str:
-    """The cluster that HPCRAY_ADDRESS names, else the one that was started last."""
-    if path := os.environ.get(ADDRESS):
-        return _of_path(path, "")
-    found = live_sessions()
-    if not found:
-        raise ConnectionError(f"Failed to connect to Ray at address: auto. There is {_NONE}")
-    return found[0].path
-
-
 def _only_one(address: str) -> str:
-    if path := os.environ.get(ADDRESS):
-        return _of_path(path, "")
-    clusters: dict[str, SessionInfo] = {}
-    for info in live_sessions():
-        clusters.setdefault(info.session, info)
-    if not clusters:
-        raise ConnectionError(f"Failed to connect to Ray at address: {address}. There is {_NONE}")
-    if len(clusters) > 1:
-        paths = ", ".join(info.path for info in clusters.values())
-        raise ConnectionError(
-            f"{address} stands for the one cluster of this user on this machine, but there are {len(clusters)}: "
-            f"{paths}; hint: name one of these directories (argument, --address or RAY_ADDRESS)"
-        )
-    return next(iter(clusters.values())).path
+    """The cluster that HPCRAY_ADDRESS names, else the one of this shell's allocation, else the only one."""
+    try:
+        return find_running_job()
+    except NoRunningJobError as error:
+        raise ConnectionError(f"Failed to connect to Ray at address: {address}. {error}; {_ELSEWHERE}") from None
 
 
 def _is_here(host: str) -> bool:

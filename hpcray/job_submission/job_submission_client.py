@@ -60,9 +60,9 @@ class JobSubmissionClient:
     """Submits jobs into a running cluster of this user, and asks for their state.
 
     Args:
-        address: None or "auto": the cluster of this program, else the newest of this user on this machine; a session
-            directory; or a URL as of Ray's dashboard ("http://127.0.0.1:8265"), which stands for the only cluster of
-            this user on this machine. RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it.
+        address: None or "auto": the cluster of this program, else the only one of this user on this machine; a session
+            directory; or a URL as of Ray's dashboard ("http://127.0.0.1:8265"), which means the same as "auto".
+            RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it.
         metadata: of all jobs that this client submits.
         create_cluster_if_needed, cookies, headers, verify: without effect: there is no HTTP server.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpcray.common.exceptions import JobError
 
@@ -41,6 +42,39 @@ def query_states(job_ids: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(job_ids, "UNKNOWN")
     missing = [job_id for job_id in job_ids if job_id not in queue]
     return {**_accounted(missing), **{job_id: queue[job_id] for job_id in job_ids if job_id in queue}}
+
+
+@dataclass(frozen=True)
+class ActiveJob:
+    """A pending or running job of this user.
+
+    Attributes:
+        state: PENDING or RUNNING.
+        nodes: number of nodes. node_list: their names, compressed; "" while the job waits.
+        time_left: as squeue prints it.
+        submitted: Unix time, seconds.
+    """
+
+    job_id: str
+    name: str
+    state: str
+    nodes: int
+    node_list: str
+    time_left: str
+    submitted: float
+
+
+def active_jobs() -> list[ActiveJob]:
+    """Return the pending and running jobs of this user; [] where Slurm does not answer."""
+    found = _run(["squeue", "--me", "--noheader", "--states=PENDING,RUNNING", "--format=%A|%T|%D|%L|%V|%N|%j"])
+    jobs = []
+    for line in found.stdout.splitlines() if found is not None and not found.returncode else ():
+        fields = line.split("|", 6)
+        if len(fields) == 7:
+            job_id, state, nodes, left, submitted, node_list, name = (field.strip() for field in fields)
+            when = time.mktime(time.strptime(submitted, "%Y-%m-%dT%H:%M:%S"))
+            jobs.append(ActiveJob(job_id, name, state, int(nodes), node_list, left, when))
+    return jobs
 
 
 def preempted(job_id: str) -> bool:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -87,6 +88,25 @@ def descendants(root: int) -> list[int]:
         found += below
         todo += below
     return [pid for pid in found if pid not in dead]
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the parent of a process, its parent, and so on; [] if there is no such process."""
+    parents = {child: parent for child, parent, _ in _processes()}
+    found: list[int] = []
+    while (pid := parents.get(pid, 0)) > 0:
+        found.append(pid)
+    return found
+
+
+def children_by_name(pid: int) -> dict[int, str]:
+    """Return the children of a process with the names that `ps -o comm` shows."""
+    found = {}
+    for child, parent, _ in _processes():
+        with contextlib.suppress(OSError):
+            if parent == pid:
+                found[child] = Path(f"/proc/{child}/comm").read_text(errors="replace").strip()
+    return found
 
 
 def kill_descendants(root: int, spared: Collection[int] = ()) -> int:

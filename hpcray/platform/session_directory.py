@@ -19,22 +19,29 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from hpcray.common.exceptions import StartupError
 
+ADDRESS = "HPCRAY_ADDRESS"
+"""Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it."""
+OWN_SESSION = "HPCRAY_SESSION"
+"""Variable with the session directory of the node that this program has started, and of that of a worker. Commands, and
+`init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""
 RAYLET_SOCKET = "r.s"
 _LOCK = "lock"
 _MAX_ROOT_TRIES = 100
 _INFO = "info.json"
 _MAX_SOCKET_PATH = 107  # bytes
 _LONGEST_SOCKET_NAME = "4294967295.s"
+_LONGEST_COMMAND_LINE = 4096  # bytes
 _NAME = re.compile(r"[0-9a-f]{8}")
 
 
@@ -54,6 +61,10 @@ class SessionInfo(msgspec.Struct, frozen=True):
         host: host name.
         slurm_job: Slurm's job id, or "".
         started: Unix time of the start, seconds.
+        nodes: nodes of the job.
+        program: command line of the program; "" if this node does not know it.
+        embedded: whether the program has started this node, as its child; else the node's rank starts the program.
+        end: Unix time at which the batch system ends the job; 0.0 if that is not known.
     """
 
     path: str
@@ -64,14 +75,24 @@ class SessionInfo(msgspec.Struct, frozen=True):
     host: str
     slurm_job: str
     started: float
+    nodes: int = 1
+    program: str = ""
+    embedded: bool = False
+    end: float = 0.0
 
 
 class SessionDirectory:
-    """The session directory of a node, and the lock that marks the node as alive."""
+    """The session directory of a node, and the lock that marks the node as alive.
+
+    Attributes:
+        path: of the directory. lock_fd: holds the lock.
+        driver: the program's command line after the interpreter; empty where the program has started this node.
+    """
 
     def __init__(self, path: str, lock_fd: int) -> None:
         self.path = path
         self.lock_fd = lock_fd
+        self.driver: Sequence[str] = ()
 
     @classmethod
     def create(cls, environ: Mapping[str, str] | None = None) -> SessionDirectory:
@@ -98,8 +119,8 @@ class SessionDirectory:
         """Path of the socket of process `number` of this node; 0 is the raylet."""
         return os.path.join(self.path, f"{number}.s" if number else RAYLET_SOCKET)
 
-    def publish(self, session: str, node: int, node_id: str) -> None:
-        """Write info.json, by which `init(address="auto")` finds this node."""
+    def publish(self, session: str, node: int, node_id: str, nodes: int = 1, end: float = 0.0) -> None:
+        """Write info.json, by which `init(address="auto")` finds this node. Arguments: see `SessionInfo`."""
         info = SessionInfo(
             path=self.path,
             pid=os.getpid(),
@@ -109,6 +130,10 @@ class SessionDirectory:
             host=socket.gethostname(),
             slurm_job=os.environ.get("SLURM_JOB_ID", ""),
             started=time.time(),
+            nodes=nodes,
+            program=shlex.join(self.driver or _command_line_of_parent()),
+            embedded=not self.driver,
+            end=end,
         )
         temporary = os.path.join(self.path, _INFO + ".new")
         with open(temporary, "wb", opener=_private) as file:
@@ -253,6 +278,16 @@ def _is_private(path: str, follow: bool) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
+
+
+def _command_line_of_parent() -> list[str]:
+    """The words of the command line of the process that has started this one, without the interpreter."""
+    try:
+        with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+            words = file.read(_LONGEST_COMMAND_LINE).split(b"\0")[1:-1]
+    except OSError:
+        return []
+    return [word.decode(errors="replace") for word in words]
 
 
 def _private(path: str, flags: int) -> int:

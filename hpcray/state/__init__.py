@@ -22,7 +22,7 @@ def attached(address: str = "auto") -> Iterator[CoreWorker]:
     """Join the job that runs on this machine, and leave it at the end; in a program of the job, use its process.
 
     Args:
-        address: "auto" (the newest job of this user on this machine), or the session directory of one of its nodes.
+        address: "auto" (the only job of this user on this machine), or the session directory of one of its nodes.
 
     Raises:
         ConnectionError: there is no such job. ValueError: the address is not valid.

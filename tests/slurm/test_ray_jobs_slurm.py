@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from typing import Any
 
 import pytest
 from helpers.slurm import SRUN, Slurm
@@ -33,4 +35,35 @@ def test_a_job_goes_into_a_batch_job_and_its_output_comes_back(slurm: Slurm) -> 
     deadline = time.monotonic() + 60
     while slurm.said("squeue", "-h", "-n", "holder") and time.monotonic() < deadline:
         time.sleep(0.5)
+    slurm.check()
+
+
+def test_commands_on_a_login_node_find_the_job_through_slurm(slurm: Slurm) -> None:
+    def command(*words: str) -> Any:
+        return slurm.run("python", "-m", "hpcray.cli", *words)
+
+    assert "no running hpcray node" in command("status").err
+    hold = [*SRUN, "-N2", "python", "-m", "hpcray", "-m", "hpcray.job_submission"]
+    with (
+        slurm.start("salloc", "-N2", "-J", "first", *hold) as first,
+        slurm.start("salloc", "-N2", "-J", "second", *hold) as second,
+    ):
+        for holder in (first, second):
+            while not (line := holder.line()).startswith("ready for jobs: "):
+                assert line or holder.wait().code == 0, line
+        ids = [slurm.said("squeue", "-h", "-n", name, "-o", "%A") for name in names]
+        unclear = command("status")
+        assert unclear.code == 2 and all(f"--job {ident}" in unclear.err for ident in ids), unclear.err
+        for ident in ids:
+            seen = command("status", "--json", "--job", ident)
+            assert seen.code == 0 and len(json.loads(seen.out)["nodes"]) == 2, seen.err
+            assert f"job {ident}" in seen.err and "through srun --overlap" in seen.err
+        rows = {row["job_id"]: row for row in json.loads(command("jobs", "--json").out)}
+        assert [rows[ident]["name"] for ident in ids] == list(names)
+        slurm.said("scancel", ids[1])
+        second.wait()
+        only = command("list", "nodes", "--json")
+        assert only.code == 0 and len(json.loads(only.out)) == 2, only.err
+        slurm.said("scancel", ids[0])
+        first.wait()
     slurm.check()

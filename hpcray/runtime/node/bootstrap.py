@@ -22,9 +22,10 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_tree import forward_signals
-from hpcray.platform.session_directory import live_sessions, read_session
+from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.protocol.messages import ATTACHED, DRIVER
-from hpcray.runtime.node.options import ADDRESS, NodeOptions
+from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.run_info import drain_signals
 from hpcray.transport.startup import Launch, read_launch
 
@@ -102,7 +103,7 @@ class NodeChild:
             if sys.exc_info()[0] is not None:
                 os.close(ready_read)
         try:
-            self.session_dir = self._wait_ready(ready_read, timeout)
+            self.session_dir = os.environ[OWN_SESSION] = self._wait_ready(ready_read, timeout)
         except BaseException:
             self.leave(1.0)
             raise
@@ -129,8 +130,9 @@ class NodeChild:
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
-        if os.environ.get(ADDRESS) == self.session_dir:
-            del os.environ[ADDRESS]
+        for name in (ADDRESS, OWN_SESSION):
+            if os.environ.get(name) == self.session_dir:
+                del os.environ[name]
         code = self.wait(timeout)
         if code is None:
             self._child.kill()
@@ -165,25 +167,24 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
 
     Args:
         address: None (what HPCRAY_ADDRESS says, else start one), "local" (start one, whatever the environment says),
-            "auto" (HPCRAY_ADDRESS or the newest live session of this user on this machine), or a session directory.
+            "auto" (the job that `find_running_job` finds), or a session directory.
         options: of the node, when one is started.
 
     Raises:
-        ConnectionError: there is nothing to attach to.
+        ConnectionError: there is nothing to attach to, or more than one job could be meant.
         StartupError: the node or the cluster did not come up.
         ValueError: an option or the address is not valid.
     """
     environ = os.environ if environ is None else environ
-    if address is None or address == "auto":
-        address = environ.get(ADDRESS) or address
+    if address is None:
+        address = environ.get(ADDRESS)
     if address == "auto":
-        found = live_sessions(environ)
-        if not found:
+        try:
+            return ClusterEntry(find_running_job(None, environ), ATTACHED)
+        except NoRunningJobError as error:
             raise ConnectionError(
-                "no running hpcray node of this user on this machine; hint: start the job first. Without an address "
-                "(argument, RAY_ADDRESS) init() starts a node of its own"
-            )
-        return ClusterEntry(found[0].path, ATTACHED)
+                f"{error}. Without an address (argument, RAY_ADDRESS) init() starts a node of its own"
+            ) from None
     if address is not None and address != "local":
         if not os.path.isabs(address):
             raise ValueError(

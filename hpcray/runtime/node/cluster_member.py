@@ -316,8 +316,8 @@ class ClusterMember:
         return _NOTHING
 
     def _up(self) -> None:
-        info = self._raylet.context.info
-        self._session.publish(self._session_name, info.index, info.node_id)
+        context, end = self._raylet.context, self._raylet.run_info.end
+        self._session.publish(self._session_name, context.info.index, context.info.node_id, context.cluster_size, end)
         self.came_up = True
         self.drain.came_up()
         self._on_up()

@@ -189,6 +189,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
     options, bound = bind_node(options, config, max(1, launch.here), gpus)
     session = SessionDirectory.create()
+    session.driver = options.driver
     try:
         size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * config.chunk
         arena = Arena.create(size, slots, config.huge_pages)

@@ -19,7 +19,6 @@ from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
 
-ADDRESS = "HPCRAY_ADDRESS"
 NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"
 """Variables of one node: its id in hex, and its name."""
 NODE_ID_BYTES = 28

@@ -16,10 +16,9 @@ from hpcray.platform.fork_server import ForkServerClient
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import descendants, handles_signal, kill_descendants
-from hpcray.platform.session_directory import SessionDirectory
+from hpcray.platform.session_directory import ADDRESS, SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.node_drain import NodeDrain
-from hpcray.runtime.node.options import ADDRESS
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses
 from hpcray.runtime.raylet.raylet import Raylet
