@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -44,10 +45,9 @@ def test_commands_on_a_login_node_find_the_job_through_slurm(slurm: Slurm) -> No
 
     assert "no running hpcray node" in command("status").err
     hold = [*SRUN, "-N2", "python", "-m", "hpcray", "-m", "hpcray.job_submission"]
-    with (
-        slurm.start("salloc", "-N2", "-J", "first", *hold) as first,
-        slurm.start("salloc", "-N2", "-J", "second", *hold) as second,
-    ):
+    names = ("first", "second")
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(slurm.start("salloc", "-N2", "-J", name, *hold)) for name in names)
         for holder in (first, second):
             while not (line := holder.line()).startswith("ready for jobs: "):
                 assert line or holder.wait().code == 0, line
