@@ -103,7 +103,6 @@ class ClientContext(Mapping[str, Any]):
 class _Session:
     entry: ClusterEntry | None = None
     printer: WorkerOutputPrinter | None = None
-    join: Callable[[], None] | None = None
     exit_code = 0
     hooked = False
 
@@ -263,7 +262,6 @@ def _enter_session(
         for hook in post_init_hooks:
             hook()
 
-    _Session.join = join
     if late is not None and not late.started():
         current.postpone(join)
     else:
@@ -440,14 +438,6 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     finally:
         driver_signals.restore()
         _leave(process, entry)
-
-
-def leave_for_now() -> None:
-    """Leave the session; its next use joins again, as the last `init` did."""
-    join = _Session.join
-    assert join is not None
-    shutdown()
-    current.postpone(join)
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:

@@ -91,6 +91,8 @@ class Config:
         bind: whether a rank and its workers are bound to NUMA nodes where the launcher has left that open (a worker to
             the node of its GPUs), and a rank on one NUMA node uses the RDMA adapters of that node.
         require_rdma: whether a job of several nodes without RDMA does not start.
+        elastic: whether UCX can reach other hosts although all nodes of the job start on one: nodes of other hosts may
+            join later.
         locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
             other nodes take those that it will not begin soon.
         spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
@@ -158,6 +160,7 @@ class Config:
     spin: Seconds = 200e-6
     bind: bool = True
     require_rdma: bool = False
+    elastic: bool = False
     locality_wait: Seconds = 1.0
     spread_threshold: Share = 0.5
     labels: str = ""

@@ -1,16 +1,15 @@
 """`ray.cluster_utils.Cluster`: several nodes on this host, for tests of programs that want more than one.
 
-A job of hpcray has the nodes that its launcher starts. So `add_node` only collects nodes, and mpirun starts all of them
-when they are needed: at the first use of a session that `init(address=cluster.address)` has announced, or when another
-process is given the address. A node that is added later starts all of them anew, which only an idle job allows: nothing
-of it is left that its program could miss. The driver of rank 0, this module as a program, publishes the address and
-waits until this process closes a pipe or dies; this process joins as a second driver.
+`add_node` at first only collects nodes, and mpirun starts all of them when they are needed: at the first use of a
+session that `init(address=cluster.address)` has announced, or when another process is given the address. A node that is
+added later joins the running job. The driver of rank 0, this module as a program, publishes the address and waits until
+this process closes a pipe or dies; this process joins as a second driver.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
+import contextlib
 import json
 import os
 import shutil
@@ -19,32 +18,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from typing import Any
 
 from hpcray.api.late_address import LateAddress
 from hpcray.api.runtime_context import nodes
-from hpcray.api.session import init, is_initialized, leave_for_now, shutdown
+from hpcray.api.session import init, is_initialized, shutdown
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
-from hpcray.experimental.internal_kv import _internal_kv_list
 from hpcray.launch.launch_line import find_mpirun
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
-from hpcray.protocol.messages import ATTACHED, ListStore
-from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
+from hpcray.runtime.node.ticket import request_ticket, write_ticket
 
 _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
-_LIST_TIMEOUT = 5.0  # seconds in which nodes say who is connected
 _KILL_TIMEOUT = 10.0  # seconds in which a killed raylet is gone
 _DEATH_MARGIN = 5.0  # seconds beyond the setting `node_timeout`
 _POLL_INTERVAL = 0.02  # seconds
 _OBJECT_STORE_BYTES = 150 << 20  # of a node
 _ADDRESS_FILE = "address"
+_TICKET = "ticket"
 _LIFE_FIFO = "life"
 _FLAGS = {"num_cpus": "--num-cpus", "num_gpus": "--num-gpus", "memory": "--memory"}
 _KNOWN = (*_FLAGS, "object_store_memory", "resources", "labels", "env_vars", "node_name", "node_id", "_system_config")
@@ -77,6 +73,7 @@ class ClusterNode:
         self._options = options
         self.node_id: str = options.get("node_id") or os.urandom(NODE_ID_BYTES).hex()
         self.unique_id = self.node_id
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -102,11 +99,11 @@ class ClusterNode:
 
 
 class Cluster:
-    """Several raylets on this host. Nodes can be added until the cluster is used.
+    """Several raylets on this host.
 
     Args:
         initialize_head: add the head node.
-        connect: join the cluster. Nodes can be added until the session is used.
+        connect: join the cluster. Nodes start when the session is used.
         head_node_args: options of the head node, as for `add_node`.
         shutdown_at_exit: call `shutdown` when this interpreter exits. The nodes end with this process in any case.
     """
@@ -127,7 +124,7 @@ class Cluster:
         self._address = ""
         self._late = LateAddress(self._started_address, lambda: self._launcher is not None)
         self._session = ""
-        self._infos: dict[int, SessionInfo] = {}
+        self._infos: dict[str, SessionInfo] = {}
         self.connected = False
         if connect and not initialize_head:
             raise RuntimeError("Cannot connect to uninitialized cluster.")
@@ -142,16 +139,14 @@ class Cluster:
         """Add a node. The first one is the head.
 
         Args:
-            wait: without effect: all nodes start together.
+            wait: where the cluster runs, return when the node is in it. Else all nodes start together later.
             node_args: num_cpus (1), num_gpus (0), memory, object_store_memory (150 MiB), resources, labels, env_vars,
                 node_name. `_system_config` of the head is that of all nodes.
 
         Raises:
-            NotImplementedError: the job has objects, actors, placement groups or other drivers, and the new node cannot
-                join it. TypeError: an option is unknown. ValueError: one is not valid.
+            StartupError: the node cannot join the running job.
+            TypeError: an option is unknown. ValueError: one is not valid.
         """
-        if self._launcher is not None:
-            self._restart_later()
         unknown = [name for name in node_args if name not in _KNOWN and name not in _WITHOUT_EFFECT]
         if unknown:
             raise TypeError(f"Cluster.add_node() does not know {unknown}; hint: it takes {sorted(_KNOWN)}")
@@ -161,9 +156,34 @@ class Cluster:
         given = {name: value for name, value in node_args.items() if value is not None}
         options = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, **given}
         node = ClusterNode(self, len(self._nodes), options)
+        if self._launcher is not None:
+            self._join(node, wait)
         self._nodes.append(node)
         LateAddress.newest = self._late
         return node
+
+    def _join(self, node: ClusterNode, wait: bool) -> None:
+        """Start a node that joins the running job."""
+        path = os.path.join(self._directory, _TICKET)
+        if not os.path.exists(path):
+            write_ticket(path, request_ticket(self._address))
+        environ = _environ([known._options for known in [*self._nodes, node]])
+        line = [sys.executable, "-m", "hpcray", *_options(node._options), "--join", path]
+        node._process = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, env={**environ, **_identity(node)}, start_new_session=True
+        )
+        if wait:
+            self._wait_until_in(node, node._process)
+
+    def _wait_until_in(self, node: ClusterNode, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + Config.from_env(os.environ).start_timeout + _START_MARGIN
+        while self._find(node) is None:
+            code = process.poll()
+            if code is not None or time.monotonic() > deadline:
+                process.kill()
+                how = "is not in the cluster in time" if code is None else f"ended (exit code {code})"
+                raise StartupError(f"the added node {how}; see what was printed above")
+            time.sleep(_POLL_INTERVAL)
 
     def remove_node(self, node: ClusterNode, allow_graceful: bool = True) -> None:
         """Remove a node. Where the cluster is running, the raylet of the node is killed. A process that has joined the
@@ -273,6 +293,12 @@ class Cluster:
         except subprocess.TimeoutExpired:
             self._launcher.kill()  # every raylet sees that its parent is gone
             self._launcher.wait()
+        for node in self._nodes:
+            if node._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node._process.wait(_SHUTDOWN_TIMEOUT)
+                node._process.kill()
+                node._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._launcher = None
         self._removed, self._address, self._infos = set(), "", {}
@@ -281,26 +307,6 @@ class Cluster:
         """Return True if the raylets of all nodes are alive that were not removed."""
         infos = [self._info(node) for node in self.list_all_nodes()]
         return all(ProcessIdentity.of(info.pid) is not None for info in infos)
-
-    def _restart_later(self) -> None:
-        """Stop all nodes; they start again when they are needed.
-
-        Raises:
-            NotImplementedError: the job would lose something.
-        """
-        found = _what_it_holds(current.process) if is_initialized() and current.process is not None else ""
-        if found:
-            raise NotImplementedError(
-                f"Cluster.add_node(): the job has {found}, and no node can join a running job; hint: add all nodes "
-                "before the session is used for the first time"
-            )
-        if is_initialized():
-            leave_for_now()
-        nodes = self.list_all_nodes()
-        self._stop()
-        self._nodes = nodes
-        for index, node in enumerate(nodes):
-            node._index = index
 
     def _started_address(self) -> str:
         self._start()
@@ -345,31 +351,17 @@ class Cluster:
 
     def _info(self, node: ClusterNode) -> SessionInfo:
         self._start()
-        if node._index not in self._infos:
-            self._infos.update({info.node: info for info in live_sessions() if info.session == self._session})
-        return self._infos[node._index]
+        if node._process is not None and self._find(node) is None:
+            self._wait_until_in(node, node._process)
+        found = self._find(node)
+        assert found is not None, f"{node} is not up"
+        return found
 
-
-def _what_it_holds(process: CoreWorker) -> str:
-    """Return what a program would miss if its job began again; "" for nothing."""
-    gc.collect()
-    leases = process.submitter.leases
-    with process.engine.lock:
-        process.drain()
-        objects = len(process.table.entries)
-        tasks = any(one.inflight for one in leases.workers.values()) or any(one.queue for one in leases.by_index)
-    alive = [row["Index"] for row in process.gcs.nodes() if row["Alive"]]
-    stores = process.gcs.ask_many({raylet_of(node): partial(ListStore, limit=0) for node in alive}, _LIST_TIMEOUT)
-    drivers = sum(kind == ATTACHED for store in stores.values() for _, _, kind in store["processes"])
-    found = {
-        "living actors": any(row["state"] != "DEAD" for row in process.gcs.call("actors")),
-        "placement groups": any(row["state"] != "REMOVED" for row in process.gcs.call("placement_groups")),
-        "tasks": tasks,
-        "keys": _internal_kv_list(""),
-        "objects that this process refers to": objects,
-        "other drivers": drivers > 1,
-    }
-    return next((what for what, there in found.items() if there), "")
+    def _find(self, node: ClusterNode) -> SessionInfo | None:
+        """The session directory of a node that is up, or was until it died."""
+        if node.node_id not in self._infos:
+            self._infos.update({info.node_id: info for info in live_sessions() if info.session == self._session})
+        return self._infos.get(node.node_id)
 
 
 def _line(mpirun: str, nodes: list[ClusterNode], directory: str) -> list[str]:
@@ -379,12 +371,18 @@ def _line(mpirun: str, nodes: list[ClusterNode], directory: str) -> list[str]:
     line += ["--enable-recovery", "--bind-to", "none", "--map-by", "node:OVERSUBSCRIBE"]
     for index, node in enumerate(nodes):
         row = node._options
-        own = {NODE_ID: node.node_id, NODE_NAME: row.get("node_name") or "", **(row.get("env_vars") or {})}
         line += [":"] if index else []
-        line += ["-n", "1", "env", *(f"{name}={value}" for name, value in own.items())]
+        line += ["-n", "1", "env", *(f"{name}={value}" for name, value in _identity(node).items())]
         line += [sys.executable, "-m", "hpcray", *_options(row)]
         line += ["-m", "hpcray.compat.cluster_utils", directory]
     return line
+
+
+def _identity(node: ClusterNode) -> dict[str, str]:
+    """Variables of one node alone."""
+    row = node._options
+    own = {NODE_ID: node.node_id, NODE_NAME: row.get("node_name") or "", **(row.get("env_vars") or {})}
+    return {name: str(value) for name, value in own.items()}
 
 
 def _options(row: dict[str, Any]) -> list[str]:

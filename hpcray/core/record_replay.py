@@ -79,11 +79,12 @@ _INPUTS: dict[str, _Parts] = {
     "raylet": {
         "": (
             LocalLeaseManager,
-            "handle process_joined process_died fork_failed remote_process_died node_died drain head_moved start tick",
+            "handle process_joined process_died fork_failed remote_process_died node_died drain head_moved "
+            "cluster_grew leave start tick",
         ),
         "pool": (WorkerPool, "new_number"),
     },
-    "head": {"": (Gcs, "cluster_up handle node_died process_died set_draining tick")},
+    "head": {"": (Gcs, "cluster_up node_joined handle node_died process_died set_draining tick")},
     "store": {
         "": (
             ObjectStore,
@@ -106,7 +107,8 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "pins": (
             ObjectPins,
-            "use_neighbors met begin_file end_file file_failed begin_read end_read begin_view begin_write give_up",
+            "use_neighbors add_neighbors met begin_file end_file file_failed begin_read end_read begin_view "
+            "begin_write give_up",
         ),
         "recovery": (
             ObjectRecovery,

@@ -57,7 +57,7 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
         problem = "" if config.data_plane == "mpi" else _try_load(launch)
         _check_before_start(launch)
         roll.step("MPI_Init")
-        one_host = launch.here == launch.size
+        one_host = launch.here == launch.size and not config.elastic
         module = start_mpi(one_host)
         comm = module.COMM_WORLD
         unlink_shared_memory(module, comm)

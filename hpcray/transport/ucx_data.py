@@ -32,12 +32,16 @@ _Flight = tuple[Any, str, int, int, Any, int]
 
 
 class UcxData:
-    """The `DataPlane` over UCX."""
+    """The `DataPlane` over UCX.
+
+    Attributes:
+        engine: carries the transfers; the control transport may use it too.
+    """
 
     name = "ucx"
 
     def __init__(self, engine: UcxEngine) -> None:
-        self._engine = engine
+        self.engine = self._engine = engine
         self._any_data = engine.lib.UCXXTag(_DATA)
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
         self._arena = memoryview(b"")

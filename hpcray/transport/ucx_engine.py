@@ -98,6 +98,7 @@ class UcxEngine:
         one_host: whether all ranks are on this host; then there is no TCP.
 
     Attributes:
+        rank, secret, one_host: as given; a node that joins a running job gets its rank later.
         worker: the UCX worker.
         ripe: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at. Any
             progress may have brought it, that of a bell too, and UCX does not wake us for it again.
@@ -112,6 +113,8 @@ class UcxEngine:
     def __init__(self, rank: int, secret: bytes, one_host: bool = False) -> None:
         lib = load()
         self.rank = rank
+        self.secret = secret
+        self.one_host = one_host
         self._keyed = hashlib.blake2b(key=secret, digest_size=8)
         self.lib = lib
         self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
@@ -183,6 +186,22 @@ class UcxEngine:
             ) from None
         if node in self._unrung:
             self.ring(node, self._unrung.pop(node))
+
+    def knows(self, node: int) -> bool:
+        """Return True if `connect` was called for this peer."""
+        return node in self._peers
+
+    def visit(self, address: bytes, same_host: bool) -> Any:
+        """An endpoint to a UCX worker that is no peer.
+
+        Raises:
+            TransportError: no transport of this UCX reaches it.
+        """
+        try:
+            peer = self.lib.UCXAddress.create_from_buffer(address[: -_PID.size])
+            return self.lib.UCXEndpoint.create_from_worker_address(self.worker, peer, self._guards_shm or not same_host)
+        except Exception as error:
+            raise TransportError(f"UCX finds no way to the worker: {error}") from None
 
     def connected(self) -> int:
         """Number of peers that `connect` was called for."""

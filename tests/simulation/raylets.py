@@ -68,6 +68,16 @@ class SimControl:
         self.forgotten[rank] = why
 
 
+class SimWires:
+    """Every node can reach every other one, whenever it came."""
+
+    def __init__(self, control: SimControl) -> None:
+        self.control, self.data = control, None
+
+    def meet(self, info: m.NodeInfo) -> None:
+        pass
+
+
 class SimLoop(EventLoop):
     """A loop whose turns are taken when something has come, or a timer is due."""
 
@@ -201,7 +211,7 @@ class SimNode:
         node_manager = NodeManager(world.size, "session", config, 0.0) if rank == 0 else None
         detector = HeadFailureDetector(rank, config) if rank else None
         self.cluster = ClusterMember(
-            self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, self.control, None, lambda: None,
+            self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, SimWires(self.control), lambda: None,
             lambda: None, rank == 0,
         )  # type: ignore[arg-type]  # fmt: skip
         self.raylet.start(self.cluster, self.cluster.handlers(), self.cluster.effect_handlers())

@@ -22,7 +22,7 @@ import hpcray
 
 CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "collections", "collections.abc", "contextlib", "dataclasses", "enum", "functools",
-    "hashlib", "heapq", "itertools", "math", "msgspec", "operator", "struct", "typing",
+    "hashlib", "heapq", "hmac", "itertools", "math", "msgspec", "operator", "struct", "typing",
 }  # fmt: skip
 CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
 

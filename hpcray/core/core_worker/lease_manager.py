@@ -65,6 +65,10 @@ class LeaseManager:
         self._refusal: Callable[[SchedulingClass], Refuse | None] = lambda scheduling_class: None
         self._by_function: dict[SchedulingClass, dict[bytes, SchedulingClass]] = {}
 
+    def use_prefetcher(self, prefetcher: ArgumentPrefetcher) -> None:
+        """The job has several nodes from now on."""
+        self.prefetcher = prefetcher
+
     def scheduling_class(self, shape: Shape) -> SchedulingClass:
         """The scheduling class of a shape."""
         found = self.classes.get(shape)
@@ -425,6 +429,10 @@ class LocalityLeasePolicy:
         self._matters = nodes > 1
         self._near: dict[SchedulingClass, dict[int, SchedulingClass]] = {}
         self._last: dict[SchedulingClass, Sequence[bytes]] = {}
+
+    def cluster_grew(self) -> None:
+        """A node has joined the job: this one is not the only node any more."""
+        self._matters = True
 
     def scheduling_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         """The class for a task whose arguments are ready; `scheduling_class` itself where it makes no difference.

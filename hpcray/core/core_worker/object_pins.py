@@ -162,6 +162,12 @@ class ObjectPins:
         self._neighbors = dict.fromkeys(nodes, False)
         self._stores = stores
 
+    def add_neighbors(self, nodes: list[int]) -> None:
+        """Read in the stores of these nodes too, as soon as there is a connection."""
+        for node in nodes:
+            if node not in self._dead:
+                self._neighbors.setdefault(node, False)
+
     def met(self, node: int) -> None:
         """The connection to a neighbor's store is there."""
         self._neighbors[node] = True

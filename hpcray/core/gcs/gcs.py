@@ -140,6 +140,19 @@ class Gcs:
         self.place_waiting(now, out)
         return out
 
+    def node_joined(self, now: float, info: m.NodeInfo) -> list[Effect]:
+        """A node has joined the running job: place there what waits."""
+        self.queries.set_nodes([info])
+        self.resources.nodes_joined([info])
+        self._dirty_rows.add(rows.NODE, info.index.to_bytes(2, "big"))
+        out: list[Effect] = [Send(raylet_of(info.index), m.SetJob(self.job))] if self.job is not None else []
+        view = self._early_views.pop(info.index, None)
+        if view is not None:
+            self.resources.apply_view(view)
+        out += self.scheduler.cluster_changed(now)
+        self.place_waiting(now, out)
+        return out
+
     def handle(self, now: float, src: bytes, msg: m.Message) -> list[Effect]:
         """Handle a message of a type in `HANDLES`.
 
@@ -153,6 +166,9 @@ class Gcs:
 
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
         """A node is gone, with everything on it."""
+        self._early_views.pop(node, None)
+        if node not in self.resources.nodes:
+            return []  # it was about to join, and nothing knows of it yet
         self.resources.node_died(node, reason)
         self._dirty_rows.add(rows.NODE, node.to_bytes(2, "big"))
         groups = self.groups.node_died(now, node)
@@ -184,7 +200,7 @@ class Gcs:
         self.groups.place_waiting(now, out, everything=True)
 
     def _node_view(self, now: float, src: bytes, msg: m.NodeView) -> list[Effect]:
-        if not self.queries.infos:
+        if not self.queries.infos or (msg.node not in self.resources.nodes and msg.node not in self.resources.dead):
             self._early_views[msg.node] = merged_views(self._early_views.get(msg.node), msg)
             return []
         if not self.resources.apply_view(msg):
@@ -288,6 +304,13 @@ class RecoveringGcs:
             self._deferred.append((self.gcs.handle, (src, msg)))
             return []
         return self.gcs.handle(now, src, msg)
+
+    def node_joined(self, now: float, info: m.NodeInfo) -> list[Effect]:
+        """A node has joined the running job."""
+        if not self.awaited:
+            return self.gcs.node_joined(now, info)
+        self._deferred.append((lambda now, info, _: self.gcs.node_joined(now, info), (info, None)))
+        return []
 
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
         """A node is gone, with everything on it."""

@@ -192,9 +192,10 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 """States of the cluster."""
 ABSENT, JOINED, ALIVE, STOPPED_NODE, DEAD = "absent", "joined", "alive", "stopped", "dead"
 NODE_TRANSITIONS: dict[str, tuple[str, ...]] = {
-    # Its RegisterNode has not come.
+    # Its RegisterNode has not come. The number of a node that was admitted to a running job and never comes stays so.
     ABSENT: (JOINED,),
-    # Its RegisterNode has come; it does not have the node table yet, or has not connected.
+    # Its RegisterNode has come; it does not have the node table yet, or has not connected. Where the job runs already:
+    # nor have all others connected to it.
     JOINED: (ALIVE, STOPPED_NODE, DEAD),
     # It has connected, and heartbeats are expected of it.
     ALIVE: (STOPPED_NODE, DEAD),
@@ -204,6 +205,8 @@ NODE_TRANSITIONS: dict[str, tuple[str, ...]] = {
     DEAD: (),
 }
 """States of one node, see `NodeManager.node_state`."""
+MOST_NODES = 0xFF00
+"""Numbers that a job has for its nodes, those that have died included."""
 PEERS_PINGED = 8
 """Other nodes to which a node sends a Ping while it hears nothing of the head."""
 STOP_GRACE = 1.0
@@ -222,6 +225,13 @@ class ClusterUp:
     """Every rank has applied the table: call `Gcs.cluster_up`, then the driver may start."""
 
     nodes: list[m.NodeInfo]
+
+
+@dataclass(slots=True, frozen=True)
+class NodeAdded:
+    """A node has joined the running job, and all others know it: call `Gcs.node_joined`."""
+
+    info: m.NodeInfo
 
 
 @dataclass(slots=True, frozen=True)
@@ -251,18 +261,20 @@ class AllStopped:
     missing: list[int]
 
 
-NodeEvent = Union[AllIn, ClusterUp, StartFailed, NodeLost, AllStopped]
+NodeEvent = Union[AllIn, ClusterUp, NodeAdded, StartFailed, NodeLost, AllStopped]
 Outcome = Union[Effect, NodeEvent]
 
-HANDLES: tuple[type, ...] = (m.RegisterNode, m.NodeReady, m.NodeStopped, m.Heartbeat, m.PeerFailed)
-"""Message types for `NodeManager.handle`; the head's own raylet sends the first three too, to itself."""
+HANDLES: tuple[type, ...] = (
+    m.RegisterNode, m.NodeReady, m.NodeStopped, m.Heartbeat, m.PeerFailed, m.NodeAcquainted,
+)  # fmt: skip
+"""Message types for `NodeManager.handle`; the head's own raylet sends the first three, and the last, to itself."""
 
 
 class NodeManager:
     """The head's side: which nodes are in, which are dead.
 
     Args:
-        size: how many ranks there are, this one included.
+        size: how many ranks there are, this one included. Nodes that join the running job have higher numbers.
         session: name of the job's session, for the node table.
         now: the start deadline counts from here.
         me: the node of the head.
@@ -289,6 +301,8 @@ class NodeManager:
         self._infos: dict[int, m.NodeInfo] = {}
         self._ready: set[int] = set()
         self._stopped: set[int] = set()
+        self._admitted: dict[int, float] = {}  # numbers of nodes that have not registered; when they were given
+        self._strangers: dict[int, set[int]] = {}  # by node that joins: those who have not connected to it yet
         self._tracker = HeartbeatTracker(config.heartbeat_interval, config.node_timeout)
         self._arbiter = AccusationArbiter(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
@@ -306,9 +320,19 @@ class NodeManager:
         self._set_state(UP)
         self.run = run
         self._infos = {info.index: info for info in nodes}
+        self.size = max(self.size, *(info.index + 1 for info in nodes))
         self._ready = set(self._infos)
         self.dead = dict(dead)
         self._tracker.begin(now, (node for node in self.alive() if node != self.me))
+
+    def admit(self, now: float) -> int | None:
+        """The number of a node that joins the running job; None while the job starts or ends. No number is given twice:
+        that of a node that does not come is lost."""
+        if self.state != UP or self.size >= MOST_NODES:
+            return None
+        number, self.size = self.size, self.size + 1
+        self._admitted[number] = now
+        return number
 
     def missing(self) -> list[int]:
         """Ranks that are not in yet (while gathering), or have not applied the table yet (while connecting)."""
@@ -343,6 +367,8 @@ class NodeManager:
             return self._hello(now, msg.info)
         if isinstance(msg, m.NodeReady):
             return self._is_ready(now, msg.node)
+        if isinstance(msg, m.NodeAcquainted):
+            return self._acquainted(now, node, msg)
         if isinstance(msg, m.NodeStopped):
             self._stopped.add(msg.node)
             return self._check_stopped(now)
@@ -361,6 +387,8 @@ class NodeManager:
         """The transport or the tracker found the node gone: declare it dead, and notify all living nodes."""
         if node in self.dead or node in self._stopped or self.state in (STOPPED, FAILED):
             return []
+        if self._admitted.pop(node, None) is not None:
+            return []  # no other node has heard of it
         info = self._infos.get(node)
         if self.state in (GATHERING, CONNECTING):
             return self._fail(f"rank {node}{_on(info)} died during start-up: {reason}")
@@ -369,9 +397,13 @@ class NodeManager:
         self.dead[node] = reason
         self._tracker.forget(node)
         self._arbiter.forget(node)
+        self._strangers.pop(node, None)
         epoch = len(self.dead)
         out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason, epoch)) for n in self.alive() if n != self.me]
         out.append(NodeLost(node, reason, epoch))
+        for newcomer, strangers in list(self._strangers.items()):
+            strangers.discard(node)
+            out += self._check_acquainted(newcomer)
         return out + self._check_stopped(now)
 
     def allow(self, seconds: float) -> None:
@@ -394,6 +426,7 @@ class NodeManager:
         if self.state in (GATHERING, CONNECTING):
             out += self._check_start(now)
         if self.state == UP:
+            self._drop_absent(now)
             for node, silent in self._tracker.silent_nodes(now):
                 out += self.node_failed(now, node, f"it was not heard of for {silent:.1f} s")
             verdict = self._arbiter.verdict(now)
@@ -408,6 +441,8 @@ class NodeManager:
             if self.state == STOPPING and 0 <= info.index < self.size:
                 self._infos.setdefault(info.index, info)  # the end waits for it too
             return [Send(raylet_of(info.index), m.Stop(1 if self.state == FAILED else self.code))]
+        if self.state == UP:
+            return self._join(now, info)
         if not 0 <= info.index < self.size:
             return self._fail(f"a rank {info.index} on host {info.host} joined, but there are only {self.size} ranks")
         known = self._infos.get(info.index)
@@ -427,7 +462,44 @@ class NodeManager:
         out.append(AllIn(nodes))
         return out
 
+    def _join(self, now: float, info: m.NodeInfo) -> list[Outcome]:
+        """A node that was admitted has registered: all nodes connect to it, and it to all of them."""
+        node = info.index
+        if self._admitted.pop(node, None) is None:
+            return []
+        others = self.alive()
+        self._infos[node] = info
+        self._tracker.expect(now, node)
+        self._strangers[node] = {node, *others}
+        table = m.NodeTable(self.session, [self._infos[other] for other in self.alive()], self.run)
+        out: list[Outcome] = [Send(raylet_of(other), m.NodeJoined(info)) for other in others]
+        out.append(Send(raylet_of(node), table))
+        deaths = enumerate(self.dead.items(), 1)
+        return out + [Send(raylet_of(node), m.NodeDied(dead, reason, epoch)) for epoch, (dead, reason) in deaths]
+
+    def _acquainted(self, now: float, node: int, msg: m.NodeAcquainted) -> list[Outcome]:
+        if msg.node not in self._strangers:
+            return []
+        if msg.problem:
+            return self.node_failed(now, msg.node, f"node {node} cannot reach it: {msg.problem}")
+        self._strangers[msg.node].discard(node)
+        return self._check_acquainted(msg.node)
+
+    def _check_acquainted(self, node: int) -> list[Outcome]:
+        if self._strangers[node]:
+            return []
+        del self._strangers[node]
+        self._ready.add(node)
+        return [NodeAdded(self._infos[node])]
+
+    def _drop_absent(self, now: float) -> None:
+        for node in [node for node, since in self._admitted.items() if now - since > self._timeout]:
+            del self._admitted[node]
+
     def _is_ready(self, now: float, node: int) -> list[Outcome]:
+        if node in self._strangers:
+            self._strangers[node].discard(node)
+            return self._check_acquainted(node)
         self._ready.add(node)
         if self.state != CONNECTING or len(self._ready) < self.size:
             return []
@@ -483,8 +555,11 @@ class NodeManager:
         if self.state in (GATHERING, CONNECTING):
             assert not self.dead and (len(self._infos) == self.size) == (self.state == CONNECTING)
         if self.state == UP:
-            living = {node for node in range(self.size) if self.node_state(node) in (ALIVE, STOPPED_NODE)}
-            assert living == set(self.alive()) and living | self.dead.keys() == set(range(self.size))
+            living = {node for node in range(self.size) if self.node_state(node) in (JOINED, ALIVE, STOPPED_NODE)}
+            assert living == set(self.alive()) and self.dead.keys() <= self._infos.keys()
+            assert not self._admitted.keys() & self._infos.keys(), "a node that has registered is waited for"
+            assert self._strangers.keys() == {node for node in living if self.node_state(node) == JOINED}
+            assert all(strangers and strangers <= living for strangers in self._strangers.values())
             assert set(self._tracker.expected()) == living - {self.me}
 
 
@@ -510,6 +585,10 @@ class HeadFailureDetector:
         """The head has sent the node table."""
         self._nodes = nodes
         self.head_moved(now, self._head)
+
+    def node_joined(self, node: int) -> None:
+        """Another node has joined the job: it may be sent a Ping too."""
+        self._nodes = [*self._nodes, node]
 
     def head_moved(self, now: float, head: int) -> None:
         """Another node is the head from now on."""

@@ -165,6 +165,7 @@ class LeaseRequestTable:
         self._is_feasible = is_feasible
         self._capacity = capacity
         self._shares = shares and not only_node
+        self._leaving = False
         self._by_holder: dict[bytes, dict[int, LeaseRequest]] = {}
         self._by_group: dict[str, list[LeaseRequest]] = {}
         self.actors: dict[bytes, LeaseRequest] = {}
@@ -178,6 +179,25 @@ class LeaseRequestTable:
     def holders(self) -> list[bytes]:
         """Every process that has a request here, or had one lately."""
         return list(self._by_holder)
+
+    def leave(self) -> list[LeaseRequest]:
+        """This node leaves the job: returns the requests of its processes, which other nodes serve."""
+        self._leaving = True
+        return self.cluster_grew(False)
+
+    def cluster_grew(self, shares: bool) -> list[LeaseRequest]:
+        """This is not the only node any more, if it was: returns the requests of its processes, decided anew.
+
+        Args:
+            shares: as given at first, for the number of nodes now.
+        """
+        self._only_node, self._shares = False, shares
+        local = [request for requests in self._by_holder.values() for request in requests.values() if request.local]
+        for request in local:
+            decided_here = self._is_decided_here(request.shape)
+            request.decided_here = decided_here and not request.shared
+            request.may_share = shares and decided_here and not request.shape.strategy
+        return local
 
     def of_local_process(self, holder: bytes, scheduling_class: int, shape: Shape) -> LeaseRequest:
         """The request of a process of this node for a scheduling class; created if there is none."""
@@ -288,7 +308,7 @@ class LeaseRequestTable:
         return request
 
     def _is_decided_here(self, shape: Shape) -> bool:
-        if not self._is_feasible(dict(shape.resources)):
+        if self._leaving or not self._is_feasible(dict(shape.resources)):
             return False
         if shape.strategy == "SPREAD":
             return self._only_node

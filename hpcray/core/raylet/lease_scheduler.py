@@ -97,6 +97,7 @@ class LocalLeaseManager:
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
         self._procs: dict[bytes, str] = {}
+        self._leaving = False
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.RequestLeases: self._request_leases,
             m.ReturnLease: self._return_lease,
@@ -190,6 +191,14 @@ class LocalLeaseManager:
         self._shortages.elsewhere = m.ResourceContention()
         return self._finish(now, [Send(HEAD, m.NodeInventory(self.node, actors, self._bundles.held_bundles()))])
 
+    def cluster_grew(self, now: float, cluster_size: int) -> list[Effect]:
+        """The job has so many nodes now: the GCS may serve what this node decided alone."""
+        self.resources.set_report_interval(cluster_size)
+        for request in self._requests.cluster_grew(cluster_size <= SMALL_CLUSTER):
+            self._reporter.request_changed(now, request)
+        self._reporter.force_view()
+        return self._finish(now, [])
+
     def drain(self, now: float) -> list[Effect]:
         """The job is about to end: grant no lease and start no actor any more. What runs goes on."""
         self._queue.close()
@@ -198,10 +207,27 @@ class LocalLeaseManager:
             self._reporter.return_assigned(now, request)
         return self._finish(now, [])
 
+    def leave(self, now: float) -> list[Effect]:
+        """This node leaves the job: it serves nothing new, what runs ends, and others serve its own processes."""
+        self._leaving = True
+        out = self.drain(now)
+        for request in self._requests.leave():
+            self._reporter.request_changed(now, request)
+        return self._finish(now, out + self._reclaim_all())
+
+    def runs_tasks(self) -> bool:
+        """Return True if a lease is held here, or about to be. Actors do not count."""
+        return any(one.actor_spec is None for one in self._leases.all_allocations())
+
+    def _reclaim_all(self) -> list[Effect]:
+        return [Send(holder, m.ReclaimIdle()) for holder, leases in self._leases.by_holder.items() if leases]
+
     def tick(self, now: float, store_used: int = 0) -> list[Effect]:
         """Housekeeping, every `config.tick` seconds. store_used: bytes of the object store in use."""
         self.resources.note_store_use(store_used)
         out = self.pool.reap(now)
+        if self._leaving:
+            out += self._reclaim_all()  # a grant may have been on its way
         self._queue.recheck_all()
         self._end_sharing(now)
         self._queue.update_reservation(now)

@@ -27,6 +27,8 @@ Message = Union[
     RegisterNode, NodeTable, NodeReady, Stop, NodeStopped, Heartbeat, NodeDied, PeerFailed, Ping, HeadMoved,
     NodeInventory,
     StartDriver, DriverRegistered, DriverEnded,
+    NodeJoined, NodeAcquainted, ClusterGrew, OpenJob,
+    RemoveNode, LeaveRequest, Leave, NodeIdle, Evacuate, Evacuated,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorStateUpdate,
     KillActor,

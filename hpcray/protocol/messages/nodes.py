@@ -11,7 +11,7 @@ from hpcray.protocol.messages.processes import RunInfo
 
 class NodeInfo(Struct, array_like=True, frozen=True):
     """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
-    them. name: "": its address is its name."""
+    them. name: "": its address is its name. joined: it has joined the running job."""
 
     index: int
     node_id: str
@@ -25,6 +25,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     labels: dict[str, str] = {}
     session_dir: str = ""
     name: str = ""
+    joined: bool = False
 
 
 class RegisterNode(Struct, array_like=True, tag=30):
@@ -43,6 +44,76 @@ class NodeTable(Struct, array_like=True, tag=31):
 
 class NodeReady(Struct, array_like=True, tag=32):
     """r→g: the NodeTable is applied, data endpoints are connected."""
+
+    node: int
+
+
+class NodeJoined(Struct, array_like=True, tag=200):
+    """g→every r: this node joins the running job. Answer: NodeAcquainted. g→that r: all others have answered."""
+
+    info: NodeInfo
+
+
+class NodeAcquainted(Struct, array_like=True, tag=201):
+    """r→g: the sender has connected to a node that joins; problem: or why it cannot."""
+
+    node: int
+    problem: str = ""
+
+
+class ClusterGrew(Struct, array_like=True, tag=202):
+    """r→its p: a node has joined the job. cluster_size: number of nodes, those that have died included. neighbours: as
+    in Welcome."""
+
+    cluster_size: int
+    neighbours: dict[int, str]
+
+
+class OpenJob(Struct, array_like=True, tag=203):
+    """p→g: let nodes join the job from now on. other_hosts: of other hosts too. Answer: GcsReply(req) with what a node
+    needs for that, as JSON (`runtime.node.ticket.Ticket`)."""
+
+    req: int
+    other_hosts: bool = False
+
+
+class RemoveNode(Struct, array_like=True, tag=204):
+    """p→g: have this node leave the job, within so many seconds. Answer: GcsReply(req) when it is gone."""
+
+    req: int
+    node: int
+    seconds: float
+
+
+class LeaveRequest(Struct, array_like=True, tag=205):
+    """r→g: the sender has to leave the job within so many seconds. Answer: Leave."""
+
+    reason: str
+    seconds: float
+
+
+class Leave(Struct, array_like=True, tag=206):
+    """g→r: the node leaves the job, and has so many seconds for that: it starts nothing new. Answer: NodeIdle."""
+
+    seconds: float
+
+
+class NodeIdle(Struct, array_like=True, tag=207):
+    """r→g: the node leaves the job, and no task runs on it any more."""
+
+    node: int
+
+
+class Evacuate(Struct, array_like=True, tag=208):
+    """g→every r but the one that leaves→its p: copy objects of yours that only `node` has to one of `targets`. Answer:
+    Evacuated."""
+
+    node: int
+    targets: list[int]
+
+
+class Evacuated(Struct, array_like=True, tag=209):
+    """p→its r, r→g: the sender, or no process of it, owns an object that only `node` has."""
 
     node: int
 

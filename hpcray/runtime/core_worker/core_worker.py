@@ -27,6 +27,7 @@ from hpcray.runtime.core_worker import context
 from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
+from hpcray.runtime.core_worker.evacuation import ObjectEvacuation
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
@@ -351,6 +352,14 @@ class CoreWorker:
         self.placement_groups.head_moved()
         self.submitter.actors.head_moved()
 
+    def _cluster_grew(self, msg: m.ClusterGrew) -> None:
+        """Nodes have joined the job (lock held)."""
+        self.cluster_size = msg.cluster_size
+        self.engine.add_neighbors(msg.neighbours)
+        self.neighbor_stores.add(msg.neighbours)
+        self.table.pins.add_neighbors(sorted(msg.neighbours))
+        self.submitter.cluster_grew()
+
     def _node_died(self, msg: m.NodeDied) -> None:
         """Drop a dead node with its processes, leases, copies and borrowers (lock held)."""
         table = self.table
@@ -449,6 +458,8 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
     m.NodeDied: lambda p: lambda _, msg: p._node_died(msg),
     m.HeadMoved: lambda p: lambda _, msg: p._head_moved(msg),
+    m.Evacuate: lambda p: lambda _, msg: ObjectEvacuation(p).begin(msg),
+    m.ClusterGrew: lambda p: lambda _, msg: p._cluster_grew(msg),
 }
 """The handlers of every driver and worker, by message; `start` binds each entry to the process, once. Workers add
 their own (`worker.task_executor.HANDLERS`), and so do diagnostics (`diagnostics.introspection.HANDLERS`)."""

@@ -688,6 +688,13 @@ class IoEngine:
             if peer.link is not self._raylet:
                 self._drop_link(peer.link)
 
+    def add_neighbors(self, directories: Mapping[int, str]) -> None:
+        """Nodes of this host have joined the job: their processes are reached directly. Those that have begun to speak
+        to this one through the raylets go on so."""
+        for node, directory in directories.items():
+            if node not in self._lost:
+                self._dirs.setdefault(node, directory)
+
     def lose_node(self, node: int) -> None:
         """A node is dead, or the job goes on without it: its processes, if any live, are not heard any more."""
         self._dirs.pop(node, None)

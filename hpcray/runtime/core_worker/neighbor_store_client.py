@@ -68,8 +68,12 @@ class NeighborStoreClient:
     def __init__(self, context: CoreWorkerContext, directories: Mapping[int, str]) -> None:
         self._context = context
         self._engine = context.engine
-        self._directories = directories
+        self._directories = dict(directories)
         self._peers: dict[int, tuple[Peer, _Greeted]] = {}
+
+    def add(self, directories: Mapping[int, str]) -> None:
+        """These nodes of this host have joined the job."""
+        self._directories.update(directories)
 
     def meet(self, node: int) -> None:
         """Connect; the result is reported to the table."""

@@ -70,6 +70,12 @@ class TaskSubmitter:
         self._in_fail = self._ticking = False
         self._ip = ""
 
+    def cluster_grew(self) -> None:
+        """A node has joined the job: where arguments are matters from now on."""
+        if self.leases.prefetcher is None:
+            self.leases.use_prefetcher(ArgumentPrefetcher(self._table.entries, self._engine.send))
+        self.locality.cluster_grew()
+
     # ------------------------------------------------------------ submitting
 
     def scheduling_class(self, shape: m.Shape) -> SchedulingClass:

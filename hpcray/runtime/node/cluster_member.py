@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
-from hpcray.core.gcs import drain, node_manager
+from hpcray.core.gcs import departures, drain, node_manager
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager, PeerProbe
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
@@ -18,10 +18,13 @@ from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
 from hpcray.runtime.node.head_failover import HeadReplicator, HeadStandby, JournalOpener, keep_state_log
+from hpcray.runtime.node.joining import JobGate
+from hpcray.runtime.node.node_departure import NodeDeparture
 from hpcray.runtime.node.node_drain import NodeDrain
 from hpcray.runtime.node.shutdown import DriverChild, NodeShutdown, RayletSignals, forget_node
+from hpcray.runtime.node.wires import Wires
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
-from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.base import DataPlane, TransportError
 from hpcray.transport.startup import read_launch
 
 _PARENT_GONE_DELAY = 0.05
@@ -125,8 +128,7 @@ class ClusterMember:
         watched_processes: Sequence[ProcessIdentity],
         node_manager: NodeManager | None,
         head_failure_detector: HeadFailureDetector | None,
-        control: ControlTransport | None,
-        data: DataPlane | None,
+        wires: Wires,
         on_up: Callable[[], None],
         open_journal: JournalOpener,
         program_is_remote: bool = False,
@@ -142,8 +144,7 @@ class ClusterMember:
         self._watched_processes = watched_processes
         self._node_manager = node_manager
         self._head_failure_detector = head_failure_detector
-        self._control = control
-        self._data = data
+        self._wires = wires
         self._on_up = on_up
         self._open_journal = open_journal
         self._session_name = ""
@@ -157,6 +158,8 @@ class ClusterMember:
         self._standby = HeadStandby(raylet, self, open_journal)
         self._replicator: HeadReplicator | None = None
         self.drain = NodeDrain(raylet, self.end_job)
+        self.departure = NodeDeparture(raylet, lambda: self._node_manager)
+        self._gate = JobGate(raylet, wires, lambda: self._node_manager, self._refusal)
         self._signals = RayletSignals(
             self._loop, shutdown, self.drain, self._leads, program_is_remote, self.end_job, self._leave_alone
         )
@@ -224,7 +227,9 @@ class ClusterMember:
         """This process got SIGINT or SIGTERM."""
         if self._isolated_since:
             self._loop.stop()
-        if not self._shutdown.begun:
+        if self._raylet.context.info.joined and self.came_up and not self._shutdown.begun and not self.departure.begun:
+            self.departure.ask(f"it was sent {signal.Signals(number).name}")
+        elif not self._shutdown.begun:
             self._signals.signalled(number, self.came_up)
 
     def processes_ended(self) -> None:
@@ -243,6 +248,7 @@ class ClusterMember:
         self.drain.process_joined(proc)
 
     def process_died(self) -> None:
+        self.departure.process_died()
         self._shutdown.check()
 
     def driver_died(self, reason: str) -> None:
@@ -286,7 +292,10 @@ class ClusterMember:
         raylet = self._raylet
         me = raylet.context.info
         try:
-            connect_data_plane(self._data, me, msg.nodes)
+            if me.joined:
+                self._connect_late(msg.nodes)
+            else:
+                connect_data_plane(self._wires.data, me, msg.nodes)
         except TransportError as error:
             self.give_up(str(error))
             return _NOTHING
@@ -298,9 +307,63 @@ class ClusterMember:
         raylet.run_info = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.lease_manager.start(now, msg.run.number))
-        if self._node_manager is None and raylet.node != raylet.context.driver_rank:
+        if self._node_manager is None and raylet.node != raylet.context.driver_rank and not me.joined:
             self._up()
         return _NOTHING
+
+    # ------------------------------------------------------------ nodes that join the running job
+
+    def _refusal(self) -> str:
+        """Return why no node may join now."""
+        return "the job drains: it is about to end" if self.drain.announced else ""
+
+    def _connect_late(self, nodes: Sequence[NodeInfo]) -> None:
+        """Connect to the nodes of the running job that this node joins.
+
+        Raises:
+            TransportError: no way to one of them.
+        """
+        me = self._raylet.context.info
+        for info in nodes:
+            if info.index != me.index:
+                self._wires.meet(info)
+        size = max(info.index for info in nodes) + 1
+        if size > self._raylet.context.cluster_size:
+            self._raylet.cluster_grew(size)
+
+    def _on_node_joined(self, now: float, src: bytes, msg: m.NodeJoined) -> Iterable[Any]:
+        """Connect to a node that joins the running job. About this node itself: it is in."""
+        raylet, info = self._raylet, msg.info
+        problem = ""
+        if info.index == raylet.node:
+            self._up()
+            return _NOTHING
+        try:
+            self._wires.meet(info)
+        except TransportError as error:
+            problem = str(error)
+        else:
+            raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, [info]))
+            if self._head_failure_detector is not None:
+                self._head_failure_detector.node_joined(info.index)
+            raylet.cluster_grew(max(raylet.context.cluster_size, info.index + 1))
+        return [Send(HEAD, m.NodeAcquainted(info.index, problem))]
+
+    def _node_left(self, event: departures.NodeLeft) -> None:
+        assert self._node_manager is not None
+        self._raylet.apply(self._node_manager.node_failed(self._loop.now, event.node, event.reason))
+
+    def _leaving_changed(self, event: departures.LeavingChanged) -> None:
+        self.drain.set_leaving(set(event.deadlines))
+
+    def _node_came_up(self, event: node_manager.NodeAdded) -> None:
+        raylet, info = self._raylet, event.info
+        assert raylet.head is not None
+        raylet.apply(raylet.head.node_joined(self._loop.now, info))
+        self._router.send(raylet_of(info.index), m.NodeJoined(info))
+        raylet.log(f"node {info.index} ({info.host}) has joined the job")
+
+    # ------------------------------------------------------------ all nodes are up
 
     def _cluster_up(self, event: node_manager.ClusterUp) -> None:
         head, driver_rank = self._raylet.head, self._raylet.context.driver_rank
@@ -371,18 +434,23 @@ class ClusterMember:
         died = m.NodeDied(event.node, event.reason, event.epoch)
         self._router.send_now(event.node, died)
         if not self._shutdown.begun:
-            living = self._raylet.context.cluster_size - event.epoch
+            assert self._node_manager is not None
+            living = len(self._node_manager.alive())
+            left = event.node in self.departure.core.leaving()
             if event.node == self._raylet.context.driver_rank:
                 self.program_lost = True
                 self._raylet.log(f"node {event.node} died, and with it the program: {event.reason}. The job ends")
                 self._driver_ended(128 + signal.SIGKILL)
+            elif left:
+                self._raylet.log(f"node {event.node} has left ({event.reason}). The job goes on with {living} nodes")
             else:
                 self._raylet.log(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
         self._forget_node(died)
+        self.departure.node_died(event.node)
 
     def _forget_node(self, died: m.NodeDied) -> None:
         self.broken = True
-        forget_node(self._raylet, self._control, self._data, died)
+        forget_node(self._raylet, self._wires.control, self._wires.data, died)
 
     def lead(self, head: Gcs, node_manager: NodeManager) -> None:
         self._node_manager, self._head_failure_detector = node_manager, None
@@ -423,7 +491,9 @@ class ClusterMember:
 
     def _fence(self, reason: str) -> None:
         """The head has declared this node dead, and the job goes on without it. That is no failure of the job."""
-        if not self._shutdown.begun or self._isolated_since:
+        if self.departure.begun:
+            self._raylet.log("this node has left the job")
+        elif not self._shutdown.begun or self._isolated_since:
             self._raylet.log(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
         self.fenced = True
         self._leave_alone(0)
@@ -496,6 +566,7 @@ class ClusterMember:
         raylet.garbage.tick()
         if raylet.head is not None:
             raylet.apply(raylet.head.tick(now))
+            self.departure.tick()
         self.drain.tick()
 
 
@@ -538,6 +609,16 @@ HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
     # Membership; the node manager is the head's.
     m.RegisterNode: lambda c: c._to_node_manager,
     m.NodeReady: lambda c: c._to_node_manager,
+    m.NodeAcquainted: lambda c: c._to_node_manager,
+    m.NodeJoined: lambda c: c._on_node_joined,
+    m.OpenJob: lambda c: c._gate.on_open_job,
+    # Nodes that leave the running job; RemoveNode and what follows are for the head.
+    m.Leave: lambda c: c.departure.on_leave,
+    m.Evacuate: lambda c: c.departure.on_evacuate,
+    m.Evacuated: lambda c: c.departure.on_evacuated,
+    m.RemoveNode: lambda c: c.departure.on_remove_node,
+    m.LeaveRequest: lambda c: c.departure.on_leave_request,
+    m.NodeIdle: lambda c: c.departure.on_node_idle,
     m.NodeStopped: lambda c: c._to_node_manager,
     m.PeerFailed: lambda c: c._to_node_manager,
     m.Heartbeat: lambda c: c._on_heartbeat,
@@ -561,9 +642,12 @@ HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
 EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
     node_manager.AllIn: lambda c: lambda event: None,
     node_manager.ClusterUp: lambda c: c._cluster_up,
+    node_manager.NodeAdded: lambda c: c._node_came_up,
     node_manager.StartFailed: lambda c: lambda event: c._start_failed(event.reason),
     node_manager.NodeLost: lambda c: c._declare_dead,
     node_manager.AllStopped: lambda c: c._all_stopped,
+    departures.NodeLeft: lambda c: c._node_left,
+    departures.LeavingChanged: lambda c: c._leaving_changed,
     drain.Announce: lambda c: c.drain.announce,
     drain.StartSaving: lambda c: c.drain.start_saving,
     drain.AllSaved: lambda c: c.drain.all_saved,

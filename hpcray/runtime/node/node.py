@@ -41,6 +41,7 @@ from hpcray.platform.spill_files import SpillFiles, spill_directory
 from hpcray.protocol.messages import NodeInfo, RunInfo
 from hpcray.runtime.node.bootstrap import RayletReady
 from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, bind_node, total_resources
 from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
 from hpcray.runtime.node.shutdown import (
@@ -53,6 +54,8 @@ from hpcray.runtime.node.shutdown import (
     watchdog,
 )
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
+from hpcray.runtime.node.ticket import Ticket, read_ticket
+from hpcray.runtime.node.wires import Wires
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
@@ -61,7 +64,7 @@ from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
-from hpcray.runtime.raylet.router import Router
+from hpcray.runtime.raylet.router import HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.startup import Launch, few_cores, read_launch, several_tasks, threads_of_a_core
 
@@ -88,6 +91,7 @@ class _Node:
     run: RunInfo
     bound: RankPlan
     exit_file: str = ""
+    ticket: Ticket | None = None
     moved: PathRelocation = field(default_factory=PathRelocation)
     journal: JournalFile | None = None
 
@@ -95,6 +99,18 @@ class _Node:
     def removal_time(self) -> float:
         """Seconds that removing the copied directories may take at the end."""
         return _REMOVAL_TIME if self.moved.pairs else 0.0
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a node in its job: its number, the number of nodes as far as it knows, the node that runs the
+    program, and the head's node with the number of its moves."""
+
+    rank: int
+    size: int
+    driver_rank: int
+    head: int = 0
+    head_epoch: int = 0
 
 
 @dataclass
@@ -126,7 +142,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         ValueError: an option is not valid.
     """
     outlive_user_signals()
-    launch = read_launch(os.environ) if options.distributed else Launch()
+    launch = read_launch(os.environ) if options.distributed and not options.join else Launch()
     if options.distributed:
         _check_driver_rank(options.settings(), launch)
     try:
@@ -138,14 +154,15 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     options = node.options
     try:
         with ended_by_sigterm(node.session.remove):
-            control, data = _open_transports(node)
-            _prepare_workers(options, node, control)
+            wires, place = _open_transports(node)
+            _prepare_workers(options, node, wires.control)
         _require_open_files()
     except BaseException:
         _abandon(node)
         raise
     with signals() as wakeup:
-        outcome = _NodeServer(node, control, data, ready, life).run(wakeup, life)
+        outcome = _NodeServer(node, wires, place, ready, life).run(wakeup, life)
+    control, data = wires.control, wires.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if outcome.decides and outcome.broken and node.exit_file:
@@ -178,12 +195,14 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 
 def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     config, exit_file = options.settings(), take_exit_file_path(os.environ)
+    ticket = read_ticket(options.join) if options.join else None
     options = options.with_identity(os.environ)
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
     accelerators = node_accelerators(options.resources, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
-    check_journal(config, os.environ, launch.rank)
+    if ticket is None:
+        check_journal(config, os.environ, launch.rank)
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
@@ -203,7 +222,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     listener = LocalListener(session.socket_path(0))
     return _Node(
         options, config, launch, session, arena, template, listener, gpus, accelerators, spill_dir, run, bound,
-        exit_file,
+        exit_file, ticket,
     )  # fmt: skip
 
 
@@ -241,7 +260,20 @@ def _warn_of_odd_starts(launch: Launch) -> None:
         print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
 
-def _open_transports(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+def _open_transports(node: _Node) -> tuple[Wires, _Place]:
+    """Open what connects this node to others, and find its place among them."""
+    if node.ticket is not None:
+        outer, plane, admitted = join_job(node.ticket, node.arena, node.config.start_timeout)
+        place = _Place(admitted.number, admitted.number + 1, admitted.driver_rank, admitted.head, admitted.epoch)
+        return Wires(outer, plane, node.arena), place
+    control, data = _open_world(node)
+    rank, size = (control.rank, control.size) if control is not None else (0, 1)
+    return Wires(control, data, node.arena, node.config.elastic), _Place(
+        rank, size, node.config.driver_rank if size > 1 else 0
+    )
+
+
+def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
     _warn_of_odd_starts(node.launch)
     if node.launch.size == 1:
         return None, None
@@ -282,19 +314,20 @@ class _NodeServer:
     def __init__(
         self,
         node: _Node,
-        control: ControlTransport | None,
-        data: DataPlane | None,
+        wires: Wires,
+        place: _Place,
         ready: Callable[[str], None],
         life_fd: int,
     ) -> None:
         config = node.config
+        control, data = wires.control, wires.data
         self._node = node
         self._ready = ready
-        self._rank, size = (control.rank, control.size) if control is not None else (0, 1)
-        self._driver_rank = config.driver_rank if size > 1 else 0
+        self._rank, size = place.rank, place.size
+        self._driver_rank = place.driver_rank
         info = _describe_node(node, self._rank, data)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
-        self._router = Router(self._rank, size, control)
+        self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
         self._loop = EventLoop(self._router, node.listener, control, data)
         self._prefault = Prefaulter(node.arena)
         head = Gcs(config) if self._rank == 0 else None
@@ -317,6 +350,7 @@ class _NodeServer:
             overflow=overflow,
         )
         self._raylet = Raylet(self._context, self._loop, self._router, lease_manager, store, head, self._prefault, data)
+        wires.attach(self._raylet)
         self._attach_parts()
         self._shutdown = NodeShutdown(
             self._loop,
@@ -336,8 +370,7 @@ class _NodeServer:
             self._processes_to_watch(life_fd),
             NodeManager(size, os.urandom(8).hex(), config, self._loop.now, run=node.run) if leads else None,
             None if leads else HeadFailureDetector(self._rank, config),
-            control,
-            data,
+            wires,
             self._up,
             self._open_journal,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
@@ -440,6 +473,7 @@ def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
         labels={**labels_of_environment(os.environ), **parse_labels(config.labels)},
         session_dir=node.session.path if config.same_host else "",
         name=node.options.node_name,
+        joined=node.ticket is not None,
     )
 
 

@@ -60,6 +60,8 @@ class NodeDrain:
         self._forwarded: set[int] = set()
         self._core: drain.DrainCore | None = None
         self._remote_driver = b""
+        self._leaving: set[int] = set()
+        self._draining_hosts: set[str] = set()
         self._slurm_nodes = NodeQuery(raylet.loop, os.environ)
         raylet.head_location.listeners.append(self._register_driver)
 
@@ -197,14 +199,22 @@ class NodeDrain:
         """The raylet ends."""
         self._slurm_nodes.close()
 
+    def set_leaving(self, nodes: set[int]) -> None:
+        """These nodes are about to leave the job, on the head."""
+        self._leaving = nodes
+        self._set_draining(self._draining_hosts)
+
     def _set_draining(self, hosts: set[str]) -> None:
         """Make known that these hosts are to leave when their jobs have ended, whenever that is."""
+        self._draining_hosts = hosts
         if self._core is None or self._core.begun:
             return
         living = [info for info in self._head.queries.infos if info.index in self._head.resources.nodes]
         leaving = [info.index for info in living if info.host.partition(".")[0] in hosts]
         # Where all are, no work can go elsewhere: it had better stay, as the job goes on.
-        self._head.set_draining(dict.fromkeys(leaving, 0) if len(leaving) < len(living) else {})
+        found = dict.fromkeys(leaving if len(leaving) < len(living) else (), 0)
+        found |= {info.index: 0 for info in living if info.index in self._leaving}
+        self._head.set_draining(found)
 
     def on_drain_ready(self, now: float, src: bytes, msg: m.DrainReady) -> Iterable[Any]:
         """The driver's callbacks have run, on the head."""

@@ -74,10 +74,20 @@ class EventLoop:
         self._running = True
         self._events: EventHandler
         self.watch(listener.fileno(), lambda event: self._accept())
-        if control is not None and (fd := control.fileno()) is not None:
-            self.watch(fd, lambda event: None)
+        if control is not None:
+            self._watch_wire(control)
 
     # ------------------------------------------------------------ for the raylet
+
+    def attach(self, control: ControlTransport, data: DataPlane) -> None:
+        """Use these wires from now on."""
+        self._control, self._data = control, data
+        self._watch_wire(control)
+
+    def _watch_wire(self, control: ControlTransport) -> None:
+        fd = control.fileno()
+        if fd is not None and fd not in self._calls:
+            self.watch(fd, lambda event: None)
 
     def watch(self, fd: int, call: Callable[[int], None]) -> None:
         """Call `call(event)` whenever `fd` is readable."""

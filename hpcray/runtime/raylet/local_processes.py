@@ -27,13 +27,13 @@ _REPORT_GRACE = 1.0
 _REFUSAL_REPORT_INTERVAL = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class NodeContext:
     """The facts about one node that its raylet and the parts of it share.
 
     Attributes:
         info: the node's row in the head's node table.
-        cluster_size: number of nodes.
+        cluster_size: number of nodes, those that have died included. It grows when nodes join the running job.
         session_dir: its session directory.
         config: its settings.
         driver_rank: the node that runs the program.

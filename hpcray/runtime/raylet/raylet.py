@@ -134,6 +134,19 @@ class Raylet:
         self.introspection = introspection
         self.log_monitor = log_monitor
 
+    def attach_data(self, data: DataPlane) -> None:
+        """Use this data plane from now on."""
+        self._data = data
+
+    def cluster_grew(self, size: int) -> None:
+        """The job has so many nodes now: report it to the lease manager and to the processes of this node."""
+        self.context.cluster_size = size
+        self.router.grow(size)
+        self.apply(self.lease_manager.cluster_grew(self.loop.now, size))
+        grew = m.ClusterGrew(size, self.neighbor_dirs)
+        for proc in self.router.links:
+            self.router.send(proc, grew)
+
     def start(
         self,
         events: RayletEvents,

@@ -60,6 +60,14 @@ class Router:
         self._batches: dict[int, list[Piece]] = {}
         self._exit_reasons: dict[bytes, str] = {}
 
+    def attach(self, control: ControlTransport) -> None:
+        """Use this wire from now on."""
+        self._control = control
+
+    def grow(self, cluster_size: int) -> None:
+        """The job has so many nodes now, those that have died included."""
+        self._cluster_size = max(self._cluster_size, cluster_size)
+
     def send(self, dest: bytes, msg: Message) -> None:
         """Send a message to any process of the job, at the end of this turn."""
         if dest in self.mine:
@@ -205,9 +213,9 @@ class HeadLocation:
         listeners: called after a move, in order.
     """
 
-    def __init__(self, node: int = 0) -> None:
+    def __init__(self, node: int = 0, epoch: int = 0) -> None:
         self.node = node
-        self.epoch = 0
+        self.epoch = epoch
         self.lost = False
         self.taken = 0
         self.listeners: list[Callable[[], None]] = []

@@ -1,0 +1,105 @@
+"""The ticket of a running job: by it nodes find the job, and prove that they belong to it. A file of mode 0600."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+import msgspec
+
+from hpcray.common.exceptions import StartupError
+from hpcray.common.ids import HEAD
+from hpcray.platform.sockets import connect_private
+from hpcray.protocol.frames import FrameReader, pack
+from hpcray.protocol.messages import ATTACHED, GcsReply, Hello, OpenJob, Welcome, decode, encode
+
+_TIMEOUT = 30.0
+_REQUEST = 1
+_RECEIVE = 1 << 16
+
+
+class Ticket(msgspec.Struct, frozen=True):
+    """The facts that a node needs to join a job.
+
+    Attributes:
+        session: name of the job's session.
+        secret: the job's secret, which never goes over the network.
+        head: the node of the head. address: its UCX worker. host: its host name.
+        one_host: whether only nodes of that host can join.
+        session_dir: the head's session directory on its host.
+    """
+
+    session: str
+    secret: bytes
+    head: int
+    address: bytes
+    host: str
+    one_host: bool
+    session_dir: str
+
+
+def write_ticket(path: str, ticket: bytes) -> None:
+    """Write the ticket to a file that only this user can read."""
+    temporary = f"{path}.{os.getpid()}.new"
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(ticket)
+    os.replace(temporary, path)
+
+
+def read_ticket(path: str) -> Ticket:
+    """The ticket in a file.
+
+    Raises:
+        StartupError: there is none, or other users could have read or written it.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            state = os.fstat(file.fileno())
+            if state.st_uid != os.getuid() or state.st_mode & 0o077:
+                raise StartupError(f"{path} is no ticket of yours: it must be yours alone, with mode 0600")
+            return msgspec.json.decode(file.read(), type=Ticket)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise StartupError(f"{path} is no ticket of a running job: {error}") from None
+
+
+def request_ticket(session_dir: str, other_hosts: bool = False) -> bytes:
+    """Open a job for further nodes, through one of its nodes on this host.
+
+    Args:
+        session_dir: of that node.
+        other_hosts: whether nodes of other hosts will join.
+
+    Returns:
+        The ticket, for `write_ticket`.
+
+    Raises:
+        StartupError: there is no such node, or no node can join its job.
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    try:
+        with connect_private(os.path.join(session_dir, "r.s"), timeout=_TIMEOUT) as sock:
+            sock.sendall(pack(b"\xff" * 8, b"\xff" * 8, encode([Hello(os.getpid(), ATTACHED)])))
+            data, fds, _, _ = socket.recv_fds(sock, _RECEIVE, 1, socket.MSG_CMSG_CLOEXEC)
+            for fd in fds:
+                os.close(fd)
+            reader = FrameReader()
+            while data and time.monotonic() < deadline:
+                for frame in reader.feed(data):
+                    for msg in decode(frame[20:]):
+                        if isinstance(msg, Welcome):
+                            sock.sendall(pack(HEAD, msg.proc, encode([OpenJob(_REQUEST, other_hosts)])))
+                        elif isinstance(msg, GcsReply) and msg.req == _REQUEST:
+                            return _ticket_in(msg)
+                data = sock.recv(_RECEIVE)
+    except OSError as error:
+        raise StartupError(f"no node of a running job answers in {session_dir}: {error}") from None
+    raise StartupError(f"the job of {session_dir} does not answer")
+
+
+def _ticket_in(reply: GcsReply) -> bytes:
+    if not reply.ok:
+        raise StartupError(reply.value.decode())
+    found: bytes = msgspec.msgpack.decode(reply.value)
+    return found

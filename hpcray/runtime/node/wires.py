@@ -1,0 +1,118 @@
+"""The wires of one node. Those to nodes of other worlds are opened when the first of these joins; until then a node has
+what it started with: MPI and a data plane, or nothing where it is the only one."""
+
+from __future__ import annotations
+
+import os
+
+from hpcray.core.gcs.admission import link_key
+from hpcray.platform.arena import Arena
+from hpcray.protocol.messages import NodeInfo
+from hpcray.runtime.raylet.raylet import Raylet
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.ucx_control import JointControl, UcxControl
+from hpcray.transport.ucx_data import UcxData
+from hpcray.transport.ucx_engine import UcxEngine
+
+SECRET_BYTES = 32
+
+
+def open_world(rank: int | None, secret: bytes, one_host: bool, arena: Arena) -> tuple[UcxControl, UcxData]:
+    """The wires of a world of one rank.
+
+    Args:
+        rank: its number; None: it has none yet.
+        one_host: whether no node of another host will join; then there is no TCP.
+
+    Raises:
+        TransportError: UCX does not start.
+    """
+    engine = UcxEngine(0 if rank is None else rank, secret, one_host)
+    data = UcxData(engine)
+    data.register(arena.view(0, arena.whole), arena.view)
+    control = UcxControl(engine, lambda source, dest: link_key(secret, source, dest))
+    if rank is not None:
+        control.own(rank)
+    return control, data
+
+
+class Wires:
+    """The transports of one raylet, which it replaces when the first node of another world joins.
+
+    Args:
+        elastic: whether nodes of other hosts may join at any time.
+
+    Attributes:
+        control, data: those in use; None in both while the node is the only one and no other may join.
+    """
+
+    def __init__(
+        self, control: ControlTransport | None, data: DataPlane | None, arena: Arena, elastic: bool = False
+    ) -> None:
+        self.control = control
+        self.data = data
+        self._arena = arena
+        self._elastic = elastic
+        self._outer: UcxControl | None = control if isinstance(control, UcxControl) else None
+        self._raylet: Raylet
+
+    def attach(self, raylet: Raylet) -> None:
+        """Complete this object with the raylet that uses the wires; before `outer` is called."""
+        self._raylet = raylet
+
+    def outer(self, one_host: bool = True) -> UcxControl:
+        """The wire to nodes of other worlds; opened at the first call.
+
+        Args:
+            one_host: whether all of these are on this host; then no TCP is opened for them.
+
+        Raises:
+            TransportError: there cannot be one.
+        """
+        if self._outer is None:
+            self._outer = self._open(one_host and not self._elastic)
+        engine = self.engine()
+        if engine.one_host and not one_host:
+            raise TransportError(
+                "the nodes of this job are on one host, and its UCX was opened without TCP; hint: start it with "
+                "HPCRAY_ELASTIC=1, which lets nodes of other hosts join"
+            )
+        return self._outer
+
+    def engine(self) -> UcxEngine:
+        """The UCX engine that the wire to other worlds shares with the data plane."""
+        assert isinstance(self.data, UcxData)
+        return self.data.engine
+
+    def meet(self, info: NodeInfo) -> None:
+        """Connect to a node that joins, or that was there before this one.
+
+        Raises:
+            TransportError: no transport of UCX reaches it.
+        """
+        me = self._raylet.context.info
+        outer = self.outer(info.host == me.host)
+        outer.grow(info.index + 1)
+        assert self.data is not None
+        if not self.engine().knows(info.index):
+            self.data.connect(info.index, info.data_address, info.host == me.host)
+
+    def _open(self, one_host: bool) -> UcxControl:
+        raylet, control, data = self._raylet, self.control, self.data
+        if control is None:
+            outer, self.data = open_world(raylet.node, os.urandom(SECRET_BYTES), one_host, self._arena)
+            self.control = outer
+        elif isinstance(data, UcxData):
+            secret = data.engine.secret
+            outer = UcxControl(data.engine, lambda source, dest: link_key(secret, source, dest))
+            outer.own(raylet.node)
+            self.control = JointControl(control, outer)
+        else:
+            raise TransportError(
+                "object bytes of this job go over MPI, which no node can join later; hint: HPCRAY_DATA_PLANE=ucx"
+            )
+        assert self.data is not None
+        raylet.router.attach(self.control)
+        raylet.attach_data(self.data)
+        raylet.loop.attach(self.control, self.data)
+        return outer

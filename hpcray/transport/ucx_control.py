@@ -1,0 +1,419 @@
+"""Control messages between worlds: MPI ends at the ranks of one step, and UCX reaches the nodes of all of them.
+
+A frame is one tagged UCX message, whose tag only the job can know (`UcxEngine.label`), and which begins with
+
+    number u64 | how many of the receiver's frames have arrived u64 | MAC, 16 B
+
+The MAC is keyed for this pair of nodes and this direction, and covers all the rest. A frame with a wrong one, or with
+another number than the next, is dropped. What a peer has not acknowledged is kept, and sent again over the new link
+where UCX had to make one. So a link that breaks loses and repeats nothing, and a frame that was recorded has no effect.
+
+Nothing is allocated for a message before its tag was found to be a peer's: strangers' messages are received into one
+byte, and thrown away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost
+from hpcray.transport.ucx_engine import UcxEngine
+
+_CLASS = 0xF << 60
+_FRAME = 3 << 60
+_LETTER = 4 << 60
+_LABEL_MASK = (1 << 60) - 1
+_NOBODY = 0xFFFF
+_HEADER = struct.Struct("<QQ16s")
+_COUNTS = struct.Struct("<QQ")
+_LONGEST = (1 << 31) - 1  # bytes of a message
+_LONGEST_LETTER = 1 << 16  # bytes
+_PER_POLL = 256  # messages received in one `poll`
+_ARMINGS = 3
+_LABELS_AHEAD = 256  # nodes whose frames are taken before this node has been introduced to them
+_VISIT = 10.0  # seconds that the endpoint of a letter stays open
+_ACKNOWLEDGE_AFTER = 64  # frames or
+_ACKNOWLEDGE_BYTES = 1 << 20  # bytes that arrived without one to the peer, which would carry the acknowledgement
+
+
+class _Link:
+    """The frames to and from one peer."""
+
+    __slots__ = (
+        "arriving", "key_from", "key_to", "received", "retained", "send_label", "sent", "to_resend", "unacknowledged",
+        "unacknowledged_bytes",
+    )  # fmt: skip
+
+    def __init__(self, key_from: bytes, key_to: bytes, send_label: int) -> None:
+        self.key_from = key_from
+        self.key_to = key_to
+        self.send_label = send_label
+        self.sent = 0
+        self.received = 0
+        self.unacknowledged = 0
+        self.unacknowledged_bytes = 0
+        self.retained: deque[tuple[int, bytes]] = deque()
+        self.arriving: deque[tuple[Any, Any]] = deque()
+        self.to_resend = False
+
+
+class UcxControl:
+    """The `ControlTransport` over UCX, to nodes of other worlds.
+
+    Args:
+        engine: shared with the data plane. Open the data plane first.
+        key_of: the key of the frames from one node to another.
+        rank: own number; a node that joins has none yet.
+
+    Attributes:
+        size: number of nodes, those that have died included.
+        dropped: frames with a wrong MAC or number, and messages of strangers.
+    """
+
+    def __init__(self, engine: UcxEngine, key_of: Callable[[int, int], bytes], rank: int = _NOBODY) -> None:
+        self.rank = rank
+        self.size = 0
+        self.dropped = 0
+        self._engine = engine
+        self._key_of = key_of
+        lib = engine.lib
+        self._frames = lib.UCXXTag(_FRAME)
+        self._any_letter = lib.UCXXTag(_LETTER)
+        self._class_mask = lib.UCXXTagMask(_CLASS)
+        self._letter_label = engine.label(_NOBODY, _NOBODY, 0)
+        self._links: dict[int, _Link] = {}
+        self._sources: dict[int, int] = {}  # by label
+        self._labelled = 0  # nodes that have a label
+        self._landing: set[int] = set()
+        self._flights: deque[tuple[Any, Any]] = deque()  # sends under way, and their buffers
+        self._discards: list[tuple[Any, Any]] = []
+        self._letters_arriving: deque[tuple[Any, bytearray, Any]] = deque()
+        self._visits: list[tuple[float, Any, Any, Any]] = []  # letters to those who are no peers, and their endpoints
+        self._arrived: list[tuple[int, bytes]] = []
+        self._dead: dict[int, str] = {}
+        self._newly_dead: list[tuple[int, str]] = []
+        self._backoff = Backoff()
+        ripe, broken = engine.ripe, engine.on_link_broken
+        engine.ripe = lambda: self.waiting() or ripe()
+
+        def on_link_broken(node: int, link: int, why: str) -> None:
+            broken(node, link, why)
+            if node in self._links:
+                self._links[node].to_resend = True
+
+        engine.on_link_broken = on_link_broken
+        if rank != _NOBODY:
+            self.own(rank)
+
+    def own(self, rank: int) -> None:
+        """This node has its number."""
+        self.rank = self._engine.rank = rank
+        self.grow(rank + 1)
+
+    def grow(self, size: int) -> None:
+        """The job has had so many nodes. Frames of some more are taken: a node that joins may be the first to speak."""
+        self.size = max(self.size, size)
+        while self._labelled < self.size + _LABELS_AHEAD:
+            self._sources[self._engine.label(self._labelled, self.rank, 0)] = self._labelled
+            self._labelled += 1
+
+    def _link(self, node: int) -> _Link:
+        link = self._links.get(node)
+        if link is None:
+            me = self.rank
+            keys = self._key_of(node, me), self._key_of(me, node)
+            link = self._links[node] = _Link(*keys, self._engine.label(me, node, 0))
+        return link
+
+    # ------------------------------------------------------------ base.ControlTransport
+
+    def send(self, dest: int, data: bytes) -> None:
+        why = self._dead.get(dest)
+        if why is not None:
+            raise PeerLost(dest, why)
+        if len(data) > _LONGEST:
+            raise ValueError(f"a control message of {len(data)} bytes to node {dest}: the most is {_LONGEST}")
+        link = self._link(dest)
+        link.sent += 1
+        link.retained.append((link.sent, data))
+        if not link.to_resend:
+            self._post(dest, link, link.sent, data)
+        self._backoff.touch()
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        self._engine.progress()
+        self._engine.heard()
+        for _ in range(_PER_POLL):
+            if not self._next():
+                break
+        if self._landing:
+            self._land()
+        if self._flights or self._discards or self._visits:
+            self._reap()
+        for node, link in list(self._links.items()):
+            if link.to_resend:
+                self._resend(node, link)
+        arrived, self._arrived = self._arrived, []
+        if arrived:
+            self._backoff.touch()
+        return arrived
+
+    def lost(self) -> list[tuple[int, str]]:
+        for node, why in self._engine.failed():
+            self.lose(node, why)
+        found, self._newly_dead = self._newly_dead, []
+        return found
+
+    def lose(self, node: int, why: str) -> None:
+        """UCX has found this node dead."""
+        if node not in self._dead:
+            self.forget(node, why)
+            self._newly_dead.append((node, why))
+
+    def fileno(self) -> int | None:
+        return self._engine.fileno()
+
+    def arm(self) -> bool:
+        engine = self._engine
+        for _ in range(_ARMINGS):
+            engine.progress()
+            engine.heard()
+            if engine.hungry():
+                return False
+            if engine.arm():
+                return not engine.ripe()
+        return False
+
+    def waiting(self) -> bool:
+        """Return True if something has come that `poll` would take."""
+        worker, mask = self._engine.worker, self._class_mask
+        if self._arrived or any(self._links[node].arriving[0][0].completed for node in self._landing):
+            return True
+        if self._letters_arriving and self._letters_arriving[0][0].completed:
+            return True
+        return bool(
+            worker.tag_probe(self._frames, mask, False).matched
+            or worker.tag_probe(self._any_letter, mask, False).matched
+        )
+
+    def patience(self) -> float:
+        if self._arrived:
+            return 0.0
+        if self._flights or self._landing or any(link.to_resend for link in self._links.values()):
+            return self._backoff.delay()
+        return 0.0 if self._backoff.lively() else FOREVER
+
+    def pending(self) -> bool:
+        return bool(self._flights or self._landing)
+
+    def forget(self, rank: int, why: str) -> None:
+        self._dead.setdefault(rank, why)
+        self._links.pop(rank, None)
+        self._landing.discard(rank)
+
+    def close(self, abort: bool = False) -> None:
+        """The engine is closed by the data plane, after the last frames have left."""
+        for _ in range(_PER_POLL):
+            if not self._flights:
+                break
+            self._engine.progress()
+            self._reap()
+        self._links.clear()
+        self._flights.clear()
+        self._discards.clear()
+        self._visits.clear()
+
+    # ------------------------------------------------------------ letters of nodes that are not in the job yet
+
+    def write_letter(self, address: bytes, same_host: bool, letter: bytes) -> None:
+        """Send a letter to a UCX worker that is no peer, or not yet.
+
+        Raises:
+            TransportError: no transport of this UCX reaches it.
+        """
+        engine = self._engine
+        endpoint = engine.visit(address, same_host)
+        buffer = engine.array(bytearray(letter))
+        request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_LETTER | self._letter_label))
+        self._visits.append((time.monotonic() + _VISIT, request, endpoint, buffer))
+        self._backoff.touch()
+
+    # ------------------------------------------------------------ inside
+
+    def _post(self, dest: int, link: _Link, number: int, data: bytes) -> None:
+        """Hand a frame to UCX. Where its link is broken, it goes with all that is sent again."""
+        counts = _COUNTS.pack(number, link.received)
+        mac = hashlib.blake2b(counts, key=link.key_to, digest_size=16)
+        mac.update(data)
+        link.unacknowledged = link.unacknowledged_bytes = 0
+        engine = self._engine
+        buffer = engine.array(bytearray(counts + mac.digest() + data))
+        try:
+            request = engine.endpoint(dest).tag_send(buffer, engine.lib.UCXXTag(_FRAME | link.send_label))
+        except Exception:
+            link.to_resend = True
+            return
+        if not request.completed:
+            self._flights.append((request, buffer))
+
+    def _resend(self, node: int, link: _Link) -> None:
+        try:
+            self._engine.endpoint(node)
+        except Exception:
+            return  # `failed` makes a new one, or gives the peer up
+        link.to_resend = False
+        for number, data in list(link.retained):
+            self._post(node, link, number, data)
+            if link.to_resend:
+                return
+
+    def _next(self) -> bool:
+        worker = self._engine.worker
+        found = worker.tag_probe(self._frames, self._class_mask, True)
+        if found.matched:
+            source = self._sources.get(found.sender_tag.value & _LABEL_MASK, _NOBODY)
+            known = source != _NOBODY and source not in self._dead
+            if not known or not _HEADER.size <= found.length <= _LONGEST + _HEADER.size:
+                self._discard(found, source not in self._dead)
+                return True
+            link = self._link(source)
+            buffer = bytearray(found.length)
+            request = worker.tag_recv_with_handle(self._engine.array(buffer), found)
+            link.arriving.append((request, buffer))
+            self._landing.add(source)
+            return True
+        found = worker.tag_probe(self._any_letter, self._class_mask, True)
+        if not found.matched:
+            return False
+        known = found.sender_tag.value & _LABEL_MASK == self._letter_label
+        if not known or found.length > _LONGEST_LETTER or len(self._letters_arriving) >= _PER_POLL:
+            self._discard(found)
+            return True
+        buffer = bytearray(found.length)
+        array = self._engine.array(buffer)
+        self._letters_arriving.append((worker.tag_recv_with_handle(array, found), buffer, array))
+        return True
+
+    def _discard(self, found: Any, of_stranger: bool = True) -> None:
+        self.dropped += of_stranger
+        buffer = self._engine.array(bytearray(1))
+        self._discards.append((self._engine.worker.tag_recv_with_handle(buffer, found), buffer))
+
+    def _land(self) -> None:
+        for source in list(self._landing):
+            link = self._links[source]
+            while link.arriving and link.arriving[0][0].completed:
+                request, buffer = link.arriving.popleft()
+                try:
+                    request.check_error()
+                except Exception:
+                    continue  # its link broke: it comes again
+                self._read(source, link, buffer)
+            if not link.arriving:
+                self._landing.discard(source)
+
+    def _read(self, source: int, link: _Link, buffer: bytearray) -> None:
+        number, acknowledged, given = _HEADER.unpack_from(buffer)
+        data = bytes(memoryview(buffer)[_HEADER.size :])
+        mac = hashlib.blake2b(memoryview(buffer)[: _COUNTS.size], key=link.key_from, digest_size=16)
+        mac.update(data)
+        if not hmac.compare_digest(mac.digest(), given):
+            self.dropped += 1
+            return
+        while link.retained and link.retained[0][0] <= acknowledged:
+            link.retained.popleft()
+        if number == 0:
+            return
+        if number != link.received + 1:
+            self.dropped += 1
+            return
+        link.received = number
+        self._arrived.append((source, data))
+        link.unacknowledged += 1
+        link.unacknowledged_bytes += len(data)
+        if link.unacknowledged >= _ACKNOWLEDGE_AFTER or link.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES:
+            self._post(source, link, 0, b"")
+
+    def _reap(self) -> None:
+        while self._flights and self._flights[0][0].completed:
+            self._flights.popleft()
+        self._discards = [discard for discard in self._discards if not discard[0].completed]
+        if self._visits and self._visits[0][0] < time.monotonic():
+            del self._visits[0]
+
+    def take_letters(self) -> list[bytes]:
+        """The letters that have come, in order."""
+        found = []
+        while self._letters_arriving and self._letters_arriving[0][0].completed:
+            request, buffer, _ = self._letters_arriving.popleft()
+            try:
+                request.check_error()
+            except Exception:
+                continue
+            found.append(bytes(buffer))
+        return found
+
+
+class JointControl:
+    """The `ControlTransport` of a node of the job's first world, once nodes of other worlds have joined: MPI to the
+    ranks of its own, UCX to all others.
+
+    Args:
+        inner: to the ranks of the own world, whose numbers are their ranks.
+        outer: to all others.
+    """
+
+    def __init__(self, inner: ControlTransport, outer: UcxControl) -> None:
+        self.rank = inner.rank
+        self._inner = inner
+        self._outer = outer
+        self._world = inner.size
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return max(self._world, self._outer.size)
+
+    def grow(self, size: int) -> None:
+        """See `UcxControl.grow`."""
+        self._outer.grow(size)
+
+    def send(self, dest: int, data: bytes) -> None:
+        (self._inner if dest < self._world else self._outer).send(dest, data)
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        return [*self._inner.poll(), *self._outer.poll()]
+
+    def lost(self) -> list[tuple[int, str]]:
+        found = []
+        for node, why in self._inner.lost():  # it asks the engine, about the nodes of all worlds
+            if node < self._world:
+                found.append((node, why))
+            else:
+                self._outer.lose(node, why)
+        return found + self._outer.lost()
+
+    def fileno(self) -> int | None:
+        return self._inner.fileno()
+
+    def arm(self) -> bool:
+        return self._inner.arm()  # it asks `UcxEngine.ripe`, and so `UcxControl.waiting`
+
+    def patience(self) -> float:
+        return min(self._inner.patience(), self._outer.patience())
+
+    def pending(self) -> bool:
+        return self._inner.pending() or self._outer.pending()
+
+    def forget(self, rank: int, why: str) -> None:
+        (self._inner if rank < self._world else self._outer).forget(rank, why)
+
+    def close(self, abort: bool = False) -> None:
+        self._outer.close(abort)
+        self._inner.close(abort)
