@@ -44,7 +44,7 @@ PROGRAM = """
     """
 
 
-@row("ray.cluster_utils.Cluster", differs="ports and services that hpcray does not have are ignored")
+@row("ray.cluster_utils.Cluster")
 def test_a_cluster_starts_the_nodes_that_were_added(tmp_path: Path, leak_check: object) -> None:
     out = script(PROGRAM.replace("REST", ""), tmp_path)
     assert out.split() == ["3", "5.0", "2.0", "True", "True", "True", "True", "3"]

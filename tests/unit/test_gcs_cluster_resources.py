@@ -128,3 +128,10 @@ def test_the_impossible_is_explained_with_numbers() -> None:
     assert "{GPU: 1}" in text and "nodes 0, 1 (host0, host1): {CPU: 4, memory: 2.0 GiB}" in text
     assert "node 2 (host2): {CPU: 8, memory: 2.0 GiB}" in text and "hint:" in text
     assert show({"node:10.0.0.1": UNIT, "CPU": UNIT // 2}) == "{CPU: 0.5}"
+
+
+def test_nodes_with_gpus_are_left_to_those_who_ask_for_gpus() -> None:
+    view = ClusterResources()
+    view.nodes_joined([*(state.info for state in cluster(4, GPU=1).nodes.values()), cluster(4, 4).nodes[1].info])
+    assert view.choose(CPU1, 5) == [(0, 1), (1, 4)], "as long as others have room"
+    assert view.choose(Shape((("CPU", UNIT), ("GPU", UNIT))), 2) == [(0, 1)]

@@ -59,8 +59,8 @@ CONVERSATION_TRANSITIONS: dict[str, tuple[str, ...]] = {
 
 
 class JoinRequest(msgspec.Struct, array_like=True, frozen=True):
-    """The first letter of a node. version, python: of its hpcray, and the minor version of its Python. address: its UCX worker.
-    host: its host name."""
+    """The first letter of a node. version, python: of its hpcray, and the minor version of its Python. address: its UCX
+    worker. host: its host name."""
 
     version: str
     python: str
@@ -190,7 +190,7 @@ class Gatekeeper:
         self.dropped: Counter[str] = Counter()
 
     def receive(self, now: float, letter: bytes, nonce: bytes) -> list[Answer | Proven]:
-        """Handle a letter, a stranger's perhaps. nonce: `NONCE_BYTES` that no stranger can guess, new ones each time."""
+        """Handle a letter, a stranger's perhaps. nonce: `NONCE_BYTES` random bytes, new ones each time."""
         self._forget(now)
         if letter[:1] == PROOF.to_bytes(1, "big"):
             return self._prove(letter[:_LONGEST_PROOF])

@@ -31,6 +31,7 @@ from hpcray.common.resources import (
     fits,
     free_of,
     name_in,
+    plain,
     show,
     subtract,
     waiting_text,
@@ -38,8 +39,8 @@ from hpcray.common.resources import (
 from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 Rank = tuple[int, float, int, int]
-"""Index of the alternative (label tiers); used share; number of the last choice of the node; the node. The smallest is
-best."""
+"""Index of the alternative (label tiers; nodes whose GPUs are not asked for come later); used share; number of the last
+choice of the node; the node. The smallest is best."""
 RankOf = Callable[[int], "Rank | None"]
 _SLACK = 64
 """Entries of a heap or a log, above four times its live ones, before it is compacted."""
@@ -479,6 +480,9 @@ class ClusterResources:
         threshold = self._spread_threshold
         nodes = self.feasible(place)
         tiers = {node: tier(conditions, self.nodes[node].labels) or 0 for node in nodes} if by_labels else {}
+        if not spread and "GPU" not in plain(dict(place.resources)) and "GPU" not in plain(dict(hold.resources)):
+            # GPUs are kept free for those who ask for them, where other nodes have room.
+            tiers = {node: 2 * tiers.get(node, 0) + (self.nodes[node].info.total.get("GPU", 0) > 0) for node in nodes}
 
         def rank(node: int) -> Rank | None:
             state = self.nodes[node]

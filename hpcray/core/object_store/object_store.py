@@ -268,7 +268,7 @@ class ObjectStore:
         if src in self._dead_procs:
             return
         obj = self._objects.get(msg.id)
-        if msg.pin_replica and node_of(src) == self._node:
+        if msg.pin_replica and not msg.nodes and node_of(src) == self._node:
             if obj is not None and src in obj.pins:
                 obj.promoted = True
         elif obj is None:

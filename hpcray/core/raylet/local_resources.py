@@ -514,7 +514,7 @@ class BundleResources:
         return self._bundle_for(request) is not None
 
     def allocate(self, allocation: ResourceAllocation) -> None:
-        """Hold resources in the bundle that the request names, or else in the first one with room.
+        """Hold resources in the bundle that the request names, or else in the first one with room, better without GPUs.
 
         Raises:
             ValueError: there is no room; nothing is held.
@@ -593,7 +593,11 @@ class BundleResources:
         if index != ANY:
             bundle = bundles.get(index)
             return bundle if bundle is not None and bundle.fits(inside) else None
-        return next((bundles[index] for index in sorted(bundles) if bundles[index].fits(inside)), None)
+        fitting = (bundles[index] for index in sorted(bundles) if bundles[index].fits(inside))
+        if GPU in inside:
+            return next(fitting, None)
+        # GPUs are kept free for those who ask for them. Of equal ones, `min` takes the first.
+        return min(fitting, key=lambda bundle: bundle.pool.available.get(GPU, 0) > 0, default=None)
 
     def _publish(self, bundle: Bundle, names: Iterable[str]) -> None:
         if bundle.state != COMMITTED:

@@ -48,10 +48,10 @@ class Open(Struct, array_like=True, tag=64):
     """p→own r: pin the object for the sender; pull it from one of `nodes` if necessary. Answer: Opened or StoreError.
     p→r of a neighbour: the same, to read it there in place.
 
-    priority: 0 a get waits for it, 1 a wait needs it, 2 it is prefetched. pin_replica, to another r: the sender does
-    not read the object; the replica there stays, in memory or on disk, until the sender releases it with
-    `unpin_replica`. Answer: ReplicaPinned. pin_replica, to the own r: the replica that the sender has pinned took the
-    primary's place; it stays, in memory or on disk, until it is freed. No answer.
+    priority: 0 a get waits for it, 1 a wait needs it, 2 it is prefetched. pin_replica: the sender does not read the
+    object; the replica there stays, in memory or on disk, until the sender releases it with `unpin_replica`. Answer:
+    ReplicaPinned. pin_replica without `nodes`, to the own r: the replica that the sender has pinned took the primary's
+    place; it stays, in memory or on disk, until it is freed. No answer.
     """
 
     id: bytes

@@ -101,18 +101,19 @@ class Wires:
         raylet, control, data = self._raylet, self.control, self.data
         if control is None:
             outer, self.data = open_world(raylet.node, os.urandom(SECRET_BYTES), one_host, self._arena)
-            self.control = outer
+            joint: ControlTransport = outer
         elif isinstance(data, UcxData):
             secret = data.engine.secret
             outer = UcxControl(data.engine, lambda source, dest: link_key(secret, source, dest))
             outer.own(raylet.node)
-            self.control = JointControl(control, outer)
+            joint = JointControl(control, outer)
         else:
             raise TransportError(
                 "object bytes of this job go over MPI, which no node can join later; hint: HPCRAY_DATA_PLANE=ucx"
             )
         assert self.data is not None
-        raylet.router.attach(self.control)
+        self.control = joint
+        raylet.router.attach(joint)
         raylet.attach_data(self.data)
-        raylet.loop.attach(self.control, self.data)
+        raylet.loop.attach(joint, self.data)
         return outer

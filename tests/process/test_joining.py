@@ -1,0 +1,141 @@
+"""Nodes that join a running job of one node, work, and leave or die."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hpcray as ray
+from hpcray.common.exceptions import StartupError
+from hpcray.runtime.core_worker.core_worker import need_process
+from hpcray.runtime.node.ticket import read_ticket, request_ticket, write_ticket
+
+SIZE = 1 << 18
+
+
+def until(condition: Callable[[], Any], seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive() -> int:
+    return sum(row["Alive"] for row in ray.nodes())
+
+
+@pytest.fixture
+def ticket(tmp_path: Path, leak_check: object) -> Iterator[Path]:
+    """The ticket of a running job of one node."""
+    path = tmp_path / "ticket"
+    with ray.init("local", num_cpus=1, object_store_memory=64 << 20, node_timeout=2.0):
+        write_ticket(str(path), request_ticket(need_process().session_dir))
+        yield path
+
+
+@contextlib.contextmanager
+def joined(ticket: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A further node; in the job when the block begins."""
+    there = alive()
+    line = [sys.executable, "-m", "hpcray", "--num-cpus", "2", "--resources", '{"extra": 2}', *options]
+    with subprocess.Popen([*line, "--join", str(ticket)], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until(lambda: alive() > there or process.poll() is not None)
+            assert process.poll() is None, process.communicate()[1]
+            yield process
+        finally:
+            process.send_signal(signal.SIGCONT)
+            if process.poll() is None:
+                process.kill()
+
+
+@ray.remote(resources={"extra": 1})
+def there(array: Any) -> Any:
+    return array + 1
+
+
+@ray.remote(resources={"extra": 1}, num_cpus=0, max_restarts=1, max_task_retries=-1)
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def up(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(ticket: Path) -> None:
+    given = ray.put(np.zeros(SIZE))
+    waiting = there.remote(given)
+    group = ray.util.placement_group([{"extra": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    with joined(ticket) as process:
+        assert ray.get(waiting, timeout=30).sum() == SIZE
+        assert group.wait(30)
+        ray.util.remove_placement_group(group)
+        counter = Counter.remote()
+        assert ray.get([counter.up.remote() for _ in range(100)], timeout=30)[-1] == 100
+        kept = [there.remote(ray.put(np.full(SIZE, number))) for number in range(5)]
+        ray.wait(kept, num_returns=5, timeout=30, fetch_local=False)
+        process.terminate()
+        assert process.wait(30) == 0
+        assert "this node has left the job" in process.communicate()[1]
+        until(lambda: alive() == 1)
+        assert [ray.get(ref, timeout=10)[0] for ref in kept] == [1, 2, 3, 4, 5], (
+            "copied, as no other node can make them"
+        )
+        with joined(ticket):
+            assert ray.get(counter.up.remote(), timeout=30) == 1, "restarted on the next node"
+
+
+@pytest.mark.slow
+def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(ticket: Path) -> None:
+    with joined(ticket) as process, joined(ticket):
+        refs = [there.remote(ray.put(np.full(SIZE, number))) for number in range(8)]
+        process.kill()
+        until(lambda: alive() == 2)
+        assert [ray.get(ref, timeout=30)[0] for ref in refs] == list(range(1, 9))
+    until(lambda: alive() == 1)
+
+
+@pytest.mark.slow
+def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> None:
+    path = tmp_path / "ticket"
+    with ray.init("local", num_cpus=1):
+        write_ticket(str(path), request_ticket(need_process().session_dir))
+        there_before = alive()
+        line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", str(path)]
+        process = subprocess.Popen(line)
+        until(lambda: alive() > there_before)
+    assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_a_ticket_with_another_secret_opens_nothing(ticket: Path, tmp_path: Path) -> None:
+    forged = tmp_path / "forged"
+    text = ticket.read_bytes()
+    secret = read_ticket(str(ticket)).secret
+
+    write_ticket(str(forged), text.replace(base64.b64encode(secret), base64.b64encode(b"x" * len(secret))))
+    assert read_ticket(str(forged)).secret != secret
+    line = [sys.executable, "-m", "hpcray", "--join", str(forged)]
+    environ = {**os.environ, "HPCRAY_START_TIMEOUT": "2"}
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environ)
+    assert ended.returncode == 1 and "has not answered within 2 s" in ended.stderr
+    assert alive() == 1 and ray.get(ray.remote(lambda: 1).remote(), timeout=10) == 1
+
+
+def test_a_ticket_that_others_can_read_is_refused(ticket: Path) -> None:
+    ticket.chmod(0o644)
+    with pytest.raises(StartupError, match="must be yours alone, with mode 0600"):
+        read_ticket(str(ticket))
