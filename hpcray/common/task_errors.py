@@ -7,6 +7,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -80,6 +81,7 @@ class RayTaskError(RayError):
         self.actor_repr = actor_repr
         self.actor_id = actor_id
         self._cause_blob: bytes | None = None
+        self._user_blob: bytes | None = None
         self._unserializable = False
         super().__init__(function_name, traceback_str, cause, self.proctitle, self.pid, self.ip)
 
@@ -106,6 +108,14 @@ class RayTaskError(RayError):
             head if line == _TRACEBACK_HEAD else line.removeprefix("hpc") if line.startswith(PUBLIC_MODULE) else line
             for line in lines
         )
+
+    def retry_cause(self) -> BaseException:
+        """Return what the retry rules look at: the cause; of a `UserCodeException`, what it was raised from."""
+        if self._user_blob is not None:
+            with suppress(Exception):  # unpickling runs user code
+                found: BaseException = pickle.loads(self._user_blob)
+                return found
+        return self.cause
 
     def make_dual_exception_instance(self) -> RayTaskError:
         """Make an error that is an instance of both `RayTaskError` and the class of the cause.
@@ -194,6 +204,9 @@ def make_task_error(
     actor_repr, actor_id = actor or (None, None)
     failure = RayTaskError(function_name, text, cause, proctitle, pid, ip, actor_repr, actor_id)
     failure._cause_blob, failure._unserializable = blob, unserializable
+    if isinstance(cause, UserCodeException) and cause.__cause__ is not None:  # which is not pickled with it
+        with suppress(Exception):
+            failure._user_blob = dumps(Portable(cause.__cause__))
     return failure
 
 

@@ -101,6 +101,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.train": (),
     "ray.train._internal": (),
     "ray.train._internal.session": (f"{_NAMES}.absent_libraries:get_session",),
+    "ray.state": (f"{_NAMES}.state:{_STATE}",),
     "ray.types": ("hpcray:ObjectRef",),
     "ray._raylet": (
         f"{_NAMES}.ids:BaseID {_IDS}",

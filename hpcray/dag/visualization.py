@@ -32,12 +32,13 @@ class _Picture:
         return self.name(number) == "ClassMethodNode" and self.nodes[number].is_class_method_call
 
     def actor(self, number: int) -> str:
-        return str(self.nodes[number]._get_actor_handle()._actor_id.hex())
+        """The last digits of the id of the actor; the first ones are the same for all actors."""
+        return str(self.nodes[number]._get_actor_handle()._actor_id.hex())[-6:]
 
     def label(self, number: int) -> str:
         node, name = self.nodes[number], self.name(number)
         if self.is_call(number):
-            return f"Actor: {self.actor(number)[:6]}... Method: {node.get_method_name()}"
+            return f"Actor: {self.actor(number)}... Method: {node.get_method_name()}"
         if name == "ClassMethodNode":
             return f"ClassMethodOutputNode[{node.output_idx}]"
         return f"{name}[{node.key}]" if name == "InputAttributeNode" else name
@@ -45,7 +46,7 @@ class _Picture:
     def short_label(self, number: int) -> str:
         node = self.nodes[number]
         if self.is_call(number):
-            return f"{number}:Actor_{self.actor(number)[:6]}:{node.get_method_name()}"
+            return f"{number}:Actor_{self.actor(number)}:{node.get_method_name()}"
         if self.name(number) == "ClassMethodNode":
             return f"{number}:Output[{node.output_idx}]"
         return f"{number}:{self.name(number)}"
@@ -129,7 +130,7 @@ def draw_graphviz(plan: GraphPlan, filename: str, form: str, view: bool, channel
             node = picture.nodes[number]
             ident, kind = picture.actor(number), node._get_actor_handle()._class_name
             shape, color = "oval", colors.setdefault(ident, f"#{(len(colors) * 2000 + 24000) % 0xFFFFFF:06X}")
-            label = f"Actor: {kind}\nID: {ident[:6]}...\nMethod: {node.get_method_name()}"
+            label = f"Actor: {kind}\nID: {ident}...\nMethod: {node.get_method_name()}"
         dot.node(str(number), f"Task {number}\n{label}", shape=shape, style="filled", fillcolor=color)
     for start, end in picture.edges:
         dot.edge(str(start), str(end), label=_channel(plan, start, end) if channel_details else None)

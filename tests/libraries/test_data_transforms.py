@@ -140,6 +140,22 @@ def test_sort(ray: Any, descending: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["SORT_SHUFFLE_PULL_BASED", "SORT_SHUFFLE_PUSH_BASED", "HASH_SHUFFLE", "SHUFFLE_V2"])
+def test_ways_to_shuffle(ray: Any, name: str) -> None:
+    from ray.data.context import ShuffleStrategy
+
+    context = ray.data.DataContext.get_current()
+    given, context.shuffle_strategy = context.shuffle_strategy, ShuffleStrategy[name]
+    try:
+        dataset = ray.data.range(600, override_num_blocks=6).map(lambda row: {"g": row["id"] % 3, "id": row["id"]})
+        sums = dataset.groupby("g").sum("id").take_all()
+        assert sorted((row["g"], row["sum(id)"]) for row in sums) == [(0, 59700), (1, 59900), (2, 60100)]
+        assert column(dataset.sort("id", descending=True), "id") == list(range(599, -1, -1))
+        assert sorted(column(dataset.random_shuffle(seed=1), "id")) == list(range(600))
+    finally:
+        context.shuffle_strategy = given
+
+
 def test_groups_are_aggregated(ray: Any) -> None:
     from ray.data.aggregate import AggregateFnV2, Count, Max, Mean, Min, Quantile, Std, Sum, Unique
 

@@ -135,6 +135,22 @@ def test_some_blocks_may_fail(ray: Any) -> None:
         context.max_errored_blocks = given
 
 
+def test_actors_try_again_after_errors_that_are_named(ray: Any, tmp_path: Any) -> None:
+    class Unlucky:
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            if not (tmp_path / "tried").exists():
+                (tmp_path / "tried").touch()
+                raise ConnectionError("the first time")
+            return batch
+
+    context = ray.data.DataContext.get_current()
+    given, context.actor_task_retry_on_errors = context.actor_task_retry_on_errors, [ConnectionError]
+    try:
+        assert ray.data.range(20).map_batches(Unlucky, concurrency=1).sum("id") == 190
+    finally:
+        context.actor_task_retry_on_errors = given
+
+
 def test_a_slow_consumer_holds_the_producer_back(ray: Any, tmp_path: Any) -> None:
     """Blocks of 8 MB, a limit of 64 MB: what is made runs ahead of what was taken by that much, not by all."""
     made = tmp_path / "made"

@@ -190,6 +190,20 @@ class TestExceptions:
             ray.get(fail.options(retry_exceptions=[Flaky, OSError], max_retries=2).remote(marks, raised))
         assert len(marks.lines()) == executions
 
+    @pytest.mark.parametrize(("listed", "executions"), [([Flaky], 3), ([ValueError], 1)])
+    def test_of_a_user_code_exception_its_cause_counts(self, marks: Marks, listed, executions):
+        @ray.remote(max_retries=2, retry_exceptions=listed)
+        def wrapped():
+            marks.add()
+            try:
+                raise Flaky
+            except Flaky as error:
+                raise ray.exceptions.UserCodeException("failed") from error
+
+        with pytest.raises(ray.exceptions.UserCodeException):
+            ray.get(wrapped.remote())
+        assert len(marks.lines()) == executions
+
     def test_max_retries_0_retries_no_exception(self, marks: Marks):
         with pytest.raises(Flaky):
             ray.get(fail.options(retry_exceptions=True, max_retries=0).remote(marks, Flaky))

@@ -24,7 +24,7 @@ from hpcray.common.exceptions import (
 )
 from hpcray.common.ids import TASK_BYTES, TaskID, node_of, return_index, show_proc
 from hpcray.common.labels import UNSCHEDULABLE
-from hpcray.common.task_errors import RayTaskError, UserCodeException
+from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker import lineage
 from hpcray.core.core_worker.lease_manager import LeaseManager
 from hpcray.core.core_worker.lineage import DEPENDENCY, LineageRecord
@@ -124,9 +124,7 @@ class TaskRetries:
     def task_raised(self, task: PendingTask, msg: m.TaskReply) -> None:
         """A task that has `retry_exceptions` has raised something (lock not held: this runs the user's code)."""
         error = deserialize(msg.returns[-1].value) if msg.returns else None
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, UserCodeException) and cause.__cause__ is not None:
-            cause = cause.__cause__
+        cause = error.retry_cause() if isinstance(error, RayTaskError) else error
         retriable = task.extra.retry_exceptions
         run_again = retriable is True or isinstance(cause, tuple(retriable))
         with self._engine.lock:

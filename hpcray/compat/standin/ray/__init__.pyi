@@ -34,6 +34,7 @@ from ray import runtime_env as runtime_env
 from ray import ray_constants as ray_constants
 from ray import worker as worker
 from ray import train as train
+from ray import state as state
 from ray import types as types
 from ray import _raylet as _raylet
 from ray import util as util
