@@ -35,7 +35,7 @@ from hpcray.job_submission.job_supervisor import JobSupervisor
 from hpcray.platform.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.platform.runtime_env_setup import package_digest
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.state import attached
+from hpcray.state import attached, connected
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_table import JobInfo, JobStatus, JobTable
 from hpcray.state.logs import LogError, LogReader
@@ -244,24 +244,19 @@ class JobSubmissionClient:
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         start, ended = 0, False
-        while True:
-            data, over = await asyncio.to_thread(self._more, job_id, start)
-            start += len(data)
-            if text := decoder.decode(data):
-                yield text
-            if data:
-                continue
-            if ended:
-                return
-            ended = over  # what was written before the end is there now: look once more
-            if not ended:
-                await asyncio.sleep(_TAIL_INTERVAL)
-
-    def _more(self, job_id: str, start: int) -> tuple[bytes, bool]:
-        """Return a piece of a job's log, and whether the job had ended before."""
-        with self._joined() as process:
-            job = _submission(process, job_id, "get logs of")
-            return _read_log(process, job, start), job.status.is_terminal()
+        with connected(self._session_dir) as process:
+            while True:
+                data, over = await asyncio.to_thread(_more, process, job_id, start)
+                start += len(data)
+                if text := decoder.decode(data):
+                    yield text
+                if data:
+                    continue
+                if ended:
+                    return
+                ended = over  # what was written before the end is there now: look once more
+                if not ended:
+                    await asyncio.sleep(_TAIL_INTERVAL)
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[CoreWorker]:
@@ -385,6 +380,12 @@ def _submission(process: CoreWorker, job_id: str, action: str) -> JobDetails:
     if job.type is not JobType.SUBMISSION:
         _refuse(400, f"Can only {action} submission type jobs")
     return job
+
+
+def _more(process: CoreWorker, job_id: str, start: int) -> tuple[bytes, bool]:
+    """Return a piece of a job's log, and whether the job had ended before."""
+    job = _submission(process, job_id, "get logs of")
+    return _read_log(process, job, start), job.status.is_terminal()
 
 
 def _read_log(process: CoreWorker, job: JobDetails, start: int) -> bytes:

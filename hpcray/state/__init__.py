@@ -27,11 +27,18 @@ def attached(address: str = "auto") -> Iterator[CoreWorker]:
     Raises:
         ConnectionError: there is no such job. ValueError: the address is not valid.
     """
+    with connected(address) as process:
+        current.process = process
+        yield process
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[CoreWorker]:
+    """Join a job as `attached` does, but not for what the program calls meanwhile."""
     if current.process is not None and current.process.dead is None:
         yield current.process
         return
     process = connect(enter(address, NodeOptions()).session_dir, "attached", ObjectInventory)
-    current.process = process
     try:
         process.start()
         yield process

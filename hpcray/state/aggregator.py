@@ -148,34 +148,17 @@ class StateAggregator:
 
     def jobs(self) -> list[JobState]:
         """The submitted jobs, and the jobs of the drivers that run and belong to none."""
-        submitted = [self._submitted(ident, info) for ident, info in JobTable(self._process).all().items()]
+        table = JobTable(self._process)
+        jobs, drivers = table.all(), table.drivers()
+        submitted = [_submitted(ident, info, drivers.get(ident)) for ident, info in jobs.items()]
         theirs = {row.job_id for row in submitted}
         return submitted + [row for row in self._drivers() if row.job_id not in theirs]
 
     def submitted_job(self, submission_id: str) -> JobState | None:
         """The submitted job of this id; None for none."""
-        info = JobTable(self._process).find(submission_id)
-        return self._submitted(submission_id, info) if info is not None else None
-
-    def _submitted(self, submission_id: str, info: JobInfo) -> JobState:
-        driver = JobTable(self._process).driver(submission_id)
-        return JobState(
-            type="SUBMISSION",
-            job_id=driver["id"] if driver is not None else None,
-            submission_id=submission_id,
-            driver_info=driver,
-            status=info.status.value,
-            entrypoint=info.entrypoint,
-            message=info.message,
-            error_type=info.error_type.value if info.error_type is not None else None,
-            start_time=info.start_time,
-            end_time=info.end_time,
-            metadata=info.metadata,
-            runtime_env=info.runtime_env,
-            driver_agent_http_address=info.driver_agent_http_address,
-            driver_node_id=info.driver_node_id,
-            driver_exit_code=info.driver_exit_code,
-        )
+        table = JobTable(self._process)
+        info = table.find(submission_id)
+        return _submitted(submission_id, info, table.driver(submission_id)) if info is not None else None
 
     def _drivers(self) -> list[JobState]:
         nodes = self._nodes()
@@ -326,6 +309,26 @@ def _equal(cell: Any, value: Any) -> bool:
     if isinstance(cell, bool):
         return text in (("true", "1") if cell else ("false", "0"))
     return str(cell).lower() == text
+
+
+def _submitted(submission_id: str, info: JobInfo, driver: dict[str, str] | None) -> JobState:
+    return JobState(
+        type="SUBMISSION",
+        job_id=driver["id"] if driver is not None else None,
+        submission_id=submission_id,
+        driver_info=driver,
+        status=info.status.value,
+        entrypoint=info.entrypoint,
+        message=info.message,
+        error_type=info.error_type.value if info.error_type is not None else None,
+        start_time=info.start_time,
+        end_time=info.end_time,
+        metadata=info.metadata,
+        runtime_env=info.runtime_env,
+        driver_agent_http_address=info.driver_agent_http_address,
+        driver_node_id=info.driver_node_id,
+        driver_exit_code=info.driver_exit_code,
+    )
 
 
 def job_of_actor(row: Mapping[str, Any]) -> str:

@@ -185,9 +185,22 @@ class JobTable:
 
     def all(self) -> dict[str, JobInfo]:
         """Return all jobs as they are now, by submission id."""
-        keys = self._gcs.call("kv_keys", INFO_PREFIX.encode(), KV_NAMESPACE)
-        found = {ident: self.find(ident) for ident in (key.decode().removeprefix(INFO_PREFIX) for key in keys)}
-        return {ident: info for ident, info in found.items() if info is not None}
+        found = {ident: JobInfo.from_json(facts) for ident, facts in self._facts(INFO_PREFIX).items()}
+        for ident in [ident for ident, info in found.items() if not info.status.is_terminal()]:
+            info = self.find(ident)
+            if info is None:
+                del found[ident]
+            else:
+                found[ident] = info
+        return found
+
+    def drivers(self) -> dict[str, dict[str, str]]:
+        """Return the id, address and pid of the last driver of each job that has had one, by submission id."""
+        return self._facts(DRIVER_PREFIX)
+
+    def _facts(self, prefix: str) -> dict[str, Any]:
+        items = self._gcs.call("kv_items", prefix.encode(), KV_NAMESPACE)
+        return {key.decode().removeprefix(prefix): json.loads(packed) for key, packed in items}
 
     def driver(self, submission_id: str) -> dict[str, str] | None:
         """Return the id, address and pid of the last driver of a job; None for a job without."""

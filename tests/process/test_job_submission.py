@@ -13,6 +13,7 @@ import pytest
 from engine import ROOT, alive, eventually, ray
 
 from hpcray.job_submission import DriverInfo, JobDetails, JobStatus, JobSubmissionClient, JobType
+from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.util.state import get_log, list_jobs
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -231,6 +232,47 @@ def test_what_cannot_be_had_is_refused(client):
         client.submit_job(entrypoint="x", runtime_env={"working_dir": "/no/such/directory"})
     with pytest.raises(RuntimeError, match="400"):
         client.submit_job(entrypoint="x", entrypoint_label_selector={"a": "in("})
+
+
+def test_a_list_of_many_jobs_asks_the_cluster_as_often_as_one_of_few(client, monkeypatch):
+    calls = []
+    ask = GcsClient.call
+    monkeypatch.setattr(GcsClient, "call", lambda self, *args: calls.append(args[0]) or ask(self, *args))
+
+    def needed() -> int:
+        calls.clear()
+        assert {row.submission_id for row in client.list_jobs()} >= set(jobs)
+        return len(calls)
+
+    jobs = [client.submit_job(entrypoint="true") for _ in range(2)]
+    for job in jobs:
+        ended(client, job)
+    few = needed()
+    jobs += [client.submit_job(entrypoint="true") for _ in range(4)]
+    for job in jobs:
+        ended(client, job)
+    assert needed() == few
+
+
+def test_who_follows_a_log_joins_the_cluster_once(client):
+    job = client.submit_job(entrypoint="for i in 1 2 3 4; do echo line $i; sleep 0.5; done")
+    code = """
+import asyncio, hpcray.state
+from hpcray.job_submission import JobSubmissionClient
+connect, count = hpcray.state.connect, []
+hpcray.state.connect = lambda *args: count.append(1) or connect(*args)
+
+async def follow():
+    return "".join([text async for text in JobSubmissionClient().tail_job_logs(%r)])
+
+print(asyncio.run(follow()).splitlines()[-4:], len(count))
+import hpcray
+hpcray.init(num_cpus=1)
+print(hpcray.get(hpcray.remote(lambda: 6 * 7).remote()))
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": client.get_address()}
+    told = subprocess.run([sys.executable, "-c", code % job], env=environ, capture_output=True, text=True, timeout=60)
+    assert told.stdout.splitlines() == [str([f"line {number}" for number in range(1, 5)]) + " 1", "42"], told.stderr
 
 
 def test_addresses(client, monkeypatch):

@@ -20,6 +20,7 @@ kv_put                [key, value, overwrite, namespace]             whether the
 kv_get                [key, namespace]                               value or nil
 kv_del, kv_exists     [key, namespace]                               whether it was there
 kv_keys               [prefix, namespace]                            [key]
+kv_items              [prefix, namespace]                            [[key, value]]
 ====================  =============================================  ==============================================
 """
 
@@ -77,6 +78,11 @@ class KeyValueStore:
     def keys(self, prefix: bytes, namespace: str) -> list[bytes]:
         """All keys that begin with `prefix`, sorted."""
         return sorted(key for key in self._spaces.get(namespace, {}) if key.startswith(prefix))
+
+    def items(self, prefix: bytes, namespace: str) -> list[tuple[bytes, bytes]]:
+        """All keys that begin with `prefix`, sorted, with their values."""
+        space = self._spaces.get(namespace, {})
+        return [(key, space[key]) for key in self.keys(prefix, namespace)]
 
     def row(self, row: bytes) -> bytes | None:
         """The value of a row, by its key."""
@@ -216,6 +222,7 @@ class QueryService:
             "kv_del": self.kv.delete,
             "kv_exists": self.kv.exists,
             "kv_keys": self.kv.keys,
+            "kv_items": self.kv.items,
         }
 
     def set_nodes(self, infos: Iterable[NodeInfo]) -> None:

@@ -377,7 +377,8 @@ class CoreWorker:
 
     def close(self) -> None:
         """Leave the job: close every socket. The caller has sent its last requests to the raylet."""
-        current.process = None
+        if current.process is self:
+            current.process = None
         with self.engine.lock:
             # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
             self.submitter.leases.tick(math.inf)
