@@ -1,4 +1,5 @@
-"""Batch jobs from Python: `hpcray.cluster.submit` starts one, the other names find them."""
+"""Batch jobs from Python: `hpcray.cluster.submit` starts one, `scale` adds nodes to the running one and removes them,
+the other names find jobs."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hpcray.jobs.added_nodes import remove_nodes, scale
     from hpcray.jobs.submission import submit
     from hpcray.jobs.submitted_job import SubmittedJob as Job
     from hpcray.jobs.submitted_job import find_job, list_jobs
 
-__all__ = ["Job", "find_job", "list_jobs", "submit"]
+__all__ = ["Job", "find_job", "list_jobs", "remove_nodes", "scale", "submit"]
 
 _HOMES = {"Job": "submitted_job", "find_job": "submitted_job", "list_jobs": "submitted_job", "submit": "submission"}
+_HOMES |= {"remove_nodes": "added_nodes", "scale": "added_nodes"}
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
@@ -40,7 +41,10 @@ _JOB_COLUMNS = {
 _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
 
 
-@click.group(commands=[*observe.COMMANDS, job_group], context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 def main() -> None:
     """Ray's programming model on MPI, UCX and Slurm.
 

@@ -307,7 +307,7 @@ def _slurm_is_configured() -> bool:
 def _submit_to_executor(launch: BatchLaunch, request: JobRequest, folder: Path) -> str:
     submitit = import_submitit()
     executor = _slurm(submitit, request, folder) if launch.slurm else _local(submitit, request, folder)
-    with _without_outer_job():
+    with without_outer_job():
         try:
             return str(executor.submit(launch).job_id)
         except submitit.core.utils.FailedJobError as error:
@@ -391,7 +391,7 @@ def _python() -> str:
 
 
 @contextlib.contextmanager
-def _without_outer_job() -> Iterator[None]:
+def without_outer_job() -> Iterator[None]:
     """Hide the variables of a surrounding job: sbatch takes options from SLURM_*, hpcray its session from HPCRAY_*."""
     with _environ_lock:
         before = dict(os.environ)

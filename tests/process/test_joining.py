@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import hpcray as ray
+from hpcray import cluster
 from hpcray.common.exceptions import StartupError
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.node.ticket import read_ticket, request_ticket, write_ticket
@@ -139,3 +140,20 @@ def test_a_ticket_that_others_can_read_is_refused(ticket: Path) -> None:
     ticket.chmod(0o644)
     with pytest.raises(StartupError, match="must be yours alone, with mode 0600"):
         read_ticket(str(ticket))
+
+
+@pytest.mark.slow
+def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
+    with ray.init("local", num_cpus=1):
+        assert len(cluster.scale(2, cpus=2, executor="local", wait=True)) == 2
+        assert ray.cluster_resources()["CPU"] == 5
+        refs = [ray.remote(lambda: np.ones(SIZE)).remote() for _ in range(10)]
+        ray.wait(refs, num_returns=10, timeout=30, fetch_local=False)
+        (gone,) = cluster.remove_nodes(["n1"])
+        assert [row["Alive"] for row in ray.nodes()] == [True, False, True] and gone == ray.nodes()[1]["NodeID"]
+        until(lambda: len(cluster.scale(to=1)) == 1)  # a lease may idle for a moment
+        assert alive() == 1 and sum(ray.get(ref)[0] for ref in refs) == 10
+        with pytest.raises(ValueError, match="runs the head"):
+            cluster.remove_nodes([0])
+        with pytest.raises(ValueError, match="no living node 1"):
+            cluster.remove_nodes([1])

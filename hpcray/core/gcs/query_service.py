@@ -350,6 +350,7 @@ class QueryService:
                 {
                     "index": state.index,
                     "host": state.info.host,
+                    "joined": state.info.joined,
                     "total": to_amounts(state.info.total),
                     "available": to_amounts(state.available),
                 }

@@ -409,6 +409,8 @@ class _NodeServer:
 
     def _up(self) -> None:
         node = self._node
+        if node.ticket is not None:
+            self._cluster.departure.await_end(node.run.drain_at)
         if node.options.driver and self._rank == self._driver_rank:
             with original_affinity(node.bound.mask):
                 driver = DriverChild(node.options.driver, node.session.path, node.moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +39,18 @@ class NodeDeparture:
     def ask(self, reason: str) -> None:
         """This node has to leave: its batch job ends."""
         self._raylet.router.send(HEAD, m.LeaveRequest(reason, self._raylet.context.config.drain_timeout))
+
+    def await_end(self, drain_at: float) -> None:
+        """Leave in time before the batch job of this node ends. drain_at: Unix time; 0 for never."""
+        if not drain_at or self.begun:
+            return
+        left = drain_at - time.time()
+        if left <= 0:
+            config = self._raylet.context.config
+            self._raylet.router.send(HEAD, m.LeaveRequest("the end of its time limit", config.drain_margin))
+        else:
+            # The clock may be set meanwhile.
+            self._raylet.loop.call_at(self._raylet.loop.now + min(left, 60.0), lambda: self.await_end(drain_at))
 
     def on_leave(self, now: float, src: bytes, msg: m.Leave) -> Iterable[Any]:
         """Start nothing new, and report when all tasks have ended."""

@@ -9,13 +9,25 @@ import time
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import HEAD
+from hpcray.common.ids import HEAD, NIL_PROC
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol.frames import FrameReader, pack
-from hpcray.protocol.messages import ATTACHED, GcsReply, Hello, OpenJob, Welcome, decode, encode
+from hpcray.protocol.messages import (
+    ATTACHED,
+    Evacuate,
+    Evacuated,
+    GcsReply,
+    Hello,
+    Message,
+    OpenJob,
+    Welcome,
+    decode,
+    encode,
+)
 
 _TIMEOUT = 30.0
-_REQUEST = 1
+REQUEST = 1
+"""Number of the one request of `ask_head`."""
 _RECEIVE = 1 << 16
 
 
@@ -77,29 +89,43 @@ def request_ticket(session_dir: str, other_hosts: bool = False) -> bytes:
     Raises:
         StartupError: there is no such node, or no node can join its job.
     """
-    deadline = time.monotonic() + _TIMEOUT
-    try:
-        with connect_private(os.path.join(session_dir, "r.s"), timeout=_TIMEOUT) as sock:
-            sock.sendall(pack(b"\xff" * 8, b"\xff" * 8, encode([Hello(os.getpid(), ATTACHED)])))
-            data, fds, _, _ = socket.recv_fds(sock, _RECEIVE, 1, socket.MSG_CMSG_CLOEXEC)
-            for fd in fds:
-                os.close(fd)
-            reader = FrameReader()
-            while data and time.monotonic() < deadline:
-                for frame in reader.feed(data):
-                    for msg in decode(frame[20:]):
-                        if isinstance(msg, Welcome):
-                            sock.sendall(pack(HEAD, msg.proc, encode([OpenJob(_REQUEST, other_hosts)])))
-                        elif isinstance(msg, GcsReply) and msg.req == _REQUEST:
-                            return _ticket_in(msg)
-                data = sock.recv(_RECEIVE)
-    except OSError as error:
-        raise StartupError(f"no node of a running job answers in {session_dir}: {error}") from None
-    raise StartupError(f"the job of {session_dir} does not answer")
-
-
-def _ticket_in(reply: GcsReply) -> bytes:
+    reply = ask_head(session_dir, OpenJob(REQUEST, other_hosts), _TIMEOUT)
     if not reply.ok:
         raise StartupError(reply.value.decode())
     found: bytes = msgspec.msgpack.decode(reply.value)
     return found
+
+
+def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
+    """Send one question to the head of a job, through one of its nodes on this host, without joining the job.
+
+    Args:
+        question: a message whose answer is a GcsReply; its `req` is `REQUEST`.
+        timeout: seconds until the answer must be there.
+
+    Raises:
+        StartupError: there is no such node, or no answer comes.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        with connect_private(os.path.join(session_dir, "r.s"), timeout=timeout) as sock:
+            sock.sendall(pack(NIL_PROC, NIL_PROC, encode([Hello(os.getpid(), ATTACHED)])))
+            data, fds, _, _ = socket.recv_fds(sock, _RECEIVE, 1, socket.MSG_CMSG_CLOEXEC)
+            for fd in fds:
+                os.close(fd)
+            reader, me = FrameReader(), NIL_PROC
+            while data and (left := deadline - time.monotonic()) > 0:
+                for frame in reader.feed(data):
+                    for msg in decode(frame[20:]):
+                        if isinstance(msg, Welcome):
+                            me = msg.proc
+                            sock.sendall(pack(HEAD, me, encode([question])))
+                        elif isinstance(msg, Evacuate):  # this process owns no objects
+                            sock.sendall(pack(bytes(frame[12:20]), me, encode([Evacuated(msg.node)])))
+                        elif isinstance(msg, GcsReply) and msg.req == REQUEST:
+                            return msg
+                sock.settimeout(left)
+                data = sock.recv(_RECEIVE)
+    except OSError as error:
+        raise StartupError(f"no node of a running job answers in {session_dir}: {error}") from None
+    raise StartupError(f"the job of {session_dir} does not answer")

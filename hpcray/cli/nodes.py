@@ -1,0 +1,89 @@
+"""`hpcray join`, `hpcray nodes add` and `hpcray nodes remove`: nodes that come to a running job, and go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from hpcray.cli.job_option import job_option, session_directory
+from hpcray.common.exceptions import StartupError, SubmitError
+from hpcray.jobs.added_nodes import idle_nodes, node_command, remove_nodes, scale
+from hpcray.platform.running_jobs import find_running_job
+from hpcray.runtime.node.ticket import request_ticket, write_ticket
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    try:
+        yield
+    except (ConnectionError, StartupError, SubmitError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("job", default="auto")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def join(job: str, options: tuple[str, ...]) -> None:
+    """Be a further node of a running job, until that ends. JOB is a ticket, or as for `--job` of the other commands.
+
+    What follows JOB are options of the node, as of `python -m hpcray`: --num-cpus 4. Exit code: 0, or 1 where the node
+    could not join.
+    """
+    with _errors_as_messages():
+        ticket = job
+        if not os.path.isfile(job):
+            where = find_running_job(job)
+            ticket = os.path.join(where, "ticket")
+            write_ticket(ticket, request_ticket(where))
+    sys.stdout.flush()
+    os.execv(sys.executable, [*node_command(ticket), *options])
+
+
+@click.group()
+def nodes() -> None:
+    """Add nodes to the job that runs on this machine, or remove some."""
+
+
+@nodes.command()
+@click.option("-N", "--nodes", "count", default=1, show_default=True, help="How many.")
+@click.option("-t", "--time", "limit", help="Time limit as for sbatch: minutes, 1:30:00, 2-12.")
+@click.option("--gpus-per-node", "gpus", type=int, help="GPUs of each node.")
+@click.option("--cpus-per-node", "cpus", type=int, help="CPUs of each node.")
+@click.option("--mem", help="Memory of each node, such as 16g (Slurm).")
+@click.option("-p", "--partition", help="Slurm's partition.")
+@click.option("--sbatch", "extra", multiple=True, metavar="OPTION[=VALUE]", help="A further option, as account=a1.")
+@click.option("--executor", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True)
+@click.option("--wait", is_flag=True, help="Return when the nodes are in the job.")
+@job_option
+def add(
+    count: int, limit: str | None, gpus: int | None, cpus: int | None, mem: str | None, partition: str | None,
+    extra: tuple[str, ...], executor: str, wait: bool, address: str,
+) -> None:  # fmt: skip
+    """Submit a batch job of further nodes. Prints its id, or process ids with the local executor."""
+    sbatch = {name: value if equals else True for name, equals, value in (text.partition("=") for text in extra)}
+    with _errors_as_messages():
+        started = scale(
+            count, time=limit, gpus=gpus, cpus=cpus, mem=mem, partition=partition, sbatch=sbatch, executor=executor,
+            wait=wait, address=session_directory(address),
+        )  # fmt: skip
+    click.echo("\n".join(started))
+
+
+@nodes.command()
+@click.option("--idle", is_flag=True, help="All nodes that have joined the job and do nothing.")
+@click.option("--within", "seconds", default=60.0, show_default=True, help="Seconds that each node may take.")
+@job_option
+@click.argument("which", nargs=-1)
+def remove(which: tuple[str, ...], idle: bool, seconds: float, address: str) -> None:
+    """Have nodes leave the job: WHICH are indices (7 or n7) or ids. Prints the ids of those that have left."""
+    with _errors_as_messages():
+        where = session_directory(address)
+        for ident in remove_nodes([*which, *(idle_nodes(where) if idle else ())], seconds=seconds, address=where):
+            click.echo(ident)
+
+
+COMMANDS = [join, nodes]

@@ -1,0 +1,200 @@
+"""Nodes that are added to a running job, by batch jobs of their own or on this machine, and nodes that are removed."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import subprocess
+import sys
+import time as clock
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpcray.common.exceptions import SubmitError
+from hpcray.jobs.submission import SLURM, JobRequest, Time, check_request, choose_executor, without_outer_job
+from hpcray.jobs.submitted_job import default_folder
+from hpcray.platform.running_jobs import find_running_job
+from hpcray.platform.session_directory import read_session
+from hpcray.protocol.messages import GcsCall, RemoveNode
+from hpcray.runtime.node.ticket import REQUEST, ask_head, request_ticket, write_ticket
+
+_QUERY_TIMEOUT = 10.0
+_ANSWER_MARGIN = 10.0
+_POLL = 0.1
+_TICKETS = "tickets"
+_NAME = "hpcray-nodes"
+_started_here: list[subprocess.Popen[bytes]] = []
+"""Nodes that this process has started: Popen would warn of those that run on."""
+
+
+def scale(
+    nodes: int | None = None,
+    *,
+    to: int | None = None,
+    time: Time | None = None,
+    gpus: int | None = None,
+    cpus: int | None = None,
+    mem: str | int | None = None,
+    partition: str | None = None,
+    sbatch: Mapping[str, str | bool] | None = None,
+    executor: str = "auto",
+    wait: bool = False,
+    address: str | None = None,
+) -> list[str]:
+    """Add nodes to the running job, or remove idle ones that have joined it.
+
+    Args:
+        nodes: so many more, or with a minus sign so many fewer.
+        to: so many in all, instead of `nodes`.
+        time: limit of the new nodes, as for `submit`; they leave the job in good order before it.
+        gpus, cpus, mem: of each new node.
+        partition, sbatch: of the batch job, as for `submit`.
+        executor: "slurm", "local" (processes on this machine), or "auto".
+        wait: return when the new nodes are in.
+        address: the job, as for the commands' `--job`: Slurm's id, the session's name, or a session directory; default:
+            the job of this program, else the only one on this host.
+
+    Returns:
+        The batch job's id, the process ids with the local executor, or the ids of the nodes that were removed.
+
+    Raises:
+        SubmitError: an option is not valid, or sbatch refused the job. ConnectionError: there is no such job on this
+            host. StartupError: no node can join it.
+    """
+    where = find_running_job(address)
+    alive = [row for row in list_nodes(where) if row["Alive"]]
+    if (nodes is None) == (to is None):
+        raise SubmitError("scale() needs one of nodes and to; hint: nodes=4 adds four nodes, to=4 makes them four")
+    more = nodes if nodes is not None else (to or 0) - len(alive)
+    if more <= 0:
+        return remove_nodes(idle_nodes(where)[: -more or 0], address=where) if more else []
+    request = check_request(_NAME, more, gpus, cpus, mem, time, partition, False, None, sbatch)
+    kind = choose_executor(executor)
+    ticket = _write_ticket(where, kind == SLURM)
+    started = [_submit(request, ticket)] if kind == SLURM else _start_here(request, ticket)
+    while wait and sum(row["Alive"] for row in list_nodes(where)) < len(alive) + more:
+        clock.sleep(_POLL)
+    return started
+
+
+def remove_nodes(nodes: Sequence[int | str], *, seconds: float = 60.0, address: str | None = None) -> list[str]:
+    """Have nodes leave the running job: their tasks end, their objects are copied, then they are gone.
+
+    Args:
+        nodes: indices (7 or "n7"), or node ids.
+        seconds: time for each; what is not done by then is made again elsewhere.
+        address: as for `scale`.
+
+    Returns:
+        The ids of the nodes.
+
+    Raises:
+        ConnectionError: there is no such job on this host. ValueError: there is no such node, or it cannot leave.
+    """
+    where = find_running_job(address)
+    found = [_find_node(node, list_nodes(where)) for node in nodes]
+    for row in found:
+        reply = ask_head(where, RemoveNode(REQUEST, row["Index"], seconds), seconds + _ANSWER_MARGIN)
+        if not reply.ok:
+            raise ValueError(reply.value.decode())
+    return [row["NodeID"] for row in found]
+
+
+def idle_nodes(where: str) -> list[str]:
+    """Ids of the nodes that joined the running job at `where` and do nothing, the newest first."""
+    found = {row["index"] for row in _query(where, "status")["nodes"] if row["joined"] and _is_idle(row)}
+    return [row["NodeID"] for row in reversed(list_nodes(where)) if row["Index"] in found]
+
+
+def _is_idle(row: dict[str, Any]) -> bool:
+    """Return True if nothing runs there, actors included. Objects there are no obstacle."""
+    free = row["available"]
+    return all(free.get(name, 0) >= amount for name, amount in row["total"].items() if name != "object_store_memory")
+
+
+def list_nodes(where: str) -> list[dict[str, Any]]:
+    """The nodes of the job at `where`, as `hpcray.nodes()` returns them."""
+    found: list[dict[str, Any]] = _query(where, "nodes")
+    return found
+
+
+def _query(where: str, method: str) -> Any:
+    reply = ask_head(where, GcsCall(REQUEST, method, msgspec.msgpack.encode([])), _QUERY_TIMEOUT)
+    return msgspec.msgpack.decode(reply.value)
+
+
+def _find_node(given: int | str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    text = str(given)
+    for row in rows:
+        if row["NodeID"] == text or str(row["Index"]) == text.removeprefix("n"):
+            return row
+    raise ValueError(f"the job has no node {given!r}; hint: `hpcray status` lists them")
+
+
+def _write_ticket(where: str, other_hosts: bool) -> str:
+    """Write the job's ticket where the new nodes can read it. With other hosts: where jobs are kept, on a file system
+    that all nodes share."""
+    session = read_session(where).session
+    folder = default_folder() / _TICKETS if other_hosts else Path(where)
+    folder.mkdir(0o700, parents=True, exist_ok=True)
+    path = str(folder / f"{session}.ticket")
+    write_ticket(path, request_ticket(where, other_hosts))
+    return path
+
+
+def node_command(ticket: str, cpus: int | None = None, gpus: int | None = None) -> list[str]:
+    """The command line of one node that joins."""
+    line = [sys.executable, "-m", "hpcray", "--join", ticket]
+    line += [] if cpus is None else ["--num-cpus", str(cpus)]
+    return line + ([] if gpus is None else ["--num-gpus", str(gpus)])
+
+
+def _start_here(request: JobRequest, ticket: str) -> list[str]:
+    """Start nodes on this machine. What they print is in the head's session directory; it ends with the job."""
+    line = node_command(ticket, request.cpus_per_node, request.gpus_per_node)
+    with without_outer_job(), open(f"{ticket}.out", "ab") as log:
+        for _ in range(request.nodes):
+            child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            _started_here.append(child)
+    return [str(child.pid) for child in _started_here[-request.nodes :]]
+
+
+def batch_script(request: JobRequest, ticket: str, log: str) -> str:
+    """The batch script of nodes that join: each is a world of its own, so the step needs no MPI."""
+    options: dict[str, Any] = {
+        "job-name": request.name,
+        "nodes": request.nodes,
+        "ntasks-per-node": 1,
+        "partition": request.partition or None,
+        "time": None if request.time is None else math.ceil(request.time / 60),
+        "cpus-per-task": request.cpus_per_node,
+        "gpus-per-node": request.gpus_per_node,
+        "mem": None if request.mem is None else f"{math.ceil(request.mem / (1 << 20))}M",
+        "output": log,
+        "no-requeue": True,
+        "no-kill": True,
+        **request.sbatch,
+    }
+    lines = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
+        for name, value in options.items()
+        if value is not None and value is not False
+    ]
+    step = ["srun", "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"]
+    step += [] if request.cpus_per_node is None else [f"--cpus-per-task={request.cpus_per_node}"]
+    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join([*step, *node_command(ticket)]), ""])
+
+
+def _submit(request: JobRequest, ticket: str) -> str:
+    log = os.path.join(os.path.dirname(ticket), "nodes-%j.out")
+    with without_outer_job():
+        found = subprocess.run(
+            ["sbatch", "--parsable"], input=batch_script(request, ticket, log), capture_output=True, text=True
+        )
+    if found.returncode:
+        raise SubmitError(f"sbatch refused the job: {found.stderr.strip()}")
+    return found.stdout.strip().partition(";")[0]

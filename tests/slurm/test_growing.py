@@ -1,0 +1,63 @@
+"""A job of one node grows by batch jobs of further nodes, and shrinks again."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.slurm import Slurm
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(400)]
+
+GROWING = """\
+import socket, subprocess, time
+import numpy as np
+import hpcray as ray
+from hpcray import cluster
+
+ray.init()
+
+@ray.remote(num_cpus=1)
+def work(number, array):
+    time.sleep(0.2)
+    return socket.gethostname(), array + number
+
+@ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1)
+class Counter:
+    def up(self):
+        return socket.gethostname()
+
+def alive():
+    return [row for row in ray.nodes() if row["Alive"]]
+
+given = ray.put(np.zeros(1 << 18))
+before = [work.remote(number, given) for number in range(60)]
+(job,) = cluster.scale(3, cpus=2, time=10, wait=True)
+print("grown", len(alive()), flush=True)
+counters = [Counter.options(scheduling_strategy="SPREAD").remote() for _ in range(4)]
+hosts = set(ray.get([counter.up.remote() for counter in counters]))
+after = [work.remote(number, given) for number in range(60, 120)]
+hosts |= {host for host, _ in ray.get(before + after)}
+print("hosts", *sorted(hosts), flush=True)
+del counters
+time.sleep(1)
+cluster.remove_nodes([alive()[-1]["NodeID"]])
+print("shrunk", len(alive()), flush=True)
+more = [work.remote(number, given) for number in range(20)]
+subprocess.run(["scancel", job], check=True)  # SIGTERM: the other two leave in good order
+while len(alive()) > 1:
+    time.sleep(0.1)
+print("alone", flush=True)
+total = sum(int(array[0]) for _, array in ray.get(before + after)) + sum(int(array[0]) for _, array in ray.get(more))
+print("digest", total == sum(range(120)) + sum(range(20)), flush=True)
+"""
+
+
+def test_a_job_grows_by_a_batch_job_and_shrinks_without_losing_work(slurm: Slurm) -> None:
+    script = slurm.write(GROWING)
+    job = slurm.sbatch("-N1", "-c2", slurm.source / "slurm" / "cpu.sbatch", script)
+    facts = slurm.finish(job, 300.0)
+    shown = slurm.output()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    lines = [line for line in shown.splitlines() if line.split()[0:1] and not line.startswith("hpcray:")]
+    assert "grown 4" in lines and "hosts n1 n2 n3 n4" in lines and "shrunk 3" in lines, shown
+    assert "digest True" in lines, shown
+    assert "this node has left the job" in "".join(path.read_text() for path in slurm.place.rglob("nodes-*.out"))
