@@ -371,18 +371,10 @@ class JointControl:
 
     def __init__(self, inner: ControlTransport, outer: UcxControl) -> None:
         self.rank = inner.rank
+        self.size = inner.size
         self._inner = inner
         self._outer = outer
         self._world = inner.size
-
-    @property
-    def size(self) -> int:
-        """Number of nodes."""
-        return max(self._world, self._outer.size)
-
-    def grow(self, size: int) -> None:
-        """See `UcxControl.grow`."""
-        self._outer.grow(size)
 
     def send(self, dest: int, data: bytes) -> None:
         (self._inner if dest < self._world else self._outer).send(dest, data)
