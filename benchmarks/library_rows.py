@@ -11,6 +11,8 @@ import concurrent.futures
 import contextlib
 import importlib
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -79,9 +81,10 @@ def keys(blocks: int, size: int, payload: int) -> Callable[[Any], Any]:
 
 @row("data: import", "s")
 def data_import(ray: Any) -> Work:
-    """`import ray.data` in the driver."""
+    """`import ray.data` in a fresh process: Ray loads a part of what it needs with `ray`, or in `init`."""
+    first = "import hpcray.compat.ray; " if "hpcray.compat.ray" in sys.modules else ""
     yield
-    importlib.import_module("ray.data")
+    subprocess.run([sys.executable, "-c", f"{first}import ray, ray.data"], check=True)
     return None
 
 
@@ -378,3 +381,33 @@ def serve_http(ray: Any) -> Work:
 def serve_http_latency(ray: Any) -> Work:
     """Of one client."""
     return float(np.percentile((yield from _over_http(ray, 1, 1000)), 99))
+
+
+# ------------------------------------------------------------- compiled graphs
+
+
+@row("graphs: executions of two actors in a row, one at a time", "/s")
+def graph_hops(ray: Any) -> Work:
+    """Three hops each: from the driver to an actor, to another one, and back."""
+
+    @ray.remote(num_cpus=0)
+    class Same:
+        def value(self, value: bytes) -> bytes:
+            return value
+
+    actors = [Same.remote(), Same.remote()]
+    with importlib.import_module("ray.dag").InputNode() as value:
+        node = value
+        for actor in actors:
+            node = actor.value.bind(node)
+    graph, count = node.experimental_compile(), 2000
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            assert ray.get(graph.execute(b"ok"), timeout=60) == b"ok"
+
+    run(100)
+    yield
+    run(count)
+    graph.teardown()
+    return count

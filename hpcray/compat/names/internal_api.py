@@ -11,7 +11,6 @@ import msgspec
 from hpcray.api.session import require_session
 from hpcray.compat.names.state import GlobalState, state
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.state.reports import show_stores
 
 _MEMORY_SUMMARY_ROWS = 100
 _MEMORY_SUMMARY_TIMEOUT = 10.0  # seconds
@@ -81,7 +80,11 @@ def memory_summary(address: str | None = None, *_: Any, stats_only: bool = False
     """
     limit = 0 if stats_only else _MEMORY_SUMMARY_ROWS
     rows = need_process().diagnostics.list_stores(limit, _MEMORY_SUMMARY_TIMEOUT)
-    tables = [] if stats_only else list(show_stores(rows))
+    tables: list[str] = []
+    if not stats_only:
+        from hpcray.state.reports import show_stores  # with rich, which takes a tenth of the time of `import ray.data`
+
+        tables += show_stores(rows)
     return "\n".join([*tables, *_store_sums(_stats(rows))])
 
 
