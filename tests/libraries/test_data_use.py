@@ -10,7 +10,7 @@ np = pytest.importorskip("numpy")
 for needed in ("pandas", "pyarrow", "psutil"):
     pytest.importorskip(needed)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_rows_and_batches_are_iterated(ray: Any) -> None:

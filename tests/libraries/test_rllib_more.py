@@ -50,7 +50,12 @@ def test_behavior_is_cloned_from_episodes_on_disk(ppo: Any, tmp_path: Path) -> N
     algorithm = (
         BCConfig()
         .environment("CartPole-v1")
-        .offline_data(input_=[path], input_read_episodes=True, input_compress_columns=[Columns.OBS])
+        .offline_data(
+            input_=[path],
+            input_read_episodes=True,
+            input_compress_columns=[Columns.OBS],
+            dataset_num_iters_per_learner=1,
+        )
         .training(train_batch_size_per_learner=256, lr=1e-3)
         .evaluation(evaluation_interval=2, evaluation_num_env_runners=1, evaluation_duration=2)
         .debugging(seed=1)
@@ -155,7 +160,7 @@ def test_impala_learns_from_samples_that_come_meanwhile(ray: Any) -> None:
     try:
         for _ in range(60):  # an iteration takes what has come by its end, which may be nothing
             result = algorithm.train()
-            if result["learners"].get("default_policy", {}).get("num_module_steps_trained_lifetime", 0) >= 200:
+            if result.get("learners", {}).get("default_policy", {}).get("num_module_steps_trained_lifetime", 0) >= 200:
                 break
         assert result["learners"]["default_policy"]["num_module_steps_trained_lifetime"] >= 200
         assert result["num_env_steps_sampled_lifetime"] >= 200

@@ -12,7 +12,7 @@ import pytest
 for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

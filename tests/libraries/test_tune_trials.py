@@ -14,7 +14,7 @@ np = pytest.importorskip("numpy")
 for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_stoppers_end_trials_and_experiments(tune: Any, tmp_path: Path) -> None:
     plateau = TrialPlateauStopper("value", std=1e-3, num_results=4, grace_period=4)
     assert iterations(CombinedStopper(MaximumIterationStopper(20), plateau)) == {3: 6, 1000: 20}
     started = time.monotonic()
-    assert all(iterations(None, time_budget_s=2).values())
-    assert time.monotonic() - started < 60
+    assert all(iterations(None, time_budget_s=15).values()), "endless trials end, with what they had reported by then"
+    assert 15 < time.monotonic() - started < 200
 
 
 def test_callbacks_see_what_happens(tune: Any, tmp_path: Path) -> None:
