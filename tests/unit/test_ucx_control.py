@@ -1,0 +1,132 @@
+"""Frames between worlds: in order, once, and nobody else's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hpcray.core.gcs.admission import link_key
+from hpcray.transport.base import PeerLost, TransportError
+from hpcray.transport.ucx_control import UcxControl
+from hpcray.transport.ucx_data import UcxData
+from hpcray.transport.ucx_engine import UcxEngine, load
+
+try:
+    load()
+except TransportError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+SECRET = b"s" * 32
+
+
+class Side:
+    """One node of a world of its own."""
+
+    def __init__(self, rank: int, secret: bytes = SECRET) -> None:
+        self.engine = UcxEngine(rank, secret, one_host=True)
+        self.data = UcxData(self.engine)
+        self.control = UcxControl(self.engine, lambda source, dest: link_key(secret, source, dest), rank)
+        self.got: list[tuple[int, bytes]] = []
+
+    def meet(self, other: Side) -> None:
+        self.data.connect(other.control.rank, other.engine.address(), False)
+        self.control.grow(other.control.rank + 1)
+
+    def turn(self) -> None:
+        self.got += self.control.poll()
+        self.data.progress()
+        self.control.lost()
+
+
+@pytest.fixture
+def sides() -> Iterator[list[Side]]:
+    """Nodes 0 and 1, who know each other."""
+    found = [Side(0), Side(1)]
+    found[0].meet(found[1])
+    found[1].meet(found[0])
+    yield found
+    for side in found:
+        side.control.close()
+        side.data.close()
+
+
+def until(condition: Callable[[], Any], *sides: Side, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        for side in sides:
+            side.turn()
+
+
+def test_frames_of_all_sizes_arrive_in_order(sides: list[Side]) -> None:
+    sent = [bytes([number % 251]) * (size + number) for number in range(40) for size in (0, 100, 10_000, 1_000_000)]
+    for frame in sent:
+        sides[0].control.send(1, frame)
+    until(lambda: len(sides[1].got) >= len(sent), *sides)
+    assert sides[1].got == [(0, frame) for frame in sent]
+    until(lambda: len(sides[0].control._links[1].retained) < 70, *sides)  # acknowledged without an answer
+
+
+def test_a_link_that_breaks_loses_and_repeats_nothing(sides: list[Side]) -> None:
+    one, other = sides
+    sent = [number.to_bytes(4, "big") for number in range(300)]
+    for number, frame in enumerate(sent):
+        one.control.send(1, frame)
+        if number in (100, 200):
+            one.engine._drop_endpoint(1)
+            one.engine.on_link_broken(1, one.engine.link(1), "cut by the test")
+        if number % 10 == 0:
+            one.turn()
+            other.turn()
+    until(lambda: len(other.got) >= len(sent), *sides)
+    assert other.got == [(0, frame) for frame in sent]
+
+
+def test_strangers_are_not_heard_and_cost_no_memory(sides: list[Side]) -> None:
+    """They may know the tag, from the wire: not the key."""
+    one, other = sides
+    stranger = Side(0, b"x" * 32)
+    endpoint = stranger.engine.visit(other.engine.address(), False)
+    lib = stranger.engine.lib
+    right, wrong = 3 << 60 | one.engine.label(0, 1, 0), 3 << 60 | 12345
+    kept = []
+    for number in range(2000):
+        size = 33 + number % 100
+        array = stranger.engine.array(bytearray(number.to_bytes(8, "little") * (size // 8 + 1)))
+        kept.append((endpoint.tag_send(array, lib.UCXXTag(right if number % 2 else wrong)), array))
+        if number % 100 == 0:
+            stranger.turn()
+            other.turn()
+    one.control.send(1, b"true")
+    until(lambda: other.control.dropped >= 2000 and other.got, stranger, *sides)
+    assert other.got == [(0, b"true")]
+    assert len(other.control._discards) < 2000 and not other.control._landing
+
+
+def test_a_frame_that_is_sent_again_is_dropped(sides: list[Side]) -> None:
+    one, other = sides
+    one.control.send(1, b"once")
+    until(lambda: other.got, *sides)
+    link = one.control._link(1)
+    one.control._post(1, link, 1, b"once")
+    one.control.send(1, b"next")
+    until(lambda: len(other.got) >= 2, *sides)
+    assert [frame for _, frame in other.got] == [b"once", b"next"] and other.control.dropped == 1
+
+
+def test_nothing_is_sent_to_a_node_that_was_declared_dead(sides: list[Side]) -> None:
+    one, _ = sides
+    one.control.forget(1, "declared dead")
+    with pytest.raises(PeerLost, match="declared dead"):
+        one.control.send(1, b"late")
+
+
+def test_a_node_that_joins_may_be_the_first_to_speak() -> None:
+    old, young = Side(0), Side(7)
+    young.meet(old)
+    young.control.send(0, b"hello")
+    until(lambda: old.got, old, young)
+    assert old.got == [(7, b"hello")]
