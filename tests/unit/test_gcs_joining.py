@@ -89,6 +89,13 @@ def test_a_node_that_another_one_cannot_reach_does_not_come_in() -> None:
     assert "node 1 cannot reach it: no transport" in events(outcomes, NodeLost)[0].reason
 
 
+def test_a_node_that_dies_before_it_registers_was_never_there() -> None:
+    member = up(2)
+    number = admitted(member)
+    assert member.node_failed(1.0, number, "gone") == [] == member.node_failed(1.0, number, "gone again")
+    assert hello(member, number, now=1.0) == [] and not member.dead
+
+
 def test_the_number_of_a_node_that_never_comes_is_not_given_again() -> None:
     member = up(1, start_timeout=5.0)
     number = admitted(member)

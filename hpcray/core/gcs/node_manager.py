@@ -387,8 +387,9 @@ class NodeManager:
         """The transport or the tracker found the node gone: declare it dead, and notify all living nodes."""
         if node in self.dead or node in self._stopped or self.state in (STOPPED, FAILED):
             return []
-        if self._admitted.pop(node, None) is not None:
-            return []  # no other node has heard of it
+        self._admitted.pop(node, None)
+        if node not in self._infos and self.state not in (GATHERING, CONNECTING):
+            return []  # it was let in and has not registered: no other node has heard of it
         info = self._infos.get(node)
         if self.state in (GATHERING, CONNECTING):
             return self._fail(f"rank {node}{_on(info)} died during start-up: {reason}")
