@@ -31,6 +31,8 @@ ACCELERATOR_TYPE = "accelerator_type:"
 """Before the name of a type: the resource of which a node with such devices has 1."""
 ACCELERATOR_TYPE_SHARE = 0.001
 """Amount of it that a request for the type takes: enough to be placed by, and little enough for many."""
+IMPLICIT = "node:__internal_implicit_resource_"
+"""Before a name that Ray Serve makes up: a resource of which every node has 1 as soon as an actor asks for some."""
 ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
 """Names of the resources whose units are devices with ids."""
 
@@ -58,6 +60,11 @@ def to_units(amounts: Mapping[str, float]) -> Resources:
         if units:
             out[name] = units
     return out
+
+
+def implicit(request: Iterable[str]) -> list[str]:
+    """Return the names in a request of which every node has 1 without having been given it."""
+    return [name for name in request if name.startswith(IMPLICIT)]
 
 
 def to_amounts(units: Mapping[str, int]) -> dict[str, float]:

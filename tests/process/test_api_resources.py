@@ -270,3 +270,21 @@ def test_a_task_that_has_ended_holds_no_cpu(gate):
     for _ in range(5):
         ray.get(task.remote())
         assert free("CPU") == 4, "its worker is kept for tasks that may come, its CPU is not"
+
+
+def test_a_resource_that_serve_makes_up_is_there_once_on_every_node():
+    """With it, Serve limits the replicas of a deployment on a node."""
+    name = "node:__internal_implicit_resource_app#deployment"
+
+    @ray.remote(num_cpus=0, resources={name: 0.5})
+    class Replica:
+        def ping(self):
+            return "pong"
+
+    first, second, third = [Replica.remote() for _ in range(3)]
+    assert ray.get([first.ping.remote(), second.ping.remote()]) == ["pong"] * 2
+    waiting = third.ping.remote()
+    assert ray.wait([waiting], timeout=0.5) == ([], [waiting])
+    assert name not in ray.cluster_resources() and name not in ray.available_resources()
+    ray.kill(first)
+    assert ray.get(waiting, timeout=30) == "pong"

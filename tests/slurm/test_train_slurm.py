@@ -1,4 +1,4 @@
-"""Ray Train on four nodes: preempted, or with a node lost, a run has the losses of one that
+"""Ray Train on four nodes: preempted, at its time limit, with a node drained or lost, a run has the losses of one that
 nobody disturbs."""
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class Training:
         batch = slurm.source / "slurm" / "cpu.sbatch"
         self.job = slurm.sbatch(
             "-N4", "--open-mode=append", *options, batch, "--as-ray", script, slurm.place, name, pause,
-            environ={**lent, "HPCRAY_PRELOAD": "torch,ray.train", "HPCRAY_DRAIN_TIMEOUT": "10"},
+            environ={
+                **lent, "HPCRAY_PRELOAD": "torch,ray.train", "HPCRAY_DRAIN_TIMEOUT": "10",
+                "HPCRAY_REQUEUE": "scontrol",
+            },
         )  # fmt: skip
 
     def notes(self, kind: str) -> list[list[Any]]:
@@ -161,4 +164,43 @@ def test_a_run_that_loses_a_node_has_the_same_losses(
     assert [first for _, _, first, _ in begun] == [0] * 4 + [EVERY] * 4
     assert "n3" in {host for _, host, _, _ in begun[:4]} and "n3" not in {host for _, host, _, _ in begun[4:]}
     print(f"a node lost: went on after {begun[4][3] - lost:.1f} s")
+    slurm.check()
+
+
+def test_a_run_at_its_time_limit_has_the_same_losses(
+    slurm: Slurm, lent: dict[str, str], undisturbed: list[float]
+) -> None:
+    """It drains some time before the end, and asks Slurm to run it again."""
+    training = Training(slurm, lent, "run", 1.0, "--requeue", "--time=2")
+    slurm.wait(lambda: slurm.job(training.job)["Restarts"] == "1", "the requeue", _PATIENCE)
+    slurm.said("scontrol", "update", f"jobid={training.job}", "timelimit=8")
+    assert training.losses() == undisturbed
+    (step, _), *more = training.notes("saved")
+    assert not more and step % EVERY, "not one of the regular checkpoints"
+    assert [first for _, _, first, _ in training.notes("begun")] == [0] * 4 + [step] * 4
+    assert "the end of the job's time limit" in slurm.output()
+    slurm.check()
+
+
+def test_a_run_on_a_node_that_is_drained_has_the_same_losses(
+    slurm: Slurm, lent: dict[str, str], undisturbed: list[float]
+) -> None:
+    """Its workers hear of it, and save; when the node is gone, the others go on from there."""
+    training = Training(slurm, lent, "run", 0.8)
+    training.wait_underway(3)
+    drained = time.time()
+    slurm.said("scontrol", "update", "nodename=n3", "state=drain", "reason=test")
+    try:
+        slurm.wait(lambda: training.notes("saved"), "the checkpoint")
+        ((step, saved),) = training.notes("saved")
+        assert saved - drained < 45.0, "Slurm is asked every 30 s, Train looks every 5"
+        training.wait_underway(step + 8)  # Train's controller hears of a checkpoint seconds after it was reported
+        slurm.kill("n3")
+        assert training.losses() == undisturbed
+    finally:
+        slurm.said("scontrol", "update", "nodename=n3", "state=resume")
+    begun = training.notes("begun")
+    assert [first for _, _, first, _ in begun] == [0] * 4 + [step] * 4
+    assert "n3" not in {host for _, host, _, _ in begun[4:]}
+    print(f"saved {saved - drained:.1f} s after the drain")
     slurm.check()

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from hpcray.common.labels import conditions, holds
+from hpcray.common.resources import IMPLICIT
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 8
-IMPLICIT_RESOURCE_PREFIX = "node:__internal_implicit_resource_"
+IMPLICIT_RESOURCE_PREFIX = IMPLICIT
 RAY_INTERNAL_NAMESPACE_PREFIX = "_ray_internal_"
 RAY_NODE_ACCELERATOR_TYPE_KEY = "ray.io/accelerator-type"
 RAY_NODE_GROUP_KEY = "ray.io/node-group"

@@ -25,11 +25,13 @@ from hpcray.common.resources import (
     ANY,
     GROUP,
     SLOTS,
+    UNIT,
     Resources,
     add,
     bundle_of,
     fits,
     free_of,
+    implicit,
     name_in,
     plain,
     show,
@@ -179,6 +181,7 @@ class NodeResources:
         total: what the node has, bundles of placement groups included.
         in_bundles: what is free in these bundles.
         lasting: what actors and bundles hold, which no waiting will free.
+        implicit: what it has because an actor asked for it.
         turn: number of the last choice that took this node.
     """
 
@@ -192,6 +195,7 @@ class NodeResources:
     in_bundles: Resources = field(default_factory=dict)
     lasting: Resources = field(default_factory=dict)
     labels: dict[str, str] = field(init=False)
+    implicit: Resources = field(default_factory=dict)
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -215,7 +219,14 @@ class NodeResources:
 
     def reachable(self) -> Resources:
         """Amounts that would be free if all tasks ended; actors and bundles stay."""
-        return {name: units - self.lasting.get(name, 0) for name, units in self.info.total.items()}
+        own = {**self.info.total, **self.implicit} if self.implicit else self.info.total
+        return {name: units - self.lasting.get(name, 0) for name, units in own.items()}
+
+    def add_implicit(self, names: Iterable[str]) -> None:
+        """Have 1 of each of these resources from now on."""
+        for name in names:
+            for amounts in (self.implicit, self.total, self.available):
+                amounts.setdefault(name, UNIT)
 
     def capacity(self, shape: Shape) -> int:
         """How many would run at once if the node were empty (at least 1 for an empty request)."""
@@ -358,6 +369,9 @@ class ClusterResources:
         if bundle is not None:
             nodes = self._names.get(bundle[0], ())
             self._of_group.setdefault(bundle[0], []).append(shape)
+        if names := implicit(request):
+            for state in self.nodes.values():
+                state.add_implicit(names)
         found = [node for node in sorted(nodes) if fits(request, self.nodes[node].total)]
         if PREFIX in shape.strategy:
             _, tiers = from_strategy(shape.strategy)
@@ -568,7 +582,8 @@ class ClusterResources:
             assert node == state.index
             assert all(units >= 0 for units in (*state.total.values(), *state.soft.values())), f"node {node}: {state}"
             for name, units in state.available.items():
-                assert units <= state.info.total.get(name, 0), f"node {node}: more {name} is free than it has"
+                most = state.info.total.get(name, 0) or state.implicit.get(name, 0)
+                assert units <= most, f"node {node}: more {name} is free than it has"
             for name, units in state.in_bundles.items():
                 assert units <= state.total.get(name, 0), f"node {node}: more {name} is free than bundles have"
         for group, there in self._names.items():

@@ -286,7 +286,7 @@ class QueryService:
     def _available_resources(self) -> dict[str, float]:
         total: Resources = {}
         for state in self._resources.nodes.values():
-            free = {name: max(0, units) for name, units in state.available.items()}
+            free = {name: max(0, units) for name, units in state.available.items() if name not in state.implicit}
             add(total, _with_node_names(state.info, free))
         return {name: amount for name, amount in to_amounts(total).items() if amount}
 

@@ -343,6 +343,7 @@ class LocalLeaseManager:
             self._reporter.refuse_actor(spec.actor, "")
             return out
         request = self._requests.of_actor(spec, msg.restarts)
+        self.resources.pool.add_implicit(request.resources)
         if request.assigned:
             request.assigned = 0
             request.returned_at = now

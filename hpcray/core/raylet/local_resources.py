@@ -22,6 +22,7 @@ from hpcray.common.resources import (
     Resources,
     add,
     fits,
+    implicit,
     name_in,
     subtract,
 )
@@ -253,6 +254,12 @@ class ResourcePool:
         self.held_by_actors: Resources = {}
         each = units_each or {}
         self.devices = {name: DeviceAllocator(ids[name], each.get(name, UNIT)) for name in ids if ids[name]}
+
+    def add_implicit(self, resources: Resources) -> None:
+        """Have 1 of each implicit resource in a request from now on."""
+        for name in implicit(resources):
+            if name not in self.available:
+                self.total[name] = self.available[name] = UNIT
 
     def is_feasible(self, resources: Resources) -> bool:
         """True if the pool could serve `resources` if it were unused."""
