@@ -1,5 +1,6 @@
 """Ray Serve on four nodes, under load: a node that is lost takes with it the requests that were in flight there, and no
-others; a node that is drained none at all."""
+others; a node that is drained none at all. And its HTTP at the Unix sockets of two nodes, and with a token between
+them."""
 
 from __future__ import annotations
 
@@ -179,4 +180,73 @@ def test_a_drained_node_costs_no_request(slurm: Slurm, lent: dict[str, str]) -> 
     finally:
         slurm.said("scontrol", "update", "nodename=n3", "state=resume")
     assert not [row for row in serving.ended() if row[-1]]
+    slurm.check()
+
+
+PRIVATE = """\
+import json, os, socket, urllib.error, urllib.request
+import ray
+from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+
+@serve.deployment(num_replicas=2, max_replicas_per_node=1, ray_actor_options={"num_cpus": 0.1})
+class Echo:
+    async def __call__(self, request):
+        return request.query_params["text"]
+
+
+@ray.remote(num_cpus=0)
+def over_socket():
+    path = os.path.join(ray.get_runtime_context().gcs_address, "http-8000.s")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(path)
+        sock.sendall(b"GET /echo?text=hello HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    return path, b" 200 OK" in answer and b"hello" in answer
+
+
+@ray.remote(num_cpus=0)
+def over_network(address, headers):
+    request = urllib.request.Request(f"http://{address}:8000/echo?text=hello", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@ray.remote(num_cpus=0)
+def token():
+    with open(os.path.join(ray.get_runtime_context().gcs_address, "http-8000.token")) as file:
+        return dict([file.read().strip().split(": ")])
+
+
+ray.init()
+nodes = [(On(row["NodeID"], soft=False), row["NodeManagerAddress"]) for row in ray.nodes()]
+serve.start(http_options={"host": "unix"})
+serve.run(Echo.bind(), name="echo", route_prefix="/echo")
+found = ray.get([over_socket.options(scheduling_strategy=on).remote() for on, _ in nodes])
+print("sockets", len({path for path, _ in found}), [good for _, good in found], flush=True)
+serve.shutdown()
+serve.start(http_options={"host": "0.0.0.0", "token": True})
+serve.run(Echo.bind(), name="echo", route_prefix="/echo")
+tokens = ray.get([token.options(scheduling_strategy=on).remote() for on, _ in nodes])
+answers = [
+    ray.get(over_network.options(scheduling_strategy=on).remote(address, headers))
+    for on, _ in nodes for _, address in nodes for headers in ({}, tokens[0])
+]
+print("tokens", tokens[0] == tokens[1], answers, flush=True)
+serve.shutdown()
+"""
+
+
+def test_http_is_at_a_socket_of_each_node_or_asks_for_a_token(slurm: Slurm, lent: dict[str, str]) -> None:
+    script, environ = slurm.write(PRIVATE), {**lent, "HPCRAY_PRELOAD": "ray.serve"}
+    job = slurm.sbatch("-N2", slurm.source / "slurm" / "cpu.sbatch", "--as-ray", script, environ=environ)
+    facts = slurm.finish(job, 300.0)
+    said = slurm.output()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), said
+    assert "sockets 2 [True, True]" in said, said
+    assert f"tokens True {[401, 'hello'] * 4}" in said, said
     slurm.check()
