@@ -207,7 +207,7 @@ def test_http_at_a_unix_socket_and_with_a_token(results: Callable[..., Any]) -> 
     found = results("serve_private")
     assert found["unix"] == {
         "healthy": "success", "size": 1000, "missing": 404, "quick": True, "echo": "cba", "modes": ["0o600", "0o700"],
-        "stranger": "ConnectError", "stranger inside": "ReadError", "port": False, "status": True,
+        "stranger": "ConnectError", "stranger inside": "closed", "port": False, "status": True,
         "closed": "ConnectError", "again": "success",
     }  # fmt: skip
     assert found["token"] == {

@@ -59,8 +59,10 @@ def ask_socket(path: str) -> str:
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client:
             return client.get("http://x/-/healthz").text
-    except httpx.TransportError as error:
-        return type(error).__name__
+    except httpx.ConnectError:
+        return "ConnectError"
+    except httpx.TransportError:  # closed before or while the request was written
+        return "closed"
 
 
 def ask_port(port: int, headers: dict[str, str]) -> tuple[int, str]:
