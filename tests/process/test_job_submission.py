@@ -296,21 +296,22 @@ def test_a_url_stands_for_the_only_cluster(tmp_path: Path):
         "except ConnectionError as error:\n    print(error)\n"
     )
 
-    def answer() -> str:
-        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    def answer(**more: str) -> str:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **more}
         return subprocess.run([sys.executable, "-c", ask], env=environ, capture_output=True, text=True).stdout
 
     own = ray.get_runtime_context().gcs_address
-    assert answer().strip() == own
+    assert answer(HPCRAY_SESSION="").strip() == own
     code = "import hpcray as ray, sys\nray.init('local', num_cpus=1)\nprint('up', flush=True)\nsys.stdin.read()\n"
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as other:  # fmt: skip
         assert other.stdout.readline() == b"up\n"
-        text = answer()
+        text, of_the_program = answer(HPCRAY_SESSION=""), answer()
         other.stdin.close()
-    assert "there are 2" in text and own in text and "hint" in text
+    assert "2 jobs of this user" in text and own in text and "hint" in text
+    assert of_the_program.strip() == own, "a program that this one starts means the job of this one"
 
 
 def test_the_end_of_the_cluster_is_the_end_of_its_jobs(tmp_path: Path):
