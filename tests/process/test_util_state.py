@@ -390,7 +390,10 @@ def test_rows_tell_the_placement_group():
     ident = group.id.hex()
     found = {row.actor_id: row.placement_group_id for row in state.list_actors(detail=True)}
     assert (found[actor._actor_id.hex()], found[outside._actor_id.hex()]) == (ident, None)
-    (row,) = [row for row in state.list_tasks(detail=True) if row.name == "of the group"]
-    assert row.placement_group_id == ident
+
+    def of_the_group():
+        return [row.placement_group_id for row in state.list_tasks(detail=True) if row.name == "of the group"]
+
+    eventually(lambda: of_the_group() == [ident])
     ray.cancel(running, force=True)
     groups.remove_placement_group(group)

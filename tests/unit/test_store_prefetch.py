@@ -133,8 +133,15 @@ class TestPinnedReplica:
         assert [type(effect) for effect in store.handle(5.0, A, m.Free([oid(1)], [2]))] == [DiscardSpilled]
 
     def test_a_replica_without_a_pin_cannot_become_the_primary(self, store: ObjectStore) -> None:
-        assert store.handle(1.0, A, m.Open(oid(1), SIZE, [5], pin_replica=True)) == []
+        assert store.handle(1.0, A, m.Open(oid(1), SIZE, [], pin_replica=True)) == []
         assert store.snapshot()["objects"] == 0
+
+    def test_a_replica_that_an_owner_wants_in_its_own_store_is_pulled_and_stays(self, store: ObjectStore) -> None:
+        receive = store.handle(1.0, A, m.Open(oid(1), SIZE, [5], pin_replica=True))[0]
+        assert isinstance(receive, StartReceive)
+        (answer,) = answers(store.receive_ended(2.0, receive.tag, None))
+        assert answer.msg == m.ReplicaPinned(oid(1))
+        assert store.snapshot()["evictable"] == 0
 
     @pytest.mark.parametrize("pinned", [False, True])
     def test_a_pinned_replica_in_memory_and_on_disk_leaves_the_disk_when_it_is_unpinned(

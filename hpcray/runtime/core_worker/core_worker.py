@@ -352,6 +352,10 @@ class CoreWorker:
         self.placement_groups.head_moved()
         self.submitter.actors.head_moved()
 
+    def _evacuate(self, msg: m.Evacuate) -> None:
+        """A node leaves the job: copy the objects of this process that only it has."""
+        ObjectEvacuation(self).begin(msg)
+
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
         self.cluster_size = msg.cluster_size
@@ -459,7 +463,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
     m.NodeDied: lambda p: lambda _, msg: p._node_died(msg),
     m.HeadMoved: lambda p: lambda _, msg: p._head_moved(msg),
-    m.Evacuate: lambda p: lambda _, msg: ObjectEvacuation(p).begin(msg),
+    m.Evacuate: lambda p: lambda _, msg: p._evacuate(msg),
     m.ClusterGrew: lambda p: lambda _, msg: p._cluster_grew(msg),
 }
 """The handlers of every driver and worker, by message; `start` binds each entry to the process, once. Workers add
