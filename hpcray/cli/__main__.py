@@ -9,8 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +20,7 @@ from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
+from hpcray.cli.job_option import errors_as_messages, parse_sbatch_options
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -32,6 +32,7 @@ from hpcray.state.reports import print_table
 
 _MARKS = {OK: ("ok", "green"), NOTE: ("", ""), WARN: ("warn", "yellow"), FAIL: ("FAIL", "red")}
 _FOLDER = click.option("--folder", help="Directory of the jobs (default: $HPCRAY_JOBS, or ./.hpcray-jobs).")
+_ERRORS = (SubmitError, JobError)
 _SHOWN = 80  # characters of a command line
 _POLL = 0.2  # seconds between looks at a log that is followed
 _JOB_COLUMNS = {
@@ -116,14 +117,6 @@ def _print_findings(rows: list[DoctorRow], nodes: int) -> None:
     click.echo(f"{red} red, {yellow} yellow")
 
 
-@contextmanager
-def _errors_as_messages() -> Iterator[None]:
-    try:
-        yield
-    except (SubmitError, JobError) as error:
-        raise click.ClickException(str(error)) from None
-
-
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-N", "--nodes", default=1, help="hpcray nodes.", show_default=True)
 @click.option("--gpus-per-node", type=int, help="GPUs of each node.")
@@ -150,8 +143,8 @@ def submit(
     Exit code: 0 submitted; 1 not submitted; with --wait the script's.
     """
     words = ("-m", script, *args) if module else (script, *args)
-    sbatch = {name: value if equals else True for name, equals, value in (text.partition("=") for text in extra)}
-    with _errors_as_messages():
+    sbatch = parse_sbatch_options(extra)
+    with errors_as_messages(*_ERRORS):
         job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)
         click.echo(job.job_id)
         print(f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}", file=sys.stderr)
@@ -165,7 +158,7 @@ def submit(
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
 def jobs(folder: str | None, everything: bool, as_json: bool) -> None:
     """List jobs, the newest first: those that run on this machine, those in Slurm's queue, and submitted ones."""
-    with _errors_as_messages():
+    with errors_as_messages(*_ERRORS):
         found = list_jobs(folder)
         found = found if everything else found[:20]
         state = states(found)
@@ -185,7 +178,7 @@ def logs(job_id: str, follow: bool, folder: str | None) -> None:
 
     Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
     """
-    with _errors_as_messages():
+    with errors_as_messages(*_ERRORS):
         job = find_job(job_id, folder)
     offsets = {"out": 0, "err": 0}
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently

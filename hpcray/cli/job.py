@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pprint
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import click
 
-from hpcray.cli.job_option import enter_slurm_job, without_options
+from hpcray.cli.job_option import enter_slurm_job, errors_as_messages, without_options
 from hpcray.common.exceptions import RayError
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
@@ -24,6 +23,7 @@ from hpcray.platform.runtime_env import load_function
 
 _SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"
 _SLURM = "slurm://"
+_ERRORS = (ConnectionError, RuntimeError, TypeError, ValueError, OSError, RayError)
 _POLL = 1.0  # seconds between looks at a job that was stopped
 
 
@@ -39,7 +39,7 @@ def _command(function: Callable[..., None]) -> click.Command:
         address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):
             _enter_slurm_job(address.removeprefix(_SLURM))
-        with _errors_as_messages():
+        with errors_as_messages(*_ERRORS):
             client = JobSubmissionClient(address)
             click.echo(f"Job submission server address: {client.get_address()}")
             function(client, **options)
@@ -209,14 +209,6 @@ def _parsed(option: str, text: str | None) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise click.UsageError(f"--{option} is no JSON object: {text}")
     return found
-
-
-@contextlib.contextmanager
-def _errors_as_messages() -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, RuntimeError, TypeError, ValueError, OSError, RayError) as error:
-        raise click.ClickException(str(error)) from None
 
 
 def _enter_slurm_job(slurm_job: str) -> NoReturn:

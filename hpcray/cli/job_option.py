@@ -30,13 +30,19 @@ job_option = click.option(
 
 
 @contextlib.contextmanager
+def errors_as_messages(*kinds: type[Exception]) -> Iterator[None]:
+    """Errors of these kinds end the command with their text."""
+    try:
+        yield
+    except kinds as error:
+        raise click.ClickException(str(error)) from None
+
+
+@contextlib.contextmanager
 def job(wanted: str) -> Iterator[CoreWorker]:
     """The running job that `--job` names; the command ends with a message where there is none."""
-    try:
-        with attached(session_directory(wanted)) as process:
-            yield process
-    except (ConnectionError, ValueError, RayError) as error:
-        raise click.ClickException(str(error)) from None
+    with errors_as_messages(ConnectionError, ValueError, RayError), attached(session_directory(wanted)) as process:
+        yield process
 
 
 def session_directory(wanted: str) -> str:
@@ -55,6 +61,11 @@ def session_directory(wanted: str) -> str:
             words = without_options(sys.argv[1:], "--job", "--address")
             enter_slurm_job(found.job_id, _command_module(), words, found)
         raise click.ClickException(str(error)) from None
+
+
+def parse_sbatch_options(texts: Sequence[str]) -> dict[str, str | bool]:
+    """Convert the values of `--sbatch`, OPTION or OPTION=VALUE, to options by name."""
+    return {name: value if equals else True for name, equals, value in (text.partition("=") for text in texts)}
 
 
 def enter_slurm_job(job_id: str, module: str, words: Sequence[str], found: ActiveJob | None = None) -> NoReturn:

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import click
 
-from hpcray.cli.job_option import job_option, session_directory
+from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options, session_directory
 from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.jobs.added_nodes import idle_nodes, node_command, remove_nodes, scale
+from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
-from hpcray.runtime.node.ticket import request_ticket, write_ticket
+from hpcray.runtime.node.ticket import request_ticket
 
-
-@contextmanager
-def _errors_as_messages() -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, StartupError, SubmitError, ValueError) as error:
-        raise click.ClickException(str(error)) from None
+_ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -33,12 +26,12 @@ def join(job: str, options: tuple[str, ...]) -> None:
     What follows JOB are options of the node, as of `python -m hpcray`: --num-cpus 4. Exit code: 0, or 1 where the node
     could not join.
     """
-    with _errors_as_messages():
+    with errors_as_messages(*_ERRORS):
         ticket = job
         if not os.path.isfile(job):
             where = find_running_job(job)
             ticket = os.path.join(where, "ticket")
-            write_ticket(ticket, request_ticket(where))
+            write_private_file(ticket, request_ticket(where))
     sys.stdout.flush()
     os.execv(sys.executable, [*node_command(ticket), *options])
 
@@ -64,8 +57,8 @@ def add(
     extra: tuple[str, ...], executor: str, wait: bool, address: str,
 ) -> None:  # fmt: skip
     """Submit a batch job of further nodes. Prints its id, or process ids with the local executor."""
-    sbatch = {name: value if equals else True for name, equals, value in (text.partition("=") for text in extra)}
-    with _errors_as_messages():
+    sbatch = parse_sbatch_options(extra)
+    with errors_as_messages(*_ERRORS):
         started = scale(
             count, time=limit, gpus=gpus, cpus=cpus, mem=mem, partition=partition, sbatch=sbatch, executor=executor,
             wait=wait, address=session_directory(address),
@@ -80,7 +73,7 @@ def add(
 @click.argument("which", nargs=-1)
 def remove(which: tuple[str, ...], idle: bool, seconds: float, address: str) -> None:
     """Have nodes leave the job: WHICH are indices (7 or n7) or ids. Prints the ids of those that have left."""
-    with _errors_as_messages():
+    with errors_as_messages(*_ERRORS):
         where = session_directory(address)
         for ident in remove_nodes([*which, *(idle_nodes(where) if idle else ())], seconds=seconds, address=where):
             click.echo(ident)

@@ -27,11 +27,12 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
+from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
-from hpcray.runtime.node.ticket import request_ticket, write_ticket
+from hpcray.runtime.node.ticket import request_ticket
 
 _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
@@ -166,7 +167,7 @@ class Cluster:
         """Start a node that joins the running job."""
         path = os.path.join(self._directory, _TICKET)
         if not os.path.exists(path):
-            write_ticket(path, request_ticket(self._address))
+            write_private_file(path, request_ticket(self._address))
         environ = _environ([known._options for known in [*self._nodes, node]])
         line = [sys.executable, "-m", "hpcray", *_options(node._options), "--join", path]
         node._process = subprocess.Popen(

@@ -20,6 +20,7 @@ from hpcray.api.session import require_session
 from hpcray.compat.names.authentication import job_secret
 from hpcray.compat.names.network_utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from hpcray.platform.private_file import write_private_file
 from hpcray.platform.sockets import bind_private
 
 logger = logging.getLogger("ray.serve")
@@ -64,7 +65,7 @@ async def start(
     """
     if options.token:
         app = RequireToken(app, job_secret("http-token"))
-        _write_token(options.port, app.token)
+        write_private_file(token_path(options.port), f"{TOKEN_HEADER}: {app.token}\n".encode())
     if options.host == UNIX:
         task, server = _start_over_unix(module, app, options, event_loop)
         place = f"the Unix socket {server.config.uds}"
@@ -115,14 +116,6 @@ def _start_over_unix(module: Any, app: Any, options: Any, loop: Any) -> tuple[as
     server = module.uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # this is not the main thread
     return loop.create_task(server.serve(sockets=[sock])), server
-
-
-def _write_token(port: int, token: str) -> None:
-    path = token_path(port)
-    new = f"{path}.{os.getpid()}"
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(f"{TOKEN_HEADER}: {token}\n")
-    os.replace(new, path)
 
 
 class RequireToken:

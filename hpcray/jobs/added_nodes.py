@@ -17,10 +17,11 @@ import msgspec
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.submission import SLURM, JobRequest, Time, check_request, choose_executor, without_outer_job
 from hpcray.jobs.submitted_job import default_folder
+from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
-from hpcray.runtime.node.ticket import REQUEST, ask_head, request_ticket, write_ticket
+from hpcray.runtime.node.ticket import REQUEST, ask_head, request_ticket
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
@@ -142,7 +143,7 @@ def _write_ticket(where: str, other_hosts: bool) -> str:
     folder = default_folder() / _TICKETS if other_hosts else Path(where)
     folder.mkdir(0o700, parents=True, exist_ok=True)
     path = str(folder / f"{session}.ticket")
-    write_ticket(path, request_ticket(where, other_hosts))
+    write_private_file(path, request_ticket(where, other_hosts))
     return path
 
 

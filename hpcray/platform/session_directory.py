@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.private_file import write_private_file
 
 ADDRESS = "HPCRAY_ADDRESS"
 """Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it."""
@@ -135,10 +136,7 @@ class SessionDirectory:
             embedded=not self.driver,
             end=end,
         )
-        temporary = os.path.join(self.path, _INFO + ".new")
-        with open(temporary, "wb", opener=_private) as file:
-            file.write(msgspec.json.encode(info))
-        os.replace(temporary, os.path.join(self.path, _INFO))
+        write_private_file(os.path.join(self.path, _INFO), msgspec.json.encode(info))
 
     def remove(self) -> None:
         """Remove the directory and release the lock. Harmless if the directory is gone."""

@@ -19,8 +19,9 @@ import pytest
 import hpcray as ray
 from hpcray import cluster
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.private_file import write_private_file
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.node.ticket import read_ticket, request_ticket, write_ticket
+from hpcray.runtime.node.ticket import read_ticket, request_ticket
 
 SIZE = 1 << 18
 
@@ -41,7 +42,7 @@ def ticket(tmp_path: Path, leak_check: object) -> Iterator[Path]:
     """The ticket of a running job of one node."""
     path = tmp_path / "ticket"
     with ray.init("local", num_cpus=1, object_store_memory=64 << 20, node_timeout=2.0):
-        write_ticket(str(path), request_ticket(need_process().session_dir))
+        write_private_file(str(path), request_ticket(need_process().session_dir))
         yield path
 
 
@@ -113,7 +114,7 @@ def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(tic
 def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> None:
     path = tmp_path / "ticket"
     with ray.init("local", num_cpus=1):
-        write_ticket(str(path), request_ticket(need_process().session_dir))
+        write_private_file(str(path), request_ticket(need_process().session_dir))
         there_before = alive()
         line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", str(path)]
         process = subprocess.Popen(line)
@@ -127,7 +128,7 @@ def test_a_ticket_with_another_secret_opens_nothing(ticket: Path, tmp_path: Path
     text = ticket.read_bytes()
     secret = read_ticket(str(ticket)).secret
 
-    write_ticket(str(forged), text.replace(base64.b64encode(secret), base64.b64encode(b"x" * len(secret))))
+    write_private_file(str(forged), text.replace(base64.b64encode(secret), base64.b64encode(b"x" * len(secret))))
     assert read_ticket(str(forged)).secret != secret
     line = [sys.executable, "-m", "hpcray", "--join", str(forged)]
     environ = {**os.environ, "HPCRAY_START_TIMEOUT": "2"}

@@ -223,10 +223,6 @@ class Gatekeeper:
         """Turn a proven node away."""
         return self._conclude(key, JoinRefused(reason), TURNED_AWAY)
 
-    def tick(self, now: float) -> None:
-        """Forget conversations that take too long."""
-        self._forget(now)
-
     def _prove(self, letter: bytes) -> list[Answer | Proven]:
         for key, talk in self._conversations.items():
             if talk.state == CHALLENGED and open_letter(self._key, talk.letters, letter, Proof) is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.ids import HEAD, NIL_PROC
+from hpcray.platform.session_directory import RAYLET_SOCKET
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import (
@@ -51,15 +52,6 @@ class Ticket(msgspec.Struct, frozen=True):
     session_dir: str
 
 
-def write_ticket(path: str, ticket: bytes) -> None:
-    """Write the ticket to a file that only this user can read."""
-    temporary = f"{path}.{os.getpid()}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(ticket)
-    os.replace(temporary, path)
-
-
 def read_ticket(path: str) -> Ticket:
     """The ticket in a file.
 
@@ -84,7 +76,7 @@ def request_ticket(session_dir: str, other_hosts: bool = False) -> bytes:
         other_hosts: whether nodes of other hosts will join.
 
     Returns:
-        The ticket, for `write_ticket`.
+        The ticket, for `write_private_file`.
 
     Raises:
         StartupError: there is no such node, or no node can join its job.
@@ -108,7 +100,7 @@ def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
     """
     deadline = time.monotonic() + timeout
     try:
-        with connect_private(os.path.join(session_dir, "r.s"), timeout=timeout) as sock:
+        with connect_private(os.path.join(session_dir, RAYLET_SOCKET), timeout=timeout) as sock:
             sock.sendall(pack(NIL_PROC, NIL_PROC, encode([Hello(os.getpid(), ATTACHED)])))
             data, fds, _, _ = socket.recv_fds(sock, _RECEIVE, 1, socket.MSG_CMSG_CLOEXEC)
             for fd in fds:

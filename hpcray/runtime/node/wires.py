@@ -4,6 +4,7 @@ what it started with: MPI and a data plane, or nothing where it is the only one.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from hpcray.core.gcs.admission import link_key
 from hpcray.platform.arena import Arena
@@ -30,7 +31,7 @@ def open_world(rank: int | None, secret: bytes, one_host: bool, arena: Arena) ->
     engine = UcxEngine(0 if rank is None else rank, secret, one_host)
     data = UcxData(engine)
     data.register(arena.view(0, arena.whole), arena.view)
-    control = UcxControl(engine, lambda source, dest: link_key(secret, source, dest))
+    control = UcxControl(engine, partial(link_key, secret))
     if rank is not None:
         control.own(rank)
     return control, data
@@ -104,7 +105,7 @@ class Wires:
             joint: ControlTransport = outer
         elif isinstance(data, UcxData):
             secret = data.engine.secret
-            outer = UcxControl(data.engine, lambda source, dest: link_key(secret, source, dest))
+            outer = UcxControl(data.engine, partial(link_key, secret))
             outer.own(raylet.node)
             joint = JointControl(control, outer)
         else:
