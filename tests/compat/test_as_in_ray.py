@@ -6,6 +6,7 @@ These tests pass on the real Ray too (`HPCRAY_TEST_ENGINE=ray`), but for those t
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -437,6 +438,83 @@ def test_an_actor_that_exits_with_a_code_has_crashed(ray: Any, tmp_path: Path, c
         ray.get(actor.leave_on_purpose.remote(), timeout=60)
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(actor.here.remote(), timeout=60)
+
+
+@row("max_restarts, max_task_retries")
+@pytest.mark.parametrize("kind", ["plain", "threads", "async"])
+def test_calls_that_run_at_most_once_fail_while_their_actor_restarts(ray: Any, tmp_path: Path, kind: str) -> None:
+    gate = tmp_path / "gate"
+
+    class Actor:
+        def __init__(self) -> None:
+            if (tmp_path / "ran").exists():
+                while not gate.exists():
+                    time.sleep(0.05)
+            (tmp_path / "ran").touch()
+
+        def pid(self) -> int:
+            return os.getpid()
+
+        def sleep(self) -> None:
+            time.sleep(60)
+
+    class Coroutines(Actor):
+        async def pid(self) -> int:  # type: ignore[override]
+            return os.getpid()
+
+    @ray.remote(num_cpus=0)
+    def elsewhere(actor: Any) -> Any:
+        return error(actor.pid.remote())
+
+    def error(ref: Any) -> Any:
+        try:
+            return ray.get(ref, timeout=60)
+        except ray.exceptions.RayActorError as raised:
+            return type(raised).__name__
+
+    options = {"max_concurrency": 2} if kind == "threads" else {}
+    made = ray.remote(num_cpus=0, max_restarts=-1, name=f"restarts-{kind}", **options)
+    actor = made(Coroutines if kind == "async" else Actor).remote()
+    before, running = ray.get(actor.pid.remote(), timeout=60), actor.sleep.remote()
+    time.sleep(0.2)
+    os.kill(before, signal.SIGKILL)
+    unavailable = "ActorUnavailableError"
+    assert error(running) == unavailable
+    assert [error(actor.pid.remote()) for _ in range(2)] == [unavailable] * 2
+    assert error(ray.get_actor(f"restarts-{kind}").pid.remote()) == unavailable
+    assert ray.get(elsewhere.remote(actor), timeout=60) == unavailable
+    gate.touch()
+    deadline = time.monotonic() + 60
+    while not isinstance(after := error(actor.pid.remote()), int):
+        assert time.monotonic() < deadline and after == unavailable
+    assert after != before
+    ray.kill(actor)
+
+
+@row("max_restarts, max_task_retries")
+def test_calls_that_may_run_again_wait_while_their_actor_restarts(ray: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    class Actor:
+        def __init__(self) -> None:
+            if (tmp_path / "ran").exists():
+                while not gate.exists():
+                    time.sleep(0.05)
+            (tmp_path / "ran").touch()
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    made = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=1)
+    actor = made(Actor).remote()
+    before = ray.get(actor.pid.remote(), timeout=60)
+    os.kill(before, signal.SIGKILL)
+    time.sleep(0.5)
+    waiting = [actor.pid.remote(), actor.pid.options(max_task_retries=0).remote()]
+    assert not ray.wait(waiting, timeout=2)[0]
+    gate.touch()
+    assert before not in ray.get(waiting, timeout=60)
+    ray.kill(actor)
 
 
 @row("ray.ObjectRef, ray.ObjectID")

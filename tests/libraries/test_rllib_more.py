@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,6 @@ import pytest
 np = pytest.importorskip("numpy")
 for needed in ("gymnasium", "torch", "tree", "lz4", "scipy", "pandas", "pyarrow"):
     pytest.importorskip(needed)
-
-
-REAL = os.environ.get("HPCRAY_TEST_ENGINE") == "ray"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -73,7 +69,6 @@ def test_behavior_is_cloned_from_episodes_on_disk(ppo: Any, tmp_path: Path) -> N
         algorithm.stop()
 
 
-@pytest.mark.xfail(not REAL, strict=True, reason="a call to an actor that restarts waits; Ray's ends at once")
 def test_an_env_runner_that_dies_is_replaced(ray: Any, ppo: Any, tmp_path: Path) -> None:
     from ray.rllib.callbacks.callbacks import RLlibCallback
 

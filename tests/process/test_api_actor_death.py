@@ -331,7 +331,7 @@ class TestRestart:
         eventually(lambda: _is_dead_for_good(actor))
 
     def test_no_call_after_a_kill_reaches_what_was_killed(self):
-        actor = Mortal.options(max_restarts=-1).remote()
+        actor = Mortal.options(max_restarts=-1, max_task_retries=-1).remote()
         for _ in range(5):
             pid = ray.get(actor.pid.remote())
             ray.kill(actor, no_restart=False)

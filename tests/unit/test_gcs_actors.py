@@ -335,6 +335,40 @@ def test_actors_created_before_the_cluster_is_up_are_placed_then() -> None:
     assert head.started_on() == [0]
 
 
+def test_calls_fail_while_an_actor_that_was_alive_restarts() -> None:
+    head = alive(max_restarts=-1)
+    number, node = 40, 0
+    for where in ("its methods", "its constructor", "its methods"):
+        head.handle(raylet_of(node), m.ActorGone(ACTOR, make_proc(node, number), f"it crashed in {where}", False))
+        (state,) = head.take(m.ActorStateUpdate, OWNER)
+        assert (state.state, state.unavailable) == ("RESTARTING", True)
+        (node,), number = head.started_on(), number + 1
+        if where == "its constructor":
+            head.handle(make_proc(node, number), m.ActorReady(ACTOR, b"", []))
+            (state,) = head.take(m.ActorStateUpdate, OWNER)
+            assert (state.state, state.unavailable) == ("ALIVE", False)
+    head.handle(OWNER, m.KillActor(ACTOR, True, ""))
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
+    assert (state.state, state.unavailable) == ("DEAD", False)
+
+
+@pytest.mark.parametrize("why", ["it never ran", "its node leaves"])
+def test_calls_wait_for_an_actor_of_which_nothing_is_lost(why: str) -> None:
+    head, actor = Head(0, 1, 1), spec(max_restarts=-1)
+    head.create(actor)
+    (node,) = head.started_on()
+    worker = make_proc(node, 9)
+    if why == "it never ran":
+        head.handle(raylet_of(node), m.ActorGone(actor.actor, worker, "it crashed", False))
+    else:
+        head.handle(worker, m.ActorReady(actor.actor, b"", []))
+        assert head.states() == ["ALIVE"]
+        head.core.set_draining({node: 0})
+        head.do(head.core.node_died(0.0, node, "it left"))
+    (state,) = head.take(m.ActorStateUpdate, OWNER)
+    assert (state.state, state.unavailable) == ("RESTARTING", False)
+
+
 def test_a_death_reported_twice_costs_one_restart() -> None:
     head = alive(max_restarts=5)
     worker = head.core.actors.actors[ACTOR].worker

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from hpcray.common.exceptions import ActorDiedError, ActorUnavailableError
 from hpcray.common.ids import FIRST_RETURN, make_proc
 from hpcray.core.core_worker.object_table import INLINE, PENDING, ObjectTable
 from hpcray.protocol import messages as m
+from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.actor_submitter import ALIVE, DEAD, RESTARTING, ActorClient, ActorSubmitter
 from hpcray.runtime.core_worker.peer_sockets import Peer
 
@@ -38,6 +40,11 @@ class Engine:
     def add_timer(self, when: float, call: Any) -> None:
         self.timers.append(call)
 
+    def time_passes(self) -> None:
+        timers, self.timers = self.timers, []
+        for call in timers:
+            call(0.0)
+
     def read_rest(self, proc: bytes) -> None:
         self.rest(proc)
 
@@ -54,7 +61,7 @@ class Caller:
 
     def __init__(self, worker: bytes) -> None:
         self.me, self.node, self.engine = ME, 0, Engine()
-        self.task_counter = 0
+        self.task_counter, self.errors = 0, []
         self.table = ObjectTable(ME, lambda dest, msg: None, lambda waiter: None, lambda *args: LOST)
         self.calls = ActorSubmitter(self, None, self, None)  # type: ignore[arg-type]
         self.client = self.calls._clients[b"a" * 13] = ActorClient(b"a" * 13, "A", False)
@@ -64,9 +71,10 @@ class Caller:
 
     def fail(self, task: Any, blob: bytes, argument: bytes | None = None) -> None:
         self.table.set_inline(task.id + FIRST_RETURN, LOST)
+        self.errors.append(type(deserialize(blob)))
 
-    def state(self, state: str, worker: bytes = b"") -> None:
-        self.calls.on_state(m.ActorStateUpdate(self.client.actor, state, worker, 0, "it died", b""))
+    def state(self, state: str, worker: bytes = b"", unavailable: bool = False) -> None:
+        self.calls.on_state(m.ActorStateUpdate(self.client.actor, state, worker, 0, "it died", b"", unavailable))
 
     def call(self, retries: int) -> bytes:
         handle: Any = type("AHandle", (), {"_actor": self.client.actor, "_limit": -1, "_keep": None})()
@@ -92,10 +100,13 @@ def course(seed: int, end: str) -> None:
     from_node: deque[Any] = deque(lambda oid=oid: caller.answer(THERE, oid) for oid in calls[:given])
     from_node.append(lambda: caller.calls.process_died(THERE, "it died"))
     from_head: deque[Any] = deque([lambda: caller.state(end)])
-    if end == RESTARTING and rng.random() < 0.5:  # long after: its new process had to be started
+    if again := end == RESTARTING and rng.random() < 0.5:  # long after: its new process had to be started
         from_node.append(lambda: caller.state(ALIVE, make_proc(1, 8)))
     while from_node or from_head:
         rng.choice([way for way in (from_node, from_head) if way]).popleft()()
+    if end == RESTARTING and not again:
+        assert [caller.value(oid) for oid in calls] == [OK] * given + [b""] * (len(calls) - given)
+        caller.engine.time_passes()
     assert [caller.value(oid) for oid in calls] == [OK] * given + [LOST] * (len(calls) - given)
     assert not caller.client.inflight
     assert not caller.calls._late_replies._open
@@ -136,3 +147,60 @@ def test_replies_of_an_actor_on_our_node_are_read_before_its_end_is_handled() ->
     caller.engine.rest = lambda proc: caller.answer(proc, answered)
     caller.state(DEAD)
     assert (caller.value(answered), caller.value(open_call)) == (OK, LOST)
+
+
+def unavailable(caller: Caller, fails_fast: bool = True) -> None:
+    caller.client.fails_fast = fails_fast
+    caller.state(RESTARTING, unavailable=True)
+    caller.calls.process_died(HERE, "it died")
+
+
+def test_calls_that_run_at_most_once_fail_while_the_actor_restarts() -> None:
+    caller = Caller(HERE)
+    in_flight, in_flight_again = caller.call(retries=0), caller.call(retries=1)
+    unavailable(caller)
+    later, later_again = caller.call(retries=0), caller.call(retries=-1)
+    caller.engine.time_passes()
+    assert [caller.value(oid) for oid in (in_flight, later)] == [LOST, LOST]
+    assert caller.errors == [ActorUnavailableError] * 2
+    last = caller.call(retries=0)
+    caller.state(ALIVE, make_proc(0, 8))
+    assert caller.value(last) == LOST, "at once, as the actor runs again"
+    sent = [msg.task for msg in caller.engine.peers[make_proc(0, 8)].out]
+    assert sent == [in_flight_again[:-3], later_again[:-3]]
+    caller.call(retries=0)
+    assert len(caller.engine.peers[make_proc(0, 8)].out) == 3
+
+
+def test_calls_that_wait_for_an_actor_that_dies_meanwhile_say_so() -> None:
+    caller = Caller(HERE)
+    unavailable(caller)
+    later = caller.call(retries=0)
+    assert caller.value(later) == b""
+    caller.state(DEAD)
+    assert caller.value(later) == LOST and caller.errors == [ActorDiedError]
+    caller.engine.time_passes()
+    assert len(caller.errors) == 1
+
+
+@pytest.mark.parametrize("how", ["it moves", "its calls may be repeated"])
+def test_calls_wait_for_an_actor_that(how: str) -> None:
+    """It moves from a node that leaves, or starts for the first time; or its `max_task_retries` is not 0."""
+    caller = Caller(HERE)
+    caller.client.fails_fast = how == "it moves"
+    caller.state(RESTARTING, unavailable=how != "it moves")
+    later = caller.call(retries=0)
+    caller.engine.time_passes()
+    assert caller.value(later) == b""
+    caller.state(ALIVE, make_proc(0, 8))
+    assert [msg.task for msg in caller.engine.peers[make_proc(0, 8)].out] == [later[:-3]]
+
+
+def test_a_cancelled_call_fails_once() -> None:
+    caller = Caller(HERE)
+    unavailable(caller)
+    later = caller.call(retries=0)
+    (task,) = caller.client.failing
+    assert caller.calls.cancel_queued(task)
+    caller.engine.time_passes()
+    assert caller.value(later) == b"" and not caller.errors, "its end is the canceller's"

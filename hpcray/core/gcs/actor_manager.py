@@ -146,6 +146,7 @@ class Actor:
     Attributes:
         node: where it was sent, -1 while it waits for a node.
         worker: its process, known once it is ALIVE. pid, ip: where that is, or was.
+        unavailable: it was ALIVE and restarts, for it was lost: calls that run at most once fail meanwhile.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
         since: when it began to wait for a node.
         refusals, retry_at: how often a node could not start a worker for it; not tried again before that time.
@@ -161,6 +162,7 @@ class Actor:
     worker: bytes = b""
     pid: int = 0
     ip: str = ""
+    unavailable: bool = False
     restarts: int = 0
     reason: str = ""
     error: bytes = b""
@@ -331,6 +333,7 @@ class ActorManager:
             self._dies(actor, f"the constructor of {actor.title()} raised an exception", out)
             return out
         self._set_state(actor, ALIVE)
+        actor.unavailable = False
         actor.refusals = 0
         self._publish(actor, out)
         if actor.out_of_scope:
@@ -372,8 +375,12 @@ class ActorManager:
         self._lost(now, actor, f"{msg.reason}{host}", msg.intended, out)
         return out
 
-    def node_died(self, now: float, node: int, reason: str) -> list[Effect]:
-        """Restart or end the actors that ran on the node; place those elsewhere that were on their way to it."""
+    def node_died(self, now: float, node: int, reason: str, left: bool) -> list[Effect]:
+        """Restart or end the actors that ran on the node; place those elsewhere that were on their way to it.
+
+        Args:
+            left: it was about to leave: its actors move, and calls wait for them.
+        """
         out: list[Effect] = []
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
             self._owner_died(owner, f"node {node} died: {reason}", out)
@@ -384,7 +391,7 @@ class ActorManager:
             if actor.node != node or actor.state == DEAD:
                 continue
             if actor.state == ALIVE:
-                self._lost(now, actor, f"its node has died: node {node} died: {reason}", False, out)
+                self._lost(now, actor, f"its node has died: node {node} died: {reason}", False, out, moves=left)
             else:
                 actor.node = -1
                 self._place(now, actor, out)
@@ -537,7 +544,7 @@ class ActorManager:
         if actor.state == ALIVE:
             actor.former_workers.append(actor.worker)
             self._set_state(actor, RESTARTING)
-            actor.worker, actor.reason = b"", _ENDED_MEANWHILE
+            actor.worker, actor.reason, actor.unavailable = b"", _ENDED_MEANWHILE, True
         actor.restarts = max(actor.restarts, restarts)
         self._is_at(actor, node)
         self._publish(actor, out)
@@ -663,7 +670,9 @@ class ActorManager:
             actor.reported = True
             out.append(Send(actor.owner, m.Infeasible(ACTOR_SCHEDULING_CLASS, reason)))
 
-    def _lost(self, now: float, actor: Actor, reason: str, intended: bool, out: list[Effect]) -> None:
+    def _lost(
+        self, now: float, actor: Actor, reason: str, intended: bool, out: list[Effect], moves: bool = False
+    ) -> None:
         """The actor's worker is gone: place the actor again while restarts are left."""
         limit = actor.spec.max_restarts
         if intended or actor.out_of_scope or 0 <= limit <= actor.restarts:
@@ -673,6 +682,8 @@ class ActorManager:
         actor.node = -1
         actor.worker, actor.pid, actor.ip = b"", 0, ""
         actor.restarts += 1
+        if actor.state == ALIVE:
+            actor.unavailable = not moves
         self._set_state(actor, RESTARTING)
         actor.reason = reason
         actor.since = now
@@ -692,7 +703,7 @@ class ActorManager:
         if actor.node >= 0:
             self._resources.give_soft(actor.node, actor.soft)
         self._set_state(actor, DEAD)
-        actor.reason = reason
+        actor.reason, actor.unavailable = reason, False
         if spec.name and self.names.get((spec.namespace, spec.name)) == spec.actor:
             del self.names[spec.namespace, spec.name]
         mine = self._owned.get(actor.owner)
@@ -733,8 +744,9 @@ class ActorManager:
     def _state_message(self, actor: Actor) -> m.ActorStateUpdate:
         where = (actor.pid, actor.ip, actor.spec.name, actor.spec.namespace) if actor.state == DEAD else ()
         return m.ActorStateUpdate(
-            actor.spec.actor, actor.state, actor.worker, actor.restarts, actor.reason, actor.error, *where
-        )
+            actor.spec.actor, actor.state, actor.worker, actor.restarts, actor.reason, actor.error, actor.unavailable,
+            *where,
+        )  # fmt: skip
 
     def _publish(self, actor: Actor, out: list[Effect]) -> None:
         self._dirty_rows.add(rows.ACTOR, actor.spec.actor)

@@ -171,8 +171,8 @@ class Gcs:
             return []  # it was about to join, and nothing knows of it yet
         self.resources.node_died(node, reason)
         self._dirty_rows.add(rows.NODE, node.to_bytes(2, "big"))
-        groups = self.groups.node_died(now, node)
-        return groups + self.scheduler.node_died(now, node) + self.actors.node_died(now, node, reason)
+        groups, left = self.groups.node_died(now, node), node in self.queries.draining
+        return groups + self.scheduler.node_died(now, node) + self.actors.node_died(now, node, reason, left)
 
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """A process of the cluster is gone; its node's raylet reports that."""

@@ -96,6 +96,7 @@ class ActorRow(msgspec.Struct, array_like=True):
     former: list[bytes]
     pid: int = 0
     ip: str = ""
+    unavailable: bool = False
 
 
 class GroupRow(msgspec.Struct, array_like=True):

@@ -102,7 +102,8 @@ class WatchActor(Struct, array_like=True, tag=46):
 
 class ActorStateUpdate(Struct, array_like=True, tag=47):
     """g→watchers: the state of an actor: PENDING, ALIVE, RESTARTING, DEAD. error: the constructor's exception, if
-    it raised. pid, ip: of a dead one, where it ran; name, namespace: its own."""
+    it raised. unavailable: it was lost and restarts: calls that run at most once fail meanwhile. pid, ip: of a dead
+    one, where it ran; name, namespace: its own."""
 
     actor: bytes
     state: str
@@ -110,6 +111,7 @@ class ActorStateUpdate(Struct, array_like=True, tag=47):
     restarts: int
     reason: str
     error: bytes
+    unavailable: bool = False
     pid: int = 0
     ip: str = ""
     name: str = ""

@@ -30,6 +30,9 @@ from hpcray.runtime.core_worker.task_retries import actor_error, cancelled_blob
 
 __all__ = ["ActorClient", "ActorSubmitter"]
 
+UNAVAILABLE_AFTER = 1.0
+"""Seconds for which the ActorUnavailableError of calls waits, as in Ray, for what becomes of the actor: if it dies,
+that is their error, and if it runs again, programs that repeat a call do not do so in vain."""
 _DEAD_KEPT = 1000
 """Dead actors of other owners whose errors are kept for the handles that are left."""
 _NOTHING = (NO_ARGS, None, None)
@@ -71,6 +74,7 @@ class ActorSubmitter:
             client = self._clients[spec.actor] = ActorClient(spec.actor, spec.class_name, spec.out_of_order)
             client.creation_keep = keep
             client.max_restarts, client.detached = spec.max_restarts, spec.detached
+            client.fails_fast = not spec.max_task_retries
             task = PendingTask(spec.actor, None, "__init__", b"", 0, keep, slots, 0)
             handle: ObjectRef[Any] | None = None
             if not spec.detached:
@@ -242,6 +246,7 @@ class ActorSubmitter:
         found = self._clients.get(handle._actor)
         if found is None:
             found = self._clients[handle._actor] = ActorClient(handle._actor, handle._class_name, handle._out_of_order)
+            found.fails_fast = not handle._retries
             if owner_of(handle._actor) == self._context.me:
                 # Ours, and yet unknown: the GCS would never answer.
                 found.state, found.reason = DEAD, "it died long ago, or belongs to an earlier session of this program"
@@ -266,7 +271,10 @@ class ActorSubmitter:
             task = client.queue.popleft()
             if task.waiting == 0:
                 self._push(client, task)
-        if not client.inflight and not client.queue:
+        if client.queue:
+            if client.unavailable:
+                self._fail_unavailable(client)
+        elif not client.inflight:
             client.hold = None
 
     def _push(self, client: ActorClient, task: PendingTask) -> None:
@@ -297,7 +305,7 @@ class ActorSubmitter:
     def pending_calls(self) -> Iterator[PendingTask]:
         """The calls that have no answer yet (lock held)."""
         for client in self._clients.values():
-            yield from (*client.queue, *client.late.values(), *client.inflight.values())
+            yield from (*client.queue, *client.late.values(), *client.inflight.values(), *client.failing)
 
     def cancel_queued(self, task: PendingTask) -> bool:
         """Take a cancelled call out of its queue; False when it was sent already."""
@@ -333,11 +341,14 @@ class ActorSubmitter:
             )
         waits = msg.state != ALIVE and bool(client.inflight) and self._late_replies.expect(client)
         client.state, client.reason, client.error = msg.state, msg.reason, msg.error
+        client.unavailable = msg.unavailable and client.fails_fast
         if msg.state == DEAD:
             client.where = {"pid": msg.pid, "name": msg.name, "namespace": msg.namespace, "ip": msg.ip}
         if msg.state == ALIVE:
             if client.inflight and next(iter(client.inflight.values())).worker != msg.worker:
-                self._interrupted(client, msg.reason)  # that it restarted went down with a head
+                self._interrupted(client)  # that it restarted went down with a head
+            if client.failing:
+                self._end_failing(client)
             client.worker = msg.worker
             self._by_worker[msg.worker] = client
             if not client.max_restarts:
@@ -346,11 +357,14 @@ class ActorSubmitter:
             return
         if not waits:
             self._end(client.worker, client)
+        if client.unavailable:
+            self._pump(client)
         if msg.state == DEAD:
             client.creation_keep = client.hold = None
             calls = [*client.queue, *client.late.values()]
             client.queue.clear()
             client.late.clear()
+            self._end_failing(client)
             for task in calls:
                 self._fail_dead(client, task)
 
@@ -358,7 +372,7 @@ class ActorSubmitter:
         """Retry or fail the calls in flight of an actor that has ended, after all replies of its worker have come."""
         self._by_worker.pop(worker, None)
         if client.state != DEAD:
-            self._interrupted(client, client.reason)
+            self._interrupted(client)
             return
         self._unbind(client)
         inflight, client.inflight = client.inflight, {}
@@ -366,7 +380,7 @@ class ActorSubmitter:
             self._fail_dead(client, task)
         self._forget_dead(client)
 
-    def _interrupted(self, client: ActorClient, reason: str) -> None:
+    def _interrupted(self, client: ActorClient) -> None:
         """Retry or fail the calls in flight of an actor that restarts."""
         self._unbind(client)
         inflight, client.inflight = client.inflight, {}
@@ -378,9 +392,39 @@ class ActorSubmitter:
             elif task.retries > 0:
                 task.retries -= 1
             elif task.retries == 0:
-                text = f"The actor died and is being restarted; this call may have run. {reason}"
-                self._submission.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
+                self._add_failing(client, task)
         client.queue.extendleft(reversed(again))
+
+    def _fail_unavailable(self, client: ActorClient) -> None:
+        """Fail the calls at the head of the queue of an actor that restarts, but those that may run more than once."""
+        queue, kept = client.queue, []
+        while queue and queue[0].waiting <= 0:
+            task = queue.popleft()
+            if task.waiting == 0:
+                if task.retries or task.attempt:
+                    kept.append(task)
+                else:
+                    self._add_failing(client, task)
+        queue.extendleft(reversed(kept))
+
+    def _add_failing(self, client: ActorClient, task: PendingTask) -> None:
+        if not client.failing:
+            self._engine.add_timer(monotonic() + UNAVAILABLE_AFTER, lambda now: self._end_failing(client))
+        client.failing.append(task)
+
+    def _end_failing(self, client: ActorClient) -> None:
+        """Fail the calls that have waited for what becomes of the actor."""
+        failing, client.failing = client.failing, []
+        for task in failing:
+            if task.waiting < 0:
+                continue  # it was cancelled
+            if client.state == DEAD:
+                self._fail_dead(client, task)
+            else:
+                text = f"The actor died and is being restarted: {client.reason}"
+                self._submission.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
+        if not client.inflight and not client.queue:
+            client.hold = None
 
     def head_moved(self) -> None:
         """Watch all actors again at the new head: notices of the old one may be lost (lock held)."""
@@ -434,14 +478,15 @@ class ActorClient:
     out_of_order: calls may overtake those that wait for their arguments; these are in `late` until they are ready.
     hold: the ref that keeps the actor alive, as long as there are such calls: a handle may die before they are done.
     creation_keep: the refs in the constructor's arguments, of an actor that we created, as long as it may run again.
+    fails_fast: its `max_task_retries` is 0. unavailable: it was lost and restarts, and so calls fail; failing: these.
     killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
     max_restarts: 0 also where the actor is not ours. detached: whether handles to it are not counted.
     where: of a dead one, where it ran, and its name.
     """
 
     __slots__ = (
-        "actor", "class_name", "creation_keep", "detached", "error", "hold", "inflight", "killed", "late",
-        "max_restarts", "out_of_order", "queue", "reason", "state", "where", "worker",
+        "actor", "class_name", "creation_keep", "detached", "error", "failing", "fails_fast", "hold", "inflight",
+        "killed", "late", "max_restarts", "out_of_order", "queue", "reason", "state", "unavailable", "where", "worker",
     )  # fmt: skip
 
     def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
@@ -457,9 +502,10 @@ class ActorClient:
         self.error = b""
         self.queue: deque[PendingTask] = deque()
         self.inflight: dict[bytes, PendingTask] = {}
+        self.failing: list[PendingTask] = []
         self.creation_keep: Any = None
         self.max_restarts = 0
-        self.detached = False
+        self.detached = self.fails_fast = self.unavailable = False
 
     def kill(self) -> None:
         """Hold new calls back: the worker that the actor still has is being killed."""
@@ -487,6 +533,7 @@ class HandleProtocol(Protocol):
     _actor: bytes
     _class_name: str
     _limit: int
+    _retries: int
     _keep: ObjectRef[Any] | None
     _out_of_order: bool
 
