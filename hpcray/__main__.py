@@ -53,6 +53,8 @@ def _provide_ray_module(libraries: str) -> None:
 
 def _runs_program(options: NodeOptions) -> bool:
     """True if this rank will start the program. Where the setting is wrong, rank 0 reports the error."""
+    if options.join or options.no_program:
+        return False
     launch = read_launch(os.environ)
     try:
         driver_rank = options.settings().driver_rank

@@ -103,6 +103,8 @@ _OPTIONS = [
     _node_option("ray_libraries"),
     _node_option("driver_rank", help="run the program on the node of rank N (default: 0)"),
     _node_option("broadcast_env"),
+    _node_option("join"),
+    _node_option("no_program"),
     click.Option(["--dry-run"], is_flag=True, help="print the line that would run, and nothing else"),
     click.Option(["module", "-m"], is_flag=True, help="run a module; what follows belongs to it"),
 ]
@@ -113,7 +115,10 @@ def _make_options(command: tuple[str, ...], module: bool, **given: Any) -> Launc
     node = {name: given.pop(name) for name in _NODE_FLAGS if name in given}
     options = LaunchOptions(NodeOptions.from_values(node, ["-m", *command] if module else command), **given)
     rank = node["driver_rank"]
-    if not command:
+    has_program = not (options.node.join or options.node.no_program)
+    if command and not has_program:
+        raise click.UsageError("nodes that join a job (--join), or of a job without a program (--no-program), run none")
+    if has_program and not command:
         raise click.UsageError("no script given; hint: hpcray-launch -n 4 script.py")
     if options.hosts and options.hostfile:
         raise click.UsageError("--hosts and --hostfile exclude each other")
@@ -167,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.dry_run:
         print(shlex.join(line))
         return 0
+    if not options.node.driver:
+        os.execvp(line[0], line)
     by_srun, here = uses_srun(options, site), starts_here(options, site)
     if uses_allocation(options, site) and not by_srun:
         print(

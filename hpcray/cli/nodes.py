@@ -12,7 +12,7 @@ from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.jobs.added_nodes import idle_nodes, node_command, remove_nodes, scale
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
-from hpcray.runtime.node.ticket import request_ticket
+from hpcray.runtime.node.join_token import request_join_token
 
 _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
 
@@ -21,19 +21,19 @@ _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
 @click.argument("job", default="auto")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def join(job: str, options: tuple[str, ...]) -> None:
-    """Be a further node of a running job, until that ends. JOB is a ticket, or as for `--job` of the other commands.
+    """Be a further node of a running job, until that ends. JOB is a join token, or as for `--job` of other commands.
 
     What follows JOB are options of the node, as of `python -m hpcray`: --num-cpus 4. Exit code: 0, or 1 where the node
     could not join.
     """
     with errors_as_messages(*_ERRORS):
-        ticket = job
+        token = job
         if not os.path.isfile(job):
             where = find_running_job(job)
-            ticket = os.path.join(where, "ticket")
-            write_private_file(ticket, request_ticket(where))
+            token = os.path.join(where, "join-token")
+            write_private_file(token, request_join_token(where))
     sys.stdout.flush()
-    os.execv(sys.executable, [*node_command(ticket), *options])
+    os.execv(sys.executable, [*node_command(token), *options])
 
 
 @click.group()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -46,6 +46,16 @@ _RAY_SETTINGS = {
 }
 RAY_VARIABLES = {field: f"RAY_{name}" for name, (field, _) in _RAY_SETTINGS.items()}
 """Ray's variable for a setting, by the name of our field."""
+
+
+OF_ONE_NODE = frozenset(
+    {
+        "bind", "disk_capacity_threshold", "elastic", "end_time", "huge_pages", "journal_dir", "labels", "max_workers",
+        "memory_limit", "object_store_memory", "preload", "prestart", "require_rdma", "same_host", "spill_dir",
+        "start_timeout",
+    }
+)  # fmt: skip
+"""Settings that a node which joins a running job has for itself; all others are the job's."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +258,15 @@ class Config:
             for name in names
             if name not in known and (near := get_close_matches(name, known, 1, _SIMILARITY))
         ]
+
+    def in_job(self, settings: Mapping[str, Any]) -> Config:
+        """The settings of a node that joins a running job: the job's, but for those of one node (`OF_ONE_NODE`).
+
+        Args:
+            settings: the job's, as `as_dict` returns them.
+        """
+        known = {field.name for field in fields(self)} - OF_ONE_NODE
+        return replace(self, **{name: value for name, value in settings.items() if name in known})
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, for a message."""

@@ -31,8 +31,8 @@ from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
-from hpcray.runtime.node.ticket import request_ticket
 
 _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
@@ -41,7 +41,7 @@ _DEATH_MARGIN = 5.0  # seconds beyond the setting `node_timeout`
 _POLL_INTERVAL = 0.02  # seconds
 _OBJECT_STORE_BYTES = 150 << 20  # of a node
 _ADDRESS_FILE = "address"
-_TICKET = "ticket"
+_TOKEN = "join-token"
 _LIFE_FIFO = "life"
 _FLAGS = {"num_cpus": "--num-cpus", "num_gpus": "--num-gpus", "memory": "--memory"}
 _KNOWN = (*_FLAGS, "object_store_memory", "resources", "labels", "env_vars", "node_name", "node_id", "_system_config")
@@ -165,9 +165,9 @@ class Cluster:
 
     def _join(self, node: ClusterNode, wait: bool) -> None:
         """Start a node that joins the running job."""
-        path = os.path.join(self._directory, _TICKET)
+        path = os.path.join(self._directory, _TOKEN)
         if not os.path.exists(path):
-            write_private_file(path, request_ticket(self._address))
+            write_private_file(path, request_join_token(self._address))
         environ = _environ([known._options for known in [*self._nodes, node]])
         line = [sys.executable, "-m", "hpcray", *_options(node._options), "--join", path]
         node._process = subprocess.Popen(

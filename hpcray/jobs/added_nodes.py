@@ -21,12 +21,12 @@ from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
-from hpcray.runtime.node.ticket import REQUEST, ask_head, request_ticket
+from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
 _POLL = 0.1
-_TICKETS = "tickets"
+_TOKENS = "join-tokens"
 _NAME = "hpcray-nodes"
 _started_here: list[subprocess.Popen[bytes]] = []
 """Nodes that this process has started: Popen would warn of those that run on."""
@@ -75,8 +75,8 @@ def scale(
         return remove_nodes(idle_nodes(where)[: -more or 0], address=where) if more else []
     request = check_request(_NAME, more, gpus, cpus, mem, time, partition, False, None, sbatch)
     kind = choose_executor(executor)
-    ticket = _write_ticket(where, kind == SLURM)
-    started = [_submit(request, ticket)] if kind == SLURM else _start_here(request, ticket)
+    token = _write_join_token(where, kind == SLURM)
+    started = [_submit(request, token)] if kind == SLURM else _start_here(request, token)
     while wait and sum(row["Alive"] for row in list_nodes(where)) < len(alive) + more:
         clock.sleep(_POLL)
     return started
@@ -136,36 +136,36 @@ def _find_node(given: int | str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     raise ValueError(f"the job has no node {given!r}; hint: `hpcray status` lists them")
 
 
-def _write_ticket(where: str, other_hosts: bool) -> str:
-    """Write the job's ticket where the new nodes can read it. With other hosts: where jobs are kept, on a file system
-    that all nodes share."""
+def _write_join_token(where: str, other_hosts: bool) -> str:
+    """Write the job's join token where the new nodes can read it. With other hosts: where jobs are kept, on a file
+    system that all nodes share."""
     session = read_session(where).session
-    folder = default_folder() / _TICKETS if other_hosts else Path(where)
+    folder = default_folder() / _TOKENS if other_hosts else Path(where)
     folder.mkdir(0o700, parents=True, exist_ok=True)
-    path = str(folder / f"{session}.ticket")
-    write_private_file(path, request_ticket(where, other_hosts))
+    path = str(folder / f"{session}.join-token")
+    write_private_file(path, request_join_token(where, other_hosts, path if other_hosts else ""))
     return path
 
 
-def node_command(ticket: str, cpus: int | None = None, gpus: int | None = None) -> list[str]:
+def node_command(token: str, cpus: int | None = None, gpus: int | None = None) -> list[str]:
     """The command line of one node that joins."""
-    line = [sys.executable, "-m", "hpcray", "--join", ticket]
+    line = [sys.executable, "-m", "hpcray", "--join", token]
     line += [] if cpus is None else ["--num-cpus", str(cpus)]
     return line + ([] if gpus is None else ["--num-gpus", str(gpus)])
 
 
-def _start_here(request: JobRequest, ticket: str) -> list[str]:
+def _start_here(request: JobRequest, token: str) -> list[str]:
     """Start nodes on this machine. What they print is in the head's session directory; it ends with the job."""
-    line = node_command(ticket, request.cpus_per_node, request.gpus_per_node)
-    with without_outer_job(), open(f"{ticket}.out", "ab") as log:
+    line = node_command(token, request.cpus_per_node, request.gpus_per_node)
+    with without_outer_job(), open(f"{token}.out", "ab") as log:
         for _ in range(request.nodes):
             child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             _started_here.append(child)
     return [str(child.pid) for child in _started_here[-request.nodes :]]
 
 
-def batch_script(request: JobRequest, ticket: str, log: str) -> str:
-    """The batch script of nodes that join: each is a world of its own, so the step needs no MPI."""
+def batch_script(request: JobRequest, token: str, log: str) -> str:
+    """The batch script of nodes that join as one world; where that is a single node, its step needs no MPI."""
     options: dict[str, Any] = {
         "job-name": request.name,
         "nodes": request.nodes,
@@ -187,14 +187,17 @@ def batch_script(request: JobRequest, ticket: str, log: str) -> str:
     ]
     step = ["srun", "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"]
     step += [] if request.cpus_per_node is None else [f"--cpus-per-task={request.cpus_per_node}"]
-    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join([*step, *node_command(ticket)]), ""])
+    step += node_command(token)
+    if request.nodes > 1:
+        step = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
+    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join(step), ""])
 
 
-def _submit(request: JobRequest, ticket: str) -> str:
-    log = os.path.join(os.path.dirname(ticket), "nodes-%j.out")
+def _submit(request: JobRequest, token: str) -> str:
+    log = os.path.join(os.path.dirname(token), "nodes-%j.out")
     with without_outer_job():
         found = subprocess.run(
-            ["sbatch", "--parsable"], input=batch_script(request, ticket, log), capture_output=True, text=True
+            ["sbatch", "--parsable"], input=batch_script(request, token, log), capture_output=True, text=True
         )
     if found.returncode:
         raise SubmitError(f"sbatch refused the job: {found.stderr.strip()}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.transport.base import FOREVER, Backoff, PeerLost, TransportError
 from hpcray.transport.ucx_engine import UcxEngine
+from hpcray.transport.world_doorbell import WorldDoorbell
 
 if TYPE_CHECKING:
     from mpi4py import MPI as mpi
@@ -34,7 +35,7 @@ class MpiControl:
         bell: what wakes a sleeping raylet; None: it polls with a back-off of up to 10 ms.
     """
 
-    def __init__(self, module: Any, comm: mpi.Intracomm, bell: UcxEngine | None) -> None:
+    def __init__(self, module: Any, comm: mpi.Intracomm, bell: UcxEngine | WorldDoorbell | None) -> None:
         self._mpi = module
         self._comm = comm
         self._bell = bell
@@ -45,7 +46,7 @@ class MpiControl:
         self._status = module.Status()
         self._sent = [0] * self.size
         if bell is not None:
-            bell.sent_count = self._sent.__getitem__
+            bell.sent_count = lambda node: self._sent[node] if node < self.size else 0  # nodes of other worlds
         self._received = [0] * self.size
         self._promised = [0] * self.size
         self._owing: set[int] = set()
@@ -192,7 +193,7 @@ class MpiControl:
         self._slept = True
         return True
 
-    def _arm(self, bell: UcxEngine) -> bool:
+    def _arm(self, bell: UcxEngine | WorldDoorbell) -> bool:
         # What we have just sent keeps UCX busy for a moment: to look again at once costs less than another turn.
         for _ in range(_ARMINGS):
             overtaken = False

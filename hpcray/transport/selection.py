@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,32 @@ _SECRET = 32  # bytes
 _chosen: dict[str, Any] = {}
 
 
+@dataclass(frozen=True)
+class MpiWorld:
+    """The ranks of one `mpirun` or `srun`: `mpi4py.MPI`, their communicator, and what carries object bytes. engine: of
+    the data plane; None where that is MPI."""
+
+    module: Any
+    comm: mpi.Intracomm
+    engine: UcxEngine | None
+    data: DataPlane
+
+
 def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
+    """Bring up MPI and the data plane of a job that begins; see `open_mpi_world`."""
+    launch = read_launch(os.environ)
+    world = open_mpi_world(config, os.urandom(_SECRET), launch.here == launch.size and not config.elastic)
+    return MpiControl(world.module, world.comm, world.engine), world.data
+
+
+def open_mpi_world(config: Config, secret: bytes, one_host: bool) -> MpiWorld:
     """Bring up MPI and the data plane. Collective over all ranks; the calling thread makes all later calls.
 
     A rank that is still alone after `config.start_timeout` names who is missing on stderr and exits with code 78.
+
+    Args:
+        secret: the job's; that of rank 0 counts.
+        one_host: whether UCX needs no TCP.
 
     Raises:
         StartError: MPI does not start, would not work, or every rank is alone in its own world.
@@ -57,8 +80,7 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
         problem = "" if config.data_plane == "mpi" else _try_load(launch)
         _check_before_start(launch)
         roll.step("MPI_Init")
-        one_host = launch.here == launch.size and not config.elastic
-        module = start_mpi(one_host)
+        module = start_mpi(launch.here == launch.size)
         comm = module.COMM_WORLD
         unlink_shared_memory(module, comm)
         if launch.size > 1 and comm.Get_size() == 1:
@@ -70,7 +92,7 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
                 everywhere=True,
             )
         roll.step("choosing the data plane")
-        engine, why, lacks_rdma = _agree(config.data_plane, comm, problem, one_host)
+        engine, why, lacks_rdma = _agree(config.data_plane, comm, problem, one_host, secret)
         if config.require_rdma and lacks_rdma:
             if engine is not None:
                 engine.close()
@@ -79,7 +101,7 @@ def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
         data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())
     _chosen.clear()
     _chosen.update(data_plane=data.name, why=why, resources=engine.resources() if engine else [])
-    return MpiControl(module, comm, engine), data
+    return MpiWorld(module, comm, engine, data)
 
 
 def offers(devices: str) -> bool:
@@ -144,14 +166,16 @@ def _try_load(launch: Launch) -> str:
     return ""
 
 
-def _agree(wanted: str, comm: mpi.Intracomm, problem: str, one_host: bool) -> tuple[UcxEngine | None, str, str]:
+def _agree(
+    wanted: str, comm: mpi.Intracomm, problem: str, one_host: bool, secret: bytes
+) -> tuple[UcxEngine | None, str, str]:
     """UCX on all ranks, or on none: the wires of two nodes must be of one kind.
 
     Returns:
         The engine, or None; why; and why object bytes would not go over RDMA, or "".
     """
     engine: UcxEngine | None = None
-    secret = comm.bcast(os.urandom(_SECRET) if comm.Get_rank() == 0 else b"")
+    secret = comm.bcast(secret if comm.Get_rank() == 0 else b"")
     if wanted != "mpi" and not problem:
         try:
             engine = UcxEngine(comm.Get_rank(), secret, one_host)

@@ -27,17 +27,17 @@ from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
 _FRAME = 3 << 60
-_LETTER = 4 << 60
+_HANDSHAKE = 4 << 60
 _LABEL_MASK = (1 << 60) - 1
 _NOBODY = 0xFFFF
 _HEADER = struct.Struct("<QQ16s")
 _COUNTS = struct.Struct("<QQ")
 _LONGEST = (1 << 31) - 1  # bytes of a message
-_LONGEST_LETTER = 1 << 16  # bytes
+_LONGEST_MESSAGE = 1 << 16  # bytes
 _PER_POLL = 256  # messages received in one `poll`
 _ARMINGS = 3
-_LABELS_AHEAD = 256  # nodes whose frames are taken before this node has been introduced to them
-_VISIT = 10.0  # seconds that the endpoint of a letter stays open
+_LABELS_AHEAD = 1024  # nodes whose frames are taken before this node has been introduced to them
+_SEND_TIME = 10.0  # seconds that the endpoint of a message stays open
 _ACKNOWLEDGE_AFTER = 64  # frames or
 _ACKNOWLEDGE_BYTES = 1 << 20  # bytes that arrived without one to the peer, which would carry the acknowledgement
 
@@ -74,27 +74,29 @@ class UcxControl:
     Attributes:
         size: number of nodes, those that have died included.
         dropped: frames with a wrong MAC or number, and messages of strangers.
+        alone: whether no MPI shares the engine, whose doorbell nobody else listens to then.
     """
 
     def __init__(self, engine: UcxEngine, key_of: Callable[[int, int], bytes], rank: int = _NOBODY) -> None:
         self.rank = rank
         self.size = 0
         self.dropped = 0
+        self.alone = True
         self._engine = engine
         self._key_of = key_of
         lib = engine.lib
         self._frames = lib.UCXXTag(_FRAME)
-        self._any_letter = lib.UCXXTag(_LETTER)
+        self._any_handshake = lib.UCXXTag(_HANDSHAKE)
         self._class_mask = lib.UCXXTagMask(_CLASS)
-        self._letter_label = engine.label(_NOBODY, _NOBODY, 0)
+        self._handshake_label = engine.label(_NOBODY, _NOBODY, 0)
         self._links: dict[int, _Link] = {}
         self._sources: dict[int, int] = {}  # by label
         self._labelled = 0  # nodes that have a label
         self._landing: set[int] = set()
         self._flights: deque[tuple[Any, Any]] = deque()  # sends under way, and their buffers
         self._discards: list[tuple[Any, Any]] = []
-        self._letters_arriving: deque[tuple[Any, bytearray, Any]] = deque()
-        self._visits: list[tuple[float, Any, Any, Any]] = []  # letters to those who are no peers, and their endpoints
+        self._handshakes_arriving: deque[tuple[Any, bytearray, Any]] = deque()
+        self._handshake_sends: list[tuple[float, Any, Any, Any]] = []  # and their endpoints, which are no peers'
         self._arrived: list[tuple[int, bytes]] = []
         self._dead: dict[int, str] = {}
         self._newly_dead: list[tuple[int, str]] = []
@@ -148,13 +150,14 @@ class UcxControl:
 
     def poll(self) -> list[tuple[int, bytes]]:
         self._engine.progress()
-        self._engine.heard()
+        if self.alone:
+            self._engine.heard()
         for _ in range(_PER_POLL):
             if not self._next():
                 break
         if self._landing:
             self._land()
-        if self._flights or self._discards or self._visits:
+        if self._flights or self._discards or self._handshake_sends:
             self._reap()
         for node, link in list(self._links.items()):
             if link.to_resend:
@@ -195,11 +198,11 @@ class UcxControl:
         worker, mask = self._engine.worker, self._class_mask
         if self._arrived or any(self._links[node].arriving[0][0].completed for node in self._landing):
             return True
-        if self._letters_arriving and self._letters_arriving[0][0].completed:
+        if self._handshakes_arriving and self._handshakes_arriving[0][0].completed:
             return True
         return bool(
             worker.tag_probe(self._frames, mask, False).matched
-            or worker.tag_probe(self._any_letter, mask, False).matched
+            or worker.tag_probe(self._any_handshake, mask, False).matched
         )
 
     def patience(self) -> float:
@@ -227,21 +230,21 @@ class UcxControl:
         self._links.clear()
         self._flights.clear()
         self._discards.clear()
-        self._visits.clear()
+        self._handshake_sends.clear()
 
-    # ------------------------------------------------------------ letters of nodes that are not in the job yet
+    # ------------------------------------------------------------ messages of nodes that are not in the job yet
 
-    def write_letter(self, address: bytes, same_host: bool, letter: bytes) -> None:
-        """Send a letter to a UCX worker that is no peer, or not yet.
+    def send_handshake(self, address: bytes, same_host: bool, message: bytes) -> None:
+        """Send a message to a UCX worker that is no peer, or not yet.
 
         Raises:
             TransportError: no transport of this UCX reaches it.
         """
         engine = self._engine
         endpoint = engine.visit(address, same_host)
-        buffer = engine.array(bytearray(letter))
-        request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_LETTER | self._letter_label))
-        self._visits.append((time.monotonic() + _VISIT, request, endpoint, buffer))
+        buffer = engine.array(bytearray(message))
+        request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_HANDSHAKE | self._handshake_label))
+        self._handshake_sends.append((time.monotonic() + _SEND_TIME, request, endpoint, buffer))
         self._backoff.touch()
 
     # ------------------------------------------------------------ inside
@@ -288,16 +291,16 @@ class UcxControl:
             link.arriving.append((request, buffer))
             self._landing.add(source)
             return True
-        found = worker.tag_probe(self._any_letter, self._class_mask, True)
+        found = worker.tag_probe(self._any_handshake, self._class_mask, True)
         if not found.matched:
             return False
-        known = found.sender_tag.value & _LABEL_MASK == self._letter_label
-        if not known or found.length > _LONGEST_LETTER or len(self._letters_arriving) >= _PER_POLL:
+        known = found.sender_tag.value & _LABEL_MASK == self._handshake_label
+        if not known or found.length > _LONGEST_MESSAGE or len(self._handshakes_arriving) >= _PER_POLL:
             self._discard(found)
             return True
         buffer = bytearray(found.length)
         array = self._engine.array(buffer)
-        self._letters_arriving.append((worker.tag_recv_with_handle(array, found), buffer, array))
+        self._handshakes_arriving.append((worker.tag_recv_with_handle(array, found), buffer, array))
         return True
 
     def _discard(self, found: Any, of_stranger: bool = True) -> None:
@@ -344,14 +347,14 @@ class UcxControl:
         while self._flights and self._flights[0][0].completed:
             self._flights.popleft()
         self._discards = [discard for discard in self._discards if not discard[0].completed]
-        if self._visits and self._visits[0][0] < time.monotonic():
-            del self._visits[0]
+        if self._handshake_sends and self._handshake_sends[0][0] < time.monotonic():
+            del self._handshake_sends[0]
 
-    def take_letters(self) -> list[bytes]:
-        """The letters that have come, in order."""
+    def take_handshakes(self) -> list[bytes]:
+        """The messages that have come, in order."""
         found = []
-        while self._letters_arriving and self._letters_arriving[0][0].completed:
-            request, buffer, _ = self._letters_arriving.popleft()
+        while self._handshakes_arriving and self._handshakes_arriving[0][0].completed:
+            request, buffer, _ = self._handshakes_arriving.popleft()
             try:
                 request.check_error()
             except Exception:
@@ -361,35 +364,46 @@ class UcxControl:
 
 
 class JointControl:
-    """The `ControlTransport` of a node of the job's first world, once nodes of other worlds have joined: MPI to the
-    ranks of its own, UCX to all others.
+    """The `ControlTransport` of a node whose world has several ranks, in a job of several worlds: MPI to the ranks of
+    its own world, UCX to all other nodes.
 
     Args:
-        inner: to the ranks of the own world, whose numbers are their ranks.
+        inner: to the ranks of the own world.
         outer: to all others.
+        first: the number of this world's rank 0.
+
+    Attributes:
+        outer: as given.
     """
 
-    def __init__(self, inner: ControlTransport, outer: UcxControl) -> None:
-        self.rank = inner.rank
-        self.size = inner.size
+    def __init__(self, inner: ControlTransport, outer: UcxControl, first: int = 0) -> None:
+        self.rank = first + inner.rank
+        self.size = first + inner.size
         self._inner = inner
-        self._outer = outer
-        self._world = inner.size
+        self.outer = outer
+        self._first = first
+        self._ranks = inner.size
+        outer.alone = False
 
     def send(self, dest: int, data: bytes) -> None:
-        (self._inner if dest < self._world else self._outer).send(dest, data)
+        rank = dest - self._first
+        if 0 <= rank < self._ranks:
+            self._inner.send(rank, data)
+        else:
+            self.outer.send(dest, data)
 
     def poll(self) -> list[tuple[int, bytes]]:
-        return [*self._inner.poll(), *self._outer.poll()]
+        first = self._first
+        return [*((first + rank, data) for rank, data in self._inner.poll()), *self.outer.poll()]
 
     def lost(self) -> list[tuple[int, str]]:
         found = []
-        for node, why in self._inner.lost():  # it asks the engine, about the nodes of all worlds
-            if node < self._world:
-                found.append((node, why))
+        for rank, why in self._inner.lost():  # it asks the engine, about the nodes of all worlds
+            if 0 <= rank < self._ranks:
+                found.append((self._first + rank, why))
             else:
-                self._outer.lose(node, why)
-        return found + self._outer.lost()
+                self.outer.lose(self._first + rank, why)
+        return found + self.outer.lost()
 
     def fileno(self) -> int | None:
         return self._inner.fileno()
@@ -398,14 +412,21 @@ class JointControl:
         return self._inner.arm()  # it asks `UcxEngine.ripe`, and so `UcxControl.waiting`
 
     def patience(self) -> float:
-        return min(self._inner.patience(), self._outer.patience())
+        return min(self._inner.patience(), self.outer.patience())
 
     def pending(self) -> bool:
-        return self._inner.pending() or self._outer.pending()
+        return self._inner.pending() or self.outer.pending()
 
     def forget(self, rank: int, why: str) -> None:
-        (self._inner if rank < self._world else self._outer).forget(rank, why)
+        if self.shares_mpi(rank):
+            self._inner.forget(rank - self._first, why)
+        else:
+            self.outer.forget(rank, why)
+
+    def shares_mpi(self, node: int) -> bool:
+        """Return True for a node of this world."""
+        return 0 <= node - self._first < self._ranks
 
     def close(self, abort: bool = False) -> None:
-        self._outer.close(abort)
+        self.outer.close(abort)
         self._inner.close(abort)

@@ -61,6 +61,7 @@ _WANTED = {
 _NOT_PRIVATE = "sysv"
 # A job of one host needs no port that other hosts could reach.
 _OUTWARD = "tcp"
+_RAYLET = "hpcray-raylet"
 
 
 @contextmanager
@@ -127,6 +128,7 @@ class UcxEngine:
         self._fd: int = self.worker.epoll_file_descriptor
         self._endpoints: dict[int, Any] = {}
         self._peers: dict[int, tuple[Any, bool, int]] = {}  # address, whether errors are handled, pid on this host
+        self._neighbors: dict[int, int] = {}  # raylets of this host whose ends can be seen: their pids
         self._links_made: dict[int, int] = {}
         self._failures: dict[int, list[float]] = {}  # when links to a peer failed lately
         self._reconnecting: dict[int, float] = {}  # deadlines
@@ -177,6 +179,8 @@ class UcxEngine:
             peer = self.lib.UCXAddress.create_from_buffer(address[: -_PID.size])
             (pid,) = _PID.unpack(address[-_PID.size :])
             self._peers[node] = peer, self._guards_shm or not same_host, pid if same_host else 0
+            if same_host and _is_raylet(pid):
+                self._neighbors[node] = pid
             self._links_made[node] = 0
             self._make_endpoint(node)
         except Exception as error:
@@ -233,6 +237,7 @@ class UcxEngine:
     def forget(self, node: int, why: str) -> None:
         """Drop a dead peer; UCX then ends its transfers with an error."""
         self._dead.setdefault(node, why)
+        self._neighbors.pop(node, None)
         self._drop_endpoint(node)
 
     def failed(self) -> list[tuple[int, str]]:
@@ -244,6 +249,9 @@ class UcxEngine:
             for node, endpoint in list(self._endpoints.items()):
                 if not endpoint.alive:
                     self._fail(node, _reason(endpoint))
+            for node, pid in list(self._neighbors.items()):
+                if _is_gone(pid):  # UCX notices it late, or when something is sent there
+                    self._fail(node, "its process has ended")
             for node, deadline in list(self._reconnecting.items()):
                 if node not in self._ringing:
                     del self._reconnecting[node]
@@ -446,6 +454,15 @@ def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
         return lib.UCXContext({}, features), False
     except Exception as error:
         raise TransportError(f"UCX does not start: {error}") from None
+
+
+def _is_raylet(pid: int) -> bool:
+    """True for a raylet that this process can see. In another container its pid may be nobody's, or somebody else's."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
+            return file.read().strip() == _RAYLET[:15]
+    except OSError:
+        return False
 
 
 def _is_gone(pid: int) -> bool:

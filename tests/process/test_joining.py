@@ -21,7 +21,7 @@ from hpcray import cluster
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.private_file import write_private_file
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.node.ticket import read_ticket, request_ticket
+from hpcray.runtime.node.join_token import read_join_token, request_join_token
 
 SIZE = 1 << 18
 
@@ -38,20 +38,20 @@ def alive() -> int:
 
 
 @pytest.fixture
-def ticket(tmp_path: Path, leak_check: object) -> Iterator[Path]:
-    """The ticket of a running job of one node."""
-    path = tmp_path / "ticket"
+def token(tmp_path: Path, leak_check: object) -> Iterator[Path]:
+    """The join token of a running job of one node."""
+    path = tmp_path / "token"
     with ray.init("local", num_cpus=1, object_store_memory=64 << 20, node_timeout=2.0):
-        write_private_file(str(path), request_ticket(need_process().session_dir))
+        write_private_file(str(path), request_join_token(need_process().session_dir))
         yield path
 
 
 @contextlib.contextmanager
-def joined(ticket: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def joined(token: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """A further node; in the job when the block begins."""
     there = alive()
     line = [sys.executable, "-m", "hpcray", "--num-cpus", "2", "--resources", '{"extra": 2}', *options]
-    with subprocess.Popen([*line, "--join", str(ticket)], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*line, "--join", str(token)], stderr=subprocess.PIPE, text=True) as process:
         try:
             until(lambda: alive() > there or process.poll() is not None)
             assert process.poll() is None, process.communicate()[1]
@@ -77,11 +77,11 @@ class Counter:
         return self.count
 
 
-def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(ticket: Path) -> None:
+def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(token: Path) -> None:
     given = ray.put(np.zeros(SIZE))
     waiting = there.remote(given)
     group = ray.util.placement_group([{"extra": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
-    with joined(ticket) as process:
+    with joined(token) as process:
         assert ray.get(waiting, timeout=30).sum() == SIZE
         assert group.wait(30)
         ray.util.remove_placement_group(group)
@@ -96,13 +96,13 @@ def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(ticket:
         assert [ray.get(ref, timeout=10)[0] for ref in kept] == [1, 2, 3, 4, 5], (
             "copied, as no other node can make them"
         )
-        with joined(ticket):
+        with joined(token):
             assert ray.get(counter.up.remote(), timeout=30) == 1, "restarted on the next node"
 
 
 @pytest.mark.slow
-def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(ticket: Path) -> None:
-    with joined(ticket) as process, joined(ticket):
+def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(token: Path) -> None:
+    with joined(token) as process, joined(token):
         refs = [there.remote(ray.put(np.full(SIZE, number))) for number in range(8)]
         process.kill()
         until(lambda: alive() == 2)
@@ -112,9 +112,9 @@ def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(tic
 
 @pytest.mark.slow
 def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> None:
-    path = tmp_path / "ticket"
+    path = tmp_path / "token"
     with ray.init("local", num_cpus=1):
-        write_private_file(str(path), request_ticket(need_process().session_dir))
+        write_private_file(str(path), request_join_token(need_process().session_dir))
         there_before = alive()
         line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", str(path)]
         process = subprocess.Popen(line)
@@ -123,13 +123,13 @@ def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> 
 
 
 @pytest.mark.slow
-def test_a_ticket_with_another_secret_opens_nothing(ticket: Path, tmp_path: Path) -> None:
+def test_a_join_token_with_another_secret_opens_nothing(token: Path, tmp_path: Path) -> None:
     forged = tmp_path / "forged"
-    text = ticket.read_bytes()
-    secret = read_ticket(str(ticket)).secret
+    text = token.read_bytes()
+    secret = read_join_token(str(token)).secret
 
     write_private_file(str(forged), text.replace(base64.b64encode(secret), base64.b64encode(b"x" * len(secret))))
-    assert read_ticket(str(forged)).secret != secret
+    assert read_join_token(str(forged)).secret != secret
     line = [sys.executable, "-m", "hpcray", "--join", str(forged)]
     environ = {**os.environ, "HPCRAY_START_TIMEOUT": "2"}
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environ)
@@ -137,10 +137,10 @@ def test_a_ticket_with_another_secret_opens_nothing(ticket: Path, tmp_path: Path
     assert alive() == 1 and ray.get(ray.remote(lambda: 1).remote(), timeout=10) == 1
 
 
-def test_a_ticket_that_others_can_read_is_refused(ticket: Path) -> None:
-    ticket.chmod(0o644)
+def test_a_join_token_that_others_can_read_is_refused(token: Path) -> None:
+    token.chmod(0o644)
     with pytest.raises(StartupError, match="must be yours alone, with mode 0600"):
-        read_ticket(str(ticket))
+        read_join_token(str(token))
 
 
 @pytest.mark.slow
@@ -154,7 +154,6 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
         assert [row["Alive"] for row in ray.nodes()] == [True, False, True] and gone == ray.nodes()[1]["NodeID"]
         until(lambda: len(cluster.scale(to=1)) == 1)  # a lease may idle for a moment
         assert alive() == 1 and sum(ray.get(ref)[0] for ref in refs) == 10
-        with pytest.raises(ValueError, match="runs the head"):
+        with pytest.raises(ValueError, match="runs the program"):
             cluster.remove_nodes([0])
-        with pytest.raises(ValueError, match="no living node 1"):
-            cluster.remove_nodes([1])
+        assert cluster.remove_nodes([1]), "it is gone already"

@@ -77,6 +77,9 @@ class SimWires:
     def meet(self, info: m.NodeInfo) -> None:
         pass
 
+    def shares_mpi(self, node: int) -> bool:
+        return True
+
 
 class SimLoop(EventLoop):
     """A loop whose turns are taken when something has come, or a timer is due."""
@@ -208,7 +211,9 @@ class SimNode:
         self.raylet.attach(SimProcesses(self), Nothing(), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.loop._events = self.raylet
         self.leaving = SimLeaving(self)
-        node_manager = NodeManager(world.size, "session", config, 0.0) if rank == 0 else None
+        node_manager = (
+            NodeManager(world.size, "session", config, 0.0, driver_rank=world.driver_rank) if rank == 0 else None
+        )
         detector = HeadFailureDetector(rank, config) if rank else None
         self.cluster = ClusterMember(
             self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, SimWires(self.control), lambda: None,
@@ -312,6 +317,8 @@ class SimNode:
             self.later(0.02, lambda: self.say(proc, m.ActorReady(msg.spec.actor, b"", [])))
         elif isinstance(msg, m.HeadMoved) and proc in self.on_moved:
             self.on_moved[proc]()
+        elif isinstance(msg, m.Evacuate):
+            self.say(proc, m.Evacuated(msg.node), raylet_of(self.rank))
         elif isinstance(msg, m.Exit):
             self.later(0.001, lambda: self.die(proc, "exit code 0"))
         elif isinstance(msg, m.TerminateActor):
@@ -376,9 +383,12 @@ class World:
     def alive(self) -> list[SimNode]:
         return [node for node in self.nodes if not node.ended]
 
+    def leader(self) -> SimNode:
+        (found,) = (node for node in self.alive() if HEAD in node.router.mine and not node.leaving.begun)
+        return found
+
     def head(self) -> Gcs:
-        (found,) = (node for node in self.alive() if HEAD in node.router.mine)
-        head = found.raylet.head
+        head = self.leader().raylet.head
         assert head is not None
         return head.gcs if isinstance(head, RecoveringGcs) else head
 

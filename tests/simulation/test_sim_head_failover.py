@@ -317,7 +317,7 @@ def test_messages_retained_for_a_new_head_are_dropped_in_time() -> None:
     world, clients = begun(4)
     work(world, clients, 10.0)
     kept = [len(node.router.to_head._retained) for node in world.nodes[1:]]
-    sent = [node.router.to_head._sent for node in world.nodes[1:]]
+    sent = [node.router.to_head.sent for node in world.nodes[1:]]
     assert max(kept) < 60 < min(sent), (kept, sent)
     world.run(world.net.now + 5.0)
     world.nodes[0].end()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcray.core.gcs.admission import link_key
+from hpcray.core.gcs.handshake import link_key
 from hpcray.transport.base import PeerLost, TransportError
 from hpcray.transport.ucx_control import UcxControl
 from hpcray.transport.ucx_data import UcxData

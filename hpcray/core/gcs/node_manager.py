@@ -19,6 +19,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
+from hpcray.core.gcs.standby import NOBODY, is_majority
 from hpcray.protocol import messages as m
 
 _OWN_STALL = 2.0
@@ -261,7 +262,14 @@ class AllStopped:
     missing: list[int]
 
 
-NodeEvent = Union[AllIn, ClusterUp, NodeAdded, StartFailed, NodeLost, AllStopped]
+@dataclass(slots=True, frozen=True)
+class MajorityLost:
+    """Most nodes have fallen silent at once: they go on without this one, under another head."""
+
+    silent: int
+
+
+NodeEvent = Union[AllIn, ClusterUp, NodeAdded, StartFailed, NodeLost, AllStopped, MajorityLost]
 Outcome = Union[Effect, NodeEvent]
 
 HANDLES: tuple[type, ...] = (
@@ -279,14 +287,23 @@ class NodeManager:
         now: the start deadline counts from here.
         me: the node of the head.
         run: facts about this run of the job, for the node table.
+        driver_rank: the node of the program; NOBODY in a job without one.
 
     Attributes:
         state: of the cluster, see TRANSITIONS.
         dead: why nodes died, in the order of their deaths.
+        standby: the node that succeeds the head, which heartbeats carry; NOBODY: none.
     """
 
     def __init__(
-        self, size: int, session: str, config: Config, now: float, me: int = 0, run: m.RunInfo | None = None
+        self,
+        size: int,
+        session: str,
+        config: Config,
+        now: float,
+        me: int = 0,
+        run: m.RunInfo | None = None,
+        driver_rank: int = 0,
     ) -> None:
         self.size = size
         self.me = me
@@ -294,6 +311,8 @@ class NodeManager:
         self.state = GATHERING
         self.code = 0
         self.run = run if run is not None else m.RunInfo()
+        self.standby = NOBODY
+        self._by_majority = driver_rank == NOBODY
         self._settled: Callable[[int], int] = lambda node: 0
         self._timeout = config.start_timeout
         self._stop_timeout = config.stop_timeout
@@ -325,14 +344,14 @@ class NodeManager:
         self.dead = dict(dead)
         self._tracker.begin(now, (node for node in self.alive() if node != self.me))
 
-    def admit(self, now: float) -> int | None:
-        """The number of a node that joins the running job; None while the job starts or ends. No number is given twice:
-        that of a node that does not come is lost."""
-        if self.state != UP or self.size >= MOST_NODES:
+    def admit(self, now: float, count: int = 1) -> int | None:
+        """The first number of `count` nodes that join the running job as one world, the others follow it; None while
+        the job starts or ends. No number is given twice: that of a node that does not come is lost."""
+        if self.state != UP or not 1 <= count <= MOST_NODES - self.size:
             return None
-        number, self.size = self.size, self.size + 1
-        self._admitted[number] = now
-        return number
+        first, self.size = self.size, self.size + count
+        self._admitted.update(dict.fromkeys(range(first, self.size), now))
+        return first
 
     def missing(self) -> list[int]:
         """Ranks that are not in yet (while gathering), or have not applied the table yet (while connecting)."""
@@ -342,6 +361,15 @@ class NodeManager:
     def alive(self) -> list[int]:
         """Nodes that are in and not dead, in order."""
         return [rank for rank in sorted(self._infos) if rank not in self.dead]
+
+    def ready(self) -> list[m.NodeInfo]:
+        """Living nodes that are connected to all others, in order."""
+        return [self._infos[node] for node in self.alive() if node in self._ready and node not in self._strangers]
+
+    def announce_standby(self, standby: int) -> list[Outcome]:
+        """This node succeeds the head from now on: send all nodes a heartbeat that says so."""
+        self.standby = standby
+        return [Send(raylet_of(node), self._heartbeat(node)) for node in self.alive() if node != self.me]
 
     def node_state(self, node: int) -> str:
         """The state of one node, see NODE_TRANSITIONS."""
@@ -428,7 +456,11 @@ class NodeManager:
             out += self._check_start(now)
         if self.state == UP:
             self._drop_absent(now)
-            for node, silent in self._tracker.silent_nodes(now):
+            silent_nodes = self._tracker.silent_nodes(now)
+            suspects = len(self._tracker.suspects(now)) if silent_nodes and self._by_majority else 0
+            if is_majority(suspects, len(self.alive())):
+                return [MajorityLost(suspects)]
+            for node, silent in silent_nodes:
                 out += self.node_failed(now, node, f"it was not heard of for {silent:.1f} s")
             verdict = self._arbiter.verdict(now)
             if verdict is not None:
@@ -537,7 +569,7 @@ class NodeManager:
         return [AllStopped(self.code, missing)]
 
     def _heartbeat(self, node: int) -> m.Heartbeat:
-        return m.Heartbeat(self.me, len(self.dead), self._settled(node))
+        return m.Heartbeat(self.me, len(self.dead), self._settled(node), self.standby)
 
     def _set_state(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], f"the cluster: {self.state} -> {state}"

@@ -11,7 +11,8 @@ from hpcray.protocol.messages.processes import RunInfo
 
 class NodeInfo(Struct, array_like=True, frozen=True):
     """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
-    them. name: "": its address is its name. joined: it has joined the running job."""
+    them. name: "": its address is its name. joined: it has joined the running job. world: the node of rank 0 of its
+    `mpirun` or `srun`."""
 
     index: int
     node_id: str
@@ -26,6 +27,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     session_dir: str = ""
     name: str = ""
     joined: bool = False
+    world: int = 0
 
 
 class RegisterNode(Struct, array_like=True, tag=30):
@@ -71,10 +73,12 @@ class ClusterGrew(Struct, array_like=True, tag=202):
 
 class OpenJob(Struct, array_like=True, tag=203):
     """p→g: let nodes join the job from now on. other_hosts: of other hosts too. Answer: GcsReply(req) with what a node
-    needs for that, as JSON (`runtime.node.ticket.Ticket`)."""
+    needs for that, as JSON (`runtime.node.join_token.JoinToken`). path: the file that will hold it, which a later head
+    writes anew."""
 
     req: int
     other_hosts: bool = False
+    path: str = ""
 
 
 class RemoveNode(Struct, array_like=True, tag=204):
@@ -132,11 +136,13 @@ class NodeStopped(Struct, array_like=True, tag=34):
 
 class Heartbeat(Struct, array_like=True, tag=35):
     """r→g, g→r: sent every period. epoch: number of nodes that have died, as far as the sender knows. settled: how
-    many of this node's messages to the head its successor would know of."""
+    many of this node's messages to the head its successor would know of. standby: the node that would succeed it; -1:
+    none."""
 
     node: int
     epoch: int = 0
     settled: int = 0
+    standby: int = -1
 
 
 class NodeDied(Struct, array_like=True, tag=36):
@@ -247,13 +253,14 @@ class RowChange(Struct, array_like=True, frozen=True):
 class StateLogAppend(Struct, array_like=True, tag=190):
     """g→r of the standby: rows that have changed. whole: these are all rows, and replace all earlier ones. taken:
     by node, how many of its messages to the head the rows contain. answers: replies that processes get once the
-    standby has the rows."""
+    standby has the rows. numbers: how many nodes have been given a number."""
 
     serial: int
     changes: list[RowChange]
     whole: bool
     taken: dict[int, int]
     answers: list[tuple[bytes, GcsReply]] = []
+    numbers: int = 0
 
 
 class StateLogAck(Struct, array_like=True, tag=191):
@@ -263,7 +270,8 @@ class StateLogAck(Struct, array_like=True, tag=191):
 
 
 class HeadLost(Struct, array_like=True, tag=192):
-    """r→r of the standby: this node cannot reach the head. The standby itself determines whether the head is dead."""
+    """r→r of the standby: this node cannot reach the head. The standby itself determines whether the head is dead. From
+    the head itself: it leaves the job, and the standby takes over."""
 
     node: int
     reason: str

@@ -11,18 +11,26 @@ from typing import Any
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs import departures, drain, node_manager
-from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager, PeerProbe
+from hpcray.core.gcs.standby import NOBODY
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
-from hpcray.runtime.node.head_failover import HeadReplicator, HeadStandby, JournalOpener, keep_state_log
-from hpcray.runtime.node.joining import JobGate
+from hpcray.runtime.node.head_failover import (
+    HeadReplicator,
+    HeadStandby,
+    JournalOpener,
+    keep_state_log,
+    may_have_standby,
+)
+from hpcray.runtime.node.joining import JoinAcceptor
 from hpcray.runtime.node.node_departure import NodeDeparture
 from hpcray.runtime.node.node_drain import NodeDrain
+from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.shutdown import DriverChild, NodeShutdown, RayletSignals, forget_node
-from hpcray.runtime.node.wires import Wires
+from hpcray.runtime.node.state_log_writer import StateLogWriter
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
 from hpcray.transport.base import DataPlane, TransportError
 from hpcray.transport.startup import read_launch
@@ -31,6 +39,8 @@ _PARENT_GONE_DELAY = 0.05
 _HEAD_DEATH_DELAY = 2.0
 """Seconds that a node stays after it found the head dead: mpirun silently ends all ranks when one exits with 1."""
 _START_MARGIN = 2.0
+_HAND_OVER_TIME = 5.0
+"""Seconds after which a head that leaves does not wait for its successor any more."""
 _NOTHING: tuple[()] = ()
 
 
@@ -128,7 +138,7 @@ class ClusterMember:
         watched_processes: Sequence[ProcessIdentity],
         node_manager: NodeManager | None,
         head_failure_detector: HeadFailureDetector | None,
-        wires: Wires,
+        wires: NodeTransports,
         on_up: Callable[[], None],
         open_journal: JournalOpener,
         program_is_remote: bool = False,
@@ -158,8 +168,10 @@ class ClusterMember:
         self._standby = HeadStandby(raylet, self, open_journal)
         self._replicator: HeadReplicator | None = None
         self.drain = NodeDrain(raylet, self.end_job)
-        self.departure = NodeDeparture(raylet, lambda: self._node_manager)
-        self._gate = JobGate(raylet, wires, lambda: self._node_manager, self._refusal)
+        self.departure = NodeDeparture(raylet, lambda: self._node_manager, self._can_hand_over, lambda: self.end_job(0))
+        self._join_acceptor = JoinAcceptor(
+            raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
+        )
         self._signals = RayletSignals(
             self._loop, shutdown, self.drain, self._leads, program_is_remote, self.end_job, self._leave_alone
         )
@@ -183,7 +195,10 @@ class ClusterMember:
             StartupError: the journal of an earlier run cannot be read.
         """
         if self._node_manager is not None:
-            self._replicator = keep_state_log(self._raylet, self._node_manager, self._open_journal())
+            writer = keep_state_log(self._raylet, self._node_manager, self._open_journal())
+            if writer is not None:
+                assert isinstance(self._raylet.head, Gcs)
+                self._replicate(self._raylet.head, self._node_manager, writer)
         self._router.send(HEAD, m.RegisterNode(self._raylet.context.info))
         self._tick()
         self._heartbeat.beat()
@@ -221,13 +236,17 @@ class ClusterMember:
 
     def user_signalled(self, number: int) -> None:
         """This process got SIGUSR1 or SIGUSR2."""
-        self._signals.user_signalled(number, self.came_up)
+        if self._has_no_program() and number in self._raylet.run_info.signals:
+            self.signalled(signal.SIGTERM)
+        else:
+            self._signals.user_signalled(number, self.came_up)
 
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
         if self._isolated_since:
             self._loop.stop()
-        if self._raylet.context.info.joined and self.came_up and not self._shutdown.begun and not self.departure.begun:
+        may_leave = self._raylet.context.info.joined or (self._has_no_program() and number == signal.SIGTERM)
+        if may_leave and self.came_up and not self._shutdown.begun and not self.departure.begun:
             self.departure.ask(f"it was sent {signal.Signals(number).name}")
         elif not self._shutdown.begun:
             self._signals.signalled(number, self.came_up)
@@ -235,7 +254,8 @@ class ClusterMember:
     def processes_ended(self) -> None:
         """Only this process of the node is left."""
         self._processes_ended = True
-        self._router.send(HEAD, m.NodeStopped(self._raylet.node))
+        if not self.fenced:
+            self._router.send(HEAD, m.NodeStopped(self._raylet.node))
         if self._node_manager is None:
             if not self._isolated_since:
                 self._loop.call_at(max(self._loop.now, self._exit_not_before), self._loop.stop)
@@ -351,7 +371,36 @@ class ClusterMember:
 
     def _node_left(self, event: departures.NodeLeft) -> None:
         assert self._node_manager is not None
-        self._raylet.apply(self._node_manager.node_failed(self._loop.now, event.node, event.reason))
+        if event.node != self._raylet.node:
+            self._raylet.apply(self._node_manager.node_failed(self._loop.now, event.node, event.reason))
+        elif self._replicator is not None and self._can_hand_over():
+            self._replicator.hand_over(event.reason)
+            self._loop.call_at(self._loop.now + _HAND_OVER_TIME, lambda: self._fence("no node took over"))
+        else:
+            self.end_job(0)
+
+    def _can_hand_over(self) -> bool:
+        """Return True if this node is the head, and another one can take over."""
+        return self._replicator is not None and self._replicator.can_hand_over()
+
+    def _has_no_program(self) -> bool:
+        return self._raylet.context.driver_rank == NOBODY
+
+    def _replicate(self, head: Gcs | RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
+        if may_have_standby(self._raylet):
+            leaving = self.departure.core.leaving
+            self._replicator = HeadReplicator(self._raylet, head, node_manager, writer, leaving)
+
+    def _numbers_given(self) -> None:
+        if self._replicator is not None:
+            self._replicator.append([], False)
+
+    def _choose_standby(self) -> None:
+        if self._replicator is not None and self._node_manager is not None:
+            self._replicator.choose()
+
+    def _majority_lost(self, event: node_manager.MajorityLost) -> None:
+        self._fence(f"{event.silent} nodes have fallen silent at once, most of the job: this node is cut off")
 
     def _leaving_changed(self, event: departures.LeavingChanged) -> None:
         self.drain.set_leaving(set(event.deadlines))
@@ -361,6 +410,7 @@ class ClusterMember:
         assert raylet.head is not None
         raylet.apply(raylet.head.node_joined(self._loop.now, info))
         self._router.send(raylet_of(info.index), m.NodeJoined(info))
+        self._choose_standby()
         raylet.log(f"node {info.index} ({info.host}) has joined the job")
 
     # ------------------------------------------------------------ all nodes are up
@@ -369,9 +419,10 @@ class ClusterMember:
         head, driver_rank = self._raylet.head, self._raylet.context.driver_rank
         assert isinstance(head, Gcs)
         self._raylet.apply(head.cluster_up(self._loop.now, self._session_name, event.nodes))
-        if driver_rank != self._raylet.node:
+        if driver_rank not in (self._raylet.node, NOBODY):
             self._router.send(raylet_of(driver_rank), m.StartDriver())
         self._up()
+        self._choose_standby()
 
     def _on_start_driver(self, now: float, src: bytes, msg: m.StartDriver) -> Iterable[Any]:
         if not self._shutdown.begun:
@@ -416,7 +467,7 @@ class ClusterMember:
     def _on_state_log_ack(self, now: float, src: bytes, msg: m.StateLogAck) -> Iterable[Any]:
         if self._replicator is None:
             return self._raylet.unexpected(now, src, msg)
-        return self._replicator.on_state_log_ack(msg)
+        return self._replicator.on_state_log_ack(src, msg)
 
     def _on_node_died(self, now: float, src: bytes, msg: m.NodeDied) -> Iterable[Any]:
         self.node_died(msg)
@@ -447,16 +498,20 @@ class ClusterMember:
                 self._raylet.log(f"node {event.node} died: {event.reason}. The job goes on with {living} of its nodes")
         self._forget_node(died)
         self.departure.node_died(event.node)
+        self._choose_standby()
 
     def _forget_node(self, died: m.NodeDied) -> None:
-        self.broken = True
+        self.broken = self.broken or self._wires.shares_mpi(died.node)
         forget_node(self._raylet, self._wires.control, self._wires.data, died)
 
-    def lead(self, head: Gcs, node_manager: NodeManager) -> None:
+    def lead(self, head: RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
         self._node_manager, self._head_failure_detector = node_manager, None
         node_manager.allow(self._shutdown.extra_time)
         self._heartbeat.lead(node_manager)
-        self.drain.take_over(head)
+        self.drain.take_over(head.gcs)
+        self._replicate(head, node_manager, writer)
+        self._choose_standby()
+        self._join_acceptor.take_over(head.gcs)
         self._loop.call_at(self._loop.now, self.child_ended)  # the old head may have died before it ended the job
 
     def head_moved(self, now: float, node: int) -> None:
@@ -491,11 +546,14 @@ class ClusterMember:
 
     def _fence(self, reason: str) -> None:
         """The head has declared this node dead, and the job goes on without it. That is no failure of the job."""
+        if self.fenced:
+            return  # each node that follows a new head tells the old one
         if self.departure.begun:
             self._raylet.log("this node has left the job")
         elif not self._shutdown.begun or self._isolated_since:
             self._raylet.log(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
         self.fenced = True
+        self._node_manager = None  # of a head that has left or was replaced: another one ends the job
         self._leave_alone(0)
         if self._isolated_since:
             self._reconnected()
@@ -564,7 +622,7 @@ class ClusterMember:
         raylet.apply(raylet.lease_manager.tick(now, raylet.store.used))
         raylet.apply(raylet.store.tick(now))
         raylet.garbage.tick()
-        if raylet.head is not None:
+        if raylet.head is not None and not self.fenced:
             raylet.apply(raylet.head.tick(now))
             self.departure.tick()
         self.drain.tick()
@@ -611,7 +669,7 @@ HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
     m.NodeReady: lambda c: c._to_node_manager,
     m.NodeAcquainted: lambda c: c._to_node_manager,
     m.NodeJoined: lambda c: c._on_node_joined,
-    m.OpenJob: lambda c: c._gate.on_open_job,
+    m.OpenJob: lambda c: c._join_acceptor.on_open_job,
     # Nodes that leave the running job; RemoveNode and what follows are for the head.
     m.Leave: lambda c: c.departure.on_leave,
     m.Evacuate: lambda c: c.departure.on_evacuate,
@@ -646,6 +704,7 @@ EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
     node_manager.StartFailed: lambda c: lambda event: c._start_failed(event.reason),
     node_manager.NodeLost: lambda c: c._declare_dead,
     node_manager.AllStopped: lambda c: c._all_stopped,
+    node_manager.MajorityLost: lambda c: c._majority_lost,
     departures.NodeLeft: lambda c: c._node_left,
     departures.LeavingChanged: lambda c: c._leaving_changed,
     drain.Announce: lambda c: c.drain.announce,

@@ -1,8 +1,9 @@
-"""Head failover: when the head dies and the program lives, another raylet becomes the head.
+"""Head failover: when the head dies, or leaves, another raylet becomes the head. That may happen again and again.
 
 The standby is the raylet of the node that runs the program (`--driver-rank`), and no other: without that node there is
 nothing to go on with. So there is no election, and no two raylets can both be the successor. Where the program runs on
-the head's own node, there is no standby.
+the head's own node, there is no standby. In a job without a program the head names it (`core.gcs.standby`), and names
+another only when it has died; it takes over from a silent head only if most nodes have lost that too.
 
 `HeadReplicator` is the head's side: it sends every change of its tables. `HeadStandby` is that of all other raylets:
 the successor keeps the rows, and takes over; the others wait for it for a while.
@@ -11,7 +12,7 @@ the successor keeps the rows, and takes over; the others wait for it for a while
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Protocol, Union
 
 from hpcray.common.exceptions import StartupError
@@ -19,6 +20,8 @@ from hpcray.common.ids import RUN_MASK, first_run, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import UP, NodeManager
+from hpcray.core.gcs.recovery import read_roster
+from hpcray.core.gcs.standby import NOBODY, choose_standby, is_majority
 from hpcray.core.gcs.state_log import TableSnapshot
 from hpcray.platform.journal_file import JournalFile
 from hpcray.protocol import messages as m
@@ -40,13 +43,28 @@ class HeadReplicator:
     """The head's side: sends the changes of its tables to the standby, and holds back replies until it has them.
 
     Args:
+        head: the GCS, or what stands before it.
         node_manager: its heartbeats carry how many of a node's frames the standby knows.
+        writer: of the state log.
+        leaving: returns the nodes that are about to leave.
     """
 
-    def __init__(self, raylet: Raylet, head: Gcs, node_manager: NodeManager) -> None:
+    def __init__(
+        self,
+        raylet: Raylet,
+        head: Gcs | RecoveringGcs,
+        node_manager: NodeManager,
+        writer: StateLogWriter,
+        leaving: Callable[[], Container[int]] = tuple,
+    ) -> None:
         self._raylet = raylet
         self._head = head
-        self._standby = raylet_of(raylet.context.driver_rank)
+        self._dirty_rows = (head.gcs if isinstance(head, RecoveringGcs) else head).log.dirty_rows
+        self._node_manager = node_manager
+        self._writer = writer
+        self._leaving = leaving
+        self._standby = NOBODY
+        self._has_rows = False
         self._serial = 0
         self._sent_at = 0.0
         self._taken: dict[int, int] = {}
@@ -54,24 +72,47 @@ class HeadReplicator:
         self._unacknowledged: deque[tuple[int, dict[int, int]]] = deque()
         self._held_replies: deque[tuple[int, Send]] = deque()
         self._new_replies: list[tuple[bytes, m.GcsReply]] = []
-        node_manager.set_settled(lambda node: self._settled.get(node, 0))
+        self._hand_over_at: tuple[int, str] | None = None
+        node_manager.set_settled(lambda node: self._settled_frames().get(node, 0))
+        writer.sinks.append(self.append)
+        raylet.registrar = self
         raylet.loop.each_turn.append(self._turn)
+
+    def choose(self) -> None:
+        """Have a standby, if there can be one; called when nodes have come or gone."""
+        ready, context = self._node_manager.ready(), self._raylet.context
+        if any(info.index == self._standby for info in ready):
+            return
+        standby = choose_standby(ready, self._raylet.node, context.driver_rank, self._leaving())
+        if standby == self._standby:
+            return
+        self._standby, self._has_rows = standby, False
+        self._settled = self._settled_frames()
+        self._unacknowledged.clear()
+        held, self._held_replies, self._new_replies = self._held_replies, deque(), []
+        self._raylet.apply(self._node_manager.announce_standby(standby))
+        self._raylet.apply(effect for _, effect in held)
+        if standby != NOBODY:
+            self._writer.write_all()
 
     def append(self, rows: list[m.RowChange], whole: bool) -> None:
         """Send changes of the head's tables, with the number of each node's frames that they include."""
+        if self._standby == NOBODY:
+            return
         self._serial += 1
         self._sent_at = self._raylet.loop.now
         self._taken = dict(self._raylet.router.to_head.taken)
         self._unacknowledged.append((self._serial, self._taken))
         replies, self._new_replies = self._new_replies, []
-        self._raylet.router.send(self._standby, m.StateLogAppend(self._serial, rows, whole, self._taken, replies))
+        append = m.StateLogAppend(self._serial, rows, whole, self._taken, replies, self._node_manager.size)
+        self._raylet.router.send(raylet_of(self._standby), append)
 
     def register(self, now: float, src: bytes, msg: m.Message) -> Iterable[Effect]:
         """Handle CreateActor, CreateGroup or GcsCall. A reply to one that changed a table waits for the standby."""
-        dirty_rows = self._head.log.dirty_rows
+        dirty_rows = self._dirty_rows
         before = dirty_rows.count
         effects = self._head.handle(now, src, msg)
-        if dirty_rows.count == before:
+        if dirty_rows.count == before or self._standby == NOBODY:
             return effects
         others = []
         for effect in effects:
@@ -82,26 +123,44 @@ class HeadReplicator:
                 others.append(effect)
         return others
 
+    def can_hand_over(self) -> bool:
+        """Return True if there is a standby that has the tables."""
+        return self._has_rows
+
+    def hand_over(self, reason: str) -> None:
+        """Have the standby take over, once it has all rows of now."""
+        self.append([], False)
+        self._hand_over_at = self._serial, reason
+
+    def _settled_frames(self) -> dict[int, int]:
+        return self._settled if self._standby != NOBODY else self._raylet.router.to_head.taken
+
     def _turn(self) -> None:
         """Report frames that changed no row, a little later."""
         due = self._sent_at + self._raylet.context.config.heartbeat_interval
-        if self._serial and self._raylet.loop.now >= due and self._raylet.router.to_head.taken != self._taken:
+        if self._has_rows and self._raylet.loop.now >= due and self._raylet.router.to_head.taken != self._taken:
             self.append([], False)
 
-    def on_state_log_ack(self, msg: m.StateLogAck) -> Iterable[Any]:
+    def on_state_log_ack(self, src: bytes, msg: m.StateLogAck) -> Iterable[Any]:
         """Return the replies that the standby knows of now."""
+        ready: list[Effect] = []
+        if node_of(src) != self._standby:
+            return ready
+        self._has_rows = True
         while self._unacknowledged and self._unacknowledged[0][0] <= msg.serial:
             self._settled = self._unacknowledged.popleft()[1]
-        ready = []
         while self._held_replies and self._held_replies[0][0] <= msg.serial:
             ready.append(self._held_replies.popleft()[1])
+        if self._hand_over_at is not None and self._hand_over_at[0] <= msg.serial:
+            ready.append(Send(raylet_of(self._standby), m.HeadLost(self._raylet.node, self._hand_over_at[1])))
+            self._hand_over_at = None
         return ready
 
 
 class HeadSuccession(Protocol):
     """The methods of its cluster member that a standby calls."""
 
-    def lead(self, head: Gcs, node_manager: NodeManager) -> None:
+    def lead(self, head: RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
         """This raylet has become the head."""
 
     def head_moved(self, now: float, node: int) -> None:
@@ -126,14 +185,18 @@ class HeadStandby:
         self._raylet = raylet
         self._cluster = cluster
         self._open_journal = open_journal
-        self._successor = raylet.context.driver_rank
-        self._enabled = raylet.head is None and _has_standby(raylet)
-        self._is_successor = self._enabled and raylet.node == self._successor
+        self._driver_rank = self._successor = raylet.context.driver_rank
         self._replica = TableSnapshot()
         self._taken: dict[int, int] | None = None
+        self._numbers = 0
         self._replies: deque[tuple[float, bytes, m.GcsReply]] = deque()
         self._silent_since = 0.0
-        raylet.router.to_head.retaining = self._enabled
+        self._lost_by: set[int] = set()  # other nodes that have lost the head
+        raylet.router.to_head.retaining = raylet.head is None and self._may_move()
+
+    def _may_move(self) -> bool:
+        """Return True if another raylet could take over from the present head."""
+        return may_have_standby(self._raylet) and self._driver_rank != self._raylet.head_location.node
 
     def head_lost(self, reason: str, certain: bool) -> bool:
         """Take over from the head, or wait for its successor. Returns whether there is, or may be, a successor.
@@ -142,58 +205,76 @@ class HeadStandby:
             certain: whether the head's process has ended; else it may only be silent.
         """
         raylet, head_location = self._raylet, self._raylet.head_location
-        if not self._enabled or head_location.epoch or self._successor in raylet.router.lost_nodes:
+        has_program = self._driver_rank != NOBODY
+        if not self._may_move() or (has_program and self._successor in raylet.router.lost_nodes):
             return False
-        if self._is_successor:
-            if self._taken is None:
-                return False
-            if certain or self._silent_for_long():
+        if self._taken is not None:
+            if certain or (self._silent_for() > 0.0 and (has_program or self._leads_majority())):
                 self._take_over(reason)
-            return True
+                return True
+            return has_program or self._silent_for() < raylet.context.config.head_timeout + NEW_HEAD_TIMEOUT
+        if self._successor == raylet.node:
+            return False
         if not head_location.lost:
             head_location.gone()
-            raylet.router.send(raylet_of(self._successor), m.HeadLost(head_location.node, reason))
+            epoch = head_location.epoch
+            if self._successor not in (NOBODY, *raylet.router.lost_nodes):
+                raylet.router.send(raylet_of(self._successor), m.HeadLost(head_location.node, reason))
             limit = raylet.loop.now + raylet.context.config.head_timeout + NEW_HEAD_TIMEOUT
-            raylet.loop.call_at(limit, lambda: self._check_successor(reason))
+            raylet.loop.call_at(limit, lambda: self._check_successor(epoch, reason))
         return True
 
     # ------------------------------------------------------------ while the head lives
 
     def on_heartbeat(self, src: bytes, msg: m.Heartbeat) -> None:
         """Note a heartbeat of the head, and which of this node's frames need not be retained."""
-        if self._enabled and node_of(src) == self._raylet.head_location.node:
+        if self._may_move() and node_of(src) == self._raylet.head_location.node:
             self._silent_since = 0.0
+            self._lost_by.clear()
             self._raylet.router.to_head.settled(msg.settled)
+            if self._driver_rank == NOBODY:
+                self._successor = msg.standby
 
     def on_state_log_append(self, now: float, src: bytes, msg: m.StateLogAppend) -> Iterable[Any]:
         """Apply changes of the head's tables, on the successor."""
-        if not self._is_successor:
+        if not self._may_move():
             return self._raylet.unexpected(now, src, msg)
         if node_of(src) != self._raylet.head_location.node or (self._taken is None and not msg.whole):
             return _NOTHING
         self._replica.apply(msg.changes, msg.whole)
-        self._taken = msg.taken
+        self._successor = self._raylet.node
+        self._taken, self._numbers = msg.taken, msg.numbers
         self._replies.extend((now, dest, reply) for dest, reply in msg.answers)
         while self._replies and self._replies[0][0] < now - REPLIES_KEPT:
             self._replies.popleft()
         return [Send(src, m.StateLogAck(msg.serial))]
 
     def on_head_lost(self, now: float, src: bytes, msg: m.HeadLost) -> Iterable[Any]:
-        """Another node cannot reach the head: the successor probes it."""
-        if not self._is_successor:
-            return self._raylet.unexpected(now, src, msg)
+        """Another node cannot reach the head: the successor probes it. The head itself: it hands over."""
         head_location = self._raylet.head_location
-        if head_location.node == msg.node and msg.node != self._raylet.node:
-            return [Send(raylet_of(msg.node), m.Ping(self._raylet.node))]  # fails at once if it is dead
-        return _NOTHING
+        if self._successor != self._raylet.node:
+            return self._raylet.unexpected(now, src, msg)
+        if head_location.node != msg.node or msg.node == self._raylet.node:
+            return _NOTHING
+        if node_of(src) == msg.node:
+            self._cluster.head_died(msg.reason, True)
+            return _NOTHING
+        self._lost_by.add(node_of(src))
+        return [Send(raylet_of(msg.node), m.Ping(self._raylet.node))]  # fails at once if it is dead
 
     # ------------------------------------------------------------ when it is dead
 
-    def _silent_for_long(self) -> bool:
-        """Return whether a head that is only cut off has declared this node dead by now, and so ended the job there."""
+    def _silent_for(self) -> float:
+        """Return for how long a head that is only cut off must have ended the job there, as it has declared this node
+        dead; negative: it need not have."""
         config, now = self._raylet.context.config, self._raylet.loop.now
         self._silent_since = self._silent_since or now - config.head_timeout
-        return now - self._silent_since > config.node_timeout + 2 * config.heartbeat_interval
+        return now - self._silent_since - config.node_timeout - 2 * config.heartbeat_interval
+
+    def _leads_majority(self) -> bool:
+        """Return whether so many nodes have lost the head that it has ended with those that have not."""
+        roster = read_roster(self._replica)
+        return is_majority(len(self._lost_by) + 1, len(roster.infos) - len(roster.dead))
 
     def _take_over(self, reason: str) -> None:
         raylet = self._raylet
@@ -201,7 +282,8 @@ class HeadStandby:
         head_location.gone()
         head = RecoveringGcs(config)
         roster = head.take_over(now, self._replica, head_location.node)
-        node_manager = NodeManager(raylet.context.cluster_size, roster.session, config, now, me)
+        size = max(raylet.context.cluster_size, self._numbers)
+        node_manager = NodeManager(size, roster.session, config, now, me, driver_rank=self._driver_rank)
         node_manager.resume(now, roster.infos, roster.dead, raylet.run_info)
         old = head_location.node
         unlogged = raylet.forgotten_nodes - roster.dead.keys()
@@ -209,19 +291,22 @@ class HeadStandby:
         self._announce_head(node_manager, old)
         for node, why in list(raylet.router.lost_nodes.items()):
             died += node_manager.node_failed(now, node, why)  # in the old head's last moment
-        raylet.router.to_head.retaining = False
-        self._replica = TableSnapshot()
+        to_head, taken = raylet.router.to_head, self._taken or {}
+        to_head.retaining = False
+        to_head.taken = {**taken, me: to_head.sent}
+        self._replica, self._taken = TableSnapshot(), None
         raylet.log("this node is the head from now on")
         raylet.head = head
-        self._cluster.lead(head.gcs, node_manager)
-        head_location.moved_to(me, head_location.epoch + 1, (self._taken or {}).get(me, 0))
-        raylet.router.to_head.settled(_ALL_FRAMES)
+        writer = StateLogWriter(raylet, head.gcs, lambda: not head.awaited)
+        self._cluster.lead(head, node_manager, writer)
+        head_location.moved_to(me, head_location.epoch + 1, taken.get(me, 0))
+        to_head.settled(_ALL_FRAMES)
         raylet.apply(effect for effect in died if not _is_death_of(old, effect))  # NewHead carries it
         for node in sorted(unlogged):  # declared dead by the old head, and missing only in the replica
             raylet.apply(head.node_died(now, node, raylet.router.lost_nodes[node]))
-        self._open_log(head.gcs)
+        self._open_log(writer)
 
-    def _open_log(self, head: Gcs, retry: bool = False) -> None:
+    def _open_log(self, writer: StateLogWriter, retry: bool = False) -> None:
         """Log to the journal on disk. A file server may hold the lock of a machine that is lost for a while."""
         loop = self._raylet.loop
         try:
@@ -229,10 +314,11 @@ class HeadStandby:
         except StartupError as error:
             if not retry:
                 self._raylet.log(f"no journal is kept for now: {error}")
-            loop.call_at(loop.now + LOCK_RETRY, lambda: self._open_log(head, True))
+            loop.call_at(loop.now + LOCK_RETRY, lambda: self._open_log(writer, True))
             return
         if file is not None:
-            StateLogWriter(self._raylet, head, lambda: True).files.append(file)
+            writer.files.append(file)
+            writer.write_all()
 
     def _announce_head(self, node_manager: NodeManager, old: int) -> None:
         """Send NewHead to all living nodes, with the number of their frames that are known here, and other deaths."""
@@ -252,29 +338,37 @@ class HeadStandby:
 
     def on_new_head(self, now: float, src: bytes, msg: m.NewHead) -> Iterable[Any]:
         """Follow the successor of the head, which this node declares dead too."""
-        if not self._enabled:
+        if not may_have_standby(self._raylet):
             return self._raylet.unexpected(now, src, msg)
         router, head_location = self._raylet.router, self._raylet.head_location
         if msg.node == node_of(src) and msg.term > head_location.epoch:
             head_location.gone()
             old = m.NodeDied(msg.old, msg.reason, msg.epoch)
             router.send_now(msg.old, old)  # the old head may live: a NodeDied that reaches it ends it
+            self._replica, self._taken = TableSnapshot(), None
+            self._silent_since = 0.0
+            self._lost_by.clear()
             self._cluster.head_moved(now, msg.node)
             self._cluster.node_died(old)
             head_location.moved_to(msg.node, msg.term, msg.taken)
-            router.to_head.retaining = False
+            router.to_head.retaining = self._may_move()
         return _NOTHING
 
-    def _check_successor(self, reason: str) -> None:
-        if self._raylet.head_location.lost:
-            self._cluster.head_died(f"{reason}, and node {self._successor} did not take over")
+    def _check_successor(self, epoch: int, reason: str) -> None:
+        location = self._raylet.head_location
+        if location.lost and location.epoch == epoch:
+            why = "no node took over" if self._successor == NOBODY else f"node {self._successor} did not take over"
+            self._cluster.head_died(f"{reason}, and {why}")
 
 
-def keep_state_log(raylet: Raylet, node_manager: NodeManager, file: JournalFile | None) -> HeadReplicator | None:
+def keep_state_log(raylet: Raylet, node_manager: NodeManager, file: JournalFile | None) -> StateLogWriter | None:
     """On the head of a new job: begin its run, and log the state of the GCS for the next run and for a standby.
 
     Args:
         file: the journal on disk, if there is to be one.
+
+    Returns:
+        None where nobody would read it.
 
     Raises:
         StartupError: the journal of an earlier run cannot be read.
@@ -284,20 +378,16 @@ def keep_state_log(raylet: Raylet, node_manager: NodeManager, file: JournalFile 
     number = node_manager.run.restarts or first_run(node_manager.session)
     number = head.begin_run(number, read_back(file) if file is not None else None)
     node_manager.begin_run(number & RUN_MASK)
-    if file is None and not _has_standby(raylet):
+    if file is None and not may_have_standby(raylet):
         return None
     writer = StateLogWriter(raylet, head, lambda: node_manager.state == UP and not head.waits_for_resume)
-    replicator = None
-    if _has_standby(raylet):
-        replicator = raylet.registrar = HeadReplicator(raylet, head, node_manager)
-        writer.sinks.append(replicator.append)
-    if file is not None:
-        writer.files.append(file)
-    return replicator
+    writer.files += [] if file is None else [file]
+    return writer
 
 
-def _has_standby(raylet: Raylet) -> bool:
-    return raylet.context.driver_rank != 0 and raylet.context.cluster_size > 1
+def may_have_standby(raylet: Raylet) -> bool:
+    """Return True if the head of this job can ever move: the program, if there is one, runs on another node."""
+    return raylet.context.driver_rank != 0
 
 
 def _is_death_of(node: int, effect: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Nodes that join a running job: `JobGate` on the head lets them in, `join_job` is their side.
+"""Nodes that join a running job: `JoinAcceptor` on the head lets them in, `join_job` is their side.
 
-A job is closed until a process of it asks the head to open it (OpenJob). The answer, a `Ticket`, has all that a node
+A job is closed until a process of it asks the head to open it (OpenJob). The answer, a `JoinToken`, has all that a node
 needs to find the job and to prove that it belongs to it.
 """
 
@@ -12,34 +12,43 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.core.gcs.admission import (
-    IN,
+from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.gcs.handshake import (
+    ACCEPTED,
     NONCE_BYTES,
-    TURNED_AWAY,
+    REJECTED,
     Admitted,
     Answer,
-    Applicant,
-    Gatekeeper,
+    HandshakeAcceptor,
+    HandshakeInitiator,
     JoinRequest,
     Proven,
+    link_key,
 )
 from hpcray.core.gcs.node_manager import NodeManager
 from hpcray.platform.arena import Arena
+from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m
-from hpcray.runtime.node.ticket import Ticket
-from hpcray.runtime.node.wires import Wires, open_world
+from hpcray.runtime.node.join_token import JoinToken
+from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
-from hpcray.transport.base import TransportError
-from hpcray.transport.ucx_control import UcxControl
+from hpcray.transport.base import ControlTransport, StartError, TransportError
+from hpcray.transport.startup import Launch
+from hpcray.transport.ucx_control import JointControl, UcxControl
 from hpcray.transport.ucx_data import UcxData
 
 _REPORT_INTERVAL = 10.0
 _LONGEST_SLEEP = 0.05
+_BARRIER_POLL = 0.001
+_PATHS = "_join_tokens"
+"""Namespace of the files that hold the job's join token, in the key-value store."""
 
 
 def versions() -> tuple[str, str]:
@@ -53,28 +62,35 @@ def versions() -> tuple[str, str]:
     return own, f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class JobGate:
+class JoinAcceptor:
     """Lets nodes join the job, on the head.
 
     Args:
         node_manager: returns that of the head; None elsewhere.
         refusal: returns why no node may join now; "" when one may.
+        on_numbered: called when nodes have been given numbers, before they get them.
     """
 
     def __init__(
-        self, raylet: Raylet, wires: Wires, node_manager: Callable[[], NodeManager | None], refusal: Callable[[], str]
+        self,
+        raylet: Raylet,
+        wires: NodeTransports,
+        node_manager: Callable[[], NodeManager | None],
+        refusal: Callable[[], str],
+        on_numbered: Callable[[], None],
     ) -> None:
         self._raylet = raylet
         self._wires = wires
         self._node_manager = node_manager
         self._refusal = refusal
-        self._gatekeeper: Gatekeeper | None = None
+        self._on_numbered = on_numbered
+        self._acceptor: HandshakeAcceptor | None = None
         self._outer: UcxControl
         self._reported_at = 0.0
         self._reported = 0
 
     def on_open_job(self, now: float, src: bytes, msg: m.OpenJob) -> Iterable[Any]:
-        """Let nodes join from now on, and return the ticket."""
+        """Let nodes join from now on, and return the join token."""
         node_manager = self._node_manager()
         if node_manager is None:
             return self._raylet.unexpected(now, src, msg)
@@ -83,8 +99,30 @@ class JobGate:
         except TransportError as error:
             self._raylet.router.send(src, m.GcsReply(msg.req, False, f"no node can join this job: {error}".encode()))
             return ()
-        engine, context = self._wires.engine(), self._raylet.context
-        ticket = Ticket(
+        if msg.path:
+            head = self._raylet.head
+            assert head is not None
+            gcs = head.gcs if isinstance(head, RecoveringGcs) else head
+            gcs.queries.kv.put(msg.path.encode(), b"%d" % msg.other_hosts, True, _PATHS)
+        token = msgspec.json.encode(self._token())
+        self._raylet.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(token)))
+        return ()
+
+    def take_over(self, head: Gcs) -> None:
+        """This node has become the head: nodes that have read the files of the old one's join tokens come here."""
+        kv = head.queries.kv
+        for path, other_hosts in kv.items(b"", _PATHS):
+            try:
+                self._open(other_hosts != b"1")
+                if os.path.exists(path):
+                    write_private_file(path.decode(), msgspec.json.encode(self._token()))
+            except (OSError, TransportError) as error:
+                self._raylet.log(f"nodes that have {path.decode()} cannot join any more: {error}")
+
+    def _token(self) -> JoinToken:
+        node_manager, engine, context = self._node_manager(), self._wires.engine(), self._raylet.context
+        assert node_manager is not None
+        return JoinToken(
             node_manager.session,
             engine.secret,
             self._raylet.node,
@@ -92,48 +130,48 @@ class JobGate:
             context.info.host,
             engine.one_host,
             context.session_dir,
+            context.config.as_dict(),
         )
-        self._raylet.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(msgspec.json.encode(ticket))))
-        return ()
 
     def _open(self, one_host: bool) -> None:
         self._outer = self._wires.outer(one_host)
-        if self._gatekeeper is None:
-            self._gatekeeper = Gatekeeper(self._wires.engine().secret, *versions())
+        if self._acceptor is None:
+            self._acceptor = HandshakeAcceptor(self._wires.engine().secret, *versions())
             self._raylet.loop.each_turn.append(self._turn)
 
     def _turn(self) -> None:
-        gatekeeper, now = self._gatekeeper, self._raylet.loop.now
-        assert gatekeeper is not None
-        for letter in self._outer.take_letters():
-            for outcome in gatekeeper.receive(now, letter, os.urandom(NONCE_BYTES)):
+        acceptor, now = self._acceptor, self._raylet.loop.now
+        assert acceptor is not None
+        for message in self._outer.take_handshakes():
+            for outcome in acceptor.receive(now, message, os.urandom(NONCE_BYTES)):
                 if isinstance(outcome, Proven):
-                    self._admit(gatekeeper, outcome)
+                    self._admit(acceptor, outcome)
                 else:
                     self._send(outcome)
-        dropped = self._outer.dropped + sum(gatekeeper.dropped.values())
+        dropped = self._outer.dropped + sum(acceptor.dropped.values())
         if dropped != self._reported and now - self._reported_at > _REPORT_INTERVAL:
-            why = ", ".join(f"{count} × {reason}" for reason, count in gatekeeper.dropped.items())
+            why = ", ".join(f"{count} × {reason}" for reason, count in acceptor.dropped.items())
             self._raylet.log(f"{dropped - self._reported} messages of strangers were thrown away ({why or 'frames'})")
             self._reported, self._reported_at = dropped, now
 
-    def _admit(self, gatekeeper: Gatekeeper, proven: Proven) -> None:
+    def _admit(self, acceptor: HandshakeAcceptor, proven: Proven) -> None:
         raylet, node_manager, request = self._raylet, self._node_manager(), proven.request
         reason = self._refusal()
-        number = None if reason or node_manager is None else node_manager.admit(raylet.loop.now)
+        number = None if reason or node_manager is None else node_manager.admit(raylet.loop.now, request.ranks)
         if number is None:
-            outcomes = gatekeeper.refuse(proven.key, reason or "the job is starting or ending")
+            outcomes = acceptor.refuse(proven.key, reason or "the job is starting or ending")
         else:
             try:
                 self._wires.engine().connect(number, request.address, request.host == raylet.context.info.host)
             except TransportError as error:
-                outcomes = gatekeeper.refuse(proven.key, str(error))
+                outcomes = acceptor.refuse(proven.key, str(error))
             else:
-                self._outer.grow(number + 1)
-                raylet.router.grow(number + 1)
+                self._outer.grow(number + request.ranks)
+                raylet.router.grow(number + request.ranks)
+                self._on_numbered()
                 location = raylet.head_location
                 admitted = Admitted(number, location.node, location.epoch, raylet.context.driver_rank)
-                outcomes = gatekeeper.admit(proven.key, admitted)
+                outcomes = acceptor.admit(proven.key, admitted)
         for outcome in outcomes:
             if isinstance(outcome, Answer):
                 self._send(outcome)
@@ -141,56 +179,122 @@ class JobGate:
     def _send(self, answer: Answer) -> None:
         same_host = answer.host == self._raylet.context.info.host
         try:
-            self._outer.write_letter(answer.address, same_host, answer.letter)
+            self._outer.send_handshake(answer.address, same_host, answer.message)
         except TransportError as error:
             self._raylet.log(f"a node on {answer.host} wants to join and cannot be answered: {error}")
 
 
-def join_job(ticket: Ticket, arena: Arena, timeout: float) -> tuple[UcxControl, UcxData, Admitted]:
-    """Open the wires of a node, and get its number from the head of a running job.
+def join_job(
+    token: JoinToken, config: Config, launch: Launch, arena: Arena
+) -> tuple[ControlTransport, UcxData, Admitted]:
+    """Open the transports of a node, and get its number from the head of a running job.
+
+    Args:
+        launch: the world that joins: where it has several ranks, they all call this, and rank 0 asks for them.
+
+    Returns:
+        The transports; the node's number, and what it needs to begin.
 
     Raises:
-        StartupError: the head does not answer within `timeout` seconds, or refuses.
+        StartupError: the head does not answer within `config.start_timeout` seconds, or refuses.
     """
     host = socket.gethostname()
-    if ticket.one_host and ticket.host != host:
+    if token.one_host and token.host != host:
         raise StartupError(
-            f"the job runs on {ticket.host} and lets nodes of that host join only, not of {host}; hint: start it with "
+            f"the job runs on {token.host} and lets nodes of that host join only, not of {host}; hint: start it with "
             "HPCRAY_ELASTIC=1"
         )
     try:
-        control, data = open_world(None, ticket.secret, ticket.one_host, arena)
-        request = JoinRequest(*versions(), os.urandom(NONCE_BYTES), data.engine.address(), host)
-        applicant = Applicant(ticket.secret, request)
-        control.write_letter(ticket.address, ticket.host == host, applicant.letter)
-        _correspond(control, applicant, ticket, host, timeout)
-        admitted = applicant.admitted
-        if admitted is None:
-            data.close()
-            raise StartupError(
-                f"the job does not let this node join: {applicant.refusal}"
-                if applicant.state == TURNED_AWAY
-                else f"the job on {ticket.host} has not answered within {timeout:g} s; hint: has it ended?"
-            )
+        if launch.size > 1:
+            return _join_as_rank(token, config, launch, arena)
+        control, data = open_world(None, token.secret, token.one_host, arena)
+        admitted = _ask_head(control, data, token, 1, config.start_timeout)
         control.own(admitted.number)
-        data.engine.connect(admitted.head, ticket.address, ticket.host == host)
+        data.engine.connect(admitted.head, token.address, token.host == host)
+    except StartError:
+        raise
     except TransportError as error:
         raise StartupError(f"this node cannot reach the job: {error}") from None
     return control, data, admitted
 
 
-def _correspond(control: UcxControl, applicant: Applicant, ticket: Ticket, host: str, timeout: float) -> None:
-    """Exchange letters until the head has decided."""
+def _join_as_rank(
+    token: JoinToken, config: Config, launch: Launch, arena: Arena
+) -> tuple[ControlTransport, UcxData, Admitted]:
+    """Be a rank of a world of several: MPI inside of it, UCX to all other nodes.
+
+    Raises:
+        StartupError, TransportError: as `join_job`.
+    """
+    from hpcray.transport.mpi_control import MpiControl  # a world of one rank does without
+    from hpcray.transport.selection import open_mpi_world
+    from hpcray.transport.world_doorbell import WorldDoorbell
+
+    world = open_mpi_world(config, token.secret, token.one_host)
+    comm, data = world.comm, world.data
+    if not isinstance(data, UcxData):
+        raise TransportError("its object bytes would go over MPI, which no other world takes part in")
+    data.register(arena.view(0, arena.whole), arena.view)
+    outer = UcxControl(data.engine, partial(link_key, data.engine.secret))
+    found: tuple[Admitted, JoinToken] | str = ""
+    if launch.rank == 0:
+        try:
+            found = _ask_head(outer, data, token, launch.size, config.start_timeout), token
+        except (StartupError, TransportError) as error:
+            found = str(error)
+    # Not a bcast at once, in which the ranks would use all of their cores until the head has answered.
+    deadline, barrier = time.monotonic() + 2 * config.start_timeout, comm.Ibarrier()
+    while not barrier.Test():
+        if time.monotonic() > deadline:
+            raise StartupError(f"rank 0 of this world has not joined the job within {2 * config.start_timeout:g} s")
+        time.sleep(_BARRIER_POLL)
+    found = comm.bcast(found)
+    if isinstance(found, str):
+        world.module.Finalize()
+        raise StartupError(found, reported_by="rank0" if launch.rank else "self")
+    admitted, token = found
+    first = admitted.number
+    outer.own(first + launch.rank)
+    data.engine.connect(admitted.head, token.address, token.host == socket.gethostname())
+    inner = MpiControl(world.module, comm, WorldDoorbell(data.engine, first, launch.size))
+    return JointControl(inner, outer, first), data, msgspec.structs.replace(admitted, number=outer.rank)
+
+
+def _ask_head(control: UcxControl, data: UcxData, token: JoinToken, ranks: int, timeout: float) -> Admitted:
+    """Ask the head to let a world in.
+
+    Raises:
+        StartupError: it does not, or does not answer.
+    """
+    host = socket.gethostname()
+    request = JoinRequest(*versions(), os.urandom(NONCE_BYTES), data.engine.address(), host, ranks)
+    initiator = HandshakeInitiator(token.secret, request)
+    control.send_handshake(token.address, token.host == host, initiator.message)
+    _shake_hands(control, initiator, token, host, timeout)
+    if initiator.admitted is None:
+        data.close()
+        raise StartupError(
+            f"the job does not let this node join: {initiator.refusal}"
+            if initiator.state == REJECTED
+            else f"the job on {token.host} has not answered within {timeout:g} s; hint: has it ended?"
+        )
+    return initiator.admitted
+
+
+def _shake_hands(
+    control: UcxControl, initiator: HandshakeInitiator, token: JoinToken, host: str, timeout: float
+) -> None:
+    """Exchange messages until the head has decided."""
     deadline = time.monotonic() + timeout
     poll = select.poll()
     fd = control.fileno()
     assert fd is not None
     poll.register(fd, select.POLLIN)
-    while applicant.state not in (IN, TURNED_AWAY) and (left := deadline - time.monotonic()) > 0:
+    while initiator.state not in (ACCEPTED, REJECTED) and (left := deadline - time.monotonic()) > 0:
         control.poll()
-        for letter in control.take_letters():
-            answer = applicant.receive(letter)
+        for message in control.take_handshakes():
+            answer = initiator.receive(message)
             if answer is not None:
-                control.write_letter(ticket.address, ticket.host == host, answer)
-        if applicant.state not in (IN, TURNED_AWAY) and control.arm():
+                control.send_handshake(token.address, token.host == host, answer)
+        if initiator.state not in (ACCEPTED, REJECTED) and control.arm():
             poll.poll(1000 * min(left, _LONGEST_SLEEP))

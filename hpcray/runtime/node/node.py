@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import msgspec
@@ -21,6 +21,7 @@ from hpcray.common.labels import labels_of_environment, parse_labels
 from hpcray.common.log_names import logs_directory
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
+from hpcray.core.gcs.standby import NOBODY
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.platform.accelerators import accelerator_resources, node_accelerators
@@ -41,7 +42,9 @@ from hpcray.platform.spill_files import SpillFiles, spill_directory
 from hpcray.protocol.messages import NodeInfo, RunInfo
 from hpcray.runtime.node.bootstrap import RayletReady
 from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.node.join_token import JoinToken, read_join_token
 from hpcray.runtime.node.joining import join_job
+from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, bind_node, total_resources
 from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
 from hpcray.runtime.node.shutdown import (
@@ -54,8 +57,6 @@ from hpcray.runtime.node.shutdown import (
     watchdog,
 )
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
-from hpcray.runtime.node.ticket import Ticket, read_ticket
-from hpcray.runtime.node.wires import Wires
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
@@ -66,7 +67,7 @@ from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.runtime.raylet.router import HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
-from hpcray.transport.startup import Launch, few_cores, read_launch, several_tasks, threads_of_a_core
+from hpcray.transport.startup import Launch, few_cores, pmi_offered, read_launch, several_tasks, threads_of_a_core
 
 _FINALIZE_TIME = 3.0
 _SLOTS = 4
@@ -91,7 +92,7 @@ class _Node:
     run: RunInfo
     bound: RankPlan
     exit_file: str = ""
-    ticket: Ticket | None = None
+    token: JoinToken | None = None
     moved: PathRelocation = field(default_factory=PathRelocation)
     journal: JournalFile | None = None
 
@@ -104,11 +105,12 @@ class _Node:
 @dataclass(frozen=True)
 class _Place:
     """The place of a node in its job: its number, the number of nodes as far as it knows, the node that runs the
-    program, and the head's node with the number of its moves."""
+    program, the node of rank 0 of its world, and the head's node with the number of its moves."""
 
     rank: int
     size: int
     driver_rank: int
+    world: int = 0
     head: int = 0
     head_epoch: int = 0
 
@@ -142,8 +144,8 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         ValueError: an option is not valid.
     """
     outlive_user_signals()
-    launch = read_launch(os.environ) if options.distributed and not options.join else Launch()
-    if options.distributed:
+    launch = _read_launch(options)
+    if options.distributed and not options.join:
         _check_driver_rank(options.settings(), launch)
     try:
         node = _prepare(options, launch)
@@ -193,15 +195,25 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
     return worker_main
 
 
+def _read_launch(options: NodeOptions) -> Launch:
+    """Read the launcher's variables. Tasks of a step without MPI that join a job are a world each."""
+    launch = read_launch(os.environ) if options.distributed else Launch()
+    if options.join and pmi_offered(os.environ) == "none":
+        return replace(launch, rank=0, size=1)
+    return launch
+
+
 def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     config, exit_file = options.settings(), take_exit_file_path(os.environ)
-    ticket = read_ticket(options.join) if options.join else None
+    token = read_join_token(options.join) if options.join else None
+    if token is not None:
+        config = config.in_job(token.settings)
     options = options.with_identity(os.environ)
     gpus = node_gpus(options.num_gpus, max(1, launch.here))
     accelerators = node_accelerators(options.resources, max(1, launch.here))
     spill_dir = spill_directory(config.spill_dir)
     run = read_run(config, launch)
-    if ticket is None:
+    if token is None:
         check_journal(config, os.environ, launch.rank)
     if launch.rank == 0:
         for text in Config.unknown_variables(os.environ):
@@ -222,7 +234,7 @@ def _prepare(options: NodeOptions, launch: Launch) -> _Node:
     listener = LocalListener(session.socket_path(0))
     return _Node(
         options, config, launch, session, arena, template, listener, gpus, accelerators, spill_dir, run, bound,
-        exit_file, ticket,
+        exit_file, token,
     )  # fmt: skip
 
 
@@ -260,32 +272,18 @@ def _warn_of_odd_starts(launch: Launch) -> None:
         print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
 
-def _open_transports(node: _Node) -> tuple[Wires, _Place]:
+def _open_transports(node: _Node) -> tuple[NodeTransports, _Place]:
     """Open what connects this node to others, and find its place among them."""
-    if node.ticket is not None:
-        outer, plane, admitted = join_job(node.ticket, node.arena, node.config.start_timeout)
-        place = _Place(admitted.number, admitted.number + 1, admitted.driver_rank, admitted.head, admitted.epoch)
-        return Wires(outer, plane, node.arena), place
-    control, data = _open_world(node)
-    rank, size = (control.rank, control.size) if control is not None else (0, 1)
-    return Wires(control, data, node.arena, node.config.elastic), _Place(
-        rank, size, node.config.driver_rank if size > 1 else 0
-    )
-
-
-def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
     _warn_of_odd_starts(node.launch)
-    if node.launch.size == 1:
-        return None, None
-    set_mpi_variables(os.environ, node.launch.kind == "srun")
-    # Not imported before: an embedded node needs neither MPI nor UCX.
-    from hpcray.transport.selection import offers, open_transports
-
-    if node.bound.adapters and offers(node.bound.adapters):
-        set_preferred_adapters(os.environ, node.bound.adapters)
+    if node.launch.size > 1:
+        set_mpi_variables(os.environ, node.launch.kind == "srun")
     try:
-        control, data = open_transports(node.config)
-        data.register(node.arena.view(0, node.arena.whole), node.arena.view)
+        if node.token is not None:
+            outer, plane, admitted = join_job(node.token, node.config, node.launch, node.arena)
+            number, world = admitted.number, admitted.number - node.launch.rank
+            place = _Place(number, number + 1, admitted.driver_rank, world, admitted.head, admitted.epoch)
+            return NodeTransports(outer, plane, node.arena), place
+        control, data = _open_world(node)
     except StartError as error:
         if error.reported_by == "rank0":
             raise StartupError(str(error), reported_by="rank0") from None
@@ -294,6 +292,21 @@ def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
         raise StartupError(str(error)) from error
     except TransportError as error:
         raise StartupError(str(error)) from error
+    rank, size = (control.rank, control.size) if control is not None else (0, 1)
+    driver_rank = NOBODY if node.options.no_program else node.config.driver_rank if size > 1 else 0
+    return NodeTransports(control, data, node.arena, node.config.elastic), _Place(rank, size, driver_rank)
+
+
+def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+    if node.launch.size == 1:
+        return None, None
+    # Not imported before: an embedded node needs neither MPI nor UCX.
+    from hpcray.transport.selection import offers, open_transports
+
+    if node.bound.adapters and offers(node.bound.adapters):
+        set_preferred_adapters(os.environ, node.bound.adapters)
+    control, data = open_transports(node.config)
+    data.register(node.arena.view(0, node.arena.whole), node.arena.view)
     return control, data
 
 
@@ -314,7 +327,7 @@ class _NodeServer:
     def __init__(
         self,
         node: _Node,
-        wires: Wires,
+        wires: NodeTransports,
         place: _Place,
         ready: Callable[[str], None],
         life_fd: int,
@@ -325,7 +338,7 @@ class _NodeServer:
         self._ready = ready
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
-        info = _describe_node(node, self._rank, data)
+        info = _describe_node(node, place, data)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
         self._loop = EventLoop(self._router, node.listener, control, data)
@@ -368,7 +381,7 @@ class _NodeServer:
             node.session,
             node.template.pid,
             self._processes_to_watch(life_fd),
-            NodeManager(size, os.urandom(8).hex(), config, self._loop.now, run=node.run) if leads else None,
+            _first_node_manager(node, place, self._loop.now) if leads else None,
             None if leads else HeadFailureDetector(self._rank, config),
             wires,
             self._up,
@@ -409,7 +422,7 @@ class _NodeServer:
 
     def _up(self) -> None:
         node = self._node
-        if node.ticket is not None:
+        if node.token is not None or self._driver_rank == NOBODY:
             self._cluster.departure.await_end(node.run.drain_at)
         if node.options.driver and self._rank == self._driver_rank:
             with original_affinity(node.bound.mask):
@@ -451,8 +464,13 @@ class _NodeServer:
         return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.requeue, decides)
 
 
-def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
-    address, config = node_ip_address(), node.config
+def _first_node_manager(node: _Node, place: _Place, now: float) -> NodeManager:
+    session = os.urandom(8).hex()
+    return NodeManager(place.size, session, node.config, now, run=node.run, driver_rank=place.driver_rank)
+
+
+def _describe_node(node: _Node, place: _Place, data: DataPlane | None) -> NodeInfo:
+    address, config, rank = node_ip_address(), node.config, place.rank
     return NodeInfo(
         index=rank,
         node_id=node.options.node_id or os.urandom(NODE_ID_BYTES).hex(),
@@ -475,7 +493,8 @@ def _describe_node(node: _Node, rank: int, data: DataPlane | None) -> NodeInfo:
         labels={**labels_of_environment(os.environ), **parse_labels(config.labels)},
         session_dir=node.session.path if config.same_host else "",
         name=node.options.node_name,
-        joined=node.ticket is not None,
+        joined=node.token is not None,
+        world=place.world,
     )
 
 

@@ -13,6 +13,7 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.raylet import Raylet
 
 _LOOK_INTERVAL = 0.05
+_LEAST_TIME = 1.0
 _NOTHING: tuple[()] = ()
 
 
@@ -21,18 +22,31 @@ class NodeDeparture:
 
     Args:
         node_manager: returns that of the head; None elsewhere.
+        can_hand_over: returns whether the head could move to another node.
+        end_job: ends it, where the node that leaves is the only one.
 
     Attributes:
         begun: whether this node leaves.
         core: decides, on the head.
     """
 
-    def __init__(self, raylet: Raylet, node_manager: Callable[[], NodeManager | None]) -> None:
+    def __init__(
+        self,
+        raylet: Raylet,
+        node_manager: Callable[[], NodeManager | None],
+        can_hand_over: Callable[[], bool],
+        end_job: Callable[[], None],
+    ) -> None:
         self.begun = False
         self.core = DepartureManager()
         self._raylet = raylet
         self._node_manager = node_manager
+        self._can_hand_over = can_hand_over
+        self._end_job = end_job
+        self._deadline = 0.0
+        self._looking = False
         self._awaited: dict[int, set[bytes]] = {}  # by node that leaves: processes of this node that copy its objects
+        raylet.head_location.listeners.append(self._head_moved)
 
     # ------------------------------------------------------------ every raylet
 
@@ -54,20 +68,29 @@ class NodeDeparture:
 
     def on_leave(self, now: float, src: bytes, msg: m.Leave) -> Iterable[Any]:
         """Start nothing new, and report when all tasks have ended."""
-        if self.begun:
-            return _NOTHING
-        self.begun = True
-        raylet = self._raylet
+        raylet, first, self.begun = self._raylet, not self.begun, True
+        self._deadline = now + msg.seconds
+        if not self._looking:
+            self._looking = True
+            raylet.loop.call_at(now, self._look)
+        if not first:
+            return _NOTHING  # a new head has said it again
         raylet.log(f"this node leaves the job, within {msg.seconds:.0f} s")
-        raylet.loop.call_at(now, self._look)
         return raylet.lease_manager.leave(now)
 
     def _look(self) -> None:
         raylet = self._raylet
-        if raylet.lease_manager.runs_tasks():
+        self._looking = raylet.lease_manager.runs_tasks()
+        if self._looking:
             raylet.loop.call_at(raylet.loop.now + _LOOK_INTERVAL, self._look)
         else:
             raylet.router.send(HEAD, m.NodeIdle(raylet.node))
+
+    def _head_moved(self) -> None:
+        """The new head knows nothing of a departure that the old one had begun."""
+        if self.begun and self._raylet.head_location.node != self._raylet.node:
+            left = max(_LEAST_TIME, self._deadline - self._raylet.loop.now)
+            self._raylet.router.send(HEAD, m.LeaveRequest("it was leaving when the head moved", left))
 
     def on_evacuate(self, now: float, src: bytes, msg: m.Evacuate) -> Iterable[Any]:
         """Have all processes of this node copy their objects from a node that leaves."""
@@ -105,11 +128,16 @@ class NodeDeparture:
 
     def on_remove_node(self, now: float, src: bytes, msg: m.RemoveNode) -> Iterable[Any]:
         """A process wants a node to leave."""
-        problem = ""
+        problem, node_manager = "", self._node_manager()
+        if node_manager is not None and msg.node in node_manager.dead:
+            self._raylet.router.send(src, m.GcsReply(msg.req, True, b"\xc0"))
+            return _NOTHING
         if msg.node not in self._living():
             problem = f"there is no living node {msg.node}"
-        elif msg.node in (self._raylet.node, self._raylet.context.driver_rank):
-            problem = f"node {msg.node} runs the {'head' if msg.node == self._raylet.node else 'program'}"
+        elif msg.node == self._raylet.context.driver_rank:
+            problem = f"node {msg.node} runs the program"
+        elif msg.node == self._raylet.node and not self._can_hand_over():
+            problem = f"node {msg.node} runs the head, and no other node can take over"
         if problem:
             self._raylet.router.send(src, m.GcsReply(msg.req, False, problem.encode()))
             return _NOTHING
@@ -118,6 +146,9 @@ class NodeDeparture:
     def on_leave_request(self, now: float, src: bytes, msg: m.LeaveRequest) -> Iterable[Any]:
         """A node has to leave."""
         if node_of(src) not in self._living():
+            return _NOTHING
+        if node_of(src) == self._raylet.node and not self._can_hand_over():
+            self._end_job()
             return _NOTHING
         return self.core.request(now, node_of(src), msg.reason, msg.seconds)
 

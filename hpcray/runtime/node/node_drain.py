@@ -16,6 +16,7 @@ from hpcray.common.exceptions import JobDrainingError, NotEnoughTimeError
 from hpcray.common.ids import HEAD, raylet_of
 from hpcray.core.gcs import drain
 from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.standby import NOBODY
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, WORKER
 from hpcray.protocol.serialization import serialize_error
@@ -78,13 +79,17 @@ class NodeDrain:
         left = self._deadline - self._raylet.loop.now
         if self.announced:
             self._raylet.router.send(HEAD, m.DrainRequest(self._reason, max(_MIN_SECONDS, left)))
-        elif self._raylet.run_info.drain_at:
+        elif self._raylet.run_info.drain_at and self._drains_at_end():
             self._await_end()
 
     def came_up(self) -> None:
         """The cluster is up: schedule the drain before the end of the job's time limit."""
-        if self._core is not None and self._raylet.run_info.drain_at:
+        if self._core is not None and self._raylet.run_info.drain_at and self._drains_at_end():
             self._await_end()
+
+    def _drains_at_end(self) -> bool:
+        """Return False in a job without a program: its nodes leave it one by one."""
+        return self._raylet.context.driver_rank != NOBODY
 
     # ------------------------------------------------------------ reasons to drain
 
@@ -235,7 +240,7 @@ class NodeDrain:
         """Send Drain to all nodes."""
         raylet = self._raylet
         raylet.log(f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
-        nodes = range(raylet.context.cluster_size)
+        nodes = sorted(self._head.resources.nodes)
         for node in nodes:
             raylet.router.send(raylet_of(node), m.Drain(effect.reason, effect.seconds))
         self._head.set_draining(dict.fromkeys(nodes, int((time.time() + effect.seconds) * 1000)))
@@ -255,7 +260,7 @@ class NodeDrain:
             raylet.log(f"no checkpoint of {text}")
         if len(effect.failed) > _MAX_LINES:
             raylet.log(f"nor of {len(effect.failed) - _MAX_LINES} more actors")
-        for node in range(raylet.context.cluster_size):
+        for node in sorted(self._head.resources.nodes):
             raylet.router.send(raylet_of(node), m.DrainOver())
 
     def end_job(self, effect: drain.EndJob) -> None:

@@ -96,7 +96,8 @@ NODE_FLAGS = (
     NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
     NodeFlag("ray_libraries", "DIR", str, "as --as-ray, with Ray's own libraries from this directory"),
     NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
-    NodeFlag("join", "TICKET", str, "join the running job that this file is of, as a further node"),
+    NodeFlag("no_program", "", bool, "run none: the job lasts until its nodes have left; programs attach to it"),
+    NodeFlag("join", "TOKEN", str, "join the running job that this file is of, as a further node"),
     NodeFlag("broadcast_env", "DIR", str, "read this directory once per job, use copies on the nodes"),
 )
 """In the order of `--help` and of `to_argv`. `hpcray-launch` builds its options from the same rows."""
@@ -115,7 +116,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         distributed: whether this process is a rank of a launcher; False: the only node.
         as_ray: whether `import ray` in the program is hpcray.
         ray_libraries: a directory that holds Ray's own libraries (`python -m hpcray.compat libraries`); "": none.
-        join: the ticket of the running job that this node joins (`runtime.node.ticket.Ticket`); "": it is of a new one.
+        join: the join token of the running job that this node joins (`runtime.node.join_token.JoinToken`); "": it is of
+            a new one.
+        no_program: whether the job has none of its own.
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
         node_id, node_name: "": the id is drawn, the name is the address.
@@ -131,6 +134,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     ray_libraries: str = ""
     broadcast_env: str = ""
     join: str = ""
+    no_program: bool = False
     driver: list[str] = []
     node_id: str = ""
     node_name: str = ""
@@ -176,9 +180,9 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
             except ValueError as error:
                 raise ValueError(f"{flag}: {error}") from None
         driver = words[1:] if words[:1] == ["--"] else words
-        if values.get("join"):
+        if values.get("join") or values.get("no_program"):
             if driver:
-                raise ValueError("a node that joins a job (--join) runs no program of its own")
+                raise ValueError("a node that joins a job (--join), or of a job without one (--no-program), runs none")
         elif driver[:1] in (["-m"], ["-c"], []) and len(driver) < 2:
             raise ValueError("no script given; hint: python -m hpcray script.py")
         return cls.from_values(values, driver)

@@ -38,8 +38,12 @@ class StateLogWriter:
         self._log = head.log
         self._head = head
         self._is_up = is_up
-        self._begun = False
+        self._begun = self._resumed_logged = False
         raylet.loop.each_turn.append(self._turn)
+
+    def write_all(self) -> None:
+        """Write all rows, at the end of this turn: there is a new reader."""
+        self._begun = False
 
     def _turn(self) -> None:
         if not self._begun:
@@ -47,7 +51,9 @@ class StateLogWriter:
                 return
             self._begun = True
             self._write(self._log.snapshot_rows(), True)
-            log_resumed(self._raylet, self._head)
+            if not self._resumed_logged:
+                self._resumed_logged = True
+                log_resumed(self._raylet, self._head)
         elif self._log.dirty_rows:
             self._write(self._log.changed_rows(), False)
             if self._log.is_long and self.files:

@@ -238,6 +238,7 @@ class HeadOutbox:
     """The frames of one node for the head, counted. They arrive in order, so a count says which have arrived.
 
     Attributes:
+        sent: how many frames there have been.
         retaining: whether frames are kept until the head reports that the standby knows them (`settled`).
         taken: on the head: node to the number of its frames that have arrived here.
     """
@@ -247,11 +248,11 @@ class HeadOutbox:
         self.taken: dict[int, int] = {}
         self._head_location = head_location
         self._retained: deque[bytes] = deque()
-        self._sent = 0
+        self.sent = 0
 
     def add(self, frame: bytes | memoryview) -> bool:
         """Count a frame for the head. Returns whether it can be sent now."""
-        self._sent += 1
+        self.sent += 1
         lost = self._head_location.lost
         if lost or self.retaining:
             self._retained.append(bytes(frame))
@@ -262,7 +263,7 @@ class HeadOutbox:
     def settled(self, count: int) -> None:
         """Drop the first `count` frames: every successor of the head knows them."""
         retained = self._retained
-        for _ in range(min(len(retained), count - (self._sent - len(retained)))):
+        for _ in range(min(len(retained), count - (self.sent - len(retained)))):
             retained.popleft()
 
     def unseen_frames(self) -> list[bytes]:

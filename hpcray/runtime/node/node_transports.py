@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from hpcray.core.gcs.admission import link_key
+from hpcray.core.gcs.handshake import link_key
 from hpcray.platform.arena import Arena
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.raylet.raylet import Raylet
@@ -37,7 +37,7 @@ def open_world(rank: int | None, secret: bytes, one_host: bool, arena: Arena) ->
     return control, data
 
 
-class Wires:
+class NodeTransports:
     """The transports of one raylet, which it replaces when the first node of another world joins.
 
     Args:
@@ -54,8 +54,18 @@ class Wires:
         self.data = data
         self._arena = arena
         self._elastic = elastic
-        self._outer: UcxControl | None = control if isinstance(control, UcxControl) else None
+        self._outer: UcxControl | None = None
+        if isinstance(control, UcxControl):
+            self._outer = control
+        elif isinstance(control, JointControl):
+            self._outer = control.outer
         self._raylet: Raylet
+
+    def shares_mpi(self, node: int) -> bool:
+        """Return True if this node is of the same MPI world, which its death leaves incomplete."""
+        if isinstance(self.control, JointControl):
+            return self.control.shares_mpi(node)
+        return self.control is not None and not isinstance(self.control, UcxControl)
 
     def attach(self, raylet: Raylet) -> None:
         """Complete this object with the raylet that uses the wires; before `outer` is called."""

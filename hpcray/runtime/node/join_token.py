@@ -1,10 +1,11 @@
-"""The ticket of a running job: by it nodes find the job, and prove that they belong to it. A file of mode 0600."""
+"""The join token of a running job: by it nodes find the job, and prove that they belong to it. A file of mode 0600."""
 
 from __future__ import annotations
 
 import os
 import socket
 import time
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from hpcray.protocol.messages import (
     Evacuate,
     Evacuated,
     GcsReply,
+    HeadMoved,
     Hello,
     Message,
     OpenJob,
@@ -32,7 +34,7 @@ REQUEST = 1
 _RECEIVE = 1 << 16
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class JoinToken(msgspec.Struct, frozen=True):
     """The facts that a node needs to join a job.
 
     Attributes:
@@ -41,6 +43,7 @@ class Ticket(msgspec.Struct, frozen=True):
         head: the node of the head. address: its UCX worker. host: its host name.
         one_host: whether only nodes of that host can join.
         session_dir: the head's session directory on its host.
+        settings: the job's (`Config`).
     """
 
     session: str
@@ -50,10 +53,11 @@ class Ticket(msgspec.Struct, frozen=True):
     host: str
     one_host: bool
     session_dir: str
+    settings: dict[str, Any] = {}
 
 
-def read_ticket(path: str) -> Ticket:
-    """The ticket in a file.
+def read_join_token(path: str) -> JoinToken:
+    """The join token in a file.
 
     Raises:
         StartupError: there is none, or other users could have read or written it.
@@ -62,26 +66,27 @@ def read_ticket(path: str) -> Ticket:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             state = os.fstat(file.fileno())
             if state.st_uid != os.getuid() or state.st_mode & 0o077:
-                raise StartupError(f"{path} is no ticket of yours: it must be yours alone, with mode 0600")
-            return msgspec.json.decode(file.read(), type=Ticket)
+                raise StartupError(f"{path} is no join token of yours: it must be yours alone, with mode 0600")
+            return msgspec.json.decode(file.read(), type=JoinToken)
     except (OSError, msgspec.MsgspecError) as error:
-        raise StartupError(f"{path} is no ticket of a running job: {error}") from None
+        raise StartupError(f"{path} is no join token of a running job: {error}") from None
 
 
-def request_ticket(session_dir: str, other_hosts: bool = False) -> bytes:
+def request_join_token(session_dir: str, other_hosts: bool = False, path: str = "") -> bytes:
     """Open a job for further nodes, through one of its nodes on this host.
 
     Args:
         session_dir: of that node.
         other_hosts: whether nodes of other hosts will join.
+        path: where the token will be, on a file system that all nodes share: a later head writes it anew.
 
     Returns:
-        The ticket, for `write_private_file`.
+        The join token, for `write_private_file`.
 
     Raises:
         StartupError: there is no such node, or no node can join its job.
     """
-    reply = ask_head(session_dir, OpenJob(REQUEST, other_hosts), _TIMEOUT)
+    reply = ask_head(session_dir, OpenJob(REQUEST, other_hosts, path), _TIMEOUT)
     if not reply.ok:
         raise StartupError(reply.value.decode())
     found: bytes = msgspec.msgpack.decode(reply.value)
@@ -111,6 +116,8 @@ def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
                     for msg in decode(frame[20:]):
                         if isinstance(msg, Welcome):
                             me = msg.proc
+                            sock.sendall(pack(HEAD, me, encode([question])))
+                        elif isinstance(msg, HeadMoved):
                             sock.sendall(pack(HEAD, me, encode([question])))
                         elif isinstance(msg, Evacuate):  # this process owns no objects
                             sock.sendall(pack(bytes(frame[12:20]), me, encode([Evacuated(msg.node)])))
