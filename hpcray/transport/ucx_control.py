@@ -74,7 +74,7 @@ class UcxControl:
     Attributes:
         size: number of nodes, those that have died included.
         dropped: frames with a wrong MAC or number, and messages of strangers.
-        alone: whether no MPI shares the engine, whose doorbell nobody else listens to then.
+        alone: whether no MPI shares the engine; its doorbell is for this transport then.
     """
 
     def __init__(self, engine: UcxEngine, key_of: Callable[[int, int], bytes], rank: int = _NOBODY) -> None:

@@ -457,7 +457,7 @@ def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
 
 
 def _is_raylet(pid: int) -> bool:
-    """True for a raylet that this process can see. In another container its pid may be nobody's, or somebody else's."""
+    """True for a raylet that this process can see. In another container its pid may be free, or another process's."""
     try:
         with open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as file:
             return file.read().strip() == _RAYLET[:15]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.core.gcs.standby import NOBODY, choose_standby, is_majority
+from hpcray.core.gcs.standby import NO_NODE, choose_standby, is_majority
 from hpcray.protocol.messages import NodeInfo
 
 
@@ -13,18 +13,18 @@ def node(index: int, world: int = 0) -> NodeInfo:
 def test_where_a_program_runs_its_node_is_the_only_one() -> None:
     nodes = [node(0), node(1), node(2, 2)]
     assert choose_standby(nodes, 0, 1) == 1
-    assert choose_standby(nodes, 1, 1) == NOBODY, "the head is there already"
-    assert choose_standby([nodes[0], nodes[2]], 0, 1) == NOBODY, "without the program the job ends"
+    assert choose_standby(nodes, 1, 1) == NO_NODE, "the head is there already"
+    assert choose_standby([nodes[0], nodes[2]], 0, 1) == NO_NODE, "without the program the job ends"
 
 
 def test_without_a_program_it_is_of_another_world_and_stays() -> None:
     nodes = [node(0), node(1), node(2, 2), node(3, 2), node(4, 4)]
-    assert choose_standby(nodes, 0, NOBODY) == 2
-    assert choose_standby(nodes, 2, NOBODY) == 0
-    assert choose_standby(nodes, 0, NOBODY, {2, 3}) == 4
-    assert choose_standby(nodes[:2], 0, NOBODY) == 1, "better than none"
-    assert choose_standby(nodes, 0, NOBODY, {1, 2, 3, 4}) == 2, "one that leaves lives for a while"
-    assert choose_standby(nodes[:1], 0, NOBODY) == NOBODY
+    assert choose_standby(nodes, 0, NO_NODE) == 2
+    assert choose_standby(nodes, 2, NO_NODE) == 0
+    assert choose_standby(nodes, 0, NO_NODE, {2, 3}) == 4
+    assert choose_standby(nodes[:2], 0, NO_NODE) == 1, "better than none"
+    assert choose_standby(nodes, 0, NO_NODE, {1, 2, 3, 4}) == 2, "one that leaves lives for a while"
+    assert choose_standby(nodes[:1], 0, NO_NODE) == NO_NODE
 
 
 def test_of_two_halves_at_most_one_goes_on() -> None:

@@ -19,7 +19,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.standby import NOBODY, is_majority
+from hpcray.core.gcs.standby import NO_NODE, is_majority
 from hpcray.protocol import messages as m
 
 _OWN_STALL = 2.0
@@ -287,12 +287,12 @@ class NodeManager:
         now: the start deadline counts from here.
         me: the node of the head.
         run: facts about this run of the job, for the node table.
-        driver_rank: the node of the program; NOBODY in a job without one.
+        driver_rank: the node of the program; NO_NODE in a job without one.
 
     Attributes:
         state: of the cluster, see TRANSITIONS.
         dead: why nodes died, in the order of their deaths.
-        standby: the node that succeeds the head, which heartbeats carry; NOBODY: none.
+        standby: the node that succeeds the head, which heartbeats carry; NO_NODE: none.
     """
 
     def __init__(
@@ -311,8 +311,8 @@ class NodeManager:
         self.state = GATHERING
         self.code = 0
         self.run = run if run is not None else m.RunInfo()
-        self.standby = NOBODY
-        self._by_majority = driver_rank == NOBODY
+        self.standby = NO_NODE
+        self._by_majority = driver_rank == NO_NODE
         self._settled: Callable[[int], int] = lambda node: 0
         self._timeout = config.start_timeout
         self._stop_timeout = config.stop_timeout

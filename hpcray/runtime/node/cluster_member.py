@@ -13,7 +13,7 @@ from hpcray.core.effects import Send
 from hpcray.core.gcs import departures, drain, node_manager
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager, PeerProbe
-from hpcray.core.gcs.standby import NOBODY
+from hpcray.core.gcs.standby import NO_NODE
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
@@ -384,7 +384,7 @@ class ClusterMember:
         return self._replicator is not None and self._replicator.can_hand_over()
 
     def _has_no_program(self) -> bool:
-        return self._raylet.context.driver_rank == NOBODY
+        return self._raylet.context.driver_rank == NO_NODE
 
     def _replicate(self, head: Gcs | RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
         if may_have_standby(self._raylet):
@@ -419,7 +419,7 @@ class ClusterMember:
         head, driver_rank = self._raylet.head, self._raylet.context.driver_rank
         assert isinstance(head, Gcs)
         self._raylet.apply(head.cluster_up(self._loop.now, self._session_name, event.nodes))
-        if driver_rank not in (self._raylet.node, NOBODY):
+        if driver_rank not in (self._raylet.node, NO_NODE):
             self._router.send(raylet_of(driver_rank), m.StartDriver())
         self._up()
         self._choose_standby()

@@ -21,7 +21,7 @@ from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import UP, NodeManager
 from hpcray.core.gcs.recovery import read_roster
-from hpcray.core.gcs.standby import NOBODY, choose_standby, is_majority
+from hpcray.core.gcs.standby import NO_NODE, choose_standby, is_majority
 from hpcray.core.gcs.state_log import TableSnapshot
 from hpcray.platform.journal_file import JournalFile
 from hpcray.protocol import messages as m
@@ -63,7 +63,7 @@ class HeadReplicator:
         self._node_manager = node_manager
         self._writer = writer
         self._leaving = leaving
-        self._standby = NOBODY
+        self._standby = NO_NODE
         self._has_rows = False
         self._serial = 0
         self._sent_at = 0.0
@@ -92,12 +92,12 @@ class HeadReplicator:
         held, self._held_replies, self._new_replies = self._held_replies, deque(), []
         self._raylet.apply(self._node_manager.announce_standby(standby))
         self._raylet.apply(effect for _, effect in held)
-        if standby != NOBODY:
+        if standby != NO_NODE:
             self._writer.write_all()
 
     def append(self, rows: list[m.RowChange], whole: bool) -> None:
         """Send changes of the head's tables, with the number of each node's frames that they include."""
-        if self._standby == NOBODY:
+        if self._standby == NO_NODE:
             return
         self._serial += 1
         self._sent_at = self._raylet.loop.now
@@ -112,7 +112,7 @@ class HeadReplicator:
         dirty_rows = self._dirty_rows
         before = dirty_rows.count
         effects = self._head.handle(now, src, msg)
-        if dirty_rows.count == before or self._standby == NOBODY:
+        if dirty_rows.count == before or self._standby == NO_NODE:
             return effects
         others = []
         for effect in effects:
@@ -133,7 +133,7 @@ class HeadReplicator:
         self._hand_over_at = self._serial, reason
 
     def _settled_frames(self) -> dict[int, int]:
-        return self._settled if self._standby != NOBODY else self._raylet.router.to_head.taken
+        return self._settled if self._standby != NO_NODE else self._raylet.router.to_head.taken
 
     def _turn(self) -> None:
         """Report frames that changed no row, a little later."""
@@ -205,7 +205,7 @@ class HeadStandby:
             certain: whether the head's process has ended; else it may only be silent.
         """
         raylet, head_location = self._raylet, self._raylet.head_location
-        has_program = self._driver_rank != NOBODY
+        has_program = self._driver_rank != NO_NODE
         if not self._may_move() or (has_program and self._successor in raylet.router.lost_nodes):
             return False
         if self._taken is not None:
@@ -218,7 +218,7 @@ class HeadStandby:
         if not head_location.lost:
             head_location.gone()
             epoch = head_location.epoch
-            if self._successor not in (NOBODY, *raylet.router.lost_nodes):
+            if self._successor not in (NO_NODE, *raylet.router.lost_nodes):
                 raylet.router.send(raylet_of(self._successor), m.HeadLost(head_location.node, reason))
             limit = raylet.loop.now + raylet.context.config.head_timeout + NEW_HEAD_TIMEOUT
             raylet.loop.call_at(limit, lambda: self._check_successor(epoch, reason))
@@ -232,7 +232,7 @@ class HeadStandby:
             self._silent_since = 0.0
             self._lost_by.clear()
             self._raylet.router.to_head.settled(msg.settled)
-            if self._driver_rank == NOBODY:
+            if self._driver_rank == NO_NODE:
                 self._successor = msg.standby
 
     def on_state_log_append(self, now: float, src: bytes, msg: m.StateLogAppend) -> Iterable[Any]:
@@ -357,7 +357,7 @@ class HeadStandby:
     def _check_successor(self, epoch: int, reason: str) -> None:
         location = self._raylet.head_location
         if location.lost and location.epoch == epoch:
-            why = "no node took over" if self._successor == NOBODY else f"node {self._successor} did not take over"
+            why = "no node took over" if self._successor == NO_NODE else f"node {self._successor} did not take over"
             self._cluster.head_died(f"{reason}, and {why}")
 
 
@@ -368,7 +368,7 @@ def keep_state_log(raylet: Raylet, node_manager: NodeManager, file: JournalFile 
         file: the journal on disk, if there is to be one.
 
     Returns:
-        None where nobody would read it.
+        None where there is no reader of it.
 
     Raises:
         StartupError: the journal of an earlier run cannot be read.

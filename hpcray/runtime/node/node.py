@@ -21,7 +21,7 @@ from hpcray.common.labels import labels_of_environment, parse_labels
 from hpcray.common.log_names import logs_directory
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
-from hpcray.core.gcs.standby import NOBODY
+from hpcray.core.gcs.standby import NO_NODE
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.platform.accelerators import accelerator_resources, node_accelerators
@@ -293,7 +293,7 @@ def _open_transports(node: _Node) -> tuple[NodeTransports, _Place]:
     except TransportError as error:
         raise StartupError(str(error)) from error
     rank, size = (control.rank, control.size) if control is not None else (0, 1)
-    driver_rank = NOBODY if node.options.no_program else node.config.driver_rank if size > 1 else 0
+    driver_rank = NO_NODE if node.options.no_program else node.config.driver_rank if size > 1 else 0
     return NodeTransports(control, data, node.arena, node.config.elastic), _Place(rank, size, driver_rank)
 
 
@@ -422,7 +422,7 @@ class _NodeServer:
 
     def _up(self) -> None:
         node = self._node
-        if node.token is not None or self._driver_rank == NOBODY:
+        if node.token is not None or self._driver_rank == NO_NODE:
             self._cluster.departure.await_end(node.run.drain_at)
         if node.options.driver and self._rank == self._driver_rank:
             with original_affinity(node.bound.mask):

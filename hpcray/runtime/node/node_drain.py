@@ -16,7 +16,7 @@ from hpcray.common.exceptions import JobDrainingError, NotEnoughTimeError
 from hpcray.common.ids import HEAD, raylet_of
 from hpcray.core.gcs import drain
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.gcs.standby import NOBODY
+from hpcray.core.gcs.standby import NO_NODE
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, WORKER
 from hpcray.protocol.serialization import serialize_error
@@ -89,7 +89,7 @@ class NodeDrain:
 
     def _drains_at_end(self) -> bool:
         """Return False in a job without a program: its nodes leave it one by one."""
-        return self._raylet.context.driver_rank != NOBODY
+        return self._raylet.context.driver_rank != NO_NODE
 
     # ------------------------------------------------------------ reasons to drain
 
