@@ -21,6 +21,8 @@ from hpcray.cli import observe
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import errors_as_messages, parse_sbatch_options
+from hpcray.cli.option_types import version_option
+from hpcray.cli.top import top
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -43,7 +45,8 @@ _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", 
 
 
 @click.group(
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group],
+    params=[version_option],
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group, top],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

@@ -15,7 +15,9 @@ from typing import Any, NoReturn
 import click
 
 from hpcray.cli.job_option import enter_slurm_job, errors_as_messages, without_options
+from hpcray.cli.option_types import typed
 from hpcray.common.exceptions import RayError
+from hpcray.common.sizes import parse_size
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables
@@ -68,7 +70,7 @@ def _command(function: Callable[..., None]) -> click.Command:
 @click.option("--metadata-json", help="Metadata of the job as JSON.")
 @click.option("--entrypoint-num-cpus", type=float, help="CPUs for the entrypoint itself.")
 @click.option("--entrypoint-num-gpus", type=float, help="GPUs for the entrypoint itself.")
-@click.option("--entrypoint-memory", type=int, help="Memory for the entrypoint itself, in bytes.")
+@click.option("--entrypoint-memory", type=typed(parse_size), metavar="SIZE", help="Memory for the entrypoint, as 2g.")
 @click.option("--entrypoint-resources", help="Further resources for the entrypoint itself, as JSON.")
 @click.option("--entrypoint-label-selector", help="Labels of the node of the entrypoint, as JSON.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the job, nor print its output.")

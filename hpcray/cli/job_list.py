@@ -11,6 +11,7 @@ from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
 from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.process_tree import ancestors
 from hpcray.platform.running_jobs import RunningJob, running_jobs
+from hpcray.state.reports import format_duration
 
 Row = dict[str, Any]
 
@@ -31,7 +32,11 @@ def job_rows(submitted: Iterable[SubmittedJob[Any]], states: Mapping[str, str]) 
             rows.append(own)
             of_job[own["job_id"]] = own
         left = running.seconds_left
-        own |= {"driver": running.driver_pid(), "session": running.path, "left": "" if left is None else _clock(left)}
+        own |= {
+            "driver": running.driver_pid(),
+            "session": running.path,
+            "left": "" if left is None else format_duration(left),
+        }
     for queued in active_jobs():
         row = of_job.get(queued.job_id)
         if row is None:
@@ -72,12 +77,3 @@ def _queued_row(job: ActiveJob) -> Row:
         job_id=job.job_id, name=job.name, state=job.state, executor="slurm", nodes=job.nodes,
         submitted=job.submitted, command=[], left=job.time_left,
     )  # fmt: skip
-
-
-def _clock(seconds: float) -> str:
-    """Seconds as Slurm prints them: 1-02:03:04, 2:03:04, 3:04."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    text = f"{minutes}:{rest:02}" if not hours and not days else f"{hours}:{minutes:02}:{rest:02}"
-    return f"{days}-{hours:02}:{minutes:02}:{rest:02}" if days else text

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from hpcray.cli.option_types import typed, version_option
 from hpcray.launch.launch_line import (
     LaunchError,
     LaunchOptions,
@@ -22,7 +23,7 @@ from hpcray.launch.launch_line import (
     uses_srun,
 )
 from hpcray.launch.runner import run_launcher
-from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count, parse_size
+from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
 
 _EPILOG = """\b
 Examples:
@@ -35,18 +36,6 @@ Examples:
 \b
 What follows the script belongs to the script.
 """
-
-
-def _typed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A click type out of a function that makes a value from text and raises ValueError with the reason."""
-
-    def convert(value: Any) -> Any:
-        try:
-            return parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
 
 
 def _positive(text: str) -> int:
@@ -78,7 +67,7 @@ def _node_option(name: str, flag: str = "", parse: Callable[[str], Any] | None =
     words = [name, row.flag, *([flag] if flag else [])]
     if not row.metavar:
         return click.Option(words, is_flag=True, help=row.help)
-    return click.Option(words, type=_typed(parse or row.parse), metavar=row.metavar, help=row.help)
+    return click.Option(words, type=typed(parse or row.parse), metavar=row.metavar, help=row.help)
 
 
 _N_HELP = "number of nodes (default: one per host, or 1)"
@@ -88,12 +77,12 @@ _MPIRUN_HELP = "the mpirun to use (default: beside this Python, or on PATH)"
 _EXPORT_HELP = "variable to pass on to remote hosts"
 _SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 120}
 _OPTIONS = [
-    click.Option(["nodes", "-n", "-np", "--nodes"], type=_typed(_positive), metavar="N", help=_N_HELP),
-    click.Option(["--hosts"], type=_typed(_names), default=(), metavar="A,B,...", help=_HOSTS_HELP),
+    click.Option(["nodes", "-n", "-np", "--nodes"], type=typed(_positive), metavar="N", help=_N_HELP),
+    click.Option(["--hosts"], type=typed(_names), default=(), metavar="A,B,...", help=_HOSTS_HELP),
     click.Option(["--hostfile"], default="", metavar="FILE", help="a file with one host per line"),
     _node_option("num_cpus", "--cpus-per-node", _amount, help="CPUs of each node (default: its share of the host)"),
     _node_option("num_gpus", "--gpus-per-node", parse_count, help="GPUs of each node (default: those it was given)"),
-    _node_option("object_store_memory", "--object-store", parse_size, metavar="SIZE", help=_STORE_HELP),
+    _node_option("object_store_memory", "--object-store", help=_STORE_HELP),
     click.Option(["--mpirun"], default="", metavar="PATH", help=_MPIRUN_HELP),
     click.Option(["export", "-x", "--export"], multiple=True, metavar="NAME", help=_EXPORT_HELP),
     click.Option(["--srun"], is_flag=True, help="start with srun or not at all (the default in a Slurm allocation)"),
@@ -106,6 +95,7 @@ _OPTIONS = [
     _node_option("join"),
     _node_option("no_program"),
     click.Option(["--dry-run"], is_flag=True, help="print the line that would run, and nothing else"),
+    version_option,
     click.Option(["module", "-m"], is_flag=True, help="run a module; what follows belongs to it"),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import click
 from hpcray.api import runtime_context
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.common.ids import OBJECT_BYTES
+from hpcray.core.object_store.allocator import format_size
 from hpcray.core.record_replay import replay as replay_core
 from hpcray.platform import metrics_endpoint as node_metrics
 from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
@@ -22,8 +23,12 @@ from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LogError, LogReader
+from hpcray.state.metrics_export import export_metrics
+from hpcray.state.node_metrics import common_labels, own_metrics
 from hpcray.state.options import Filter, GetLogOptions
+from hpcray.state.overview import JobOverview
 from hpcray.state.reports import (
+    list_table,
     node_columns,
     print_table,
     show_demand,
@@ -34,6 +39,8 @@ from hpcray.state.reports import (
 )
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
+
+_STORE = "object_store_memory"
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 _process_timeout = click.option(
@@ -59,26 +66,37 @@ def status(address: str, as_json: bool) -> None:
         nodes, total = runtime_context.nodes(), runtime_context.cluster_resources()
         free, now = runtime_context.available_resources(), process.gcs.call("status")
         groups = process.gcs.call("placement_groups")
+        stores = {one.index: one.store for one in JobOverview(process).sample().nodes if one.store}
+    # What the nodes say now: the head hears of a store's use in steps of one per cent.
+    free[_STORE] = sum(store["capacity"] - store["used"] for store in stores.values())
+    total[_STORE] = sum(store["capacity"] for store in stores.values())
     if as_json:
         waits = {"unmet": now["unmet"], "demand": now["demand"], "actors": now["actors"]}
         rows = [{**group, "group": group["group"].hex()} for group in groups]
-        _print_json({"nodes": nodes, "total": total, "available": free, **waits, "placement_groups": rows})
+        known = {"nodes": nodes, "total": total, "available": free, "stores": stores}
+        _print_json({**known, **waits, "placement_groups": rows})
         return
-    print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now)))
+    print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now), stores))
     for name in sorted(total):
         if not name.startswith("node:"):
-            scale, unit = (1e9, " GB") if "memory" in name else (1, "")
-            click.echo(f"{name}: {free.get(name, 0) / scale:.4g} of {total[name] / scale:.4g}{unit} free")
+            amounts = (free.get(name, 0), total[name])
+            left, whole = map(format_size, map(int, amounts)) if "memory" in name else (f"{one:.4g}" for one in amounts)
+            click.echo(f"{name}: {left} of {whole} free")
     _print_lines(show_demand(now, groups))
 
 
-def _node_rows(nodes: list[dict[str, Any]], columns: dict[int, dict[str, str]]) -> Iterator[list[Any]]:
+def _node_rows(
+    nodes: list[dict[str, Any]], columns: dict[int, dict[str, str]], stores: Mapping[int, dict[str, Any]]
+) -> Iterator[list[Any]]:
     for node in nodes:
-        used = columns.get(node["Index"], {})
-        state, store = "alive" if node["Alive"] else "dead", node["Resources"].get("object_store_memory", 0)
-        amounts = [*(used.get(name, "") for name in ("CPU", "GPU", "others")), f"{store / 1e9:.2f} GB"]
+        used, store = columns.get(node["Index"], {}), stores.get(node["Index"])
+        state, text = "alive" if node["Alive"] else "dead", ""
+        if store is not None:
+            text = f"{format_size(store['used'])} of {format_size(store['capacity'])}"
+            text += f", {format_size(store['on_disk'])} on disk" if store["on_disk"] else ""
+        amounts = [*(used.get(name, "") for name in ("CPU", "GPU", "others")), text]
         yield [
-            node["Index"],
+            f"node {node['Index']}",
             node["NodeManagerHostname"],
             state,
             *amounts,
@@ -109,14 +127,31 @@ def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
 
 @click.command()
 @job_option
-def metrics(address: str) -> None:
-    """Print the metrics (ray.util.metrics) of the programs on this node, in the text format of Prometheus.
+@click.option("--openmetrics", is_flag=True, help="In the format of OpenMetrics instead of Prometheus's.")
+@click.option("--serve", is_flag=True, help="Serve them on the node's socket until the job ends.")
+@click.option(
+    "--textfile",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write them there again and again, for node_exporter's textfile collector.",
+)
+@click.option("--interval", default=15.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between two.")
+def metrics(address: str, openmetrics: bool, serve: bool, textfile: Path | None, interval: float) -> None:
+    """Print the metrics of this node: its own, and those of its programs (ray.util.metrics).
 
-    The same text is available by HTTP: curl --unix-socket <session directory>/metrics.s http://node/metrics
+    Text format of Prometheus. A scraper reads the same from a Unix socket while a process serves it (--serve, a program
+    that measures, or HPCRAY_METRICS_EXPORT): curl --unix-socket <session directory>/metrics.s http://node/metrics
     """
     path = session_directory(address)
     try:
-        click.echo(node_metrics.read_metrics(path), nl=False)
+        with job(path) as process:
+            if serve or textfile is not None:
+                export_metrics(process, textfile, interval)
+                return
+            accept = node_metrics.OPENMETRICS if openmetrics else ""
+            text = node_metrics.read_metrics(path, accept)
+            text = text or node_metrics.metrics_text(own_metrics(process), common_labels(process), accept)[0]
+        click.echo(text, nl=False)
     except OSError as error:
         raise click.ClickException(f"the metrics of {path} cannot be read: {error}") from None
 
@@ -198,19 +233,23 @@ def list_(
     address: str, timeout: float, as_json: bool, kind: str, filters: tuple[str, ...], limit: int, detail: bool,
     shape: str,
 ) -> None:  # fmt: skip
-    """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them."""
+    """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them.
+
+    In a table nodes are `node 0`, and tasks and jobs have a duration; so may filters say: -f "node_id=node 0".
+    """
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = KINDS[kind](state)
+        nodes = {row["NodeID"]: f"node {row['Index']}" for row in process.gcs.nodes()}
     try:
-        rows = select(found, [_parse_filter(text) for text in filters], limit)
+        rows = select(found, [_parse_filter(text, nodes) for text in filters], limit)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     columns = rows[0].list_columns(detail) if rows else []
     if as_json or shape == "json":
         _print_json([{name: row[name] for name in columns} for row in rows])
     else:
-        print_table(columns, [[row[name] for name in columns] for row in rows])
+        print_table(*list_table(rows, columns, nodes))
         more = f" of {len(found)}" if len(found) > len(rows) else ""
         click.echo(f"{len(rows)}{more} {kind}")
     _report_missing(state)
@@ -326,12 +365,15 @@ def replay(file: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _parse_filter(text: str) -> Filter:
+def _parse_filter(text: str, nodes: Mapping[str, str]) -> Filter:
     test = "!=" if "!=" in text else "="
     column, found, value = text.partition(test)
     if not found or not column:
         raise ValueError(f"{text!r} is no filter; hint: COLUMN=VALUE or COLUMN!=VALUE")
-    return column.strip(), test, value.strip()
+    value = value.strip()
+    if column.strip().lower() == "node_id":
+        value = next((ident for ident, name in nodes.items() if value == name), value)
+    return column.strip(), test, value
 
 
 def _report_missing(state: StateAggregator) -> None:

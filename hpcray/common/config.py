@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -10,13 +11,15 @@ from typing import Annotated, Any
 
 import msgspec
 
+from hpcray.common.sizes import parse_size
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
-_HINT = "hint: times are in seconds, sizes in bytes, without a unit; yes and no are 1 and 0"
+_HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
 _OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "NODE_ID", "NODE_NAME", "RAY_LIBRARIES", "SERVE_TOKEN", "TMPDIR")
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
@@ -140,6 +143,9 @@ class Config:
         checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
         journal_dir: a directory, of this job alone, from which its next run brings back names, detached actors and
             values; %j in it is the Slurm job's number. "": none is kept.
+        metrics_export: "socket": a process of each node serves the node's metrics on `metrics.s` in its session
+            directory; a directory: it also writes them there every 15 s, for node_exporter's textfile collector; "":
+            only what the program measures is served.
     """
 
     start_timeout: Seconds = 60.0
@@ -198,6 +204,7 @@ class Config:
     requeue: str = "auto"
     checkpoint_dir: str = ""
     journal_dir: str = ""
+    metrics_export: str = ""
 
     @property
     def chunk(self) -> int:
@@ -219,6 +226,9 @@ class Config:
         for field in (field.name for field in fields(cls)):
             if (text := environ.get(name := "HPCRAY_" + field.upper())) is not None:
                 texts[field], variables[field] = text, name
+        for row in fields(cls):
+            if row.type == "Bytes" and row.name in texts:
+                texts[row.name] = _in_bytes(texts[row.name])
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**_converted(cls, texts, sources, strict=False), **_converted(cls, overrides, {}, strict=True)}
@@ -271,6 +281,13 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         """All settings, for a message."""
         return dict(vars(self))  # each worker gets it: `asdict` copies every value, which takes half a millisecond
+
+
+def _in_bytes(text: str) -> str:
+    """A size such as `2g` as a number of bytes; text that is no size stays as it is."""
+    with contextlib.suppress(ValueError):
+        return str(parse_size(text))
+    return text
 
 
 def _in_our_units(text: str, units: int) -> str:

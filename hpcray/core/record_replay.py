@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -194,7 +195,8 @@ class Recorder:
         self._inside = False  # the core itself is at work: its calls of its own methods are no inputs
         self._frames: list[_Frame] = []
         self._bytes = 0
-        self._numbers: dict[int, tuple[int, Waiter]] = {}
+        # Weak: a waiter keeps its number while any object or thread may name it, and no longer.
+        self._numbers: WeakKeyDictionary[Waiter, int] = WeakKeyDictionary()
         self._waiters = 0
 
     def wrap(self, target: Any, name: str, key: str = "") -> Callable[..., Any]:
@@ -245,17 +247,11 @@ class Recorder:
         """The number of a waiter in this record; 0 where it is not known."""
         if self._playback is not None:
             return self._playback.number(waiter)
-        known = self._numbers.get(id(waiter))
-        if known is None and self.record.forgotten:
-            return 0
-        if known is None:
+        known = self._numbers.get(waiter, 0)
+        if not known and not self.record.forgotten:
             self._waiters += 1
-            known = self._numbers[id(waiter)] = (self._waiters, waiter)
-        return known[0]
-
-    def forget_waiter(self, waiter: Waiter) -> None:
-        """No object has this waiter any more."""
-        self._numbers.pop(id(waiter), None)
+            known = self._numbers[waiter] = self._waiters
+        return known
 
     def wrap_all(self, core: Any) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
         """Note every input of a core from now on. Returns its methods, each before and after."""
@@ -425,33 +421,14 @@ def _record_outlets(table: ObjectTable, recorder: Recorder) -> None:
 
 
 def _record_waiters(table: ObjectTable, recorder: Recorder) -> None:
-    """Note which waiters count down; a waiter that is done with loses its number."""
-    fire, remove, take = table._fire, table.remove_waiter, table.replicas.take_failure
-
-    def plain_fire(waiters: list[Waiter], failed: bool, entry: Any) -> None:
-        fire(entry, waiters, failed)
-        for waiter in waiters:
-            if waiter.count <= 0:
-                recorder.forget_waiter(waiter)
+    """Note which waiters count down."""
+    fire = table._fire
 
     def noted_fire(entry: Any, waiters: list[Waiter] | None, failed: bool = False) -> None:
         if waiters:
-            recorder.outlet("fire", lambda w, f: plain_fire(waiters, failed, entry))(waiters, failed)
-
-    def noted_remove(oids: Iterable[bytes], waiter: Waiter) -> None:
-        remove(oids, waiter)
-        recorder.forget_waiter(waiter)
-
-    def noted_take(oid: bytes, node: int) -> str:
-        waiter = table.replicas._waiters.get((oid, node))
-        failure = take(oid, node)
-        if waiter is not None:
-            recorder.forget_waiter(waiter)
-        return failure
+            recorder.outlet("fire", lambda w, f: fire(entry, waiters, failed))(waiters, failed)
 
     table._fire = noted_fire  # type: ignore[method-assign]
-    table.remove_waiter = noted_remove  # type: ignore[method-assign]
-    table.replicas.take_failure = noted_take  # type: ignore[method-assign]
 
 
 def _record_task_state(table: ObjectTable, recorder: Recorder) -> None:
@@ -510,7 +487,8 @@ class _Playback:
         self._done, self._most = done, most
         self._now: list[_Given] = []
         self._tasks: dict[bytes, TaskStandIn] = {}
-        self._waiting: dict[int, Waiter] = {}
+        self._waiting: WeakValueDictionary[int, Waiter] = WeakValueDictionary()
+        self._numbers: WeakKeyDictionary[Waiter, int] = WeakKeyDictionary()
         self._table, _ = record_table(
             record.proc, lambda dest, msg: None, lambda waiter: None, lambda oid, reason, why: bytes([ERROR]),
             record.made["limit"], self,
@@ -554,11 +532,18 @@ class _Playback:
 
     def number(self, waiter: Waiter) -> int:
         """The number of a waiter in the record."""
-        return next((number for number, known in self._waiting.items() if known is waiter), 0)
+        return self._numbers.get(waiter, 0)
+
+    def _waiter(self, number: int) -> Waiter:
+        waiter = self._waiting.get(number)
+        if waiter is None:
+            waiter = self._waiting[number] = Waiter(_NEVER)
+            self._numbers[waiter] = number
+        return waiter
 
     def _unpacked(self, kind: type, value: Any) -> Any:
         if kind is Waiter:
-            return self._waiting.setdefault(value, Waiter(_NEVER))
+            return self._waiter(value)
         if kind is TaskStandIn:
             return self._tasks.setdefault(value, TaskStandIn(value))
         if kind is Outlet:

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcray.common.exceptions import SubmitError
+from hpcray.common.sizes import parse_size
 from hpcray.jobs import PickledCall
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.runtime.node.options import NodeOptions, parse_size
+from hpcray.runtime.node.options import NodeOptions
 
 Time = str | int | float | timedelta
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")

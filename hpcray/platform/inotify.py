@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-_IN_MODIFY = 0x2
+IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
 _EVENT = struct.Struct("=iIII")
 _READ = 1 << 16
 
@@ -14,16 +14,20 @@ _READ = 1 << 16
 class DirectoryWatch:
     """The names of the files of a directory that were written to.
 
+    Args:
+        directory: its path.
+        events: other events than writes, as inotify numbers them.
+
     Raises:
         OSError: the user has as many watches as the system permits.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, events: int = IN_MODIFY) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
-        if libc.inotify_add_watch(self._fd, os.fsencode(directory), _IN_MODIFY) < 0:
+        if libc.inotify_add_watch(self._fd, os.fsencode(directory), events) < 0:
             number = ctypes.get_errno()
             os.close(self._fd)
             raise OSError(number, "inotify_add_watch")

@@ -1,11 +1,13 @@
-"""A node's metrics: the figures that each of its processes has measured, added up, in Prometheus's text format.
+"""A node's metrics: its own figures, and those that its processes have measured, added up, in Prometheus's text format
+or in that of OpenMetrics.
 
     <session directory>/metrics/<name>.json    what one process has measured so far, written every second
     <session directory>/metrics/gone.json      counters and histograms of processes that have ended
     <session directory>/metrics.s              a Unix socket (0600) that serves HTTP: GET /metrics
 
 The process that holds the lock of the directory serves the socket; when that process ends, another one of the node that
-measures takes over. A node on which nothing is measured has neither files nor socket.
+measures takes over. A node on which nothing is measured, and nothing exported (`hpcray metrics --serve`), has neither
+files nor socket.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ METRICS_SOCKET = "metrics.s"
 METRIC_PREFIX = "ray_"
 _GONE = "gone.json"
 _LOCK = "lock"
-_CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 _HTTP_TIMEOUT = 10.0  # seconds
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
@@ -112,17 +113,29 @@ def aggregate_metrics(found: Iterable[tuple[str, MetricRow]]) -> list[MetricRow]
     return [total[key] for key in sorted(total)]
 
 
-def metrics_text(rows: Iterable[MetricRow], common: dict[str, str]) -> str:
-    """Rows in Prometheus's text format.
+OPENMETRICS = "application/openmetrics-text"
+"""The type that a client of OpenMetrics accepts; others get Prometheus's text format."""
+
+
+def metrics_text(rows: Iterable[MetricRow], common: dict[str, str], accept: str = "") -> tuple[str, str]:
+    """Rows in Prometheus's text format, or in that of OpenMetrics.
 
     Args:
         rows: from `aggregate_metrics`.
         common: labels of every sample.
-    """
-    from prometheus_client import generate_latest  # 20 ms, which only a process that serves metrics spends
+        accept: what the client accepts, as in HTTP.
 
-    lines = generate_latest(_Families(rows, common)).decode().splitlines()
-    return "".join((line if line.startswith("#") else line.removesuffix(".0")) + "\n" for line in lines)
+    Returns:
+        The text and its content type.
+    """
+    from prometheus_client.exposition import choose_encoder  # 20 ms, which only a process that serves metrics spends
+
+    encode, content_type = choose_encoder(accept)
+    text = encode(_Families(rows, common)).decode()
+    if content_type.startswith(OPENMETRICS):
+        return text, content_type
+    lines = text.splitlines()
+    return "".join((line if line.startswith("#") else line.removesuffix(".0")) + "\n" for line in lines), content_type
 
 
 class _Families:
@@ -159,21 +172,36 @@ class MetricsEndpoint:
         session_dir: of the node.
         common: labels of every sample.
         before: called before each answer, to write what this process has measured up to now.
+        own: gives the rows of the node's own figures.
     """
 
-    def __init__(self, session_dir: str, common: dict[str, str], before: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session_dir: str,
+        common: dict[str, str],
+        before: Callable[[], None],
+        own: Callable[[], list[MetricRow]] = list,
+    ) -> None:
         self._session_dir = session_dir
         self._common = common
         self._before = before
+        self._own = own
         self._lock_fd = -1
         self._collecting = threading.Lock()
         self._server: socketserver.BaseServer | None = None
 
-    def try_to_serve(self) -> bool:
-        """Start to serve, unless another process does. Returns whether this one serves. Call it periodically."""
+    def try_to_serve(self, make: bool = False) -> bool:
+        """Start to serve, unless another process does. Returns whether this one serves. Call it periodically.
+
+        Args:
+            make: serve also where nothing is measured.
+        """
         if self._server is not None:
             return True
         directory = os.path.join(self._session_dir, METRICS_DIRECTORY)
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
         try:
             fd = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -193,9 +221,10 @@ class MetricsEndpoint:
             timeout = _HTTP_TIMEOUT
 
             def do_GET(self) -> None:
-                body = endpoint.text().encode()
+                text, content_type = endpoint.text(self.headers.get("Accept", ""))
+                body = text.encode()
                 self.send_response(200)
-                self.send_header("Content-Type", _CONTENT)
+                self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -211,11 +240,22 @@ class MetricsEndpoint:
         threading.Thread(target=self._server.serve_forever, name="hpcray-metrics-endpoint", daemon=True).start()
         return True
 
-    def text(self) -> str:
-        """The metrics of all processes of the node, in Prometheus's text format."""
+    def text(self, accept: str = "") -> tuple[str, str]:
+        """The metrics of the node and of all its processes, and the content type; see `metrics_text`."""
         with self._collecting:
             self._before()
-            return metrics_text(aggregate_metrics(collect_metrics(self._session_dir)), self._common)
+            rows = aggregate_metrics(collect_metrics(self._session_dir))
+            return metrics_text([*self._own(), *rows], self._common, accept)
+
+    def close(self) -> None:
+        """Serve no longer; another process may."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._session_dir, METRICS_SOCKET))
+            os.close(self._lock_fd)
+            self._server, self._lock_fd = None, -1
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -229,8 +269,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Ignore the error: the client has gone."""
 
 
-def read_metrics(session_dir: str) -> str:
-    """The metrics of a node, read from its endpoint; "" where nothing is measured.
+def read_metrics(session_dir: str, accept: str = "") -> str:
+    """The metrics of a node, read from its endpoint; "" where nothing is measured, nor exported.
 
     Raises:
         OSError: the endpoint exists and does not answer.
@@ -240,7 +280,7 @@ def read_metrics(session_dir: str) -> str:
         return ""
     response = b""
     with connect_private(path, timeout=_HTTP_TIMEOUT) as sock:
-        sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        sock.sendall(f"GET /metrics HTTP/1.0\r\nAccept: {accept or '*/*'}\r\n\r\n".encode())
         while more := sock.recv(1 << 16):
             response += more
     return response.partition(b"\r\n\r\n")[2].decode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,12 +22,15 @@ from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
 from hpcray.platform.stacks import TEMPLATE, is_users, part_of_hpcray
 from hpcray.runtime.diagnostics.cluster_query import show_kernel
+from hpcray.state.schemas import JobState, NodeState, StateSchema, TaskState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
-_WIDEST_CELL = 60  # characters, on a terminal
+_WIDEST_CELL, _NARROWEST_CELL = 60, 8  # characters, on a terminal
+_GAP = 2  # blanks between columns
 _UNLIMITED_WIDTH = 1 << 16  # columns of the console that plain text is made on
 _STANDARD_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 _SUMMED = ("objects", "capacity", "used", "on_disk", "pinned", "evictable", "spilled", "waiting")
+_NODE_ID_COLUMNS = ("node_id", "driver_node_id")
 _MOST_PINS = 3
 _STORE_COLUMNS = ("size", "state", "refs", "owner", "pinned by", "object", "created at")
 _MOST_IDS = 3
@@ -50,18 +54,73 @@ def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Co
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table to standard output: plain and complete, or with rules and short cells on a terminal wide enough."""
+    """Print a table to standard output: plain and complete in a pipe; on a terminal with rules, and so narrow that it
+    fits: the widest columns are cut, then the last ones left out, and a line says which."""
     rows = list(rows)
     console = Console()
-    if rows and console.is_terminal:
-        short = [[_shortened(value) for value in row] for row in rows]
-        table = _table(columns, short, (), box.SIMPLE_HEAD)
-        if console.measure(table, options=console.options.update(width=_UNLIMITED_WIDTH)).maximum <= console.width:
-            console.print(table)
-            return
-        rows = short
-    for line in table_lines(columns, rows):
-        print(line)
+    if not rows or not console.is_terminal:
+        for line in table_lines(columns, rows):
+            print(line)
+        return
+    shown = fit_columns(columns, rows, console.width - _GAP)
+    names, *cut = [[_cut(value, width) for value, width in zip(row, shown, strict=False)] for row in (columns, *rows)]
+    console.print(_table(names, cut, (), box.SIMPLE_HEAD))
+    if len(shown) < len(columns):
+        console.print(f"not shown: {', '.join(columns[len(shown) :])}; hint: a wider terminal, or --json", style="dim")
+
+
+def fit_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[int]:
+    """Return the widths of the columns in a table of this width; of fewer columns where not all of them fit."""
+    wanted = [
+        min(_WIDEST_CELL, max(len(name), *(len(_text(row[place])) for row in rows)))
+        for place, name in enumerate(columns)
+    ]
+    least = [min(one, _NARROWEST_CELL) for one in wanted]
+    count = len(wanted)
+    while count > 1 and sum(least[:count]) + _GAP * (count - 1) > width:
+        count -= 1
+    widths = wanted[:count]
+    while sum(widths) + _GAP * (count - 1) > width and max(widths) > _NARROWEST_CELL:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def list_table(
+    rows: Sequence[StateSchema], columns: Sequence[str], nodes: Mapping[str, str], now: float | None = None
+) -> tuple[list[str], list[list[Any]]]:
+    """Names and cells of the table of `hpcray list`, for people: times as text, nodes by number, durations.
+
+    Args:
+        rows: of the state API. columns: those to show. nodes: names of nodes, by id.
+        now: Unix time in seconds; None: that of this machine.
+    """
+    now = time.time() if now is None else now
+    names = list(columns)
+    of_nodes = bool(rows) and isinstance(rows[0], NodeState)
+    timed = bool(rows) and isinstance(rows[0], (TaskState, JobState))
+    if of_nodes:
+        names.insert(0, "node")
+    if timed:
+        names.insert(names.index("state" if isinstance(rows[0], TaskState) else "status") + 1, "duration")
+    cells = []
+    for row in rows:
+        shown = type(row).humanify(row.asdict())
+        if of_nodes:
+            shown["node"] = nodes.get(row["node_id"], "")
+        else:
+            shown |= {name: nodes.get(shown[name], shown[name]) for name in _NODE_ID_COLUMNS if shown.get(name)}
+        if timed:
+            shown["duration"] = _duration(row, now)
+        cells.append([shown[name] for name in names])
+    return names, cells
+
+
+def _duration(row: StateSchema, now: float) -> str:
+    """How long a task or job has run; "" before it does."""
+    start, end = row.get("start_time_ms", row.get("start_time")), row.get("end_time_ms", row.get("end_time"))
+    if not start:
+        return ""
+    return format_duration(max(0.0, (end / 1000 if end else now) - start / 1000))
 
 
 def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -81,15 +140,32 @@ def _table(
     for name in columns:
         table.add_column(Text(name), justify="right" if name in right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(
-            *(value if isinstance(value, Text) else Text("" if value is None else str(value)) for value in row)
-        )
+        table.add_row(*(value if isinstance(value, Text) else Text(_text(value)) for value in row))
     return table
 
 
-def _shortened(value: Any) -> Any:
-    text = "" if value is None else str(value)
-    return value if len(text) <= _WIDEST_CELL else f"{text[: _WIDEST_CELL - 1]}…"
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _cut(value: Any, width: int) -> Any:
+    text = _text(value)
+    if len(text) <= width:
+        return value
+    short = f"{text[: width - 1]}…"
+    return Text(short, style=value.style) if isinstance(value, Text) else short
+
+
+def format_duration(seconds: float) -> str:
+    """`87 µs`, `12.3 ms`, `4.21 s`, `3:20`, `2:03:20`, `1-02:03:20` (days first)."""
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):
+        if seconds < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    text = f"{minutes}:{rest:02}" if not hours and not days else f"{hours}:{minutes:02}:{rest:02}"
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}" if days else text
 
 
 def _number(value: float) -> str:
@@ -243,9 +319,10 @@ def _process(row: dict[str, Any], everything: bool) -> Iterator[str]:
         yield from (f"    {line}" for line in row["kernel"].get("stacks", "").splitlines())
         return
     calls = {call["thread"]: call for call in row["calls"] if call["thread"]}
-    if row["waiting"]:
-        more = f" and {len(row['waiting']) - _MOST_IDS} more" if len(row["waiting"]) > _MOST_IDS else ""
-        yield f"    waits in get for {', '.join(row['waiting'][:_MOST_IDS])}{more}; hint: hpcray why REF"
+    for wanted, oids in row["waits"]:
+        more = f" and {len(oids) - _MOST_IDS} more" if len(oids) > _MOST_IDS else ""
+        what = f"wait for {wanted} of" if wanted else "get for"
+        yield f"    waits in {what} {', '.join(oids[:_MOST_IDS])}{more}; hint: hpcray why REF"
     for thread in row["threads"]:
         if everything or _shown(row, thread):
             call = calls.get(thread["ident"])

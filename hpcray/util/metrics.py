@@ -11,10 +11,12 @@ import os
 import re
 import threading
 import warnings
+from functools import partial
 from typing import Any
 
 from hpcray.platform.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow, MetricsEndpoint, write_metrics
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.state.node_metrics import common_labels, own_metrics
 
 __all__ = ["Counter", "Gauge", "Histogram", "Metric"]
 
@@ -92,9 +94,8 @@ class _Registry:
             except OSError:
                 return  # the session has ended, or its disk is full: a metric is no reason to fail
         if process is not self._process:
-            labels = {"NodeId": process.node_id, "SessionName": f"session_{process.job.job_id if process.job else ''}"}
-            self._process = process
-            self._endpoint = MetricsEndpoint(process.session_dir, labels, self.write)
+            self._process, labels = process, common_labels(process)
+            self._endpoint = MetricsEndpoint(process.session_dir, labels, self.write, partial(own_metrics, process))
             self._endpoint.try_to_serve()
 
 

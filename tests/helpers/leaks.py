@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from hpcray.platform.inotify import IN_CREATE, IN_MOVED_TO, DirectoryWatch
 
 TEST_ID = "LEAK_CHECK_ID"
 PATIENCE = 30.0
+_LOOKS, _LOOK_PERIOD = 5, 0.02  # at who uses a new file: its maker may not have mapped it yet
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0) -> None:
@@ -53,7 +58,7 @@ class LeakCheck:
     def __init__(self) -> None:
         self.test_id = uuid.uuid4().hex
         self.tmp = Path(tempfile.mkdtemp(prefix="hct-", dir="/tmp"))
-        self._shm = set(os.listdir("/dev/shm"))
+        self._shm = _SharedMemory(self.processes)
         self._fds = _open_descriptors()
 
     @property
@@ -75,7 +80,7 @@ class LeakCheck:
         found = {
             "processes": self.processes(),
             "sessions": [os.path.join(top, name) for top, dirs, files in os.walk(self.tmp) for name in dirs + files],
-            "/dev/shm": self._shared_memory(),
+            "/dev/shm": self._shm.left(),
             "descriptors": _open_descriptors() - self._fds,
         }
         return {kind: things for kind, things in found.items() if things}
@@ -93,11 +98,51 @@ class LeakCheck:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.tmp, ignore_errors=True)
+        self._shm.close()
 
-    def _shared_memory(self) -> set[str]:
-        """New files in /dev/shm that no living process of somebody else maps: other jobs run on this machine too."""
-        new = set(os.listdir("/dev/shm")) - self._shm
-        return {name for name in new if not _mapped_by_others(name, self.processes())}
+
+class _SharedMemory:
+    """The files that a test's processes make in /dev/shm, where other jobs of this machine make files too.
+
+    A new file is of the test if one of its processes has it mapped or open when it appears.
+
+    Args:
+        processes: gives the test's processes.
+    """
+
+    def __init__(self, processes: Callable[[], dict[int, str]]) -> None:
+        self._processes = processes
+        self._ours: set[str] = set()
+        self._watch = DirectoryWatch("/dev/shm", IN_CREATE | IN_MOVED_TO)
+        self._end, self._ended = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="shared-memory-watch", daemon=True)
+        self._thread.start()
+
+    def left(self) -> set[str]:
+        """The test's files that are still there."""
+        return {name for name in self._ours if os.path.exists(f"/dev/shm/{name}")}
+
+    def close(self) -> None:
+        """Watch no longer."""
+        os.close(self._ended)
+        self._thread.join()
+        os.close(self._end)
+        self._watch.close()
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._watch, self._end], [], [])
+            if self._end in ready:
+                return
+            names = self._watch.read()
+            for _ in range(_LOOKS):
+                names = {name for name in names if os.path.exists(f"/dev/shm/{name}")}
+                used = _used_by([*self._processes(), os.getpid()], names)
+                self._ours |= used
+                names -= used
+                if not names:
+                    break
+                time.sleep(_LOOK_PERIOD)
 
 
 @contextlib.contextmanager
@@ -123,11 +168,13 @@ def _open_descriptors() -> set[str]:
     return found
 
 
-def _mapped_by_others(name: str, ours: dict[int, str]) -> bool:
-    needle = f"/dev/shm/{name}"
-    for pid in os.listdir("/proc"):
-        if pid.isdigit() and int(pid) not in ours:
-            with contextlib.suppress(OSError):
-                if needle in Path(f"/proc/{pid}/maps").read_text():
-                    return True
-    return False
+def _used_by(pids: Iterable[int], names: set[str]) -> set[str]:
+    """The files of /dev/shm that these processes have mapped or open."""
+    found: set[str] = set()
+    for pid in pids if names else ():
+        with contextlib.suppress(OSError):
+            used = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            used += [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+            paths = {line[line.find("/dev/shm/") + len("/dev/shm/") :] for line in used if "/dev/shm/" in line}
+            found |= names & {path.removesuffix(" (deleted)") for path in paths}
+    return found

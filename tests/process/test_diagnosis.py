@@ -223,7 +223,7 @@ def test_sigusr2_reports_at_once_and_the_program_goes_on(marks: Marks, capfd):
     def told():
         nonlocal text
         text += capfd.readouterr().err
-        return "no get waits in this process" in text
+        return "no get and no wait waits in this process" in text
 
     eventually(told)
     ray.cancel(ref)

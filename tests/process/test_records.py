@@ -53,6 +53,10 @@ def work(session):
     ray.util.remove_placement_group(group)
     ray.kill(actors[0])
     ray.get([echo.remote(i) for i in range(100)])
+    open_refs = [echo.remote(i) for i in range(60)] + [actors[1].echo.remote(i) for i in range(60)]
+    while open_refs:
+        _, open_refs = ray.wait(open_refs, num_returns=1)
+    ray.wait([echo.remote(i) for i in range(20)], num_returns=20, timeout=0.001)
     return actors  # without a handle they would end while they are read
 
 

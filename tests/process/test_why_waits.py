@@ -49,3 +49,27 @@ def test_why_shows_a_runtime_env_that_is_being_set_up(tmp_path: Path):
     assert "hook" in why(ref).splitlines()[-1]
     go.touch()
     assert ray.get(ref) == 1
+
+
+def test_why_shows_a_wait_of_a_task_and_what_it_is_for(tmp_path: Path):
+    go = tmp_path / "go"
+
+    @ray.remote(num_cpus=0)
+    def slow(number):
+        while not go.exists():
+            time.sleep(0.01)
+        return number
+
+    @ray.remote(num_cpus=0)
+    def outer():
+        refs = [slow.remote(number) for number in range(3)]
+        return len(ray.wait(refs, num_returns=2)[0])
+
+    ref = outer.remote()
+    eventually(lambda: "it waits in wait for 2 of 3 objects" in why(ref))
+    eventually(lambda: why(ref).count("runs slow") == 3)
+    all_waits = "\n".join(show_lines(WaitGraph(need_process(), PATIENCE).explain_all()))
+    assert "in wait for 2 of 3 objects" in all_waits
+    go.touch()
+    assert ray.get(ref) == 2
+    eventually(lambda: "waits in wait" not in "\n".join(show_lines(WaitGraph(need_process(), PATIENCE).explain_all())))

@@ -22,7 +22,7 @@ def test_a_given_value_precedes_a_variable_which_precedes_the_default() -> None:
         ("HPCRAY_START_TIMEOUT", "3s"),
         ("HPCRAY_START_TIMEOUT", "-3"),
         ("HPCRAY_START_TIMEOUT", "nan"),
-        ("HPCRAY_OBJECT_STORE_MEMORY", "2g"),
+        ("HPCRAY_OBJECT_STORE_MEMORY", "2x"),
         ("HPCRAY_LOG_TO_DRIVER", "maybe"),
     ],
 )
@@ -80,3 +80,9 @@ def test_a_system_config_of_rays_sets_what_hpcray_has_too() -> None:
     off = Config.from_system_config({"automatic_object_spilling_enabled": False})
     assert Config.from_env({}, **off).spill_threshold == 0
     assert Config.from_env({"RAY_local_gc_interval_s": "9"}).gc_interval == 9
+
+
+@pytest.mark.parametrize(("text", "size"), [("2g", 2 << 30), ("512MiB", 512 << 20), ("0", 0), ("1000000", 10**6)])
+def test_sizes_in_variables_may_have_units(text: str, size: int) -> None:
+    assert Config.from_env({"HPCRAY_OBJECT_STORE_MEMORY": text}).object_store_memory == size
+    assert Config.from_env({"HPCRAY_MEMORY_LIMIT": text}).memory_limit == size

@@ -22,7 +22,7 @@ import hpcray
 
 CORE_MAY_IMPORT = {
     "__future__", "abc", "bisect", "collections", "collections.abc", "contextlib", "dataclasses", "enum", "functools",
-    "hashlib", "heapq", "hmac", "itertools", "math", "msgspec", "operator", "struct", "typing",
+    "hashlib", "heapq", "hmac", "itertools", "math", "msgspec", "operator", "struct", "typing", "weakref",
 }  # fmt: skip
 CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint", "__import__"}
 
@@ -141,6 +141,7 @@ CONCRETE_BASES_ALLOWED = {
     "ActorMethod": "`method.options(...)` is a method with options of its own",
     "BaseID": "Ray's hierarchy of id classes",
     "IMapIterator": "the iterators of multiprocessing.pool, as the standard library has them",
+    "LiveScreen": "never made itself",
     "Metric": "Ray's base of Counter, Gauge and Histogram",
     "ObjectStoreWriter": "Ray's base of the writers of a shuffle, which programs extend too",
     "RemoteFunction": "`function.options(...)` is a function with options of its own",

@@ -100,9 +100,9 @@ def test_metrics_of_all_processes_of_a_node_are_added_up_in_one_text(tmp_path: P
         'ray_a_histogram_sum{NodeId="n"} 11',
         'ray_a_histogram_count{NodeId="n"} 3',
     ]
-    assert endpoint.text().splitlines() == wanted
+    assert endpoint.text()[0].splitlines() == wanted
     assert not (tmp_path / "metrics" / "w2.json").exists()
-    assert endpoint.text().splitlines() == wanted  # what the dead one counted is kept
+    assert endpoint.text()[0].splitlines() == wanted  # what the dead one counted is kept
 
 
 def test_one_process_serves_the_metrics_and_another_takes_over(tmp_path: Path) -> None:

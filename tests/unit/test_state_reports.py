@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rich.text import Text
 
-from hpcray.state.reports import print_table, table_lines
+from hpcray.state.reports import format_duration, list_table, print_table, table_lines
+from hpcray.state.schemas import NodeState, TaskState
 
 WIDE = "x" * 300
 
@@ -32,3 +34,43 @@ def test_columns_may_be_aligned_on_the_right() -> None:
         "  9 B  a",
         "12 kB  b",
     ]
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_a_table_on_a_terminal_is_never_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    on_a_terminal(monkeypatch, width)
+    print_table([f"column {i}" for i in range(7)], [["a" * 10 * i for i in range(7)], ["b"] * 7])
+    lines = [Text.from_ansi(line).plain for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) > 3 and max(map(len, lines)) <= width
+    assert any(line.startswith("not shown: ") for line in lines) is (width < 80)
+    assert "…" in "".join(lines) or width == 200
+
+
+def test_lists_for_people_say_node_0_and_how_long() -> None:
+    task = TaskState(*["x"] * 13)
+    task.node_id, task.start_time_ms, task.end_time_ms = "ab" * 28, 1000, 3500
+    columns, ((*cells,),) = list_table([task], ["name", "state", "node_id", "start_time_ms"], {"ab" * 28: "node 3"})
+    assert columns == ["name", "state", "duration", "node_id", "start_time_ms"]
+    assert cells[2:4] == ["2.5 s", "node 3"] and cells[4].startswith("19")
+    task.end_time_ms = None
+    assert list_table([task], ["name", "state"], {}, now=11.0)[1] == [["x", "x", "10 s"]]
+    node = NodeState("ab" * 28, "ip", True, "ALIVE", None, "n", {"memory": 1 << 30}, {})
+    assert list_table([node], ["node_id", "resources_total"], {"ab" * 28: "node 3"}) == (
+        ["node", "node_id", "resources_total"],
+        [["node 3", "ab" * 28, {"memory": "1.000 GiB"}]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(87e-6, "87 µs"), (0.0123, "12.3 ms"), (4.21, "4.21 s"), (200, "3:20"), (7400, "2:03:20"), (93800, "1-02:03:20")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

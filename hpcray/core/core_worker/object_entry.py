@@ -29,7 +29,7 @@ class Waiter:
     urgency of a fetch, see `protocol.messages.Open`.
     """
 
-    __slots__ = ("callback", "count", "eager", "lock", "priority", "turn")
+    __slots__ = ("__weakref__", "callback", "count", "eager", "lock", "priority", "turn")  # weak: see `record_replay`
 
     def __init__(self, count: int = 1, callback: Callable[[], object] | None = None, eager: bool = False) -> None:
         self.count = count

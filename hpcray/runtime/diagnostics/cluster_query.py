@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -156,15 +156,21 @@ def show_kernel(found: Mapping[str, Any]) -> str:
     return f"{found['state']}{where}, {found['threads']} threads, {found['rss'] >> 20} MiB"
 
 
-def stacks(diagnosis: ClusterQuery) -> list[dict[str, Any]]:
+def stacks(diagnosis: ClusterQuery, only: Collection[int] | None = None, proc: bytes = b"") -> list[dict[str, Any]]:
     """Every node with every process on it and its stacks.
+
+    Args:
+        diagnosis: sends the questions.
+        only: the nodes; None: all of them.
+        proc: the only process; b"": all of them.
 
     Returns:
         Rows "node", "host", "problem", "processes"; of each process "process", "pid", "kind", "state", "actor",
-        "problem" ("" when it answered), "kernel", "threads", "coroutines", "calls", "waiting". Ids are hex.
+        "problem" ("" when it answered), "kernel", "threads", "coroutines", "calls", "waits": [how many objects a
+        `wait` wants, 0 for a `get`; of which]. Ids are hex.
     """
-    nodes = diagnosis.nodes()
-    people = {one.proc: one for node in nodes for one in node.processes}
+    nodes = [node for node in diagnosis.nodes() if only is None or node.index in only]
+    people = {one.proc: one for node in nodes for one in node.processes if proc in (b"", one.proc)}
     me = diagnosis._process.me
     if diagnosis._process.kind == ATTACHED:
         people.pop(me, None)
@@ -198,5 +204,7 @@ def _stack_row(
             {**row, "task": row["task"].hex(), "actor": row["actor"].hex()}
             for row in (answer.get("calls") or () if answer else ())
         ],
-        "waiting": [oid.hex() for oid in (answer.get("waiting") or () if answer else ())],
+        "waits": [
+            [wanted, [oid.hex() for oid in oids]] for wanted, oids in (answer.get("waits") or () if answer else ())
+        ],
     }

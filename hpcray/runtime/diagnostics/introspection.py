@@ -3,10 +3,11 @@
 =========  ==================  =========================================================================
 what       arguments           answer
 =========  ==================  =========================================================================
-stack      []                  "threads", "coroutines", "calls" (what runs), "waiting" (ids that `get` waits for),
-                               "sets_up" (seconds for which it has been setting up its runtime_env, 0: it does not)
+stack      []                  "threads", "coroutines", "calls" (what runs), "waits" (how many objects a `wait` wants,
+                               0 for a `get`; of which), "sets_up" (seconds for which it has been setting up its
+                               runtime_env, 0: it does not)
 explain    [object ids]        what is known of each: the fields of `ObjectStatus`, or nil
-waiting    []                  [seconds, object ids] of every `get` that waits
+waiting    []                  [seconds, wanted, object ids] of every `get` and `wait` that waits, as in "waits"
 calls      []                  the tasks and calls that run here
 tasks      [limit]             the tasks and calls of ours that have not returned, how many there are, and the last
                                that failed without a reply of their worker
@@ -14,6 +15,7 @@ objects    [limit]             the objects that we own or borrow, and how many t
 job        []                  "id" of the job, "driver" (whether this process is its driver), "command" line of this
                                process, "start" in seconds since 1970
 events     []                  what ran here and has ended: `TaskEventBuffer.dump`
+figures    []                  what ran, runs and waits, by function: `TaskFigures.answer`
 log_parts  [task, suffix]      "name" of this worker's log file ("out" or "err"), and "parts": from where to where each
                                run of the task has written; nil: it has no such file
 log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
@@ -49,7 +51,8 @@ from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.diagnostics.object_status import status_of_object, status_of_task, timeout_message
-from hpcray.runtime.diagnostics.wait_graph import SlowGetReport
+from hpcray.runtime.diagnostics.task_figures import TaskFigures
+from hpcray.runtime.diagnostics.wait_graph import SlowGetReport, waiting_calls
 
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""
@@ -66,6 +69,7 @@ class Introspection:
     def __init__(self, process: CoreWorker, waits: SlowGetReport) -> None:
         self._slow_gets = waits
         self._process = process
+        self._task_figures = TaskFigures(process)
         self._methods: dict[str, Callable[..., Any]] = {
             "stack": self._stack,
             "explain": self._explain,
@@ -75,6 +79,7 @@ class Introspection:
             "objects": self._objects,
             "references": self._references,
             "events": self._events,
+            "figures": lambda: self._task_figures.answer(self._calls()),
             "log_parts": self._log_parts,
             "job": self._job,
         }
@@ -122,7 +127,7 @@ class Introspection:
             "coroutines": coroutines,
             "calls": self._calls(),
             "sets_up": _setting_up(),
-            "waiting": [oid for _, oids in self._waiting() for oid in oids],
+            "waits": [(wanted, oids) for _, wanted, oids in self._waiting()],
         }
 
     def _loops(self) -> Iterator[Any]:
@@ -151,15 +156,13 @@ class Introspection:
 
     # ------------------------------------------------------------ what is waited for
 
-    def _waiting(self) -> list[tuple[float, list[bytes]]]:
-        """The `get`s that wait: for how long, as far as that was noted, and for what that is not there."""
-        entries = self._process.table.entries
-        found = []
-        for oids in self._process.table.pins.being_read:
-            missing = [oid for oid in oids if oid in entries and not entries[oid].available]
-            if missing:
-                found.append((self._slow_gets.seconds(oids), missing))
-        return found
+    def _waiting(self) -> list[tuple[float, int, list[bytes]]]:
+        """The calls that wait: for how long, as far as that was noted; how many more objects a `wait` wants, 0 for a
+        `get`; and for what that is not there."""
+        return [
+            (self._slow_gets.seconds(listed), wanted, missing)
+            for listed, wanted, missing in waiting_calls(self._process)
+        ]
 
     def _explain(self, oids: list[bytes]) -> list[dict[str, Any] | None]:
         entries = self._process.table.entries

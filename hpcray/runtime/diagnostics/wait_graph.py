@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from hpcray.common.ids import node_of, number_of, owner_of, raylet_of, show_proc
+from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.stacks import is_users
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics import object_status
@@ -48,19 +50,19 @@ class WaitGraph:
         return self._out
 
     def explain_all(self) -> list[WaitReason]:
-        """Return what the drivers' `get`s wait for; when none waits, what those of tasks and actors wait for."""
+        """Return what `get` and `wait` of drivers wait for; if none waits, what those of tasks and actors wait for."""
         people = self._processes()
         answers = self._query.ask([proc for proc, one in people.items() if one.kind != "raylet"], "waiting")
         waiting = {proc: answers[proc] for proc in answers if people[proc].kind != "worker" and answers[proc]}
         waiting = waiting or {proc: waits for proc, waits in answers.items() if waits}
         self._out = []
         for proc, waits in waiting.items():
-            for seconds, oids in waits:
+            for seconds, wanted, oids in waits:
                 known = f" for {seconds:.0f} s" if seconds else ""
-                self._say(0, f"{people[proc].title} waits{known} in get for {_count(oids)}")
+                self._say(0, f"{people[proc].title} waits{known} in {_call_for(wanted, oids)}")
                 self._objects(oids, 1)
         if not waiting:
-            self._say(0, "no get waits in any process that answers")
+            self._say(0, "no get and no wait waits in any process that answers")
         return self._out
 
     # ------------------------------------------------------------ objects
@@ -154,10 +156,11 @@ class WaitGraph:
         where = _where(answer, call)
         runs = f"runs {call['name']}" if own else f"has it in its queue, behind {call['name']}, which runs"
         self._say(depth, f"{self._name(worker)} {runs} for {call['seconds']:.1f} s{where}")
-        if answer["waiting"] and worker not in self._described:
+        if worker not in self._described:
             self._described.add(worker)
-            self._say(depth + 1, f"it waits in get for {_count(answer['waiting'])}")
-            self._objects(answer["waiting"], depth + 2)
+            for wanted, oids in answer["waits"]:
+                self._say(depth + 1, f"it waits in {_call_for(wanted, oids)}")
+                self._objects(oids, depth + 2)
 
     def _actor(self, actor: bytes, depth: int) -> None:
         row = next((row for row in self._process.gcs.call("actors") if row["actor"] == actor), None)
@@ -315,8 +318,33 @@ def _pool(pool: dict[str, Any]) -> str:
     return f"{counts or 'none'} of at most {pool['limit']} workers{failed}"
 
 
-def _count(oids: list[bytes]) -> str:
-    return "one object" if len(oids) == 1 else f"{len(oids)} objects"
+def _call_for(wanted: int, oids: list[bytes]) -> str:
+    """`get for 3 objects`, `wait for 1 of 3 objects`. wanted: 0 for a `get`, which wants all."""
+    count = "one object" if len(oids) == 1 else f"{len(oids)} objects"
+    return f"wait for {wanted} of {count}" if wanted else f"get for {count}"
+
+
+def waiting_calls(process: CoreWorker) -> Iterator[tuple[list[bytes], int, list[bytes]]]:
+    """The calls of `get` and `wait` of this process that wait (lock held).
+
+    A `get` is listed where it waits. A `wait` is found by its waiter: nothing of it is kept for this alone.
+
+    Yields:
+        The list of a `get` that is listed; how many of the objects a `wait` still wants, 0 for a `get`; and the objects
+        that are not there.
+    """
+    entries = process.table.entries
+    for oids in process.table.pins.being_read:
+        missing = [oid for oid in oids if oid in entries and not entries[oid].available]
+        if missing:
+            yield oids, 0, missing
+    unmet: dict[Waiter, list[bytes]] = {}
+    for oid, entry in entries.items():
+        for waiter in (*(entry.local_waiters or ()), *(entry.ready_waiters or ())):
+            if waiter.count > 0 and waiter.callback is None and not waiter.eager:
+                unmet.setdefault(waiter, []).append(oid)
+    for waiter, missing in unmet.items():
+        yield [], waiter.count, missing
 
 
 _CHECKS_PER_REPORT = 4
@@ -386,23 +414,25 @@ class SlowGetReport:
         with process.engine.lock:
             if process.dead is not None:
                 return
-            entries = process.table.entries
-            gets = [
-                (self.seconds(oids), [oid for oid in oids if oid in entries and not entries[oid].available])
-                for oids in (process.table.pins.being_read if due is None else [wait.oids for wait in due])
+            reported = {id(wait.oids) for wait in due or ()}
+            calls = [
+                (self.seconds(listed), wanted, missing)
+                for listed, wanted, missing in waiting_calls(process)
+                if due is None or id(listed) in reported
             ]
         lines = []
         why = WaitGraph(process)
-        for seconds, oids in gets:
-            if not oids:
-                continue
+        for seconds, wanted, oids in calls:
             count = "1 object" if len(oids) == 1 else f"{len(oids)} objects"
             known = f"{seconds:.0f} s" if seconds else "a while"
-            lines.append(f"hpcray: a get has waited {known} for {count}:")
+            what = f"wait has waited {known} for {wanted} of" if wanted else f"get has waited {known} for"
+            lines.append(f"hpcray: a {what} {count}:")
             lines += [f"  {line}" for oid in oids[:_MAX_REPORTED] for line in show_lines(why.explain(oid))]
             if len(oids) > _MAX_REPORTED:
                 lines.append(f"  and {len(oids) - _MAX_REPORTED} more; hint: hpcray why")
         if due is None and not lines:
-            lines.append("hpcray: no get waits in this process; hint: `hpcray stack` shows what every process does")
+            lines.append(
+                "hpcray: no get and no wait waits in this process; hint: `hpcray stack` shows what every process does"
+            )
         if lines:
             print("\n".join(lines), file=sys.stderr, flush=True)

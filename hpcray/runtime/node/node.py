@@ -44,6 +44,7 @@ from hpcray.runtime.node.bootstrap import RayletReady
 from hpcray.runtime.node.cluster_member import ClusterMember
 from hpcray.runtime.node.join_token import JoinToken, read_join_token
 from hpcray.runtime.node.joining import join_job
+from hpcray.runtime.node.metrics_process import MetricsProcess
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, bind_node, total_resources
 from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
@@ -63,6 +64,7 @@ from hpcray.runtime.raylet.local_sockets import LocalListener
 from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.runtime.raylet.router import HeadLocation, Router
@@ -335,6 +337,7 @@ class _NodeServer:
         config = node.config
         control, data = wires.control, wires.data
         self._node = node
+        self._metrics: MetricsProcess | None = None
         self._ready = ready
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
@@ -404,7 +407,7 @@ class _NodeServer:
         logs = logs_directory(context.session_dir)
         introspection = RayletIntrospection(
             context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events,
-            LogFiles(logs),
+            LogFiles(logs), NodeFigures(context, loop, router, lease_manager, store, memory_monitor),
         )  # fmt: skip
         spill_io = SpillIo(raylet, self._spill_files)
         log_monitor = LogMonitor(
@@ -430,6 +433,8 @@ class _NodeServer:
             node.template.watch_driver(driver.pid)
             self._raylet.processes.expect_driver(driver.pid)
             self._cluster.own_driver(driver)
+        if node.config.metrics_export:
+            self._metrics = MetricsProcess(node.config.metrics_export, node.session.path)
         self._ready(node.session.path)
 
     def _open_journal(self) -> JournalFile | None:
@@ -447,6 +452,8 @@ class _NodeServer:
             loop.run(self._raylet)
         finally:
             self._prefault.stop()
+            if self._metrics is not None:
+                self._metrics.stop()
             cluster.drain.close()
             loop.close()
             self._raylet.spill_io.close()

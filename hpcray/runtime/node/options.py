@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
-import re
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +13,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
+from hpcray.common.sizes import parse_size
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
@@ -24,22 +23,7 @@ NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"
 NODE_ID_BYTES = 28
 HEAD_RESOURCE = "node:__internal_head__"
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _HELP_WIDTH = 30
-
-
-def parse_size(text: str) -> int:
-    """Bytes in a size such as `512m`, `2g`, `1.5GiB` or `1000000`.
-
-    Raises:
-        ValueError: `text` is not a positive size.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    size = math.floor(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
-    if size <= 0:
-        raise ValueError(f"{text!r} is not a size; hint: write 2g, 512m or a number of bytes")
-    return size
 
 
 def parse_count(text: str) -> int:
@@ -88,8 +72,8 @@ class NodeFlag(NamedTuple):
 NODE_FLAGS = (
     NodeFlag("num_cpus", "K", float, "CPUs of this node (default: its share of the host)"),
     NodeFlag("num_gpus", "K", float, "GPUs of this node (default: those it was given)"),
-    NodeFlag("memory", "BYTES", float, "memory that tasks may ask for (default: what there is)"),
-    NodeFlag("object_store_memory", "BYTES", parse_count, "size of the object store (default: 30 % of memory)", True),
+    NodeFlag("memory", "SIZE", parse_size, "memory that tasks may ask for (default: what there is)"),
+    NodeFlag("object_store_memory", "SIZE", parse_size, "object store, such as 2g (default: 30 % of memory)", True),
     NodeFlag("resources", "JSON", _resources, "custom resources, such as '{\"disk\": 2}'"),
     NodeFlag("labels", "K=V,...", _labels, "labels of this node, for label_selector", True),
     NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpcray.common.log_names import LOG_PIECE
+from hpcray.common.log_names import LOG_PIECE, LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME
+
+_MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME)
+_TAILED, _TAIL_BYTES = 4, 8 << 10  # files, and bytes of each
 
 
 class LogFiles:
@@ -33,6 +37,21 @@ class LogFiles:
         except (OSError, ValueError, NotImplementedError) as error:
             return {"problem": f"Invalid glob filter: {pattern}. {error}"}
         return {"names": sorted(found)}
+
+    def tail(self, lines: int) -> list[tuple[str, float, str]]:
+        """Return the last lines of what was written to last: (name of the file, time of its last change, line)."""
+        try:
+            files = [(one.stat().st_mtime, one.name) for one in self._directory.glob("worker-*") if one.is_file()]
+        except OSError:
+            return []
+        found: list[tuple[str, float, str]] = []
+        for changed, name in sorted(files)[-_TAILED:]:
+            with contextlib.suppress(OSError), open(self._directory / name, "rb", buffering=0) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+                told = [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
+                found += [(name, changed, line) for line in told[-lines:]]
+        return found[-lines:]
 
     def read(self, name: str, start: int, size: int) -> dict[str, Any]:
         """Return the "data" of a file from offset `start` on, at most `size` bytes, and its "size"; or a "problem"."""

@@ -69,6 +69,10 @@ class MemoryMonitor:
         """Return the last reading: "used", "limit" (bytes), "source"; and "killed": workers that were ended."""
         return {**self._last._asdict(), "killed": self.killed}
 
+    def current(self) -> dict[str, Any]:
+        """Return a reading of now: "used", "limit" (bytes), "source"."""
+        return self._read()._asdict()
+
     def explain_sigkill(self) -> str:
         """Return the reason of a SIGKILL that the raylet did not send, if the kernel was out of memory; else ""."""
         kills = self._gauge.kernel_kills()

@@ -11,9 +11,12 @@ os         [pids]              the kernel's view of processes of this node (`pro
 core       []                  `LocalLeaseManager.snapshot`, and "now" of its clock
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
+figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
+usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
 log_files  [pattern]           the names of log files: `LogFiles.find`
 log_piece  [name, start, size] a piece of one: `LogFiles.read`
+log_tail   [lines]             what was written to last: `LogFiles.tail`
 =========  ==================  =========================================================================
 """
 
@@ -28,6 +31,7 @@ import msgspec
 from hpcray.common.ids import raylet_of
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.figures_gathering import FIGURES
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.core.record_replay import Recorder, portion
 from hpcray.platform.process_tree import describe_process
@@ -38,6 +42,7 @@ from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.router import Router
 
 _EVERYTHING = 1 << 40
@@ -106,6 +111,9 @@ class RayletIntrospection:
     Args:
         template_pid: of the template process.
         recorders: None unless the cores are recorded.
+
+    Attributes:
+        figures: those of this node and, on request, of others.
     """
 
     def __init__(
@@ -120,7 +128,9 @@ class RayletIntrospection:
         template_pid: int,
         events: NodeEventLog,
         log_files: LogFiles,
+        figures: NodeFigures,
     ) -> None:
+        self.figures = figures
         self._node = context.info.index
         self._host = context.info.host
         self._loop = loop
@@ -138,6 +148,8 @@ class RayletIntrospection:
             "events": events.rows,
             "log_files": log_files.find,
             "log_piece": log_files.read,
+            "log_tail": log_files.tail,
+            "usage": figures.usage,
         }
         if recorders is not None:
             self._methods["log"] = recorders.portion
@@ -146,6 +158,9 @@ class RayletIntrospection:
         """Send the reply, or schedule it."""
         if msg.what == "os":
             return self._describe_processes(now, src, msg)
+        if msg.what == FIGURES:
+            self.figures.on_ask(now, src, msg.req, msgspec.msgpack.decode(msg.args))
+            return ()
         method = self._methods.get(msg.what)
         if method is None:
             reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())

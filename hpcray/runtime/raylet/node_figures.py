@@ -1,0 +1,170 @@
+"""The figures of this node for `hpcray top`, `hpcray metrics` and `hpcray status`; gathered on request."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from hpcray.common.figures import FunctionRow, add_counts, add_functions
+from hpcray.core.effects import Send
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.figures_gathering import FIGURES, FiguresGathering, FiguresReport
+from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.platform.host_figures import GpuSampler, host_cpu_seconds, network_bytes, process_usage
+from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.local_processes import NodeContext
+from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.router import Router
+
+_FRESH = 0.5
+"""Seconds for which an answer serves further questions, however many look."""
+_PATIENCE = 0.5
+"""Seconds that the processes of this node may take; of one that takes longer, what it said before counts."""
+
+
+class NodeFigures:
+    """Gathers the figures of this node, and with `FiguresGathering` those of others.
+
+    Args:
+        memory_monitor: reads the node's memory.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        loop: EventLoop,
+        router: Router,
+        lease_manager: LocalLeaseManager,
+        store: ObjectStore,
+        memory_monitor: MemoryMonitor,
+    ) -> None:
+        self._context = context
+        self._loop = loop
+        self._router = router
+        self._lease_manager = lease_manager
+        self._store = store
+        self._memory = memory_monitor
+        self._gathering = FiguresGathering(context.info.index)
+        self._gpus = GpuSampler()
+        self._number = 0
+        self._round = 0
+        self._awaited: dict[int, bytes] = {}  # question number: process
+        self._said: dict[bytes, dict[str, Any]] = {}
+        self._ended: dict[str, FunctionRow] = {}  # what processes that are gone had said
+        self._partial = False
+        self._report: FiguresReport | None = None
+        self._report_at = 0.0
+
+    def on_ask(self, now: float, src: bytes, req: int, args: Any) -> None:
+        """Answer a question about nodes. args: the nodes, and the seconds that the answer may take."""
+        nodes, patience = args
+        self._send(self._gathering.ask(now, src, req, nodes, patience))
+        self._loop.call_at(now + patience, lambda: self._send(self._gathering.tick(self._loop.now)))
+        if not self._gathering.waits_for_own or self._awaited:
+            return
+        if self._report is not None and now - self._report_at < _FRESH:
+            self._send(self._gathering.own(now, self._report))
+        else:
+            self._ask_processes(now, min(_PATIENCE, patience / 2))
+
+    def on_answer(self, now: float, src: bytes, msg: m.GcsReply) -> Iterable[Any]:
+        """A process of this node, or another raylet, has answered."""
+        if not msg.req & 1:
+            report = msgspec.msgpack.decode(msg.value, type=FiguresReport) if msg.ok else FiguresReport()
+            self._send(self._gathering.answered(now, msg.req, report))
+        elif self._awaited.pop(msg.req, None) is not None:
+            if msg.ok:
+                self._said[src] = msgspec.msgpack.decode(msg.value)
+            if not self._awaited:
+                self._complete(now)
+        return ()
+
+    def node_died(self, now: float, node: int) -> None:
+        """Another node is gone."""
+        self._send(self._gathering.node_died(now, node))
+
+    def usage(self) -> list[dict[str, Any]]:
+        """A row per process of this node: "proc", "cpu" (seconds since its start), "rss" (bytes)."""
+        links = self._router.links.values()
+        used = process_usage(link.pid for link in links)
+        return [
+            {"proc": link.proc, "pid": link.pid, "cpu": used[link.pid][0], "rss": used[link.pid][1]}
+            for link in links
+            if link.pid in used
+        ]
+
+    # ------------------------------------------------------------ this node's own
+
+    def _ask_processes(self, now: float, patience: float) -> None:
+        self._round += 1
+        for proc, link in self._router.links.items():
+            if not link.closing:
+                self._number += 1
+                self._awaited[number := 2 * self._number + 1] = proc
+                self._router.send(proc, m.Introspect(number, FIGURES))
+        this = self._round
+        self._loop.call_at(now + (patience if self._awaited else 0.0), lambda: self._end_round(this))
+
+    def _end_round(self, number: int) -> None:
+        if number == self._round and self._gathering.waits_for_own:
+            self._awaited.clear()
+            self._complete(self._loop.now)
+
+    def _complete(self, now: float) -> None:
+        """All have answered that will: make this node's report of it."""
+        report = FiguresReport(partial=self._partial)
+        links = self._router.links
+        for proc in [proc for proc in self._said if proc not in links]:
+            gone = self._said.pop(proc)
+            add_functions(self._ended, gone["functions"])
+            self._partial = self._partial or gone["partial"]
+        add_functions(report.functions, self._ended)
+        for said in self._said.values():
+            add_functions(report.functions, said["functions"])
+            add_counts(report.running, said["running"])
+            add_counts(report.queued, said["queued"])
+            report.partial = report.partial or said["partial"]
+        report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(self._row())))
+        self._report, self._report_at = report, now
+        self._send(self._gathering.own(now, report))
+
+    def _row(self) -> dict[str, Any]:
+        """This node: amounts in the units of users, bytes, seconds since a start that does not change."""
+        info, router, manager = self._context.info, self._router, self._lease_manager
+        core = manager.snapshot()
+        usage = process_usage([os.getpid(), *(link.pid for link in router.links.values())])
+        busy, seconds = host_cpu_seconds()
+        received, sent = network_bytes()
+        free, total = core["available"], core["total"]
+        return {
+            "node": info.index,
+            "host": info.host,
+            "time": time.time(),
+            "resources": {name: [total[name] - free.get(name, 0.0), total[name]] for name in total},
+            "cpu": {"host_busy": busy, "host_all": seconds, "host_count": os.cpu_count() or 1}
+            | {"job": sum(cpu for cpu, _ in usage.values())},
+            "memory": {**self._memory.current(), "rss": sum(rss for _, rss in usage.values())},
+            "store": self._store.snapshot(),
+            "network": {"received": received, "sent": sent},
+            "workers": core["pool"]["counts"],
+            "actors": len(core["actors"]),
+            "leases": len(core["leases"]),
+            "waiting": sum(row["missing"] for row in core["pending"]),
+            "gpus": self._own_gpus(),
+        }
+
+    def _own_gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of this node among those of its host."""
+        ids = self._lease_manager.resources.gpu_ids
+        rows = self._gpus.rows() if ids else []
+        chosen = [row for row in rows if str(row["index"]) in ids or row["uuid"] in ids]
+        return chosen if len(chosen) == len(ids) else rows  # a cgroup that hides other GPUs numbers its own anew
+
+    def _send(self, effects: Iterable[Send]) -> None:
+        for effect in effects:
+            self._router.send(effect.dest, effect.msg)

@@ -1,0 +1,102 @@
+"""The rows of `hpcray top`: samples of the whole job, and details of a node, a process and the actors."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from hpcray.common.ids import raylet_of
+from hpcray.common.log_names import parse_worker_log_name
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.state.overview import JobOverview, JobUse
+from hpcray.state.reports import show_stacks
+
+_QUERY_TIMEOUT = 2.0
+_TAIL = 50  # lines
+
+
+class JobSource(Protocol):
+    """Where a view of a job gets its rows from. Every call may take seconds, and raise ConnectionError."""
+
+    def sample(self) -> JobUse:
+        """All nodes and functions."""
+
+    def functions_of(self, node: int) -> JobUse:
+        """One node and what has run there."""
+
+    def processes(self, node: int) -> list[dict[str, Any]]:
+        """The processes of a node."""
+
+    def actors(self) -> list[dict[str, Any]]:
+        """All actors; of dead ones when and why they ended."""
+
+    def stack(self, node: int, proc: bytes) -> list[str]:
+        """The stacks of a process."""
+
+    def tail(self, node: int) -> list[tuple[str, str]]:
+        """The last lines of workers of a node: (pid, line)."""
+
+
+class LiveJob:
+    """The job of a process that is in it.
+
+    Args:
+        process: it sends the questions.
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self._overview = JobOverview(process)
+        self._of_node: dict[int, JobOverview] = {}
+        self._query = ClusterQuery(process, _QUERY_TIMEOUT)
+
+    def sample(self) -> JobUse:
+        """See `JobSource`."""
+        return self._overview.sample()
+
+    def functions_of(self, node: int) -> JobUse:
+        """See `JobSource`."""
+        overview = self._of_node.get(node)
+        if overview is None:
+            overview = self._of_node[node] = JobOverview(self._process)
+        return overview.sample([node])
+
+    def processes(self, node: int) -> list[dict[str, Any]]:
+        """See `JobSource`."""
+        return self._overview.processes(node)
+
+    def actors(self) -> list[dict[str, Any]]:
+        """See `JobSource`. Rows "actor", "class", "name", "state", "node", "pid", "restarts", "reason", "ended"."""
+        nodes = self._query.nodes()
+        now = time.time()
+        ended = {row["actor"]: now - row["seconds"] for node in nodes for row in node.ended if row["actor"]}
+        pids = {one.proc: one.pid for node in nodes for one in node.processes}
+        return [
+            {
+                "actor": row["actor"].hex(),
+                "class": row["class_name"],
+                "name": row["name"] or "",
+                "state": row["state"],
+                "node": row["node"],
+                "pid": pids.get(row["worker"], 0) or row["pid"] or 0,
+                "restarts": row["restarts"],
+                "reason": row["reason"] or "",
+                "ended": ended.get(row["actor"]) if row["state"] == "DEAD" else None,
+            }
+            for row in self._process.gcs.call("actors")
+        ]
+
+    def stack(self, node: int, proc: bytes) -> list[str]:
+        """See `JobSource`."""
+        return list(show_stacks(stacks(self._query, [node], proc), False))
+
+    def tail(self, node: int) -> list[tuple[str, str]]:
+        """See `JobSource`."""
+        raylet = raylet_of(node)
+        rows = self._query.ask([raylet], "log_tail", _TAIL).get(raylet, [])
+        found = []
+        for name, _, line in rows:
+            parsed = parse_worker_log_name(name)
+            found.append((str(parsed[1]) if parsed else name, line))
+        return found

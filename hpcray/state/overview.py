@@ -1,0 +1,206 @@
+"""The whole job in figures, one sample after another: what `hpcray top`, `metrics` and `status` show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcray.common.figures import FunctionRow, quantile
+from hpcray.common.ids import raylet_of
+from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.platform.session_directory import read_session
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
+
+_MORE = 1.0
+"""Seconds that the answer may be under way, beyond those that the nodes may take."""
+
+
+@dataclass
+class NodeUse:
+    """One node.
+
+    Attributes:
+        problem: why there are no figures, "" where there are.
+        cpu: share of the host's CPUs that are busy. cores: CPUs that the job's processes here use.
+        memory: used and limit in bytes, as the memory monitor sees them. rss: resident bytes of the processes here.
+        resources: of each, the used and the total amount.
+        store: the numbers of the object store (`ObjectStore.snapshot`), bytes and counts.
+        spilling, restoring, receiving, sending: bytes per second, of the disk and of the host's networks.
+        gpus: rows of `GpuSampler`. workers: counts by state. latency: seconds of a message to it and back, if known.
+        row: what the node has said.
+    """
+
+    index: int
+    host: str
+    node_id: str
+    problem: str = ""
+    cpu: float = 0.0
+    cpu_count: int = 0
+    cores: float = 0.0
+    memory: tuple[int, int] = (0, 0)
+    rss: int = 0
+    resources: dict[str, tuple[float, float]] = field(default_factory=dict)
+    store: dict[str, Any] = field(default_factory=dict)
+    spilling: float = 0.0
+    restoring: float = 0.0
+    receiving: float = 0.0
+    sending: float = 0.0
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    workers: dict[str, int] = field(default_factory=dict)
+    actors: int = 0
+    waiting: int = 0
+    latency: float | None = None
+    row: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class FunctionUse:
+    """The tasks of one function, or the calls of one method.
+
+    Attributes:
+        ended, failed: runs since the start of the workers. rate: ended per second since the sample before.
+        seconds: run time of the ended ones in all. p50, p99: of one, in seconds, to about a tenth.
+    """
+
+    name: str
+    running: int = 0
+    queued: int = 0
+    ended: int = 0
+    failed: int = 0
+    rate: float = 0.0
+    seconds: float = 0.0
+    p50: float = 0.0
+    p99: float = 0.0
+    buckets: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class JobUse:
+    """One sample.
+
+    Attributes:
+        time: Unix time. took: seconds that it took. nodes: by index. functions: those that took most time first.
+        partial: some runs had been forgotten before the first question: numbers of runs are lower bounds.
+        left: seconds until the batch system ends the job; None: not known.
+    """
+
+    time: float
+    took: float
+    nodes: list[NodeUse]
+    functions: list[FunctionUse]
+    partial: bool
+    program: str
+    job_id: str
+    left: float | None
+
+
+class JobOverview:
+    """Takes samples of a job on behalf of one process.
+
+    Args:
+        process: it asks the raylet of its own node, which asks the others.
+        patience: seconds that the nodes may take.
+    """
+
+    def __init__(self, process: CoreWorker, patience: float = 2.0) -> None:
+        self._process = process
+        self._patience = patience
+        self._query = ClusterQuery(process, patience + _MORE)
+        self._before: JobUse | None = None
+
+    def sample(self, only: Sequence[int] | None = None) -> JobUse:
+        """Take a sample: of all nodes, or of some.
+
+        Raises:
+            ConnectionError: the raylet of this node does not answer.
+        """
+        began = time.monotonic()
+        rows = [row for row in self._process.gcs.nodes() if only is None or row["Index"] in only]
+        alive = [row["Index"] for row in rows if row["Alive"]]
+        raylet = raylet_of(self._process.node)
+        report = self._query.ask([raylet], FIGURES, alive, self._patience).get(raylet)
+        if report is None:
+            raise ConnectionError(f"the raylet of node {self._process.node} did not answer; hint: hpcray stack --all")
+        said = {row["node"]: row for row in report["nodes"]}
+        before = {one.index: one for one in self._before.nodes} if self._before is not None else {}
+        nodes = [
+            _node_use(row, said.get(row["Index"]), before.get(row["Index"]), report["latency"].get(row["Index"]))
+            for row in rows
+        ]
+        now = time.time()
+        known = {one.name: one for one in self._before.functions} if self._before is not None else {}
+        elapsed = now - self._before.time if self._before is not None else 0.0
+        session = read_session(self._process.session_dir)
+        made = JobUse(
+            now,
+            time.monotonic() - began,
+            sorted(nodes, key=lambda one: one.index),
+            _functions(report, known, elapsed),
+            report["partial"],
+            " ".join(session.program.split()),
+            session.slurm_job or session.session,
+            max(0.0, session.end - now) if session.end else None,
+        )
+        self._before = made
+        return made
+
+    def processes(self, node: int) -> list[dict[str, Any]]:
+        """The processes of a node: what they are, what they run, their CPU seconds and resident bytes."""
+        raylet = raylet_of(node)
+        usage = {row["proc"]: row for row in self._query.ask([raylet], "usage").get(raylet, ())}
+        here = self._query.ask([raylet], "node").get(raylet, {}).get("processes", [])
+        calls = self._query.ask([row["proc"] for row in here], "calls")
+        return [
+            {**row, **usage.get(row["proc"], {"cpu": 0.0, "rss": 0}), "calls": calls.get(row["proc"])} for row in here
+        ]
+
+
+def _node_use(
+    listed: Mapping[str, Any], row: dict[str, Any] | None, before: NodeUse | None, latency: float | None
+) -> NodeUse:
+    use = NodeUse(listed["Index"], listed["NodeManagerHostname"], listed["NodeID"], latency=latency)
+    if row is None:
+        use.problem = "no answer" if listed["Alive"] else f"dead: {listed['DeathReason'] or 'no reason is known'}"
+        return use
+    memory, cpu, store = row["memory"], row["cpu"], row["store"]
+    use.row, use.store, use.gpus, use.workers = row, store, row["gpus"], row["workers"]
+    use.cpu_count, use.rss = cpu["host_count"], memory["rss"]
+    use.memory = memory["used"], memory["limit"]
+    use.resources = {name: (used, total) for name, (used, total) in row["resources"].items()}
+    use.actors, use.waiting = row["actors"], row["waiting"]
+    use.cpu = cpu["host_busy"] / cpu["host_all"] if cpu["host_all"] else 0.0
+    if before is None or not before.row:
+        return use
+    last = before.row
+    elapsed = row["time"] - last["time"]
+    if elapsed <= 0:  # the node has answered with the figures of the sample before
+        use.cpu, use.cores = before.cpu, before.cores
+        use.spilling, use.restoring = before.spilling, before.restoring
+        use.receiving, use.sending = before.receiving, before.sending
+        return use
+    whole = cpu["host_all"] - last["cpu"]["host_all"]
+    use.cpu = (cpu["host_busy"] - last["cpu"]["host_busy"]) / whole if whole > 0 else before.cpu
+    use.cores = max(0.0, cpu["job"] - last["cpu"]["job"]) / elapsed  # less: a process has ended
+    use.spilling = (store["spilled_bytes"] - last["store"]["spilled_bytes"]) / elapsed
+    use.restoring = (store["loaded_bytes"] - last["store"]["loaded_bytes"]) / elapsed
+    use.receiving = (row["network"]["received"] - last["network"]["received"]) / elapsed
+    use.sending = (row["network"]["sent"] - last["network"]["sent"]) / elapsed
+    return use
+
+
+def _functions(report: Mapping[str, Any], before: Mapping[str, FunctionUse], elapsed: float) -> list[FunctionUse]:
+    functions: dict[str, FunctionRow] = report["functions"]
+    names = {*functions, *report["running"], *report["queued"]}
+    found = []
+    for name in names:
+        ended, failed, us, buckets = functions.get(name, (0, 0, 0, {}))
+        last = before.get(name)
+        rate = max(0, ended - last.ended) / elapsed if last is not None and elapsed > 0 else 0.0
+        found.append(FunctionUse(
+            name, report["running"].get(name, 0), report["queued"].get(name, 0), ended, failed, rate, us / 1e6,
+            quantile(buckets, 0.5), quantile(buckets, 0.99), buckets,
+        ))  # fmt: skip
+    return sorted(found, key=lambda one: (-one.seconds, -one.running, -one.queued, one.name))
