@@ -19,8 +19,8 @@ from hpcray.compat.finder import LENT
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
-from hpcray.runtime.node.node import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
+from hpcray.runtime.node.raylet_main import run_node
 from hpcray.transport.startup import read_launch
 
 _USAGE = "usage: python -m hpcray [option ...] (script.py | -m module | -c code) [arg ...]"

@@ -18,8 +18,8 @@ import msgspec
 from hpcray.api.submitted_driver import report_to_submission
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
+from hpcray.common.resources import JOB_FIELD
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.runtime_env import JOB_FIELD
 from hpcray.protocol.messages import WORKER, JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import RuntimeEnvSetupError
+from hpcray.common.resources import JOB_FIELD
 from hpcray.common.submitted_jobs import job_config
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     IN_PLACE,
-    JOB_FIELD,
     PLUGINS_VARIABLE,
     RUNTIME_ENV_VARIABLE,
     STARTED_WITH,

@@ -352,7 +352,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process
         printer = WorkerOutputPrinter(process.engine)
-        process.start(handlers={kind: bind(printer) for kind, bind in HANDLERS.items()})
+        process.start((printer, HANDLERS))
         driver_signals.defer_sigint(process.engine)
         driver_signals.forward_to_raylet(process)
         driver_signals.exit_at_drain_deadline(process)

@@ -13,9 +13,10 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.resources import ACCELERATOR_TYPE, ASSIGNED_ACCELERATORS
@@ -38,8 +39,7 @@ _CHIPS_PER_HOST, _HOSTS = "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS"
 _CHIPS_BOUNDS = {1: "1,1,1", 2: "1,2,1"}
 
 
-@dataclass(frozen=True)
-class Accelerator:
+class Accelerator(Struct, frozen=True):
     """A kind of accelerator.
 
     Attributes:

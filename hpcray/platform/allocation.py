@@ -16,8 +16,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 _T = TypeVar("_T")
 _MB = 1 << 20
@@ -27,8 +28,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFF00
 _TIME_LEFT = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)")
 
 
-@dataclass(frozen=True)
-class HetGroup:
+class HetGroup(Struct, frozen=True):
     """One part of a heterogeneous job (`#SBATCH hetjob`).
 
     Attributes:
@@ -40,8 +40,7 @@ class HetGroup:
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The resources of this process. None or an empty name: the environment does not say.
 
     Attributes:

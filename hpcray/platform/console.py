@@ -17,7 +17,6 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import secrets
 import socket
 import stat
 import sys
@@ -41,7 +40,7 @@ class ConsoleOffer:
     """
 
     def __init__(self) -> None:
-        self.name = f"hpcray-{secrets.token_hex(12)}"
+        self.name = f"hpcray-{os.urandom(12).hex()}"
         self.pid: int | None = None
         self.code: int | None = None
         self.open = True
@@ -190,7 +189,7 @@ class ExitFile:
     """
 
     def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, f".hpcray-exit-{secrets.token_hex(12)}")
+        self.path = os.path.join(directory, f".hpcray-exit-{os.urandom(12).hex()}")
 
     def is_there(self) -> bool:
         """True if the program is over and its rank has written the code."""

@@ -8,8 +8,8 @@ grandchildren of workers cannot escape.
 
 Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
 
-    ["prepare", copies, modules, env]  ["fork", number, env]  ["kill", number]  ["driver", pid, started, parent]
-    ["stop"]
+    ["load"]  ["prepare", copies, modules, env]  ["fork", number, env]  ["kill", number]
+    ["driver", pid, started, parent]  ["stop"]
     ["ready"]  ["broken", text]  ["not imported", module, traceback]
     ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
@@ -54,7 +54,8 @@ _MAX_TRACEBACK = 1 << 14  # characters
 _DRIVER_GRACE = 2.0  # seconds from SIGTERM to SIGKILL of an orphaned driver
 _REPARENTING_TIMEOUT = 1.0  # seconds
 _CLEANUP_TIMEOUT = 10.0  # seconds
-_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by the server; workers have the default actions
+_BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+"""By the server; workers have the default actions."""
 
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -67,14 +68,14 @@ def run_fork_server(
 
     Args:
         sock: this side of the packet socket to the raylet.
-        load: imports what workers need and returns the main function of a worker.
+        load: imports what workers need, on request, and returns the main function of a worker.
         session_dir: the node's session directory; the server removes it at the end.
         arena_fd: the arena; workers inherit it.
         lock_fd: the session's lock, held to the end.
     """
     code = 1
     try:
-        _ForkServer(sock, session_dir, arena_fd, lock_fd).run(load)
+        _ForkServer(sock, load, session_dir, arena_fd, lock_fd).run()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -83,9 +84,12 @@ def run_fork_server(
 
 
 class _ForkServer:
-    def __init__(self, sock: socket.socket, session_dir: str, arena_fd: int, lock_fd: int) -> None:
+    def __init__(
+        self, sock: socket.socket, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+    ) -> None:
         close_other_fds({arena_fd, lock_fd, sock.fileno()})
         self._sock = sock
+        self._load_worker = load
         self._session_dir = session_dir
         self._children: dict[int, int] = {}
         self._pids: dict[int, int] = {}
@@ -99,8 +103,9 @@ class _ForkServer:
         become_subreaper()
         set_process_name("hpcray-template")
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for ignored in (signal.SIGINT, signal.SIGTERM, *_IGNORED_SIGNALS):
-            signal.signal(ignored, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
+        for blocked in _BLOCKED_SIGNALS:
+            signal.signal(blocked, signal.default_int_handler if blocked is signal.SIGINT else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -110,14 +115,8 @@ class _ForkServer:
         strip_launcher_variables(os.environ)
         record_node_environment(os.environ)
 
-    def run(self, load: Callable[[], WorkerMain]) -> None:
+    def run(self) -> None:
         """Serve until the raylet asks to stop or is gone, then clean up."""
-        try:
-            self._main = load()
-            _freeze_heap()
-            self._report("ready")
-        except Exception:
-            self._report("broken", traceback.format_exc())
         poll = select.poll()
         for fd in (self._sock.fileno(), self._wakeup_read):
             poll.register(fd, select.POLLIN)
@@ -148,11 +147,22 @@ class _ForkServer:
             pid = self._pids.get(args[0])
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
+        elif what == "load":
+            self._load()
         elif what == "prepare":
             self._prepare(*args)
         elif what == "driver":
             self._driver = ProcessIdentity(*args)
         return bool(what != "stop")
+
+    def _load(self) -> None:
+        try:
+            self._main = self._load_worker()
+            _freeze_heap()
+            self._report("ready")
+        except Exception:
+            self._report("broken", traceback.format_exc())
+        gc.enable()
 
     def _prepare(self, copies: list[list[str]], modules: list[str], env: list[tuple[str, str]]) -> None:
         PathRelocation(copies).apply()
@@ -195,9 +205,8 @@ class _ForkServer:
             die_with_parent(parent)
             os.setpgid(0, 0)
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            for restored in (signal.SIGTERM, signal.SIGCHLD, *_IGNORED_SIGNALS):
-                signal.signal(restored, signal.SIG_DFL)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
             self._sock.close()
             for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
                 os.close(fd)
@@ -335,6 +344,10 @@ class ForkServerClient:
             self._failed.append(["failed", number, reason])
         else:
             self._send(data)
+
+    def load(self) -> None:
+        """Have the server import what workers need; before the first `prepare` or `fork`."""
+        self._send(_encode(["load"]))
 
     def prepare(
         self, copies: Sequence[Sequence[str]], modules: Sequence[str], env: Sequence[tuple[str, str]] = ()

@@ -25,7 +25,8 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
 
@@ -267,8 +268,7 @@ _MAX_SEARCH_PLACES = 1 << 20  # with the next constant: a search for records aft
 _MAX_SEARCH_BYTES = 1 << 28
 
 
-@dataclass(frozen=True)
-class JournalDamage:
+class JournalDamage(Struct, frozen=True):
     """The part of a journal that cannot be read.
 
     Attributes:

@@ -10,8 +10,9 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
@@ -109,8 +110,7 @@ def _mca_file(home: str, path: str, start: str) -> set[str]:
     return found
 
 
-@dataclass(frozen=True)
-class LauncherDirectory:
+class LauncherDirectory(Struct, frozen=True):
     """The session directory of the mpirun (or its daemon on this node) that started this rank. Open MPI 5 names it
     after that process, which removes it at its end unless it is killed.
 

@@ -25,8 +25,9 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from hpcray.common.resources import UNIT
 from hpcray.platform.gpu_visibility import is_amd
@@ -44,8 +45,7 @@ _PLACEMENT_VARIABLES = ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 CoreSet = frozenset[int]
 
 
-@dataclass(frozen=True)
-class RdmaPort:
+class RdmaPort(Struct, frozen=True):
     """A port of an RDMA adapter that is up.
 
     Attributes:
@@ -118,8 +118,7 @@ def numa_nodes_of_gpus(ids: Sequence[str], amd: bool, environ: Mapping[str, str]
     return found
 
 
-@dataclass(frozen=True)
-class _Gpu:
+class _Gpu(Struct, frozen=True):
     uuid: str
     model: str
     node: int
@@ -225,8 +224,7 @@ def nearest_adapters(
     return ",".join(near) if len(near) < len(ports) else ""
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
+class WorkerPlan(Struct, frozen=True):
     """The cores that a node's workers are bound to.
 
     Attributes:
@@ -264,8 +262,7 @@ def worker_cores(plan: WorkerPlan, gpus: Sequence[str], cpus: float) -> CoreSet:
     return near if len(near) >= math.ceil(cpus) and near != plan.cores else frozenset()
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(Struct, frozen=True):
     """The binding of one rank.
 
     Attributes:

@@ -13,10 +13,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from msgspec import Struct
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -139,8 +140,7 @@ def reap_orphans(others: Collection[int]) -> None:
         os.waitpid(dead.si_pid, 0)
 
 
-@dataclass(frozen=True)
-class ProcessIdentity:
+class ProcessIdentity(Struct, frozen=True):
     """A process that is not our child, as it was when we looked. The pid may be reused; the identity is not.
 
     Attributes:

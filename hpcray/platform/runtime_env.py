@@ -17,8 +17,6 @@ from hpcray.common.resources import RUNTIME_ENV
 logger = logging.getLogger("hpcray")
 
 RUNTIME_ENV_VARIABLE = RUNTIME_ENV
-JOB_FIELD = "job"
-"""Field of a worker's runtime_env: the job of a driver that is not the cluster's first."""
 SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 """Variable of a worker: a function that is called before its first task, as "module.function"."""
 PYTHON_FIELDS = ("pip", "uv", "py_executable")

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.arena import Arena
 from hpcray.platform.direct_io import PAGE, DirectWriter, bounce_buffer, open_unnamed_file, read_direct
@@ -43,8 +45,7 @@ SpillReport = tuple[bytes, str | None]
 _Works = queue.SimpleQueue[Callable[[], None]]
 
 
-@dataclass(frozen=True)
-class TmpDirectory:
+class TmpDirectory(Struct, frozen=True):
     """A directory that temporary files could go to.
 
     Attributes:

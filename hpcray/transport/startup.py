@@ -21,9 +21,10 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from hpcray.transport.base import StartError
 
@@ -44,8 +45,7 @@ _BTL = "OMPI_MCA_btl"
 _USER_FILE = "~/.openmpi/mca-params.conf"
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """What the launcher says about this process.
 
     Attributes:

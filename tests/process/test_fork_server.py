@@ -75,6 +75,7 @@ class Template:
         self.arena = os.memfd_create("arena")
         os.write(self.arena, b"arena")
         self.link = start_fork_server(load, self.session.path, self.arena, self.session.lock_fd)
+        self.link.load()
         self.seen: list[list[Any]] = []
 
     def wait_for(self, what: str, number: int | None = None) -> list[Any]:

@@ -102,8 +102,7 @@ def test_signals_that_are_the_users_end_nothing(leak_check: LeakCheck, tmp_path:
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGUSR2)
         os.kill(template, signal.SIGHUP)
-        for pid in (raylet, template):
-            wait_until(lambda pid=pid: not pending(pid), "the signals' delivery")
+        wait_until(lambda: not pending(raylet), "the signals' delivery")  # the fork server blocks them
         assert {driver, raylet, template} <= leak_check.processes().keys()
         job.send(signal.SIGTERM)
         assert abs(job.wait().code) & 127 == signal.SIGTERM

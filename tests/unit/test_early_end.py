@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcray.runtime.node import run_info
-from hpcray.runtime.node.shutdown import ended_by_sigterm
+from hpcray.runtime.node.node_signals import ended_by_sigterm
 from hpcray.transport.startup import Launch
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}

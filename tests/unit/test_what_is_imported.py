@@ -27,16 +27,26 @@ def modules(code: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("code", ["import sys, hpcray", RAYLET], ids=["program", "raylet"])
+@pytest.mark.parametrize(
+    "code", ["import sys, hpcray", f"{RAYLET}; import hpcray.runtime.node.node"], ids=["program", "raylet"]
+)
 def test_import_hpcray_imports_no_slow_package(code: str) -> None:
     assert modules(code) & SLOW == set()
 
 
 def test_a_raylet_imports_no_module_of_the_api() -> None:
     assert RAYLET.endswith("import main"), "it would run the raylet"
-    found = modules(RAYLET)
+    found = modules(f"{RAYLET}; import hpcray.runtime.node.node")
     assert "hpcray.core.raylet" in found
     assert {name for name in found if name.startswith(("hpcray.api", "hpcray.util"))} == set()
+
+
+@pytest.mark.parametrize("code", [RAYLET, "import sys, hpcray.__main__"], ids=["child of a program", "rank"])
+def test_workers_inherit_no_module_of_the_raylet(code: str) -> None:
+    """What is imported before the fork server is forked is in every worker."""
+    found = modules(code)
+    assert "hpcray.platform.fork_server" in found
+    assert {name for name in found if name.startswith("hpcray.runtime.raylet")} == set()
 
 
 def test_a_rank_loads_no_command_line_library() -> None:

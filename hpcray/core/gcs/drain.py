@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Union
 
+from msgspec import Struct
+
 from hpcray.core.effects import Send
 from hpcray.protocol import messages as m
 
@@ -36,21 +38,18 @@ DEADLINE_STEP = 0.5
 """Seconds by which a new deadline must be earlier to be announced."""
 
 
-@dataclass(slots=True, frozen=True)
-class Announce:
+class Announce(Struct, frozen=True):
     """Send every raylet, and through it every process, that `seconds` are left."""
 
     reason: str
     seconds: float
 
 
-@dataclass(slots=True, frozen=True)
-class StartSaving:
+class StartSaving(Struct, frozen=True):
     """Call `DrainCore.save` with the workers of all living actors."""
 
 
-@dataclass(slots=True, frozen=True)
-class AllSaved:
+class AllSaved(Struct, frozen=True):
     """No checkpoint is still being written; drivers may end.
 
     Attributes:
@@ -62,8 +61,7 @@ class AllSaved:
     failed: tuple[str, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class EndJob:
+class EndJob(Struct, frozen=True):
     """The drain is over: end the job.
 
     Attributes:

@@ -44,8 +44,7 @@ RESTORED_ATTEMPT = 1 << 20
 """Number of a restored group's last attempt: above all that another head has made."""
 
 
-@dataclass(frozen=True)
-class GcsTables:
+class GcsTables(msgspec.Struct, frozen=True):
     """The parts of a GCS that have rows."""
 
     resources: ClusterResources
@@ -202,8 +201,7 @@ def load_snapshot(tables: GcsTables, now: float, snapshot: TableSnapshot) -> Nod
     return roster
 
 
-@dataclass(frozen=True)
-class _DeadProcesses:
+class _DeadProcesses(msgspec.Struct, frozen=True):
     """Dead watchers: their rows are filtered here instead of being deleted one by one."""
 
     ended: set[bytes]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 
+from msgspec import Struct
+
 from hpcray.common.ids import owner_of
 from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
@@ -90,8 +92,7 @@ TRANSITIONS: Mapping[StoredObjectState, frozenset[StoredObjectState]] = {
 """For each state, the states that may follow. An object begins WAITING and may leave the store from any state."""
 
 
-@dataclass(slots=True, frozen=True)
-class SpillSlot:
+class SpillSlot(Struct, frozen=True):
     """Place of an object on disk: segment, and bytes in it. number: in the order of writing."""
 
     segment: int

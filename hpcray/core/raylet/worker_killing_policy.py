@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from hpcray.protocol.messages import LOW_MEMORY, NOTHING_BESIDE
 
@@ -13,8 +14,7 @@ smaller one would free too little."""
 _WORKERS_LISTED = 10
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A worker that could be killed.
 
     Attributes:

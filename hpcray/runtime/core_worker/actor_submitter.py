@@ -593,7 +593,12 @@ class ExitActor(SystemExit):
 
 def has_async_method(cls: type) -> bool:
     """Return True for the class of an async actor: one with a coroutine function or an async generator function."""
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(cls, inspect.isfunction)
-    )
+    seen: set[str] = set()
+    for base in cls.__mro__[:-1]:  # not `inspect.getmembers`, which asks for each attribute of `object`
+        for name, member in vars(base).items():
+            if name not in seen:
+                seen.add(name)
+                function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
+                if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+                    return True
+    return False

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.io_engine import IoEngine
-
-Handler = Callable[[bytes, Any], None]
 
 
 class OpenGraph:

@@ -8,9 +8,8 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pickle import dumps
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpcray.common.config import Config
@@ -30,6 +29,7 @@ from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
 from hpcray.runtime.core_worker.evacuation import ObjectEvacuation
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
+from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
 from hpcray.runtime.core_worker.object_reader import ObjectReader
@@ -39,9 +39,6 @@ from hpcray.runtime.core_worker.peer_sockets import greet
 from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClient
 from hpcray.runtime.core_worker.task_retries import lost_blob
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
-
-Handler = Callable[[bytes, Any], None]
-NO_HANDLERS: Mapping[type, Handler] = MappingProxyType({})
 
 if TYPE_CHECKING:
     from hpcray.core.record_replay import Recorder
@@ -58,7 +55,7 @@ class Diagnostics(Protocol):
     """Diagnostics of a core worker (`hpcray.runtime.diagnostics`): answers about itself, reports of long waits."""
 
     @property
-    def handlers(self) -> dict[type, Handler]:
+    def handlers(self) -> HandlerTable:
         """Handlers of the messages that ask this process about itself."""
 
     def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:
@@ -145,16 +142,15 @@ class CoreWorker:
         self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
         self.when_ready, self.when_out_of_scope = reader.when_ready, reader.when_out_of_scope
 
-    def start(self, listener: socket.socket | None = None, handlers: Mapping[type, Handler] = NO_HANDLERS) -> None:
+    def start(self, *handlers: HandlerTable, listener: socket.socket | None = None) -> None:
         """Begin to read and write.
 
         Args:
+            handlers: those of a worker or of a driver, beside HANDLERS.
             listener: the socket for peers, if it had to exist before the raylet learned of this process.
-            handlers: those of a worker, beside HANDLERS.
         """
-        own = {kind: handler(self) for kind, handler in HANDLERS.items()}
-        everything = own | self.diagnostics.handlers | dict(handlers)
-        self.engine.start(self._sock, everything, self._peer_lost, self.drain, listener)
+        bound = BoundHandlers((self, HANDLERS), self.diagnostics.handlers, *handlers)
+        self.engine.start(self._sock, bound, self._peer_lost, self.drain, listener)
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if nothing can be requested any more."""
@@ -466,7 +462,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.Evacuate: lambda p: lambda _, msg: p._evacuate(msg),
     m.ClusterGrew: lambda p: lambda _, msg: p._cluster_grew(msg),
 }
-"""The handlers of every driver and worker, by message; `start` binds each entry to the process, once. Workers add
+"""The handlers of every driver and worker, by message; each is bound to the process once (`BoundHandlers`). Workers add
 their own (`worker.task_executor.HANDLERS`), and so do diagnostics (`diagnostics.introspection.HANDLERS`)."""
 
 

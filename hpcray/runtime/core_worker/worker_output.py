@@ -22,6 +22,7 @@ from hpcray.core.core_worker.log_deduplicator import LogDeduplicator
 from hpcray.core.core_worker.output_lines import LogBatch, OutputLines
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.handler_tables import Handler
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
 DEDUP_VARIABLE = "RAY_DEDUP_LOGS"
@@ -238,7 +239,7 @@ def _deduplicator() -> LogDeduplicator:
     return LogDeduplicator(window, always, re.compile(never).search if never else lambda line: False)
 
 
-HANDLERS: dict[type[m.Message], Callable[[WorkerOutputPrinter], Callable[[bytes, Any], None]]] = {
+HANDLERS: dict[type, Callable[[WorkerOutputPrinter], Handler]] = {
     m.WorkerOutput: lambda printer: printer.on_message,
     m.OutputFlushed: lambda printer: printer.on_message,
 }

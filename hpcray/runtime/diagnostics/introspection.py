@@ -48,7 +48,8 @@ from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
-from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler, current
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.diagnostics.object_status import status_of_object, status_of_task, timeout_message
 from hpcray.runtime.diagnostics.task_figures import TaskFigures
@@ -423,9 +424,9 @@ class ObjectInventory:
         self.report_waits = self.slow_gets.report_soon
 
     @property
-    def handlers(self) -> dict[type, Handler]:
+    def handlers(self) -> HandlerTable:
         """See `Diagnostics.handlers`."""
-        return {kind: handler(self) for kind, handler in HANDLERS.items()}
+        return self, HANDLERS
 
     def _list_refs(self, src: bytes, msg: m.ListRefs) -> None:
         rows = {}

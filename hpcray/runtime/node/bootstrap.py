@@ -26,6 +26,7 @@ from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.protocol.messages import ATTACHED, DRIVER
 from hpcray.runtime.node.options import NodeOptions
+from hpcray.runtime.node.raylet_ready import RayletReady
 from hpcray.runtime.node.run_info import drain_signals
 from hpcray.transport.startup import Launch, read_launch
 
@@ -33,21 +34,13 @@ _LEAVING = 8.0
 """Seconds that a raylet has to end after its driver, before it is killed."""
 
 # The child imports hpcray from where this process did, and nothing from the user's current directory. To start sooner
-# it skips the imports of `import hpcray` that are for users' programs (`node.load_worker` does them).
+# it skips the imports of `import hpcray` that are for users' programs (`prepared_node.load_worker` does them).
 _COMMAND = (
     "import sys; sys.path[0:1] = []; root = {root!r}; root in sys.path or sys.path.append(root); "
     "from importlib.util import find_spec, module_from_spec; "
     "sys.modules['hpcray'] = module_from_spec(find_spec('hpcray')); "
-    "from hpcray.runtime.node.node import main; main()"
+    "from hpcray.runtime.node.raylet_main import main; main()"
 )
-
-
-class RayletReady(msgspec.Struct):
-    """The one message of a raylet child on its ready pipe: its session directory, or why it could not start."""
-
-    session_dir: str = ""
-    error: str = ""
-    reported_by_rank0: bool = False
 
 
 @dataclass

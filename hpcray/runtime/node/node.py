@@ -1,21 +1,17 @@
-"""One node from start to end: session directory, arena, template process, transports, raylet, and clean-up; and
-`main` of a raylet process."""
+"""One node, from its connections to other nodes to its end: transports, raylet, and clean-up. What comes before is
+`prepared_node`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from dataclasses import dataclass
 
-import msgspec
+from msgspec import Struct
 
-from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_of_environment, parse_labels
 from hpcray.common.log_names import logs_directory
@@ -24,37 +20,30 @@ from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.gcs.standby import NO_NODE
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
-from hpcray.platform.accelerators import accelerator_resources, node_accelerators
+from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, Prefaulter, default_arena_size
-from hpcray.platform.console import silenced_output, take_exit_file_path, write_exit_code
-from hpcray.platform.fork_server import ForkServerClient, start_fork_server
-from hpcray.platform.gpu_visibility import gpu_type, node_gpus
+from hpcray.platform.arena import Prefaulter
+from hpcray.platform.console import silenced_output, write_exit_code
+from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
-from hpcray.platform.numa_binding import RankPlan, limit_loaded_libraries_to_one_thread, original_affinity
-from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_tree import ProcessIdentity, become_subreaper, set_process_name
+from hpcray.platform.numa_binding import original_affinity
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
-from hpcray.platform.session_directory import SessionDirectory
 from hpcray.platform.sockets import node_ip_address
-from hpcray.platform.spill_files import SpillFiles, spill_directory
-from hpcray.protocol.messages import NodeInfo, RunInfo
-from hpcray.runtime.node.bootstrap import RayletReady
+from hpcray.platform.spill_files import SpillFiles
+from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.node.cluster_member import ClusterMember
-from hpcray.runtime.node.join_token import JoinToken, read_join_token
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.metrics_process import MetricsProcess
+from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.node_transports import NodeTransports
-from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, bind_node, total_resources
-from hpcray.runtime.node.run_info import end_step, read_run, requeue_job
+from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
+from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
+from hpcray.runtime.node.run_info import end_step, reported_by_launcher, requeue_job
 from hpcray.runtime.node.shutdown import (
-    USER_SIGNALS,
     DriverChild,
     NodeShutdown,
-    ended_by_sigterm,
-    outlive_user_signals,
-    signals,
     watchdog,
 )
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
@@ -69,43 +58,13 @@ from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.runtime.raylet.router import HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
-from hpcray.transport.startup import Launch, few_cores, pmi_offered, read_launch, several_tasks, threads_of_a_core
+from hpcray.transport.startup import Launch, few_cores, several_tasks, threads_of_a_core
 
 _FINALIZE_TIME = 3.0
-_SLOTS = 4
-_REMOVAL_TIME = 120.0
 _MIN_CONNECTIONS = 2
 
 
-@dataclass
-class _Node:
-    """The parts of a node that are made before any library that starts threads is loaded."""
-
-    options: NodeOptions
-    config: Config
-    launch: Launch
-    session: SessionDirectory
-    arena: Arena
-    template: ForkServerClient
-    listener: LocalListener
-    gpus: tuple[str, ...]
-    accelerators: dict[str, tuple[str, ...]]
-    spill_dir: str
-    run: RunInfo
-    bound: RankPlan
-    exit_file: str = ""
-    token: JoinToken | None = None
-    moved: PathRelocation = field(default_factory=PathRelocation)
-    journal: JournalFile | None = None
-
-    @property
-    def removal_time(self) -> float:
-        """Seconds that removing the copied directories may take at the end."""
-        return _REMOVAL_TIME if self.moved.pairs else 0.0
-
-
-@dataclass(frozen=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """The place of a node in its job: its number, the number of nodes as far as it knows, the node that runs the
     program, the node of rank 0 of its world, and the head's node with the number of its moves."""
 
@@ -115,6 +74,14 @@ class _Place:
     world: int = 0
     head: int = 0
     head_epoch: int = 0
+
+
+class NodeLinks(Struct, frozen=True):
+    """The connections of a node to its processes and to other nodes."""
+
+    listener: LocalListener
+    transports: NodeTransports
+    place: _Place
 
 
 @dataclass
@@ -129,44 +96,33 @@ class _Outcome:
     decides: bool = False
 
 
-def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
-    """Run the raylet of one node until the job is over. The caller then ends this process with `os._exit`: where other
-    nodes died, exit handlers of MPI would wait for them.
-
-    Args:
-        options: of this node. With a `driver` in it, one rank runs that program as a child (`Config.driver_rank`).
-        ready: called with the session directory when a driver may connect.
-        life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
-
-    Returns:
-        The exit code of this process: the job's where the program ran, 0 elsewhere; 1 when this node had to give up.
+def open_node(node: PreparedNode) -> NodeLinks:
+    """Open the socket and the transports of a prepared node.
 
     Raises:
-        StartupError: this node did not come up; nothing of it is left. Its `reported_by` says who writes the message.
-        ValueError: an option is not valid.
+        StartupError: the transports cannot be opened, or the journal cannot be used.
     """
-    outlive_user_signals()
-    launch = _read_launch(options)
-    if options.distributed and not options.join:
-        _check_driver_rank(options.settings(), launch)
+    if node.token is None:
+        try:
+            check_journal(node.config, os.environ, node.launch.rank)
+        except StartupError as error:
+            raise reported_by_launcher(error, node.launch) from None
+    listener = LocalListener(node.session.socket_path(0))
     try:
-        node = _prepare(options, launch)
-    except StartupError as error:
-        if end_step(launch, error):
-            raise StartupError(str(error), reported_by="launcher") from error
-        raise
-    options = node.options
-    try:
-        with ended_by_sigterm(node.session.remove):
-            wires, place = _open_transports(node)
-            _prepare_workers(options, node, wires.control)
+        transports, place = _open_transports(node)
+        _prepare_workers(node.options, node, transports.control)
         _require_open_files()
     except BaseException:
-        _abandon(node)
+        listener.close()
         raise
+    return NodeLinks(listener, transports, place)
+
+
+def serve(node: PreparedNode, links: NodeLinks, ready: Callable[[str], None], life: int) -> int:
+    """Run the raylet of an open node until the job is over. Arguments, result and errors: as of `run_node`."""
     with signals() as wakeup:
-        outcome = _NodeServer(node, wires, place, ready, life).run(wakeup, life)
-    control, data = wires.control, wires.data
+        outcome = _NodeServer(node, links, ready, life).run(wakeup, life)
+    control, data = links.transports.control, links.transports.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if outcome.decides and outcome.broken and node.exit_file:
@@ -180,64 +136,6 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     if outcome.failure:
         raise StartupError(outcome.failure)
     return outcome.code
-
-
-def load_worker() -> Callable[[str, int, int], NoReturn]:
-    """Import what every worker needs; runs in the template process."""
-    import numpy  # noqa: F401
-
-    import hpcray
-
-    if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
-        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
-    from hpcray.runtime.worker.worker_main import worker_main
-
-    limit_loaded_libraries_to_one_thread()
-
-    return worker_main
-
-
-def _read_launch(options: NodeOptions) -> Launch:
-    """Read the launcher's variables. Tasks of a step without MPI that join a job are a world each."""
-    launch = read_launch(os.environ) if options.distributed else Launch()
-    if options.join and pmi_offered(os.environ) == "none":
-        return replace(launch, rank=0, size=1)
-    return launch
-
-
-def _prepare(options: NodeOptions, launch: Launch) -> _Node:
-    config, exit_file = options.settings(), take_exit_file_path(os.environ)
-    token = read_join_token(options.join) if options.join else None
-    if token is not None:
-        config = config.in_job(token.settings)
-    options = options.with_identity(os.environ)
-    gpus = node_gpus(options.num_gpus, max(1, launch.here))
-    accelerators = node_accelerators(options.resources, max(1, launch.here))
-    spill_dir = spill_directory(config.spill_dir)
-    run = read_run(config, launch)
-    if token is None:
-        check_journal(config, os.environ, launch.rank)
-    if launch.rank == 0:
-        for text in Config.unknown_variables(os.environ):
-            print(f"hpcray: {text}", file=sys.stderr, flush=True)
-    options, bound = bind_node(options, config, max(1, launch.here), gpus)
-    session = SessionDirectory.create()
-    session.driver = options.driver
-    try:
-        size, slots = default_arena_size(config, max(1, launch.here)), _SLOTS * config.chunk
-        arena = Arena.create(size, slots, config.huge_pages)
-        if config.huge_pages == "reserved" and not arena.reserved:
-            print(f"hpcray: node {launch.rank}: {TOO_FEW_HUGE_PAGES}", file=sys.stderr, flush=True)
-        template = start_fork_server(load_worker, session.path, arena.fd, session.lock_fd)
-    except BaseException:
-        session.remove()
-        raise
-    become_subreaper()
-    listener = LocalListener(session.socket_path(0))
-    return _Node(
-        options, config, launch, session, arena, template, listener, gpus, accelerators, spill_dir, run, bound,
-        exit_file, token,
-    )  # fmt: skip
 
 
 def _require_open_files() -> None:
@@ -254,17 +152,6 @@ def _require_open_files() -> None:
         )
 
 
-def _check_driver_rank(config: Config, launch: Launch) -> None:
-    """Check that there is such a rank. All ranks find the same, and rank 0 reports it."""
-    if config.driver_rank >= launch.size:
-        if launch.rank:
-            raise StartupError("rank 0 reports the reason", reported_by="rank0")
-        raise StartupError(
-            f"the program is to run on rank {config.driver_rank} (--driver-rank, HPCRAY_DRIVER_RANK), and there are "
-            f"{launch.size} rank{'s' * (launch.size > 1)}; hint: ranks are counted from 0"
-        )
-
-
 def _warn_of_odd_starts(launch: Launch) -> None:
     """Print on rank 0 what works, but is hardly what was meant."""
     if launch.rank != 0 or launch.kind != "srun":
@@ -274,7 +161,7 @@ def _warn_of_odd_starts(launch: Launch) -> None:
         print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
 
-def _open_transports(node: _Node) -> tuple[NodeTransports, _Place]:
+def _open_transports(node: PreparedNode) -> tuple[NodeTransports, _Place]:
     """Open what connects this node to others, and find its place among them."""
     _warn_of_odd_starts(node.launch)
     if node.launch.size > 1:
@@ -299,7 +186,7 @@ def _open_transports(node: _Node) -> tuple[NodeTransports, _Place]:
     return NodeTransports(control, data, node.arena, node.config.elastic), _Place(rank, size, driver_rank)
 
 
-def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]:
+def _open_world(node: PreparedNode) -> tuple[ControlTransport | None, DataPlane | None]:
     if node.launch.size == 1:
         return None, None
     # Not imported before: an embedded node needs neither MPI nor UCX.
@@ -312,7 +199,7 @@ def _open_world(node: _Node) -> tuple[ControlTransport | None, DataPlane | None]
     return control, data
 
 
-def _prepare_workers(options: NodeOptions, node: _Node, control: ControlTransport | None) -> None:
+def _prepare_workers(options: NodeOptions, node: PreparedNode, control: ControlTransport | None) -> None:
     """Copy directories and preload modules, before the first worker is forked."""
     if options.broadcast_env:
         from hpcray.runtime.node.env_broadcast import share
@@ -328,23 +215,24 @@ class _NodeServer:
 
     def __init__(
         self,
-        node: _Node,
-        wires: NodeTransports,
-        place: _Place,
+        node: PreparedNode,
+        links: NodeLinks,
         ready: Callable[[str], None],
         life_fd: int,
     ) -> None:
-        config = node.config
-        control, data = wires.control, wires.data
+        config, transports, place = node.config, links.transports, links.place
+        control, data = transports.control, transports.data
         self._node = node
         self._metrics: MetricsProcess | None = None
+        self._links = links
+        self._journal: JournalFile | None = None
         self._ready = ready
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
         info = _describe_node(node, place, data)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
-        self._loop = EventLoop(self._router, node.listener, control, data)
+        self._loop = EventLoop(self._router, self._links.listener, control, data)
         self._prefault = Prefaulter(node.arena)
         head = Gcs(config) if self._rank == 0 else None
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
@@ -362,11 +250,11 @@ class _NodeServer:
             node.arena.size,
             spill_threshold=spill,
             chunk=config.chunk,
-            slots=_SLOTS,
+            slots=TRANSFER_SLOTS,
             overflow=overflow,
         )
         self._raylet = Raylet(self._context, self._loop, self._router, lease_manager, store, head, self._prefault, data)
-        wires.attach(self._raylet)
+        transports.attach(self._raylet)
         self._attach_parts()
         self._shutdown = NodeShutdown(
             self._loop,
@@ -386,7 +274,7 @@ class _NodeServer:
             self._processes_to_watch(life_fd),
             _first_node_manager(node, place, self._loop.now) if leads else None,
             None if leads else HeadFailureDetector(self._rank, config),
-            wires,
+            transports,
             self._up,
             self._open_journal,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
@@ -400,10 +288,11 @@ class _NodeServer:
         processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
         memory_monitor = MemoryMonitor(context, loop, router, processes, lease_manager.pool, store, raylet.log)
-        share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, node.listener, context.cluster_size)
+        share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._links.listener, context.cluster_size)
         if node.config.record:
             overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
-            recorders = CoreRecorders(context, lease_manager, store, raylet.head, node.config.chunk, _SLOTS, overflow)
+            sizes = node.config.chunk, TRANSFER_SLOTS, overflow
+            recorders = CoreRecorders(context, lease_manager, store, raylet.head, *sizes)
         logs = logs_directory(context.session_dir)
         introspection = RayletIntrospection(
             context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events,
@@ -438,8 +327,8 @@ class _NodeServer:
         self._ready(node.session.path)
 
     def _open_journal(self) -> JournalFile | None:
-        self._node.journal = open_journal(self._node.config, os.environ, self._raylet.log)
-        return self._node.journal
+        self._journal = open_journal(self._node.config, os.environ, self._raylet.log)
+        return self._journal
 
     def run(self, wakeup_fd: int, life_fd: int) -> _Outcome:
         """Run the loop. wakeup_fd: signals arrive on it. life_fd: see `run_node`."""
@@ -459,9 +348,9 @@ class _NodeServer:
             self._raylet.spill_io.close()
             node.template.close()
             node.session.remove()
-            if node.journal is not None:
+            if self._journal is not None:
                 over = cluster.came_up and shutdown.begun and not cluster.fenced
-                node.journal.close(remove=over and not (shutdown.code or cluster.drain.requeue))
+                self._journal.close(remove=over and not (shutdown.code or cluster.drain.requeue))
         failure = cluster.failure
         if not cluster.came_up:
             failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
@@ -471,12 +360,12 @@ class _NodeServer:
         return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.requeue, decides)
 
 
-def _first_node_manager(node: _Node, place: _Place, now: float) -> NodeManager:
+def _first_node_manager(node: PreparedNode, place: _Place, now: float) -> NodeManager:
     session = os.urandom(8).hex()
     return NodeManager(place.size, session, node.config, now, run=node.run, driver_rank=place.driver_rank)
 
 
-def _describe_node(node: _Node, place: _Place, data: DataPlane | None) -> NodeInfo:
+def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None) -> NodeInfo:
     address, config, rank = node_ip_address(), node.config, place.rank
     return NodeInfo(
         index=rank,
@@ -505,15 +394,6 @@ def _describe_node(node: _Node, place: _Place, data: DataPlane | None) -> NodeIn
     )
 
 
-def _abandon(node: _Node) -> None:
-    """Undo `_prepare`."""
-    node.listener.close()
-    node.template.close()
-    node.template.reap()
-    node.session.remove()
-    node.arena.close()
-
-
 def _read_signals(fd: int, cluster: ClusterMember) -> None:
     for number in set(os.read(fd, 4096)):
         if number == signal.SIGCHLD:
@@ -529,42 +409,3 @@ def _read_signals(fd: int, cluster: ClusterMember) -> None:
 def _end_of_life(loop: EventLoop, fd: int, parent_gone: Callable[[], None]) -> None:
     loop.unwatch(fd)
     parent_gone()
-
-
-def main() -> NoReturn:
-    """Run the raylet as a child of the user's process, which `bootstrap.NodeChild` starts.
-
-    The last arguments are the options as JSON, and the descriptors of the ready pipe and of the life pipe.
-    """
-    given, *descriptors = sys.argv[-3:]
-    options = msgspec.json.decode(given, type=NodeOptions)
-    ready_fd, life = map(int, descriptors)
-    os.set_inheritable(ready_fd, False)
-    os.set_inheritable(life, False)
-    set_process_name("hpcray-raylet")
-    reported = False
-
-    def report(ready: RayletReady) -> None:
-        nonlocal reported
-        if not reported:
-            reported = True
-            with contextlib.suppress(OSError):  # the parent has ended; the life pipe shows that too
-                os.write(ready_fd, msgspec.json.encode(ready))
-            os.close(ready_fd)
-
-    code = 1
-    try:
-        code = run_node(options, lambda session_dir: report(RayletReady(session_dir=session_dir)), life)
-    except StartupError as error:
-        report(RayletReady(error=str(error), reported_by_rank0=error.reported_by == "rank0"))
-    except ValueError as error:
-        report(RayletReady(error=str(error)))
-    except BaseException:
-        report(RayletReady(error=traceback.format_exc()))
-        traceback.print_exc()
-    finally:
-        report(RayletReady(error="the node ended before it was up; its error output tells why"))
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import ask_end_time, end_time, job_to_ask
 from hpcray.protocol.messages import RunInfo
 from hpcray.transport.startup import Launch
@@ -119,6 +120,11 @@ def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str
         trouble = str(getattr(error, "stderr", "") or error).strip()
         return f"{trouble}; hint: `scontrol requeue {job}` by hand; the job needs `#SBATCH --requeue`"
     return ""
+
+
+def reported_by_launcher(error: StartupError, launch: Launch) -> StartupError:
+    """End the other ranks for this reason that this one does not start (`end_step`). Returns the error to raise."""
+    return StartupError(str(error), reported_by="launcher") if end_step(launch, error) else error
 
 
 def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None = None) -> bool:

@@ -85,14 +85,12 @@ def open_journal(config: Config, environ: Mapping[str, str], warn: Callable[[str
 
 
 def check_journal(config: Config, environ: MutableMapping[str, str], rank: int) -> None:
-    """Check, before other ranks wait for this one, that the journal can be opened and read. Nodes that this job starts
-    itself (`init(address="local")` in a task) do not use it: its variable is removed from `environ`.
+    """Check, before other ranks wait for this one, that the journal can be opened and read.
 
     Raises:
         StartupError: the journal cannot be used.
     """
     file = open_journal(config, environ, lambda text: None) if rank == 0 else None
-    environ.pop("HPCRAY_JOURNAL_DIR", None)
     if file is not None:
         try:
             read_back(file)

@@ -18,8 +18,8 @@ import msgspec
 
 from hpcray.common.ids import number_of
 from hpcray.common.log_names import parse_worker_log_name
+from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
 from hpcray.platform.inotify import DirectoryWatch
-from hpcray.platform.runtime_env import JOB_FIELD, RUNTIME_ENV_VARIABLE
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -86,7 +86,7 @@ class LogMonitor:
 
     def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
         """A worker with this number and environment is about to be forked."""
-        text = dict(env).get(RUNTIME_ENV_VARIABLE)
+        text = dict(env).get(RUNTIME_ENV)
         fields = json.loads(text) if text else {}
         if JOB_FIELD in fields:
             self._drivers[number] = msgspec.convert(fields[JOB_FIELD], m.JobInfo).driver

@@ -344,7 +344,9 @@ class ActorExecutor:
         return found
 
     def _bound(self, name: str) -> Any:
-        member = inspect.getattr_static(self.cls, name)
+        member = next((vars(base)[name] for base in self.cls.__mro__ if name in vars(base)), None)
+        if member is None:
+            raise AttributeError(f"type object {self.cls.__name__!r} has no attribute {name!r}")
         return member.__get__(self.instance, self.cls) if hasattr(member, "__get__") else member
 
     def terminate(self) -> NoReturn:

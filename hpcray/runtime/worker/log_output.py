@@ -45,20 +45,28 @@ class WorkerLogFile(io.RawIOBase):
     """One log file of this worker, behind descriptor 1 or 2. It is rotated before it becomes too large.
 
     Args:
-        fd: the descriptor.
-        path: of the file.
-        speaker: returns the line that names who writes ("" if it is not known), and which run of which task that is.
+        fd: the descriptor. Until `open` it is what it was before.
     """
 
-    def __init__(self, fd: int, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]]) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._path = path
-        self._speaker = speaker
+        self._path = ""
+        self._speaker: Callable[[], tuple[str, tuple[bytes, float]]] = lambda: ("", _NO_RUN)
         self._named = ""
         self._run = _NO_RUN
         self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
         self._at_line_start = True
         self._size = 0
+
+    def open(self, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]]) -> None:
+        """Begin the file.
+
+        Args:
+            path: of the file.
+            speaker: returns the line that names who writes ("" if it is not known), and which run of which task it is.
+        """
+        self._path = path
+        self._speaker = speaker
         self._open()
 
     @cached_property
@@ -147,9 +155,10 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
 
     sys.stdout.flush()
     sys.stderr.flush()
-    files = {"out": WorkerLogFile(1, f"{path}.out", speaker), "err": WorkerLogFile(2, f"{path}.err", speaker)}
-    sys.stdout, sys.stderr = _text(files["out"]), _text(files["err"])
-    worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": files[suffix].parts(task)}
+    for suffix, file in _FILES.items():
+        file.open(f"{path}.{suffix}", speaker)
+    sys.stdout, sys.stderr = _STREAMS
+    worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
 
 
 def finish_output() -> None:
@@ -162,3 +171,8 @@ def finish_output() -> None:
 def _text(file: WorkerLogFile) -> io.TextIOWrapper:
     buffered = io.BufferedWriter(file)
     return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
+
+
+# Made when this module is imported, in the template process: a forked worker only opens the files.
+_FILES = {"out": WorkerLogFile(1), "err": WorkerLogFile(2)}
+_STREAMS = _text(_FILES["out"]), _text(_FILES["err"])

@@ -28,7 +28,8 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
 from hpcray.runtime.core_worker.context import async_task
-from hpcray.runtime.core_worker.core_worker import CoreWorker, Handler
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.diagnostics.introspection import qualified_name
@@ -124,9 +125,9 @@ class TaskExecutor:
             self.apply_job(process.job)
 
     @property
-    def handlers(self) -> dict[type, Handler]:
+    def handlers(self) -> HandlerTable:
         """Handlers of the messages that only workers get."""
-        return {kind: handler(self) for kind, handler in HANDLERS.items()}
+        return self, HANDLERS
 
     @property
     def env_problem(self) -> str:

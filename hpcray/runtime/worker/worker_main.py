@@ -61,7 +61,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     process.on_exit = _leave
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
-    process.start(listener, worker.handlers)
+    process.start(worker.handlers, listener=listener)
     environment.set_up(worker)
     worker.serve()
 

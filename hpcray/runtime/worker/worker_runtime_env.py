@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
+from hpcray.common.resources import JOB_FIELD
 from hpcray.platform.accelerators import device_visibility_state
 from hpcray.platform.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
-    JOB_FIELD,
     PLUGINS_VARIABLE,
     PYTHON_FIELDS,
     RUNTIME_ENV_VARIABLE,

@@ -1,0 +1,131 @@
+"""A node as far as it is made before any library that starts threads is loaded: session directory, arena, template
+process.
+
+What this module imports is inherited by the template process, and by every worker. What only a raylet needs is imported
+after that (`node`), while the template imports what only workers need.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from hpcray.common.config import Config
+from hpcray.platform.accelerators import node_accelerators
+from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, default_arena_size
+from hpcray.platform.console import take_exit_file_path
+from hpcray.platform.fork_server import ForkServerClient, start_fork_server
+from hpcray.platform.gpu_visibility import node_gpus
+from hpcray.platform.numa_binding import RankPlan, limit_loaded_libraries_to_one_thread
+from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.process_tree import become_subreaper
+from hpcray.platform.session_directory import SessionDirectory
+from hpcray.platform.spill_files import spill_directory
+from hpcray.protocol.messages import RunInfo
+from hpcray.runtime.node.join_token import JoinToken, read_join_token
+from hpcray.runtime.node.options import NodeOptions, bind_node
+from hpcray.runtime.node.run_info import read_run
+from hpcray.transport.startup import Launch
+
+TRANSFER_SLOTS = 4
+"""Pieces of objects that an arena has room for beside the objects themselves, for transfers."""
+_REMOVAL_TIME = 120.0
+
+
+@dataclass
+class PreparedNode:
+    """The parts of a node that exist before its raylet does. `prepare` makes one.
+
+    Attributes:
+        options, config, launch: as given. run: what the batch system says. bound: where its processes may run.
+        gpus, accelerators: ids of what this node offers. exit_file: see `write_exit_code`; "" for none.
+        token: that of the running job it joins. moved: the directories of which this node uses copies.
+    """
+
+    options: NodeOptions
+    config: Config
+    launch: Launch
+    session: SessionDirectory
+    arena: Arena
+    template: ForkServerClient
+    gpus: tuple[str, ...]
+    accelerators: dict[str, tuple[str, ...]]
+    spill_dir: str
+    run: RunInfo
+    bound: RankPlan
+    exit_file: str = ""
+    token: JoinToken | None = None
+    moved: PathRelocation = field(default_factory=PathRelocation)
+
+    @classmethod
+    def prepare(cls, options: NodeOptions, launch: Launch) -> PreparedNode:
+        """Make the session directory and the arena of this process's node, and start its template process.
+
+        Raises:
+            StartupError: the machine lacks something; nothing is left. ValueError: an option is not valid.
+        """
+        config, exit_file = options.settings(), take_exit_file_path(os.environ)
+        token = read_join_token(options.join) if options.join else None
+        if token is not None:
+            config = config.in_job(token.settings)
+        options = options.with_identity(os.environ)
+        gpus = node_gpus(options.num_gpus, max(1, launch.here))
+        accelerators = node_accelerators(options.resources, max(1, launch.here))
+        spill_dir = spill_directory(config.spill_dir)
+        run = read_run(config, launch)
+        if token is None:
+            # Nodes that this job starts itself (`init(address="local")` in a task) do not use its journal.
+            os.environ.pop("HPCRAY_JOURNAL_DIR", None)
+        if launch.rank == 0:
+            for text in Config.unknown_variables(os.environ):
+                print(f"hpcray: {text}", file=sys.stderr, flush=True)
+        options, bound = bind_node(options, config, max(1, launch.here), gpus)
+        session = SessionDirectory.create()
+        session.driver = options.driver
+        try:
+            size, slots = default_arena_size(config, max(1, launch.here)), TRANSFER_SLOTS * config.chunk
+            arena = Arena.create(size, slots, config.huge_pages)
+            if config.huge_pages == "reserved" and not arena.reserved:
+                print(f"hpcray: node {launch.rank}: {TOO_FEW_HUGE_PAGES}", file=sys.stderr, flush=True)
+            gc.disable()  # while this process and the template import: a collection would copy the pages they share
+            gc.freeze()
+            template = start_fork_server(load_worker, session.path, arena.fd, session.lock_fd)
+        except BaseException:
+            session.remove()
+            raise
+        become_subreaper()
+        return cls(
+            options, config, launch, session, arena, template, gpus, accelerators, spill_dir, run, bound, exit_file,
+            token,
+        )  # fmt: skip
+
+    @property
+    def removal_time(self) -> float:
+        """Seconds that removing the copied directories may take at the end."""
+        return _REMOVAL_TIME if self.moved.pairs else 0.0
+
+    def abandon(self) -> None:
+        """Undo `prepare`."""
+        self.template.close()
+        self.template.reap()
+        self.session.remove()
+        self.arena.close()
+
+
+def load_worker() -> Callable[[str, int, int], NoReturn]:
+    """Import what every worker needs; runs in the template process."""
+    import numpy  # noqa: F401
+
+    import hpcray
+
+    if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
+        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
+    from hpcray.runtime.worker.worker_main import worker_main
+
+    limit_loaded_libraries_to_one_thread()
+
+    return worker_main
