@@ -1,33 +1,45 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-import cloudpickle
+import sys
 
-from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util
-from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
-from hpcray.api.decorator import remote
-from hpcray.api.drain import (
-    checkpoint_dir,
-    drain,
-    draining,
-    exit_unfinished,
-    latest_checkpoint,
-    new_checkpoint,
-    on_drain,
-    restart_count,
-    time_left,
-)
-from hpcray.api.logging_config import LoggingConfig
-from hpcray.api.objects import cancel, get, put, wait
-from hpcray.api.runtime_context import available_resources, cluster_resources, get_gpu_ids, get_runtime_context, nodes
-from hpcray.api.session import init, is_initialized, shutdown
-from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
-from hpcray.runtime.core_worker.object_refs import ObjectRef
-from hpcray.state import timeline
-from hpcray.util.executor import Executor
+# A node (`python -m hpcray`) needs none of this, and starts sooner without. Its template process, from which workers
+# are forked, executes this file again, when `sys.argv` is the command's (`runtime.node.node.load_worker`).
+_module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] if "-m" in sys.orig_argv else []
+if sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
+    import cloudpickle
 
-__version__ = "0.1.0"
+    from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util
+    from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
+    from hpcray.api.decorator import remote
+    from hpcray.api.drain import (
+        checkpoint_dir,
+        drain,
+        draining,
+        exit_unfinished,
+        latest_checkpoint,
+        new_checkpoint,
+        on_drain,
+        restart_count,
+        time_left,
+    )
+    from hpcray.api.logging_config import LoggingConfig
+    from hpcray.api.objects import cancel, get, put, wait
+    from hpcray.api.runtime_context import (
+        available_resources,
+        cluster_resources,
+        get_gpu_ids,
+        get_runtime_context,
+        nodes,
+    )
+    from hpcray.api.session import init, is_initialized, shutdown
+    from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
+    from hpcray.runtime.core_worker.object_refs import ObjectRef
+    from hpcray.state import timeline
+    from hpcray.util.executor import Executor
 
-ObjectID = ObjectRef
+    __version__ = "0.1.0"
+
+    ObjectID = ObjectRef
 
 __all__ = [
     "ActorClass",

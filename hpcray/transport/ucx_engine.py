@@ -16,12 +16,15 @@ job can know (`UcxEngine.label`): a stranger's bell or object is never matched. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
+import importlib.util
 import os
 import re
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,6 +79,21 @@ def _environment_untouched() -> Iterator[None]:
         os.environ.update(before)
 
 
+@contextmanager
+def _package_not_executed(name: str) -> Iterator[None]:
+    """Inside, submodules of a package can be imported without what its `__init__` imports: of ucxx that is Dask, which
+    takes longer than all the rest of a raylet's start."""
+    spec = importlib.util.find_spec(name) if name not in sys.modules else None
+    if spec is None:
+        yield
+        return
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        del sys.modules[name]  # a program may import it later
+
+
 def load() -> Any:
     """Import libucxx. Must come before the first import of `mpi4py.MPI`: of two UCX libraries in one process, the first
     one loaded serves both, and the other order ends in undefined symbols.
@@ -85,9 +103,18 @@ def load() -> Any:
     """
     with _environment_untouched():
         try:
-            return importlib.import_module("ucxx._lib.libucxx")
+            with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
+                importlib.import_module("libucxx").load_library()
+            os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")  # as ucxx does
+            with _package_not_executed("ucxx"):
+                return importlib.import_module("ucxx._lib.libucxx")
         except Exception as error:
             raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+
+
+def is_loaded() -> bool:
+    """Return True if `load` takes no time."""
+    return "ucxx._lib.libucxx" in sys.modules
 
 
 class UcxEngine:

@@ -369,6 +369,31 @@ def test_calls_wait_for_an_actor_of_which_nothing_is_lost(why: str) -> None:
     assert (state.state, state.unavailable) == ("RESTARTING", False)
 
 
+@pytest.mark.parametrize(("limit", "moves"), [(1, 4), (0, 0), (-1, 4)])
+def test_restarts_because_a_node_left_do_not_count(limit: int, moves: int) -> None:
+    """As in Ray, an actor without restarts does not move."""
+    head, actor = Head(0, 1, 1, 1, 1, 1, 1), spec(max_restarts=limit)
+    head.create(actor)
+    (node,) = head.started_on()
+    for count in range(5):
+        head.handle(make_proc(node, 9 + count), m.ActorReady(actor.actor, b"", []))
+        head.core.set_draining({node: 0})
+        head.do(head.core.node_died(0.0, node, "it left"))
+        if count == moves:
+            break
+        (node,) = head.started_on()
+    assert head.states()[-1] == ("RESTARTING" if moves else "DEAD")
+    if limit > 0:
+        (node,) = head.started_on()
+        head.handle(make_proc(node, 20), m.ActorReady(actor.actor, b"", []))
+        found = head.core.actors.actors[actor.actor]
+        assert (found.restarts, found.moves) == (5, 5)
+        head.handle(raylet_of(node), m.ActorGone(actor.actor, make_proc(node, 20), "crash", False))
+        head.handle(make_proc(node, 21), m.ActorReady(actor.actor, b"", []))
+        head.handle(raylet_of(node), m.ActorGone(actor.actor, make_proc(node, 21), "crash", False))
+        assert head.states()[-1] == "DEAD", "its one restart was used by the first crash"
+
+
 def test_a_death_reported_twice_costs_one_restart() -> None:
     head = alive(max_restarts=5)
     worker = head.core.actors.actors[ACTOR].worker

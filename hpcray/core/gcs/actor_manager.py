@@ -62,6 +62,7 @@ class Actor:
         node: where it was sent, -1 while it waits for a node.
         worker: its process, known once it is ALIVE. pid, ip: where that is, or was.
         unavailable: it was ALIVE and restarts, for it was lost: calls that run at most once fail meanwhile.
+        moves: how many of its restarts were because its node left: these do not count towards max_restarts.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
         since: when it began to wait for a node.
         refusals, retry_at: how often a node could not start a worker for it; not tried again before that time.
@@ -79,6 +80,7 @@ class Actor:
     ip: str = ""
     unavailable: bool = False
     restarts: int = 0
+    moves: int = 0
     reason: str = ""
     error: bytes = b""
     watchers: set[bytes] = field(default_factory=set)
@@ -590,13 +592,15 @@ class ActorManager:
     ) -> None:
         """The actor's worker is gone: place the actor again while restarts are left."""
         limit = actor.spec.max_restarts
-        if intended or actor.out_of_scope or 0 <= limit <= actor.restarts:
+        used_up = 0 <= limit <= actor.restarts - actor.moves and not (moves and limit)
+        if intended or actor.out_of_scope or used_up:
             self._dies(actor, reason, out)
             return
         self._resources.give_soft(actor.node, actor.soft)
         actor.node = -1
         actor.worker, actor.pid, actor.ip = b"", 0, ""
         actor.restarts += 1
+        actor.moves += moves
         if actor.state == ALIVE:
             actor.unavailable = not moves
         self._set_state(actor, RESTARTING)

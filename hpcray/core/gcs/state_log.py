@@ -97,6 +97,7 @@ class ActorRow(msgspec.Struct, array_like=True):
     pid: int = 0
     ip: str = ""
     unavailable: bool = False
+    moves: int = 0
 
 
 class GroupRow(msgspec.Struct, array_like=True):

@@ -6,10 +6,12 @@ needs to find the job and to prove that it belongs to it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -43,6 +45,7 @@ from hpcray.transport.base import ControlTransport, StartError, TransportError
 from hpcray.transport.startup import Launch
 from hpcray.transport.ucx_control import JointControl, UcxControl
 from hpcray.transport.ucx_data import UcxData
+from hpcray.transport.ucx_engine import is_loaded, load
 
 _REPORT_INTERVAL = 10.0
 _LONGEST_SLEEP = 0.05
@@ -91,14 +94,39 @@ class JoinAcceptor:
 
     def on_open_job(self, now: float, src: bytes, msg: m.OpenJob) -> Iterable[Any]:
         """Let nodes join from now on, and return the join token."""
-        node_manager = self._node_manager()
-        if node_manager is None:
+        if self._node_manager() is None:
             return self._raylet.unexpected(now, src, msg)
+        self._when_loaded(lambda: self._answer(src, msg))
+        return ()
+
+    def _when_loaded(self, then: Callable[[], None]) -> None:
+        """Call `then` when UCX is loaded. In a job of one node that takes some tenths of a second, in a thread."""
+        if is_loaded():
+            then()
+            return
+        loop, done = self._raylet.loop, os.eventfd(0, os.EFD_CLOEXEC)
+
+        def load_here() -> None:
+            with contextlib.suppress(TransportError):  # `_open` raises it again
+                load()
+            os.eventfd_write(done, 1)
+
+        def loaded(event: int) -> None:
+            loop.unwatch(done)
+            os.close(done)
+            then()
+
+        loop.watch(done, loaded)
+        threading.Thread(target=load_here, name="hpcray-load-ucx", daemon=True).start()
+
+    def _answer(self, src: bytes, msg: m.OpenJob) -> None:
+        if self._node_manager() is None:
+            return  # the head has moved meanwhile; the process asks again
         try:
             self._open(not msg.other_hosts)
         except TransportError as error:
             self._raylet.router.send(src, m.GcsReply(msg.req, False, f"no node can join this job: {error}".encode()))
-            return ()
+            return
         if msg.path:
             head = self._raylet.head
             assert head is not None
@@ -106,7 +134,6 @@ class JoinAcceptor:
             gcs.queries.kv.put(msg.path.encode(), b"%d" % msg.other_hosts, True, _PATHS)
         token = msgspec.json.encode(self._token())
         self._raylet.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(token)))
-        return ()
 
     def take_over(self, head: Gcs) -> None:
         """This node has become the head: nodes that have read the files of the old one's join tokens come here."""
