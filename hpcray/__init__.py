@@ -1,11 +1,11 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
-import sys
+import sys as _sys
 
 # A node (`python -m hpcray`) needs none of this, and starts sooner without. Its template process, from which workers
 # are forked, executes this file again, when `sys.argv` is the command's (`runtime.node.node.load_worker`).
-_module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] if "-m" in sys.orig_argv else []
-if sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
+_module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
+if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
     import cloudpickle
 
     from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util

@@ -258,7 +258,9 @@ def test_a_missing_docstring_is_seen_and_overrides_need_none() -> None:
 def hidden_names(module: ast.Module, public: list[str]) -> set[str]:
     """What the module imports by a public name without having it in `__all__`."""
     imported: set[str] = set()
-    for node in module.body:
+    # One `if` may be around all of them: a node's process does without.
+    body = [inner for node in module.body for inner in (node.body if isinstance(node, ast.If) else [node])]
+    for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             imported |= {alias.asname or alias.name for alias in node.names}
             continue
