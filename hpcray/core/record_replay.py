@@ -12,7 +12,6 @@ them on and looks only at their last byte.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -23,6 +22,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.ids import node_of, show_proc
+from hpcray.common.keyed_hash import blake2b
 from hpcray.core.core_worker.lineage import Lineage, Replication
 from hpcray.core.core_worker.object_pins import NeighborStores, ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
@@ -338,13 +338,13 @@ def _short(value: bytes) -> bytes:
     """A short value itself; a digest of a longer one, and its last byte."""
     if len(value) <= _LONGEST:
         return bytes(value)
-    return b"#" + hashlib.blake2b(value, digest_size=8).digest() + value[-1:]
+    return b"#" + blake2b(value, digest_size=8).digest() + value[-1:]
 
 
 def _opaque(msg: Any) -> Opaque:
     if isinstance(msg, Opaque):
         return msg
-    return Opaque(type(msg).__name__, hashlib.blake2b(m.encode([msg]), digest_size=8).digest())
+    return Opaque(type(msg).__name__, blake2b(m.encode([msg]), digest_size=8).digest())
 
 
 def _shortened(key: str, args: tuple[Any, ...]) -> list[Any]:
@@ -690,7 +690,7 @@ def digest(effects: Any) -> bytes:
 
     Neither their order counts, which may be that of a set, nor the order of the keys inside them."""
     text = "\n".join(sorted(repr(_canonical(effect)) for effect in _each(effects)))
-    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()
+    return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()
 
 
 def _canonical(value: Any) -> Any:

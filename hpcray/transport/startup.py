@@ -12,7 +12,6 @@ lost. MPI starts without holding the interpreter lock, and without files that a 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import re
 import socket
@@ -112,7 +111,9 @@ class RollCall:
     def __init__(self, launch: Launch, timeout: float) -> None:
         self._launch = launch
         self._timeout = timeout
-        key = hashlib.sha256(launch.job.encode()).hexdigest()[:16]
+        from hashlib import sha256  # loads OpenSSL, which a node without a launcher does not need
+
+        key = sha256(launch.job.encode()).hexdigest()[:16]
         self._name = f"hpcray-{os.getuid()}-{key}-"
         self._up = threading.Event()
         self._step = "start"

@@ -14,14 +14,13 @@ byte, and thrown away.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.common.keyed_hash import blake2b, compare_digest
 from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost
 from hpcray.transport.ucx_engine import UcxEngine
 
@@ -252,7 +251,7 @@ class UcxControl:
     def _post(self, dest: int, link: _Link, number: int, data: bytes) -> None:
         """Hand a frame to UCX. Where its link is broken, it goes with all that is sent again."""
         counts = _COUNTS.pack(number, link.received)
-        mac = hashlib.blake2b(counts, key=link.key_to, digest_size=16)
+        mac = blake2b(counts, key=link.key_to, digest_size=16)
         mac.update(data)
         link.unacknowledged = link.unacknowledged_bytes = 0
         engine = self._engine
@@ -324,9 +323,9 @@ class UcxControl:
     def _read(self, source: int, link: _Link, buffer: bytearray) -> None:
         number, acknowledged, given = _HEADER.unpack_from(buffer)
         data = bytes(memoryview(buffer)[_HEADER.size :])
-        mac = hashlib.blake2b(memoryview(buffer)[: _COUNTS.size], key=link.key_from, digest_size=16)
+        mac = blake2b(memoryview(buffer)[: _COUNTS.size], key=link.key_from, digest_size=16)
         mac.update(data)
-        if not hmac.compare_digest(mac.digest(), given):
+        if not compare_digest(mac.digest(), given):
             self.dropped += 1
             return
         while link.retained and link.retained[0][0] <= acknowledged:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -30,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hpcray.common.keyed_hash import blake2b
 from hpcray.transport.base import TransportError
 
 _BELL = 1 << 60
@@ -143,7 +143,7 @@ class UcxEngine:
         self.rank = rank
         self.secret = secret
         self.one_host = one_host
-        self._keyed = hashlib.blake2b(key=secret, digest_size=8)
+        self._keyed = blake2b(key=secret, digest_size=8)
         self.lib = lib
         self.array: Callable[[Any], Any] = importlib.import_module("ucxx._lib.arr").Array
         self._context, self._guards_shm = make_context(lib, one_host)

@@ -49,6 +49,11 @@ def test_workers_inherit_no_module_of_the_raylet(code: str) -> None:
     assert {name for name in found if name.startswith("hpcray.runtime.raylet")} == set()
 
 
+def test_the_raylet_of_a_program_does_not_load_openssl() -> None:
+    """It takes 5 ms of each `init()`."""
+    assert "_hashlib" not in modules(f"{RAYLET}; import hpcray.runtime.node.node")
+
+
 def test_a_rank_loads_no_command_line_library() -> None:
     """Its workers are forked from it, and would use the loaded versions instead of those of a task's environment."""
     assert modules("import sys, hpcray.__main__") & {"argparse", "click", "rich"} == set()

@@ -17,13 +17,13 @@ Two cores: `HandshakeAcceptor` is in the head's raylet, `HandshakeInitiator` in 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import Counter
 from dataclasses import dataclass
 from typing import Union
 
 import msgspec
+
+from hpcray.common.keyed_hash import blake2b, compare_digest
 
 MAC_BYTES = 32
 NONCE_BYTES = 16
@@ -127,7 +127,7 @@ class Proven:
 
 def derive(secret: bytes, what: bytes) -> bytes:
     """A key of its own for each use of the job's secret."""
-    return hashlib.blake2b(what, key=secret, digest_size=MAC_BYTES).digest()
+    return blake2b(what, key=secret, digest_size=MAC_BYTES).digest()
 
 
 def link_key(secret: bytes, source: int, dest: int) -> bytes:
@@ -149,7 +149,7 @@ def open_message(key: bytes, before: bytes, message: bytes, *kinds: type) -> Con
     kind = _KINDS.get(message[0])
     body = message[1 + MAC_BYTES :]
     expected = _mac(key, message[:1], before, body)
-    if kind not in kinds or not hmac.compare_digest(expected, message[1 : 1 + MAC_BYTES]):
+    if kind not in kinds or not compare_digest(expected, message[1 : 1 + MAC_BYTES]):
         return None
     try:
         found: Content = msgspec.msgpack.decode(body, type=kind)
@@ -159,7 +159,7 @@ def open_message(key: bytes, before: bytes, message: bytes, *kinds: type) -> Con
 
 
 def _mac(key: bytes, kind: bytes, before: bytes, body: bytes) -> bytes:
-    mac = hashlib.blake2b(key=key, digest_size=MAC_BYTES)
+    mac = blake2b(key=key, digest_size=MAC_BYTES)
     mac.update(kind + len(before).to_bytes(4, "big"))
     mac.update(before)
     mac.update(body)
