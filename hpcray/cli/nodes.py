@@ -9,9 +9,10 @@ import click
 
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options, session_directory
 from hpcray.common.exceptions import StartupError, SubmitError
-from hpcray.jobs.added_nodes import idle_nodes, node_command, remove_nodes, scale
+from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
+from hpcray.runtime.node.further_node import node_command
 from hpcray.runtime.node.join_token import request_join_token
 
 _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)

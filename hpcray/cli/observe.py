@@ -31,6 +31,7 @@ from hpcray.state.reports import (
     list_table,
     node_columns,
     print_table,
+    show_autoscaler,
     show_demand,
     show_stacks,
     show_stores,
@@ -71,7 +72,12 @@ def status(address: str, as_json: bool) -> None:
     free[_STORE] = sum(store["capacity"] - store["used"] for store in stores.values())
     total[_STORE] = sum(store["capacity"] for store in stores.values())
     if as_json:
-        waits = {"unmet": now["unmet"], "demand": now["demand"], "actors": now["actors"]}
+        waits = {
+            "unmet": now["unmet"],
+            "demand": now["demand"],
+            "actors": now["actors"],
+            "autoscaler": now["autoscaler"],
+        }
         rows = [{**group, "group": group["group"].hex()} for group in groups]
         known = {"nodes": nodes, "total": total, "available": free, "stores": stores}
         _print_json({**known, **waits, "placement_groups": rows})
@@ -83,6 +89,7 @@ def status(address: str, as_json: bool) -> None:
             left, whole = map(format_size, map(int, amounts)) if "memory" in name else (f"{one:.4g}" for one in amounts)
             click.echo(f"{name}: {left} of {whole} free")
     _print_lines(show_demand(now, groups))
+    _print_lines(show_autoscaler(now))
 
 
 def _node_rows(

@@ -32,7 +32,7 @@ _MISSING = {
     "rsync-up": "all nodes of a job see the same files, or `runtime_env` sends them",
     "rsync-down": "all nodes of a job see the same files",
     "dashboard": "there is no dashboard; hint: ray status, ray list, hpcray metrics",
-    "monitor": "there is no autoscaler; hint: ray status",
+    "monitor": "hint: ray status",
     "debug": "hint: hpcray stack, or ray.util.rpdb",
     "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",
     "health-check": "hint: ray status",

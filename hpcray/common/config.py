@@ -21,7 +21,17 @@ CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
 _HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
-_OTHER_VARIABLES = ("ADDRESS", "CONSOLE", "EXIT_FILE", "NODE_ID", "NODE_NAME", "RAY_LIBRARIES", "SERVE_TOKEN", "TMPDIR")
+_OTHER_VARIABLES = (
+    "ADDRESS",
+    "CONSOLE",
+    "EXIT_FILE",
+    "INSTANCE_ID",
+    "NODE_ID",
+    "NODE_NAME",
+    "RAY_LIBRARIES",
+    "SERVE_TOKEN",
+    "TMPDIR",
+)
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
@@ -106,6 +116,12 @@ class Config:
         require_rdma: whether a job of several nodes without RDMA does not start.
         elastic: whether UCX can reach other hosts although all nodes of the job start on one: nodes of other hosts may
             join later.
+        min_nodes: the job is to have so many nodes; the autoscaler starts those that it does not begin with.
+        max_nodes: most nodes that the autoscaler lets the job have; 0: there is no autoscaler.
+        node_types: kinds of nodes that it may start, as JSON (`docs/how-to/elastic.md`); "": nodes like the first one.
+        idle_node_timeout: a node that it has started, and that does nothing for this long, is given back.
+        upscaling_speed: how many nodes may be on their way at a time, as a multiple of those that there are; always 5.
+        node_provider: where they come from: "slurm", "local" (processes of the head's machine), or "auto".
         locality_wait: how long tasks wait for the node with most bytes of their arguments, if it is busy; after that,
             other nodes take those that it will not begin soon.
         spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
@@ -177,6 +193,12 @@ class Config:
     bind: bool = True
     require_rdma: bool = False
     elastic: bool = False
+    min_nodes: Count = 0
+    max_nodes: Count = 0
+    node_types: str = ""
+    idle_node_timeout: Seconds = 300.0
+    upscaling_speed: Share = 1.0
+    node_provider: str = "auto"
     locality_wait: Seconds = 1.0
     spread_threshold: Share = 0.5
     labels: str = ""

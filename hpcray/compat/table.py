@@ -298,7 +298,6 @@ _WHY: dict[str, str] = {
     "ray._private.log_monitor": "raylets pass on what workers print",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",
     "ray._private.test_utils": "it belongs to Ray's own tests",
-    "ray.autoscaler": "the nodes of a job are those that its launcher started",
     "ray.client": "there is no Ray Client (ray://); hint: init(address='auto') on a node of the job",
     "ray.core": "the protocol buffers of Ray's own processes",
     "ray.cpp_function": "there are no workers in other languages",

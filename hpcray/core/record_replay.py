@@ -81,7 +81,7 @@ _INPUTS: dict[str, _Parts] = {
         "": (
             LocalLeaseManager,
             "handle process_joined process_died fork_failed remote_process_died node_died drain head_moved "
-            "cluster_grew leave start tick",
+            "cluster_grew evict_idle_workers leave start tick",
         ),
         "pool": (WorkerPool, "new_number"),
     },

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import subprocess
-import sys
 import time as clock
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
+from hpcray.runtime.node.further_node import batch_script, node_command
 from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
 
 _QUERY_TIMEOUT = 10.0
@@ -107,14 +106,8 @@ def remove_nodes(nodes: Sequence[int | str], *, seconds: float = 60.0, address: 
 
 def idle_nodes(where: str) -> list[str]:
     """Ids of the nodes that joined the running job at `where` and do nothing, the newest first."""
-    found = {row["index"] for row in _query(where, "status")["nodes"] if row["joined"] and _is_idle(row)}
+    found = {row["index"] for row in _query(where, "status")["nodes"] if row["joined"] and row["idle"]}
     return [row["NodeID"] for row in reversed(list_nodes(where)) if row["Index"] in found]
-
-
-def _is_idle(row: dict[str, Any]) -> bool:
-    """Return True if nothing runs there, actors included. Objects there are no obstacle."""
-    free = row["available"]
-    return all(free.get(name, 0) >= amount for name, amount in row["total"].items() if name != "object_store_memory")
 
 
 def list_nodes(where: str) -> list[dict[str, Any]]:
@@ -147,13 +140,6 @@ def _write_join_token(where: str, other_hosts: bool) -> str:
     return path
 
 
-def node_command(token: str, cpus: int | None = None, gpus: int | None = None) -> list[str]:
-    """The command line of one node that joins."""
-    line = [sys.executable, "-m", "hpcray", "--join", token]
-    line += [] if cpus is None else ["--num-cpus", str(cpus)]
-    return line + ([] if gpus is None else ["--num-gpus", str(gpus)])
-
-
 def _start_here(request: JobRequest, token: str) -> list[str]:
     """Start nodes on this machine. What they print is in the head's session directory; it ends with the job."""
     line = node_command(token, request.cpus_per_node, request.gpus_per_node)
@@ -164,9 +150,9 @@ def _start_here(request: JobRequest, token: str) -> list[str]:
     return [str(child.pid) for child in _started_here[-request.nodes :]]
 
 
-def batch_script(request: JobRequest, token: str, log: str) -> str:
-    """The batch script of nodes that join as one world; where that is a single node, its step needs no MPI."""
-    options: dict[str, Any] = {
+def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
+    """The options of sbatch for nodes that join."""
+    return {
         "job-name": request.name,
         "nodes": request.nodes,
         "ntasks-per-node": 1,
@@ -180,25 +166,13 @@ def batch_script(request: JobRequest, token: str, log: str) -> str:
         "no-kill": True,
         **request.sbatch,
     }
-    lines = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
-        for name, value in options.items()
-        if value is not None and value is not False
-    ]
-    step = ["srun", "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"]
-    step += [] if request.cpus_per_node is None else [f"--cpus-per-task={request.cpus_per_node}"]
-    step += node_command(token)
-    if request.nodes > 1:
-        step = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
-    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join(step), ""])
 
 
 def _submit(request: JobRequest, token: str) -> str:
     log = os.path.join(os.path.dirname(token), "nodes-%j.out")
+    script = batch_script(sbatch_options(request, log), token, node_command(token))
     with without_outer_job():
-        found = subprocess.run(
-            ["sbatch", "--parsable"], input=batch_script(request, token, log), capture_output=True, text=True
-        )
+        found = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)
     if found.returncode:
         raise SubmitError(f"sbatch refused the job: {found.stderr.strip()}")
     return found.stdout.strip().partition(";")[0]

@@ -23,7 +23,7 @@ from hpcray.common.sizes import parse_size
 from hpcray.jobs import PickledCall
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
-from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.options import NodeOptions
 
@@ -34,8 +34,6 @@ _LONGEST_NOTICE = 60  # seconds
 _REQUEUES = 3  # of requeue=True
 SLURM, LOCAL = "slurm", "local"
 _NO_TIME_LIMIT = 60 * 24 * 3650  # minutes; submitit needs a number
-_OUTER_JOB_VARIABLES = ("SLURM_", "SRUN_", "SLURMD_", "SUBMITIT_", "HPCRAY_ADDRESS", "HPCRAY_CONSOLE")
-_CLUSTER_VARIABLES = ("SLURM_CONF", "SLURM_CLUSTERS")
 _environ_lock = threading.Lock()
 # Running local jobs of this process. They may outlive it; the list keeps Popen from warning of that.
 _controllers: list[subprocess.Popen[bytes]] = []
@@ -393,13 +391,11 @@ def _python() -> str:
 
 @contextlib.contextmanager
 def without_outer_job() -> Iterator[None]:
-    """Hide the variables of a surrounding job: sbatch takes options from SLURM_*, hpcray its session from HPCRAY_*."""
+    """Hide the variables of a surrounding job."""
     with _environ_lock:
         before = dict(os.environ)
-        strip_launcher_variables(os.environ)
-        for name in list(os.environ):
-            if name.startswith(_OUTER_JOB_VARIABLES) and name not in _CLUSTER_VARIABLES:
-                del os.environ[name]
+        for name in before.keys() - outside_of_job(before):
+            del os.environ[name]
         try:
             yield
         finally:

@@ -31,6 +31,8 @@ _WHEEL_UNDER_SRUN = {
     "OMPI_MCA_opal_common_ucx_devices": "any",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
+_OF_JOB = ("SLURM_", "SRUN_", "SLURMD_", "SUBMITIT_", "HPCRAY_ADDRESS", "HPCRAY_CONSOLE")
+_OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 _MCA_FILES = {"OMPI_MCA_": ".openmpi/mca-params.conf", "PMIX_MCA_": ".pmix/mca-params.conf"}
 _added: set[str] = set()
 
@@ -39,6 +41,14 @@ def strip_launcher_variables(environ: MutableMapping[str, str]) -> None:
     """Remove the variables by which a process takes itself for an MPI rank, and those that this module has added."""
     for name in [name for name in environ if name.startswith(_FOREIGN) or name in _added]:
         del environ[name]
+
+
+def outside_of_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the variables of a surrounding job: sbatch takes options from SLURM_*, hpcray its session
+    from HPCRAY_*."""
+    found = dict(environ)
+    strip_launcher_variables(found)
+    return {name: text for name, text in found.items() if not name.startswith(_OF_JOB) or name in _OF_CLUSTER}
 
 
 def set_mpi_variables(environ: MutableMapping[str, str], under_srun: bool) -> None:

@@ -34,6 +34,7 @@ _NODE_ID_COLUMNS = ("node_id", "driver_node_id")
 _MOST_PINS = 3
 _STORE_COLUMNS = ("size", "state", "refs", "owner", "pinned by", "object", "created at")
 _MOST_IDS = 3
+_OWN_NODES = "that the job began with"
 
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Collection[str] = ()) -> Iterator[str]:
@@ -189,6 +190,45 @@ def show_demand(status: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) 
     if len(present) > MOST_GROUPS:
         lines.append(f"  and {len(present) - MOST_GROUPS} more")
     return lines
+
+
+def show_autoscaler(status: Mapping[str, Any]) -> list[str]:
+    """Lines about further nodes, in the words of `ray status`; none where the job has no autoscaler.
+
+    Args:
+        status: the GCS's answer to "status".
+    """
+    scaling = status["autoscaler"]
+    if scaling is None:
+        return []
+    there = Counter(row["type"] for row in status["nodes"])
+    idle = sum(row["idle"] for row in status["nodes"])
+    lines = [
+        f"autoscaler: {scaling['min_nodes']} to {scaling['max_nodes']} nodes; idle ones are given back after "
+        f"{scaling['idle_timeout']:g} s",
+        f"  Active: {', '.join(f'{count} {name or _OWN_NODES}' for name, count in there.items())}; {idle} idle",
+    ]
+    lines.append("  Pending:" + ("" if scaling["pending"] else " (no pending nodes)"))
+    lines += [f"    {_pending(row)}" for row in scaling["pending"][:MOST_GROUPS]]
+    if len(scaling["pending"]) > MOST_GROUPS:
+        lines.append(f"    and {len(scaling['pending']) - MOST_GROUPS} more")
+    lines.append("  Recent failures:" + ("" if scaling["failures"] else " (no failures)"))
+    lines += [f"    {row['type']}, {row['age']:.0f} s ago: {row['reason']}" for row in scaling["failures"]]
+    lines += [f"    {name}: {_held(seconds)}" for name, seconds in scaling["held"].items()]
+    wanted = ", ".join(f"{count} x {_amounts(amounts)}" for amounts, count in scaling["requested"])
+    return [*lines, f"  From request_resources: {wanted or '(none)'}"]
+
+
+def _pending(row: Mapping[str, Any]) -> str:
+    job = f", batch job {row['instance']}" if row["instance"] else ""
+    why = f" ({row['detail']})" if row["detail"] else ""
+    return f"{row['type']}{job}: {row['state']} for {row['age']:.0f} s{why}"
+
+
+def _held(seconds: float) -> str:
+    return (
+        "no further node is started" if seconds < 0 else f"the next node is started in {seconds:.0f} s at the earliest"
+    )
 
 
 def node_columns(status: Mapping[str, Any]) -> dict[int, dict[str, str]]:

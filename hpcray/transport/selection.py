@@ -55,7 +55,9 @@ class MpiWorld:
 def open_transports(config: Config) -> tuple[ControlTransport, DataPlane]:
     """Bring up MPI and the data plane of a job that begins; see `open_mpi_world`."""
     launch = read_launch(os.environ)
-    world = open_mpi_world(config, os.urandom(_SECRET), launch.here == launch.size and not config.elastic)
+    world = open_mpi_world(
+        config, os.urandom(_SECRET), launch.here == launch.size and not (config.elastic or config.max_nodes)
+    )
     return MpiControl(world.module, world.comm, world.engine), world.data
 
 

@@ -113,7 +113,6 @@ def test_requests_for_groups_and_nodes_are_checked() -> None:
         placement_group.validate_placement_group([{"CPU": 1}], lifetime="ever")
     assert placement_group._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
     assert not placement_group._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
-    autoscaler_sdk.request_resources(num_cpus=4, bundles=[{"CPU": 1}], bundle_label_selectors=[{"a": "b"}])
     with pytest.raises(TypeError, match="number"):
         autoscaler_sdk.request_resources(bundles=[{"CPU": True}])
     with pytest.raises(ValueError, match="must be provided"):

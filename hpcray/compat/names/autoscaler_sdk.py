@@ -1,11 +1,16 @@
-"""`ray.autoscaler.sdk`: requests for more nodes. The nodes of a job are those that its launcher started."""
+"""`ray.autoscaler.sdk`: a program says how much room it will need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from hpcray.common.labels import selector_problem
+from hpcray.experimental.internal_kv import _internal_kv_put
+
+_SPACE, _KEY = "__autoscaler", "__autoscaler_resource_requests"
 
 
 def request_resources(
@@ -13,7 +18,15 @@ def request_resources(
     bundles: Sequence[Mapping[str, float]] | None = None,
     bundle_label_selectors: Sequence[Mapping[str, str]] | None = None,
 ) -> None:
-    """Check the arguments. There is no effect: a job gets no further nodes.
+    """Have the autoscaler start nodes until the job has room for all of this, and keep them.
+
+    It counts whole nodes, whatever runs on them: what is busy need not be there twice. Each call replaces the one
+    before; a call without arguments takes it back. A job without an autoscaler (`max_nodes`) gets no nodes.
+
+    Args:
+        num_cpus: so many times one CPU.
+        bundles: resources; each bundle must fit on one node.
+        bundle_label_selectors: for each bundle the labels of its node.
 
     Raises:
         TypeError: the number or a bundle is of another type.
@@ -31,14 +44,16 @@ def request_resources(
                 raise TypeError("each bundle key should be str.")
             if isinstance(value, bool) or not isinstance(value, (int, float)):
                 raise TypeError("each bundle value should be a number (int or float).")
-    if bundle_label_selectors is None:
-        return
-    if bundles is None:
-        raise ValueError("`bundles` must be provided when `bundle_label_selectors` is specified.")
-    if len(bundle_label_selectors) != len(bundles):
-        raise ValueError("`bundle_label_selector` must be a list with length equal to the number of bundles.")
-    for selector in bundle_label_selectors:
-        _check_selector(selector)
+    if bundle_label_selectors is not None:
+        if bundles is None:
+            raise ValueError("`bundles` must be provided when `bundle_label_selectors` is specified.")
+        if len(bundle_label_selectors) != len(bundles):
+            raise ValueError("`bundle_label_selector` must be a list with length equal to the number of bundles.")
+        for selector in bundle_label_selectors:
+            _check_selector(selector)
+    selectors = bundle_label_selectors or [{} for _ in bundles or ()]
+    wanted = [[{"CPU": 1}, {}]] * (num_cpus or 0) + [list(pair) for pair in zip(bundles or (), selectors, strict=True)]
+    _internal_kv_put(_KEY, msgspec.msgpack.encode(wanted), namespace=_SPACE)
 
 
 def _check_selector(selector: Any) -> None:

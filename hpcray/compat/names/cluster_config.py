@@ -1,6 +1,6 @@
 """`ray.core.generated.autoscaler_pb2`: which nodes a cluster may have.
 
-hpcray has no autoscaler. A program that knows what its cluster may grow to can say so, and libraries read it
+A program that knows what its cluster may grow to can say so, and libraries read it
 (`ray._private.state.state.get_max_resources_from_cluster_config()`).
 """
 

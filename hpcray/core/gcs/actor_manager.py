@@ -510,7 +510,7 @@ class ActorManager:
             return False
         if not feasible:
             self._add_waiting(actor)
-            if self._resources.nodes and self._resources.is_decided(spec.place):
+            if self._resources.is_hopeless(spec.place):
                 self._report(actor, self._resources.why_infeasible(spec.place, actor.title()), out)
             return False
         if affinity is not None and feasible == [affinity[0]]:
@@ -526,7 +526,8 @@ class ActorManager:
     def _is_unschedulable(self, spec: m.ActorSpec, feasible: list[int]) -> bool:
         strategy = spec.place.strategy
         if not feasible:
-            return names_nodes(strategy) and self._resources.is_decided(spec.place)
+            final = names_nodes(strategy) or self._resources.node_types.known
+            return final and self._resources.is_hopeless(spec.place)
         return fails_when_busy(strategy) and not self._resources.nodes[feasible[0]].fits(spec.hold)
 
     def _queue_at_busy_node(self, now: float, actor: Actor, out: list[Effect]) -> None:

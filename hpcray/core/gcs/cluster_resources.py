@@ -38,6 +38,7 @@ from hpcray.common.resources import (
     subtract,
     waiting_text,
 )
+from hpcray.core.gcs.node_types import NodeTypeTable
 from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 Rank = tuple[int, float, int, int]
@@ -272,13 +273,16 @@ class ClusterResources:
     Args:
         spread_threshold: used share up to which the hybrid policy fills nodes in index order; then it takes the least
             used node.
+        node_types: of the nodes that may come.
 
     Attributes:
         nodes: by index.
         dead: reasons by node, in the order of the deaths.
+        node_types: of the nodes that may come.
     """
 
-    def __init__(self, spread_threshold: float = 0.5) -> None:
+    def __init__(self, spread_threshold: float = 0.5, node_types: NodeTypeTable | None = None) -> None:
+        self.node_types = node_types if node_types is not None else NodeTypeTable({}, False)
         self._spread_threshold = spread_threshold
         self.nodes: dict[int, NodeResources] = {}
         self.dead: dict[int, str] = {}
@@ -292,8 +296,10 @@ class ClusterResources:
 
     def nodes_joined(self, nodes: Iterable[NodeInfo]) -> None:
         """Add nodes, with all that they have free."""
+        nodes = list(nodes)
         for info in nodes:
             self.nodes[info.index] = NodeResources(info, dict(info.total))
+        self.node_types.nodes_joined(nodes)
         self._forget_all()
 
     def restore_nodes(self, nodes: Iterable[NodeInfo], dead: Mapping[int, str]) -> None:
@@ -352,6 +358,14 @@ class ClusterResources:
         """Whether what serves no request of this kind are the nodes, not a placement group that has no bundles yet."""
         bundle = bundle_of(shape.resources)
         return bundle is None or (PREFIX in shape.strategy and bundle[0] in self._names)
+
+    def is_hopeless(self, shape: Shape) -> bool:
+        """Return True if no node can serve the request, and none will come that could."""
+        return bool(self.nodes) and self.is_decided(shape) and not self.node_types.may_come(shape)
+
+    def is_draining(self, node: int) -> bool:
+        """Return True if the node is about to leave."""
+        return node in self._draining
 
     def servers(self, place: Shape, hold: Shape) -> list[int]:
         """The feasible nodes where only tasks are in the way; all feasible ones if there are no such nodes."""
@@ -566,6 +580,9 @@ class ClusterResources:
             text += f" on node {index}{died}, which {'has no room for' if busy else 'cannot serve'} it"
         else:
             text += ", which no node can serve"
+        if self.node_types.known and affinity is None:
+            text += f", nor any that may come (node types {', '.join(self.node_types.all())})"
+            return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: ask for less, or --node-types"
         hint = "ask for less, or start nodes that have it"
         end = "soft=True lets another node serve it" if names_nodes(shape.strategy) else f"{hint}; it waits"
         return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: {end}"
@@ -574,6 +591,10 @@ class ClusterResources:
         """The report for a request that waits for others to end."""
         request = dict(shape.resources)
         return waiting_text(requester, request, self.describe(request))
+
+    def why_pending(self, shape: Shape, requester: str) -> str:
+        """The report for a request that waits for a node which may come."""
+        return f"{requester} asks for {show(dict(shape.resources))} and waits for a further node; hint: hpcray status"
 
     def check_invariants(self) -> None:
         """Check the amounts of every node. A node may report less than nothing free of CPU, as blocked tasks resume."""

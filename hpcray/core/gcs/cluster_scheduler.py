@@ -262,9 +262,13 @@ class ClusterScheduler:
             if demand.in_flight and any(grant.until <= now for grant in demand.in_flight):
                 demand.in_flight = [grant for grant in demand.in_flight if grant.until > now]
                 self._index(demand)
-            if now - demand.starving_since >= REPORT_AFTER and self._resources.feasible(demand.shape):
+            if now - demand.starving_since < REPORT_AFTER:
+                continue
+            feasible = self._resources.feasible(demand.shape)
+            if feasible or self._resources.node_types.may_come(demand.anywhere):
                 demand.starving_since = now
-                reason = self._resources.why_waiting(demand.shape, "a task")
+                why = self._resources.why_waiting if feasible else self._resources.why_pending
+                reason = why(demand.shape, "a task")
                 out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, waits=True)))
         self._retry(now, out)
         for demands in list(self._open.values()):
@@ -321,11 +325,20 @@ class ClusterScheduler:
                     "strategy": _show_strategy(demand.anywhere.strategy),
                     "count": 0,
                     "holders": 0,
-                    "feasible": bool(self._resources.feasible(demand.anywhere)),
+                    "feasible": bool(self._resources.feasible(demand.anywhere))
+                    or self._resources.node_types.may_come(demand.anywhere),
                 }
             row["count"] += demand.count
             row["holders"] += 1
         return list(rows.values())
+
+    def unserved(self) -> dict[m.Shape, int]:
+        """How many leases of each kind no grant is on its way for; what queues at busy nodes is not served."""
+        found: dict[m.Shape, int] = {}
+        for demand in self._demands.values():
+            coming = sum(grant.count for grant in demand.in_flight if not grant.bound)
+            found[demand.anywhere] = found.get(demand.anywhere, 0) + max(0, demand.count - coming)
+        return found
 
     def unmet_by_node(self) -> dict[int, int]:
         """How many leases the processes of each node lack."""
@@ -490,13 +503,13 @@ class ClusterScheduler:
             state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
             out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
             return
-        if not self._resources.is_decided(shape):
+        if not self._resources.is_hopeless(shape):
             return
-        fails = names_nodes(shape.strategy)
+        fails = names_nodes(shape.strategy) or self._resources.node_types.known
         for demand in self._open.get(shape, {}).values():
-            if fails and self._resources.nodes:
+            if fails:
                 self._fail(demand, out)
-            elif not demand.reported and self._resources.nodes:
+            elif not demand.reported:
                 demand.reported = True
                 reason = self._resources.why_infeasible(shape, "a task")
                 out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason)))

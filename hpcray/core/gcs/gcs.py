@@ -13,6 +13,7 @@ from hpcray.core.gcs.actor_manager import ActorManager
 from hpcray.core.gcs.cluster_resources import ClusterResources, merged_views
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
 from hpcray.core.gcs.garbage_collection import GlobalGarbageCollection
+from hpcray.core.gcs.node_types import NodeTypeTable, parse_node_types
 from hpcray.core.gcs.placement_group_manager import PlacementGroupManager
 from hpcray.core.gcs.query_service import QueryService
 from hpcray.core.gcs.recovery import (
@@ -57,7 +58,9 @@ class Gcs:
         self._deferred: list[tuple[bytes, m.Message]] = []
         self._early_views: dict[int, m.NodeView] = {}
         self._dirty_rows = DirtyRows()
-        self.resources = ClusterResources(config.spread_threshold)
+        self.resources = ClusterResources(
+            config.spread_threshold, NodeTypeTable(parse_node_types(config.node_types), bool(config.max_nodes))
+        )
         self.groups = PlacementGroupManager(self.resources, self._dirty_rows, self._group_removed)
         self.scheduler = ClusterScheduler(self.resources, self.groups.is_removed, config.locality_wait)
         self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed_group)

@@ -16,6 +16,7 @@ from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, show_strategy
 from hpcray.common.resources import REPORT_AFTER, Resources, add, group_of, show
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
+from hpcray.core.gcs.bin_packing import group_demands
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.core.gcs.placement_group_scheduler import STRICT_PACK, STRICT_SPREAD, PlacementGroupScheduler, Plan
 from hpcray.core.gcs.state_log import DirtyRows
@@ -315,6 +316,14 @@ class PlacementGroupManager:
         """Ids of removed groups in hex, the oldest first."""
         return list(self._removed_ids)
 
+    def unplaced(self) -> list[tuple[m.GroupSpec, dict[int, Resources]]]:
+        """The groups for which there is no room now, each with the bundles that have no node."""
+        return [
+            (group.spec, group.without_node())
+            for group in self._waiting.values()
+            if not group.planned or group.reservation
+        ]
+
     def early_watchers(self) -> dict[bytes, set[bytes]]:
         """Watchers of groups that are not registered yet."""
         return self._early_watchers
@@ -390,9 +399,18 @@ class PlacementGroupManager:
         plan = self._scheduler.find_plan(group)
         if plan is not None:
             self._begin_attempt(now, group, plan, 0.0, out)
-        elif self._resources.nodes and not group.reported and not self._scheduler.is_feasible(group):
+        elif self._resources.nodes and not group.reported and not self._may_be_feasible(group):
             group.reported = True
             self._report(group, self._why_infeasible(group), False, out)
+
+    def _may_be_feasible(self, group: GcsPlacementGroup) -> bool:
+        """Return True if there would be room if all else had ended, or nodes came."""
+        if self._scheduler.is_feasible(group):
+            return True
+        types = self._resources.node_types
+        return types.known and all(
+            types.may_come(demand.shape) for demand in group_demands(group.spec, group.without_node())
+        )
 
     def _reserve_for_starving(self, now: float, out: list[Effect]) -> None:
         """Have nodes reserve room for the group that has starved for longest, even though there is none now."""

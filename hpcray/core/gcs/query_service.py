@@ -13,7 +13,7 @@ list_named_actors     [all_namespaces, namespace]                    [{"name", "
 actors                []                                             one row per actor
 status                []                                             {"nodes", "unmet", "demand" (leases that the
                                                                      processes of each node lack), "waiting_actors",
-                                                                     "actors"}
+                                                                     "actors", "autoscaler" (nil where none is)}
 placement_groups      []                                             one row per group
 placement_group       [id, name, namespace]                          the row of one; not ok: "no placement group ..."
 kv_put                [key, value, overwrite, namespace]             whether the key was new
@@ -36,7 +36,9 @@ from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.actor_manager import ActorManager
 from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources, node_labels
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
+from hpcray.core.gcs.node_types import TYPE_LABEL
 from hpcray.core.gcs.placement_group_manager import GcsPlacementGroup, PlacementGroupManager
+from hpcray.core.gcs.resource_demand import hosts_of_actors, is_idle
 from hpcray.core.gcs.state_log import DirtyRows
 from hpcray.protocol.messages import GcsCall, GcsReply, NodeInfo
 
@@ -206,6 +208,7 @@ class QueryService:
         self.infos: list[NodeInfo] = []
         self.draining: dict[int, int] = {}
         self.asked_draining = self.watches_draining = False
+        self._autoscaler: Callable[[], dict[str, Any] | None] = lambda: None
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
             "draining_nodes": self._draining_nodes,
@@ -224,6 +227,10 @@ class QueryService:
             "kv_keys": self.kv.keys,
             "kv_items": self.kv.items,
         }
+
+    def set_autoscaler(self, describe: Callable[[], dict[str, Any] | None]) -> None:
+        """Show in "status" from now on what the autoscaler does."""
+        self._autoscaler = describe
 
     def set_nodes(self, infos: Iterable[NodeInfo]) -> None:
         """Add nodes, or replace what is known of them."""
@@ -342,6 +349,7 @@ class QueryService:
         ]
 
     def _status(self) -> dict[str, Any]:
+        hosts = hosts_of_actors(self._actors)
         counts: dict[str, int] = {}
         for actor in self._actors.actors.values():
             counts[actor.state] = counts.get(actor.state, 0) + 1
@@ -351,6 +359,8 @@ class QueryService:
                     "index": state.index,
                     "host": state.info.host,
                     "joined": state.info.joined,
+                    "type": state.labels.get(TYPE_LABEL, ""),
+                    "idle": is_idle(state, hosts),
                     "total": to_amounts(state.info.total),
                     "available": to_amounts(state.available),
                 }
@@ -366,11 +376,13 @@ class QueryService:
                     "actor": actor.spec.actor,
                     "class_name": actor.spec.class_name,
                     "resources": to_amounts(plain(dict(actor.spec.place.resources))),
-                    "feasible": bool(self._resources.feasible(actor.spec.place)),
+                    "feasible": bool(self._resources.feasible(actor.spec.place))
+                    or self._resources.node_types.may_come(actor.spec.place),
                 }
                 for actor in self._actors.waiting_actors()
             ],
             "actors": counts,
+            "autoscaler": self._autoscaler(),
         }
 
 

@@ -142,7 +142,7 @@ class LeaseRequestTable:
 
     Args:
         node: index of this node.
-        only_node: the cluster has no other node.
+        only_node: the cluster has no other node, and gets none by itself.
         is_feasible: whether this node could serve these resources if it were empty.
         capacity: for how many times these resources it has CPUs.
         shares: whether the GCS chooses nodes for requests of this node once it is used up to the threshold.

@@ -88,7 +88,11 @@ class LocalLeaseManager:
         self._queue = LeaseQueue(self.resources, self._cap, config.spread_threshold)
         pool = self.resources.pool
         self._requests = LeaseRequestTable(
-            node, cluster_size <= 1, pool.is_feasible, pool.capacity, cluster_size <= SMALL_CLUSTER
+            node,
+            cluster_size <= 1 and not config.max_nodes,
+            pool.is_feasible,
+            pool.capacity,
+            cluster_size <= SMALL_CLUSTER,
         )
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
@@ -218,6 +222,18 @@ class LocalLeaseManager:
     def runs_tasks(self) -> bool:
         """Return True if a lease is held here, or about to be. Actors do not count."""
         return any(one.actor_spec is None for one in self._leases.all_allocations())
+
+    def evict_idle_workers(self, now: float) -> list[Effect]:
+        """Let all idle workers exit, but for those that own objects."""
+        return self._finish(now, self.pool.evict_all_idle())
+
+    def evicts(self) -> bool:
+        """Return True if a worker is being ended."""
+        return self.pool.evicts
+
+    def has_workers(self) -> bool:
+        """Return True if there is any worker, at whatever work."""
+        return bool(self.pool.workers)
 
     def _reclaim_all(self) -> list[Effect]:
         return [Send(holder, m.ReclaimIdle()) for holder, leases in self._leases.by_holder.items() if leases]

@@ -272,6 +272,15 @@ class WorkerPool:
             return [*self._kill_late_starters(now), *self._evict_idle(now)]
         return self._evict_idle(now)
 
+    def evict_all_idle(self) -> list[Effect]:
+        """Let all idle workers exit, but for those that own objects."""
+        return [self._ask_to_leave(one) for stack in list(self._idle.values()) for one in list(stack)]
+
+    @property
+    def evicts(self) -> bool:
+        """True if a worker is being ended."""
+        return bool(self._counts[LEAVING])
+
     def _kill_late_starters(self, now: float) -> list[Effect]:
         out: list[Effect] = []
         for worker in self.workers.values():

@@ -28,7 +28,7 @@ Message = Union[
     NodeInventory,
     StartDriver, DriverRegistered, DriverEnded,
     NodeJoined, NodeAcquainted, ClusterGrew, OpenJob,
-    RemoveNode, LeaveRequest, Leave, NodeIdle, Evacuate, Evacuated,
+    RemoveNode, LeaveRequest, Leave, LeaveIdle, NodeOccupied, NodeIdle, Evacuate, Evacuated,
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorStateUpdate,
     KillActor,

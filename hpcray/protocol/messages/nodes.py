@@ -12,7 +12,8 @@ from hpcray.protocol.messages.processes import RunInfo
 class NodeInfo(Struct, array_like=True, frozen=True):
     """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
     them. name: "": its address is its name. joined: it has joined the running job. world: the node of rank 0 of its
-    `mpirun` or `srun`."""
+    `mpirun` or `srun`. instance: the batch job that the
+    autoscaler started it by. end: Unix time at which the node has to have left; 0: not before the job ends."""
 
     index: int
     node_id: str
@@ -28,6 +29,8 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     name: str = ""
     joined: bool = False
     world: int = 0
+    instance: str = ""
+    end: float = 0.0
 
 
 class RegisterNode(Struct, array_like=True, tag=30):
@@ -118,6 +121,16 @@ class Evacuate(Struct, array_like=True, tag=208):
 
 class Evacuated(Struct, array_like=True, tag=209):
     """p→its r, r→g: the sender, or no process of it, owns an object that only `node` has."""
+
+    node: int
+
+
+class LeaveIdle(Struct, array_like=True, tag=220):
+    """g→r: leave the job, unless a process of yours is of use. Answer: LeaveRequest, or NodeOccupied."""
+
+
+class NodeOccupied(Struct, array_like=True, tag=221):
+    """r→g: the sender stays: a task runs there, or a worker owns objects that others refer to."""
 
     node: int
 

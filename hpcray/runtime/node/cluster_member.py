@@ -18,6 +18,7 @@ from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
+from hpcray.runtime.node.autoscaler_runner import AutoscalerRunner
 from hpcray.runtime.node.head_failover import (
     HeadReplicator,
     HeadStandby,
@@ -171,6 +172,9 @@ class ClusterMember:
         self.departure = NodeDeparture(raylet, lambda: self._node_manager, self._can_hand_over, lambda: self.end_job(0))
         self._join_acceptor = JoinAcceptor(
             raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
+        )
+        self.autoscaling = AutoscalerRunner(
+            raylet, self._join_acceptor.open_job, lambda: shutdown.begun or self.drain.announced
         )
         self._signals = RayletSignals(
             self._loop, shutdown, self.drain, self._leads, program_is_remote, self.end_job, self._leave_alone
@@ -423,6 +427,7 @@ class ClusterMember:
             self._router.send(raylet_of(driver_rank), m.StartDriver())
         self._up()
         self._choose_standby()
+        self.autoscaling.lead(head, self._session_name, fresh=True)
 
     def _on_start_driver(self, now: float, src: bytes, msg: m.StartDriver) -> Iterable[Any]:
         if not self._shutdown.begun:
@@ -512,6 +517,7 @@ class ClusterMember:
         self._replicate(head, node_manager, writer)
         self._choose_standby()
         self._join_acceptor.take_over(head.gcs)
+        self.autoscaling.lead(head.gcs, node_manager.session, fresh=False)
         self._loop.call_at(self._loop.now, self.child_ended)  # the old head may have died before it ended the job
 
     def head_moved(self, now: float, node: int) -> None:
@@ -677,6 +683,8 @@ HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
     m.RemoveNode: lambda c: c.departure.on_remove_node,
     m.LeaveRequest: lambda c: c.departure.on_leave_request,
     m.NodeIdle: lambda c: c.departure.on_node_idle,
+    m.LeaveIdle: lambda c: c.autoscaling.on_leave_idle,
+    m.NodeOccupied: lambda c: c.autoscaling.on_node_occupied,
     m.NodeStopped: lambda c: c._to_node_manager,
     m.PeerFailed: lambda c: c._to_node_manager,
     m.Heartbeat: lambda c: c._on_heartbeat,

@@ -96,8 +96,21 @@ class JoinAcceptor:
         """Let nodes join from now on, and return the join token."""
         if self._node_manager() is None:
             return self._raylet.unexpected(now, src, msg)
-        self._when_loaded(lambda: self._answer(src, msg))
+
+        def answer(token: bytes, problem: str) -> None:
+            value = problem.encode() if problem else msgspec.msgpack.encode(token)
+            self._raylet.router.send(src, m.GcsReply(msg.req, not problem, value))
+
+        self.open_job(msg.other_hosts, msg.path, answer)
         return ()
+
+    def open_job(self, other_hosts: bool, path: str, then: Callable[[bytes, str], None]) -> None:
+        """Let nodes join from now on. Calls `then` in a moment: with the join token, or with the reason why none can.
+
+        Args:
+            path: as for `request_join_token`.
+        """
+        self._when_loaded(lambda: self._answer(other_hosts, path, then))
 
     def _when_loaded(self, then: Callable[[], None]) -> None:
         """Call `then` when UCX is loaded. In a job of one node that takes some tenths of a second, in a thread."""
@@ -119,21 +132,20 @@ class JoinAcceptor:
         loop.watch(done, loaded)
         threading.Thread(target=load_here, name="hpcray-load-ucx", daemon=True).start()
 
-    def _answer(self, src: bytes, msg: m.OpenJob) -> None:
+    def _answer(self, other_hosts: bool, path: str, then: Callable[[bytes, str], None]) -> None:
         if self._node_manager() is None:
             return  # the head has moved meanwhile; the process asks again
         try:
-            self._open(not msg.other_hosts)
+            self._open(not other_hosts)
         except TransportError as error:
-            self._raylet.router.send(src, m.GcsReply(msg.req, False, f"no node can join this job: {error}".encode()))
+            then(b"", f"no node can join this job: {error}")
             return
-        if msg.path:
+        if path:
             head = self._raylet.head
             assert head is not None
             gcs = head.gcs if isinstance(head, RecoveringGcs) else head
-            gcs.queries.kv.put(msg.path.encode(), b"%d" % msg.other_hosts, True, _PATHS)
-        token = msgspec.json.encode(self._token())
-        self._raylet.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(token)))
+            gcs.queries.kv.put(path.encode(), b"%d" % other_hosts, True, _PATHS)
+        then(msgspec.json.encode(self._token()), "")
 
     def take_over(self, head: Gcs) -> None:
         """This node has become the head: nodes that have read the files of the old one's join tokens come here."""

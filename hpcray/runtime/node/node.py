@@ -183,7 +183,9 @@ def _open_transports(node: PreparedNode) -> tuple[NodeTransports, _Place]:
         raise StartupError(str(error)) from error
     rank, size = (control.rank, control.size) if control is not None else (0, 1)
     driver_rank = NO_NODE if node.options.no_program else node.config.driver_rank if size > 1 else 0
-    return NodeTransports(control, data, node.arena, node.config.elastic), _Place(rank, size, driver_rank)
+    return NodeTransports(control, data, node.arena, node.config.elastic or bool(node.config.max_nodes)), _Place(
+        rank, size, driver_rank
+    )
 
 
 def _open_world(node: PreparedNode) -> tuple[ControlTransport | None, DataPlane | None]:
@@ -344,6 +346,7 @@ class _NodeServer:
             if self._metrics is not None:
                 self._metrics.stop()
             cluster.drain.close()
+            cluster.autoscaling.close(not cluster.fenced)
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()
@@ -391,6 +394,8 @@ def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None) ->
         name=node.options.node_name,
         joined=node.token is not None,
         world=place.world,
+        instance=node.options.instance,
+        end=node.run.drain_at if node.token is not None else 0.0,
     )
 
 

@@ -14,15 +14,19 @@ from hpcray.common.config import Config
 from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
 from hpcray.common.sizes import parse_size
+from hpcray.core.gcs.node_types import parse_node_types
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
 
 NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"
 """Variables of one node: its id in hex, and its name."""
+INSTANCE = "HPCRAY_INSTANCE_ID"
+"""Variable of a node that the autoscaler has started: the batch job that it knows the node by."""
 NODE_ID_BYTES = 28
 HEAD_RESOURCE = "node:__internal_head__"
 
+_PROVIDERS = ("auto", "slurm", "local")
 _HELP_WIDTH = 30
 
 
@@ -48,6 +52,34 @@ def _resources(text: str) -> dict[str, float]:
 
 def _labels(text: str) -> str:
     return labels_text(parse_labels(text))
+
+
+def _node_types(text: str) -> str:
+    """The text of a file of node types, or the text itself, as JSON in one line."""
+    if not text.lstrip().startswith("{"):
+        try:
+            with open(text, encoding="utf-8") as file:
+                text = file.read()
+        except OSError as error:
+            raise ValueError(f"{text!r}: {error.strerror}") from None
+    if not text.lstrip().startswith("{"):
+        try:
+            import yaml
+        except ImportError:
+            raise ValueError("node types in YAML need PyYAML; hint: write them as JSON") from None
+        try:
+            text = json.dumps(yaml.safe_load(text))
+        except (yaml.YAMLError, TypeError) as error:
+            raise ValueError(f"node types: {error}") from None
+    parse_node_types(text)
+    return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (found := float(text)) < math.inf:
+            return found
+    raise ValueError(f"{text!r} is not a number of seconds")
 
 
 class HelpRequested(Exception):
@@ -82,6 +114,14 @@ NODE_FLAGS = (
     NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
     NodeFlag("no_program", "", bool, "run none: the job lasts until its nodes have left; programs attach to it"),
     NodeFlag("join", "TOKEN", str, "join the running job that this file is of, as a further node"),
+    NodeFlag("min_nodes", "N", parse_count, "further nodes are started until there are so many", True),
+    NodeFlag("max_nodes", "N", parse_count, "further nodes are started as they are needed, up to so many", True),
+    NodeFlag(
+        "node_types", "FILE", _node_types, "kinds of further nodes, as JSON or YAML (docs/how-to/elastic.md)", True
+    ),
+    NodeFlag(
+        "idle_node_timeout", "SECONDS", _seconds, "further nodes are given back after so long (default: 300)", True
+    ),
     NodeFlag("broadcast_env", "DIR", str, "read this directory once per job, use copies on the nodes"),
 )
 """In the order of `--help` and of `to_argv`. `hpcray-launch` builds its options from the same rows."""
@@ -106,6 +146,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
         node_id, node_name: "": the id is drawn, the name is the address.
+        instance: the batch job that the autoscaler has started this node by, "" for none.
     """
 
     config: dict[str, Any] = {}
@@ -122,6 +163,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     driver: list[str] = []
     node_id: str = ""
     node_name: str = ""
+    instance: str = ""
 
     @classmethod
     def from_values(cls, values: dict[str, Any], driver: Sequence[str]) -> NodeOptions:
@@ -199,7 +241,10 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The options with the id and name that the environment gives, which are taken out of it: nodes that the
         program starts are others."""
         node_id, name = environ.pop(NODE_ID, ""), environ.pop(NODE_NAME, "")
-        return msgspec.structs.replace(self, node_id=node_id or self.node_id, node_name=name or self.node_name)
+        instance = environ.pop(INSTANCE, "") or self.instance
+        return msgspec.structs.replace(
+            self, node_id=node_id or self.node_id, node_name=name or self.node_name, instance=instance
+        )
 
     def settings(self) -> Config:
         """The node's settings.
@@ -209,6 +254,11 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         config = Config.from_env(os.environ, **self.config)
         parse_labels(config.labels)
+        parse_node_types(config.node_types)
+        if config.max_nodes and config.max_nodes < config.min_nodes:
+            raise ValueError(f"min_nodes={config.min_nodes} is more than max_nodes={config.max_nodes}")
+        if config.node_provider not in _PROVIDERS:
+            raise ValueError(f"node_provider={config.node_provider!r} is none; hint: one of {', '.join(_PROVIDERS)}")
         return config
 
 
