@@ -90,7 +90,7 @@ class AutoscalerRunner:
     def _make_provider(self, config: Config, session: str) -> NodeProvider:
         kind = config.node_provider
         if kind == "slurm" or (kind == "auto" and has_slurm(os.environ)):
-            folder = Path(os.environ.get("HPCRAY_JOBS") or ".hpcray-jobs").expanduser().absolute() / "tokens"
+            folder = Path(os.environ.get("HPCRAY_JOBS") or ".hpcray-jobs").expanduser().absolute() / "join-tokens"
             self._token = str(folder / f"{session}.join-token")
             return JobNodeProvider(self._raylet.loop, session, self._token, self._raylet.run_info.end, os.environ)
         self._token = os.path.join(self._raylet.context.session_dir, f"{session}.join-token")
