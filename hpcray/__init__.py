@@ -2,8 +2,10 @@
 
 import sys as _sys
 
+__version__ = "0.1.0"
+
 # A node (`python -m hpcray`) needs none of this, and starts sooner without. Its template process, from which workers
-# are forked, executes this file again, when `sys.argv` is the command's (`runtime.node.node.load_worker`).
+# are forked, executes this file again, when `sys.argv` is the command's (`runtime.node.prepared_node.load_worker`).
 _module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
 if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
     import cloudpickle
@@ -36,8 +38,6 @@ if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
     from hpcray.runtime.core_worker.object_refs import ObjectRef
     from hpcray.state import timeline
     from hpcray.util.executor import Executor
-
-    __version__ = "0.1.0"
 
     ObjectID = ObjectRef
 

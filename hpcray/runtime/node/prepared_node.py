@@ -122,7 +122,7 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
 
     import hpcray
 
-    if not hasattr(hpcray, "__version__"):  # our raylet does without it, see `bootstrap`
+    if not hasattr(hpcray, "init"):  # our raylet does without it, see `bootstrap`
         hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
     from hpcray.runtime.worker.worker_main import worker_main
 
