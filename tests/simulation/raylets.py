@@ -24,7 +24,7 @@ from hpcray.runtime.node.cluster_member import ClusterMember
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.raylet import Raylet
-from hpcray.runtime.raylet.router import Router
+from hpcray.runtime.raylet.router import HeadLocation, Router
 from hpcray.transport.base import PeerLost
 
 CHECK_GCS_EVERY = 10
@@ -180,13 +180,17 @@ class Nothing:
     """Stands for parts that no test here looks at."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args: None
+        return Nothing()
+
+    def __call__(self, *args: Any) -> None:
+        return None
 
 
 class SimNode:
     """One raylet and the processes of its node."""
 
-    def __init__(self, world: World, rank: int, config: Config) -> None:
+    def __init__(self, world: World, rank: int, config: Config, first: int = 0, head: int = 0, epoch: int = 0) -> None:
+        """first: the number of its world's rank 0; not 0: it joins the running job, whose head is `head`."""
         self.world, self.rank = world, rank
         self.ended = False
         self.paused_until = 0.0
@@ -198,15 +202,17 @@ class SimNode:
         self._wake: float | None = None
         self._fds = 0
         info = m.NodeInfo(
-            rank, f"id{rank}", f"host{rank}", f"10.0.0.{rank}", 1, to_units({"CPU": 4}), b"", "mpi", 1 << 20
-        )
-        context = NodeContext(info, world.size, "", config, world.driver_rank)
-        self.router = Router(rank, world.size, self.control)
+            rank, f"id{rank}", f"host{rank}", f"10.0.0.{rank}", 1, to_units({"CPU": 4}), b"", "mpi", 1 << 20,
+            joined=first > 0, world=first,
+        )  # fmt: skip
+        size = rank + 1 if first else world.size
+        context = NodeContext(info, size, "", config, world.driver_rank)
+        self.router = Router(rank, size, self.control, HeadLocation(head, epoch))
         self.loop = SimLoop(self, self.router, self.control)
-        lease_manager = LocalLeaseManager(rank, info.total, world.size, config)
-        head = Gcs(config) if rank == 0 else None
+        lease_manager = LocalLeaseManager(rank, info.total, size, config)
+        gcs = Gcs(config) if rank == 0 else None
         store = ObjectStore(rank, 1 << 20, spill_threshold=0.8, chunk=1 << 16, slots=4)
-        self.raylet = Raylet(context, self.loop, self.router, lease_manager, store, head, Nothing(), None)  # type: ignore[arg-type]
+        self.raylet = Raylet(context, self.loop, self.router, lease_manager, store, gcs, Nothing(), None)  # type: ignore[arg-type]
         self.raylet.log = lambda text: world.said.append((world.net.now, rank, text))  # type: ignore[method-assign]
         self.raylet.attach(SimProcesses(self), Nothing(), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.loop._events = self.raylet
@@ -335,7 +341,9 @@ class World:
         said: what raylets told people: when, which, what.
     """
 
-    def __init__(self, size: int, driver_rank: int, seed: int, config: Config | None = None) -> None:
+    def __init__(
+        self, size: int, driver_rank: int, seed: int, config: Config | None = None, check_every: int = CHECK_GCS_EVERY
+    ) -> None:
         self.random = random.Random(seed)
         self.net = SimNet([self.random.uniform(0.0002, 0.02) for _ in range(997)])
         self.size, self.driver_rank = size, driver_rank
@@ -343,11 +351,26 @@ class World:
         self.lossy = [self.random.random() < 0.5 for _ in range(size)]
         self.said: list[tuple[float, int, str]] = []
         self.checks = 0
+        self._check_every = check_every
         self._held_back: list[tuple[int, int, bytes]] = []
         self.nodes: list[SimNode] = []
-        config = config or Config(prestart=0)
+        self._config = config or Config(prestart=0)
         for rank in range(size):
-            self.nodes.append(SimNode(self, rank, config))
+            self.nodes.append(SimNode(self, rank, self._config))
+
+    def join(self, count: int) -> list[SimNode]:
+        """So many nodes join the running job as one world; not all of them at once."""
+        head = self.leader()
+        node_manager = head.cluster._node_manager
+        assert node_manager is not None
+        first = node_manager.admit(self.net.now, count)
+        assert first == len(self.nodes)
+        head.router.grow(first + count)
+        self.lossy += [self.random.random() < 0.5 for _ in range(count)]
+        place = (first, head.rank, head.raylet.head_location.epoch)
+        came = [SimNode(self, number, self._config, *place) for number in range(first, first + count)]
+        self.nodes += came
+        return came
 
     def arrive(self, src: int, dest: int, data: bytes) -> None:
         if self.nodes[src].ended and self.lossy[dest]:
@@ -376,7 +399,7 @@ class World:
         terms = [node.raylet.head_location.epoch for node in leaders]
         assert len(terms) == len(set(terms)), (self.net.now, [node.rank for node in leaders])
         self.checks += 1
-        for node in leaders if self.checks % CHECK_GCS_EVERY == 0 else ():
+        for node in leaders if self.checks % self._check_every == 0 else ():
             assert node.raylet.head is not None
             node.raylet.head.check_invariants()
 

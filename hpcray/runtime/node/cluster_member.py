@@ -411,7 +411,9 @@ class ClusterMember:
 
     def _node_came_up(self, event: node_manager.NodeAdded) -> None:
         raylet, info = self._raylet, event.info
-        assert raylet.head is not None
+        assert raylet.head is not None and self._node_manager is not None
+        if info.index in self._node_manager.dead:
+            return  # the death that let it in was the last that its departure waited for
         raylet.apply(raylet.head.node_joined(self._loop.now, info))
         self._router.send(raylet_of(info.index), m.NodeJoined(info))
         self._choose_standby()
