@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ import pytest
 import hpcray as ray
 from hpcray import cluster
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.private_file import write_private_file
+from hpcray.platform.process_tree import descendants
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.node.join_token import read_join_token, request_join_token
 
@@ -157,3 +161,69 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
         with pytest.raises(ValueError, match="runs the program"):
             cluster.remove_nodes([0])
         assert cluster.remove_nodes([1]), "it is gone already"
+
+
+def raylets_below(pid: int) -> list[int]:
+    """The raylets that a launcher has started so far."""
+    found = []
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{child}/comm").read_text().strip() == "hpcray-raylet":
+                found.append(child)
+    return sorted(child for child in found if Path(f"/proc/{child}/stat").read_text().split()[3] not in map(str, found))
+
+
+def signalled(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("what", ["all killed", "all stopped", "one killed"])
+@pytest.mark.parametrize("when", ["joins", "works", "leaves"])
+def test_the_job_goes_on_when_a_world_fails(token: Path, when: str, what: str) -> None:
+    """A world of two ranks is killed, stopped as if it were cut off, or loses a rank."""
+    rng = random.Random(f"{when} {what}")
+    work = ray.remote(num_cpus=1, max_retries=-1, scheduling_strategy="SPREAD")(lambda number: np.full(SIZE, number))
+    refs: list[Any] = []
+    for _ in range(3 if when == "joins" else 1):
+        line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "1", "--join", str(token)]
+        world = subprocess.Popen(line, stderr=subprocess.DEVNULL)
+        until(lambda world=world: len(raylets_below(world.pid)) == 2)
+        if when == "joins":
+            time.sleep(rng.uniform(0.0, 1.5))
+        else:
+            until(lambda: alive() == 3)
+            refs += [work.remote(number) for number in range(20)]
+        if when == "leaves":
+            ray.wait(refs, num_returns=len(refs), timeout=60, fetch_local=False)
+            for row in ray.nodes():
+                if row["Alive"] and row["Index"]:
+                    threading.Thread(target=leave_quietly, args=(row["NodeID"],), daemon=True).start()
+            time.sleep(rng.uniform(0.0, 0.3))
+        raylets = raylets_below(world.pid)
+        victims = raylets[:1] if what == "one killed" else raylets
+        signalled(victims, signal.SIGSTOP if what == "all stopped" else signal.SIGKILL)
+        refs += [work.remote(number) for number in range(20, 30)]
+        if what == "one killed" and when != "leaves":
+            until(lambda: alive() <= 2)
+            signalled(raylets[1:], signal.SIGTERM)
+        else:
+            time.sleep(3.0 if what == "all stopped" else 0.5)
+        until(lambda: alive() == 1)
+        assert sorted(int(array[0]) for array in ray.get(refs, timeout=60)) == sorted(
+            [*range(20), *range(20, 30)] if when != "joins" else [*range(20, 30)] * (len(refs) // 10)
+        )
+        signalled(victims, signal.SIGCONT)
+        if when == "joins" and what == "all stopped":  # it joins all the same, or was given up
+            until(lambda world=world: alive() == 3 or world.poll() is not None)
+            signalled(raylets_below(world.pid), signal.SIGTERM)
+        world.wait(60)
+
+
+def leave_quietly(node: str) -> None:
+    with contextlib.suppress(ValueError, StartupError):
+        cluster.remove_nodes([node])

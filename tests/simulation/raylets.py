@@ -80,6 +80,9 @@ class SimWires:
     def shares_mpi(self, node: int) -> bool:
         return True
 
+    def dropped(self) -> int:
+        return 0
+
 
 class SimLoop(EventLoop):
     """A loop whose turns are taken when something has come, or a timer is due."""

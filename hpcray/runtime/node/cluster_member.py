@@ -630,6 +630,7 @@ class ClusterMember:
         raylet.apply(raylet.lease_manager.tick(now, raylet.store.used))
         raylet.apply(raylet.store.tick(now))
         raylet.garbage.tick()
+        self._join_acceptor.report()
         if raylet.head is not None and not self.fenced:
             raylet.apply(raylet.head.tick(now))
             self.departure.tick()

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -187,9 +188,13 @@ class JoinAcceptor:
                     self._admit(acceptor, outcome)
                 else:
                     self._send(outcome)
-        dropped = self._outer.dropped + sum(acceptor.dropped.values())
+
+    def report(self) -> None:
+        """Print how many messages of strangers were thrown away, on any node; called now and then."""
+        now, refused = self._raylet.loop.now, self._acceptor.dropped if self._acceptor is not None else Counter()
+        dropped = self._wires.dropped() + sum(refused.values())
         if dropped != self._reported and now - self._reported_at > _REPORT_INTERVAL:
-            why = ", ".join(f"{count} × {reason}" for reason, count in acceptor.dropped.items())
+            why = ", ".join(f"{count} × {reason}" for reason, count in refused.items())
             self._raylet.log(f"{dropped - self._reported} messages of strangers were thrown away ({why or 'frames'})")
             self._reported, self._reported_at = dropped, now
 

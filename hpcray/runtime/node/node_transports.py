@@ -90,6 +90,10 @@ class NodeTransports:
             )
         return self._outer
 
+    def dropped(self) -> int:
+        """Return how many frames and messages of strangers were thrown away."""
+        return self._outer.dropped if self._outer is not None else 0
+
     def engine(self) -> UcxEngine:
         """The UCX engine that the wire to other worlds shares with the data plane."""
         assert isinstance(self.data, UcxData)
