@@ -21,6 +21,7 @@ from hpcray.state.overview import FunctionUse, JobUse
 from hpcray.state.reports import format_duration
 
 _MOST_ROWS = 1000
+_WIDE = 110  # columns of a terminal
 _ORDERS: dict[str, Callable[[FunctionUse], Any]] = {
     "total time": lambda one: (-one.seconds, -one.running, -one.queued),
     "running": lambda one: (-one.running, -one.seconds),
@@ -273,15 +274,16 @@ class ActorScreen(LiveScreen):
         """See `LiveScreen`."""
         living = sum(row["state"] == "ALIVE" for row in found)
         self.query_one("#head", Static).update(f"{len(found)} actors, {living} of them alive")
-        wide = max(20, self.size.width - 66)
-        columns = [("class", 16), ("name", 10), ("state", 10), ("node", 4), ("pid", 7), ("died", 8), ("reason", wide)]
+        fixed = [("class", 14), ("state", 10), ("node", 4), ("died", 8)]
+        fixed += [("name", 14), ("pid", 7)] if self.size.width >= _WIDE else []
+        columns = [*fixed, ("reason", max(20, self.size.width - sum(width + 2 for _, width in fixed) - 4))]
         rows = []
         for row in sorted(found, key=lambda row: (row["state"] == "DEAD", -(row["ended"] or 0.0), row["class"])):
             ended = time.strftime("%H:%M:%S", time.localtime(row["ended"])) if row["ended"] else ""
             node = str(row["node"]) if row["node"] >= 0 else ""
             reason = " ".join(row["reason"].split())
-            cells = [row["class"], row["name"], row["state"], node, str(row["pid"] or ""), ended, reason]
-            rows.append((row["actor"], cells))
+            more = [row["name"], str(row["pid"] or "")] if self.size.width >= _WIDE else []
+            rows.append((row["actor"], [row["class"], row["state"], node, ended, *more, reason]))
         self._reasons = {row["actor"]: row for row in found}
         self.query_one("#actors", KeptTable).show(columns, rows)
 

@@ -62,7 +62,7 @@ def function_columns(width: int) -> list[Column]:
 def node_cells(use: NodeUse, width: int) -> list[Any]:
     """The cells of a node, as many as `node_columns`."""
     if use.problem:
-        cells: list[Any] = [str(use.index), Text(use.problem, style="red")]
+        cells: list[Any] = [str(use.index), Text("dead" if use.problem.startswith("dead") else "silent", style="red")]
         return cells + [""] * (len(node_columns(width)) - len(cells))
     used, limit = use.memory
     store = use.store

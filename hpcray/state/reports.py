@@ -26,7 +26,7 @@ from hpcray.state.schemas import JobState, NodeState, StateSchema, TaskState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
 _WIDEST_CELL, _NARROWEST_CELL = 60, 8  # characters, on a terminal
-_GAP = 2  # blanks between columns
+_GAP = 3  # blanks between columns, on a terminal
 _UNLIMITED_WIDTH = 1 << 16  # columns of the console that plain text is made on
 _STANDARD_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 _SUMMED = ("objects", "capacity", "used", "on_disk", "pinned", "evictable", "spilled", "waiting")
@@ -63,7 +63,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         for line in table_lines(columns, rows):
             print(line)
         return
-    shown = fit_columns(columns, rows, console.width - _GAP)
+    shown = fit_columns(columns, rows, console.width - 1)
     names, *cut = [[_cut(value, width) for value, width in zip(row, shown, strict=False)] for row in (columns, *rows)]
     console.print(_table(names, cut, (), box.SIMPLE_HEAD))
     if len(shown) < len(columns):
@@ -78,10 +78,10 @@ def fit_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: in
     ]
     least = [min(one, _NARROWEST_CELL) for one in wanted]
     count = len(wanted)
-    while count > 1 and sum(least[:count]) + _GAP * (count - 1) > width:
+    while count > 1 and sum(least[:count]) + _GAP * count > width:
         count -= 1
     widths = wanted[:count]
-    while sum(widths) + _GAP * (count - 1) > width and max(widths) > _NARROWEST_CELL:
+    while sum(widths) + _GAP * count > width and max(widths) > _NARROWEST_CELL:
         widths[widths.index(max(widths))] -= 1
     return widths
 
