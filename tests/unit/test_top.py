@@ -74,7 +74,7 @@ class FakeJob:
 
 def screen_text(app: TopApp) -> str:
     """The screen as a terminal shows it."""
-    width, height = app.size
+    height = app.size.height
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in lines[:height])
 

@@ -42,7 +42,7 @@ Message = Union[
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, SettleBorrows, BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
-    Introspect, ListRetriableTasks, RetriableTasks,
+    Introspect, ListRetriableTasks, RetriableTasks, LastFigures,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
 ]  # fmt: skip
 

@@ -152,3 +152,9 @@ class RetriableTasks(Struct, array_like=True, tag=182):
 
     number: int
     rows: list[tuple[bytes, str, bool]]
+
+
+class LastFigures(Struct, array_like=True, tag=183):
+    """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "figures"."""
+
+    figures: bytes

@@ -84,6 +84,12 @@ class NodeFigures:
                 self._complete(now)
         return ()
 
+    def on_last(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
+        """A worker of this node ends in good order."""
+        self._said.pop(src, None)
+        self._keep(msgspec.msgpack.decode(msg.figures))
+        return ()
+
     def node_died(self, now: float, node: int) -> None:
         """Another node is gone."""
         self._send(self._gathering.node_died(now, node))
@@ -117,12 +123,11 @@ class NodeFigures:
 
     def _complete(self, now: float) -> None:
         """All have answered that will: make this node's report of it."""
-        report = FiguresReport(partial=self._partial)
         links = self._router.links
         for proc in [proc for proc in self._said if proc not in links]:
-            gone = self._said.pop(proc)
-            add_functions(self._ended, gone["functions"])
-            self._partial = self._partial or gone["partial"]
+            self._keep(self._said.pop(proc))
+            self._partial = True  # it may have run more since it was asked
+        report = FiguresReport(partial=self._partial)
         add_functions(report.functions, self._ended)
         for said in self._said.values():
             add_functions(report.functions, said["functions"])
@@ -132,6 +137,10 @@ class NodeFigures:
         report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(self._row())))
         self._report, self._report_at = report, now
         self._send(self._gathering.own(now, report))
+
+    def _keep(self, said: dict[str, Any]) -> None:
+        add_functions(self._ended, said["functions"])
+        self._partial = self._partial or said["partial"]
 
     def _row(self) -> dict[str, Any]:
         """This node: amounts in the units of users, bytes, seconds since a start that does not change."""

@@ -557,6 +557,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.RetriableTasks: lambda r: r.memory_monitor.on_retriable_tasks,
     m.Introspect: lambda r: r.introspection.on_introspect,
     m.GcsReply: lambda r: r.introspection.figures.on_answer,
+    m.LastFigures: lambda r: r.introspection.figures.on_last,
 }
 """The handler of each message in a raylet; `Raylet.start` binds each entry, once. Membership, failover and drain are in
 `runtime.node.cluster_member.HANDLERS`; no message is in both tables."""

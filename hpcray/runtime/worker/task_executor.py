@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+import msgspec
+
 from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of
@@ -243,6 +245,9 @@ class TaskExecutor:
             if self.queue or any(oid.startswith(process.me) for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
+        self._send_last_figures()
+        self.engine.flush()
+        self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
         process.on_exit(msg.code)
 
     def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
@@ -555,6 +560,7 @@ class TaskExecutor:
             self._await_own_tasks()
             if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
+            self._send_last_figures()
             self.engine.flush()
             self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
         with contextlib.suppress(BaseException):
@@ -568,6 +574,12 @@ class TaskExecutor:
                 os.kill(self._pid, signal.SIGTERM)
                 time.sleep(1)
         os._exit(code)
+
+    def _send_last_figures(self) -> None:
+        """Leave what has run here with the raylet, which counts it from now on (lock held)."""
+        with contextlib.suppress(Exception):  # user code may have changed what is counted: that must not stop the end
+            figures = self.process.diagnostics.introspect("figures", ())
+            self.engine.send(self._raylet, m.LastFigures(msgspec.msgpack.encode(figures)))
 
     def _await_own_tasks(self) -> None:
         """The replies that wait for owners of refs leave first; and what an actor has submitted ends, as in Ray."""
