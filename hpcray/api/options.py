@@ -192,10 +192,13 @@ def _backpressure(name: str) -> Rule:
     return Rule((int, _NONE), problem)
 
 
-def _runtime_problem(value: Any) -> str | None:
-    if value is None or (not isinstance(value, bool) and 0 < value < math.inf):
-        return None
-    return f"The keyword 'max_runtime' only accepts None or a positive number of seconds; got {value!r}."
+def _seconds(name: str) -> Rule:
+    def problem(value: Any) -> str | None:
+        if value is None or (not isinstance(value, bool) and 0 < value < math.inf):
+            return None
+        return f"The keyword '{name}' only accepts None or a positive number of seconds; got {value!r}."
+
+    return Rule((float, int, _NONE), problem)
 
 
 _COMMON: dict[str, Rule] = {
@@ -217,11 +220,12 @@ _COMMON: dict[str, Rule] = {
     ),
     "enable_task_events": Rule((bool,), default_value=True),
     "_labels": Rule((dict, _NONE)),
-    "max_runtime": Rule((float, int, _NONE), _runtime_problem),  # hpcray's own: longest run time in seconds
+    "max_runtime": _seconds("max_runtime"),  # hpcray's own: longest run time in seconds
 }
 
 TASK_RULES: Mapping[str, Rule] = {
     **_COMMON,
+    "_expected_time": _seconds("_expected_time"),  # hpcray's own: seconds that its node should last
     "max_calls": _count("max_calls", minimum=0, default=0),
     "max_retries": _count("max_retries", minimum=-1, default=3),
     "num_cpus": _amount("num_cpus", default=1),
@@ -413,13 +417,16 @@ class _OptionsBase:
 
     def _shape(self, amounts: Mapping[str, float]) -> Shape:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
+        strategy = strategy_text(
+            self.given.get("scheduling_strategy"),
+            self.given.get("label_selector"),
+            self.given.get("fallback_strategy"),
+        )
+        if (seconds := self.given.get("_expected_time")) is not None:
+            strategy = labels.lasting(strategy, seconds)
         return Shape(
             resources=tuple(sorted(exact_units(amounts).items())),
-            strategy=strategy_text(
-                self.given.get("scheduling_strategy"),
-                self.given.get("label_selector"),
-                self.given.get("fallback_strategy"),
-            ),
+            strategy=strategy,
             env=tuple(sorted(env_vars.items())),
         )
 

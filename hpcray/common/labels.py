@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from hpcray.common.resources import CAPTURING, GROUP
 
 PREFIX = "labels:"
 NODE_ID, ACCELERATOR = "ray.io/node-id", "ray.io/accelerator-type"
+TIME_LEFT = "hpcray.io/time-left"
+"""Label by which the head knows how long a node stays; nodes do not show it."""
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 _VARIABLES = {
     "RAY_NODE_TYPE_NAME": "ray.io/node-group",
@@ -178,6 +181,28 @@ def from_strategy(strategy: str) -> tuple[bool, tuple[Conditions, ...]]:
         raise ValueError(f"strategy {strategy!r} holds no conditions on labels") from None
 
 
+def time_left_label(seconds: float) -> str:
+    """Return the value of `TIME_LEFT` for a node that leaves in so many seconds: the time in steps of a factor 1.4."""
+    return str(max(0, math.floor(2 * math.log2(max(1.0, seconds)))))
+
+
+def lasting(strategy: str, seconds: float) -> str:
+    """Return the strategy with the condition that the node stays for so many seconds; those that name a node stay."""
+    steps = math.ceil(2 * math.log2(max(1.0, seconds)))
+    condition: Condition = (TIME_LEFT, NOT_IN, tuple(str(step) for step in range(steps)))
+    if strategy in ("", "SPREAD"):
+        return to_strategy([(condition,)], spread=bool(strategy))
+    if not strategy.startswith(PREFIX):
+        return strategy
+    spread, alternatives = from_strategy(strategy)
+    return to_strategy([(*one, condition) for one in alternatives], spread)
+
+
+def without_time_left(alternatives: Iterable[Conditions]) -> tuple[Conditions, ...]:
+    """Return the alternatives without the condition of `lasting`."""
+    return tuple(tuple(one for one in conditions if one[0] != TIME_LEFT) for conditions in alternatives)
+
+
 def with_conditions(group: str, strategy: str) -> str:
     """Return the strategy of a request in a placement group, `GROUP` or `CAPTURING`, with the conditions of another."""
     return f"{group}:{strategy}" if strategy.startswith(PREFIX) else group
@@ -210,6 +235,8 @@ def show_strategy(strategy: str) -> str:
 
 def _show(condition: Condition) -> str:
     key, operator, values = condition
+    if key == TIME_LEFT:
+        return f"{2 ** (len(values) / 2):.0f} s left"
     if operator in (EXISTS, DOES_NOT_EXIST):
         return f"{key} {'exists' if operator == EXISTS else 'does not exist'}"
     return f"{key} {'not ' if operator == NOT_IN else ''}in ({', '.join(values)})"

@@ -85,7 +85,7 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "pool": (WorkerPool, "new_number"),
     },
-    "head": {"": (Gcs, "cluster_up node_joined handle node_died process_died set_draining tick")},
+    "head": {"": (Gcs, "cluster_up node_joined handle node_died process_died set_draining set_time_left tick")},
     "store": {
         "": (
             ObjectStore,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from hpcray.common.labels import TIME_LEFT, from_strategy, lasting, show_strategy, tier, time_left_label
+from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeTypeTable, parse_node_types
 from hpcray.protocol.messages import NodeInfo, Shape
 from hpcray.runtime.node.further_node import batch_script, node_command
@@ -112,3 +115,35 @@ def test_the_batch_script_of_a_node_names_its_type_and_its_batch_job() -> None:
     ]
     assert "export RAY_NODE_TYPE_NAME=cpu" in lines and "--cpus-per-task=2" in lines[-1]
     assert """--join /t/x.ticket --num-cpus 2 --resources '{"disk": 1.0}' --labels a=b""" in lines[-1]
+
+
+def test_work_is_placed_where_it_can_end_if_there_is_such_a_node() -> None:
+    long = Shape((("CPU", 10_000),), lasting("", 300))
+    resources = ClusterResources(0.5, NodeTypeTable(parse_node_types(json.dumps(TYPES)), True))
+    resources.nodes_joined([info(0, {"CPU": 10_000}), info(1, {"CPU": 10_000}, joined=True)])
+    assert resources.feasible(long) == [0, 1], "nothing is known"
+    resources.set_time_left({1: 299.0}, math.inf)
+    assert resources.feasible(long) == [0] and resources.feasible(Shape(long.resources)) == [0, 1]
+    resources.set_time_left({0: 100.0, 1: 250.0}, math.inf)
+    assert resources.feasible(long) == [] and resources.node_types.may_come(long), "a further node is waited for"
+    resources.set_time_left({0: 100.0, 1: 250.0}, 280.0)
+    assert resources.feasible(long) == [0, 1], "none will last longer than the job: it may end in time nevertheless"
+    assert "s left" in show_strategy(long.strategy)
+
+
+def test_nodes_of_a_type_last_as_long_as_the_first_one_did() -> None:
+    types = NodeTypeTable(parse_node_types(json.dumps(TYPES)), True)
+    long = Shape((("CPU", 10_000),), lasting("SPREAD", 3600))
+    assert types.may_come(long)
+    assert types.set_time_left({"cpu": 600.0, "gpu": 600.0}, 1e6) and not types.may_come(long)
+    assert not types.set_time_left({"cpu": 500.0, "gpu": 500.0}, 9e5), "that was the first"
+
+
+@pytest.mark.parametrize("seconds", [2, 59.5, 60, 300, 86400, 1e7])
+def test_a_node_that_counts_as_lasting_does_last(seconds: float) -> None:
+    strategy = lasting("", seconds)
+    _, alternatives = from_strategy(strategy)
+    for left in (seconds * 0.99, seconds, seconds * 1.01, seconds * 1.5, seconds * 4):
+        fits = tier(alternatives, {TIME_LEFT: time_left_label(left)}) is not None
+        assert not fits or left >= seconds * 0.999
+        assert fits or left < seconds * 2.1

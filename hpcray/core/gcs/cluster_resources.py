@@ -11,6 +11,7 @@ from hpcray.common.labels import (
     ACCELERATOR,
     NODE_ID,
     PREFIX,
+    TIME_LEFT,
     fails_when_busy,
     from_strategy,
     names_nodes,
@@ -18,6 +19,8 @@ from hpcray.common.labels import (
     node_affinity,
     show_strategy,
     tier,
+    time_left_label,
+    without_time_left,
 )
 from hpcray.common.resources import (
     ACCELERATOR_TYPE,
@@ -38,7 +41,7 @@ from hpcray.common.resources import (
     subtract,
     waiting_text,
 )
-from hpcray.core.gcs.node_types import NodeTypeTable
+from hpcray.core.gcs.node_types import TYPE_LABEL, NodeTypeTable
 from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 Rank = tuple[int, float, int, int]
@@ -354,6 +357,20 @@ class ClusterResources:
             self._draining = draining
             self._forget_all()
 
+    def set_time_left(self, nodes: Mapping[int, float], job: float) -> None:
+        """These nodes leave in so many seconds, and the job ends; inf: not known."""
+        changed = self.node_types.set_time_left(
+            {self.nodes[node].labels.get(TYPE_LABEL, ""): left for node, left in nodes.items() if node in self.nodes},
+            job,
+        )
+        for node, left in nodes.items():
+            if node in self.nodes:
+                labels, label = self.nodes[node].labels, time_left_label(left)
+                changed = changed or labels.get(TIME_LEFT) != label
+                labels[TIME_LEFT] = label
+        if changed:
+            self._forget_all()
+
     def is_decided(self, shape: Shape) -> bool:
         """Whether what serves no request of this kind are the nodes, not a placement group that has no bundles yet."""
         bundle = bundle_of(shape.resources)
@@ -389,6 +406,10 @@ class ClusterResources:
         found = [node for node in sorted(nodes) if fits(request, self.nodes[node].total)]
         if PREFIX in shape.strategy:
             _, tiers = from_strategy(shape.strategy)
+            fitting = [node for node in found if tier(tiers, self.nodes[node].labels) is not None]
+            if fitting or TIME_LEFT not in shape.strategy or self.node_types.may_come(shape):
+                return fitting
+            tiers = without_time_left(tiers)  # it may end in time nevertheless
             return [node for node in found if tier(tiers, self.nodes[node].labels) is not None]
         affinity = node_affinity(shape.strategy)
         if affinity is None:

@@ -189,6 +189,10 @@ class Gcs:
         self.queries.draining, self.queries.asked_draining = nodes, False
         self.resources.set_draining(nodes)
 
+    def set_time_left(self, nodes: dict[int, float], job: float) -> None:
+        """These nodes leave in so many seconds, and the job ends; inf: not known."""
+        self.resources.set_time_left(nodes, job)
+
     def tick(self, now: float) -> list[Effect]:
         """Housekeeping, every `config.tick`."""
         out = self.groups.tick(now)

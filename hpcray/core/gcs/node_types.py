@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from hpcray.common.labels import PREFIX, from_strategy, labels_problem, names_nodes, node_affinity, tier
+from hpcray.common.labels import (
+    PREFIX,
+    TIME_LEFT,
+    from_strategy,
+    labels_problem,
+    names_nodes,
+    node_affinity,
+    tier,
+    time_left_label,
+)
 from hpcray.common.resources import IMPLICIT, Resources, bundle_of, fits, to_units
 from hpcray.protocol.messages import NodeInfo, Shape
 
@@ -101,6 +111,7 @@ class NodeTypeTable:
         self._types = dict(types)
         self._scales = scales
         self._unavailable: set[str] = set()
+        self._limits: dict[str, float] = {}
 
     @property
     def known(self) -> bool:
@@ -121,6 +132,21 @@ class NodeTypeTable:
             if found is not None and info.joined and not found.measured:
                 shown = {name: units for name, units in info.total.items() if not name.startswith("node:")}
                 self._types[found.name] = msgspec.structs.replace(found, resources=shown, measured=True)
+
+    def set_time_left(self, types: Mapping[str, float], job: float) -> bool:
+        """Nodes of these types stay for so many seconds, as the first one did, and no node stays longer than the job.
+        Returns whether that makes a difference."""
+        changed = False
+        for name, found in self._types.items():
+            limit = self._limits.setdefault(name, types[name]) if name in types else self._limits.get(name, math.inf)
+            left = min(limit, job)
+            label = time_left_label(left) if left < math.inf else ""
+            if found.labels.get(TIME_LEFT, "") != label:
+                labels = {key: text for key, text in found.labels.items() if key != TIME_LEFT}
+                labels |= {TIME_LEFT: label} if label else {}
+                self._types[name] = msgspec.structs.replace(found, labels=labels)
+                changed = True
+        return changed
 
     def set_unavailable(self, names: Iterable[str]) -> bool:
         """These types cannot be started at all. Returns whether that is news."""

@@ -6,6 +6,7 @@ Every raylet passes requests to the head, forwards the head's Drain to its proce
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ LEAVING_TIME = 8.0
 """Seconds that the end of all processes and of MPI may take after a drain."""
 _MIN_SECONDS = 1.0
 _MAX_LINES = 10
+_TIME_PERIOD = 5.0
+"""Seconds between two looks at how long the nodes stay."""
 _EARLY = 0.5
 _NOTHING: tuple[()] = ()
 
@@ -60,6 +63,7 @@ class NodeDrain:
         self._reason = ""
         self._forwarded: set[int] = set()
         self._core: drain.DrainCore | None = None
+        self._time_noted_at = 0.0
         self._remote_driver = b""
         self._leaving: set[int] = set()
         self._draining_hosts: set[str] = set()
@@ -195,10 +199,23 @@ class NodeDrain:
         """Advance the drain; every `config.tick`."""
         if self._core is None:
             return
+        self._note_time_left()
         if self._core.begun:
             self._raylet.apply(self._core.tick(self._raylet.loop.now, self._head.actors.living_workers()))
         elif self._head.queries.asked_draining:
             self._slurm_nodes.query(self._set_draining)
+
+    def _note_time_left(self) -> None:
+        """Have the GCS know how long each node stays."""
+        now, run = self._raylet.loop.now, self._raylet.run_info
+        if now < self._time_noted_at + _TIME_PERIOD:
+            return
+        self._time_noted_at = now
+        unix = time.time()
+        infos = [info for info in self._head.queries.infos if info.end or (run.drain_at and not info.joined)]
+        if infos:
+            left = {info.index: (info.end or run.drain_at) - unix for info in infos}
+            self._head.set_time_left(left, run.drain_at - unix if run.drain_at else math.inf)
 
     def close(self) -> None:
         """The raylet ends."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.autoscaler import PENDING, RUNNING, InstanceState
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
@@ -95,7 +96,7 @@ class JobNodeProvider:
             self._token,
             node_type.resources.get("CPU", 0) / UNIT,
             resources=custom_resources(resources),
-            settings={"labels": ",".join(f"{key}={text}" for key, text in node_type.labels.items())},
+            settings={"labels": _labels(node_type)},
         )
         script = batch_script(self._options(node_type, count), self._token, line, node_type.name)
 
@@ -187,6 +188,10 @@ class JobNodeProvider:
                 )
 
 
+def _labels(node_type: NodeType) -> str:
+    return labels_text({key: text for key, text in node_type.labels.items() if key != TIME_LEFT})
+
+
 def _rows(text: str) -> list[list[str]]:
     rows = [[field.strip() for field in line.split("|", 3)] for line in text.splitlines()]
     return [row for row in rows if len(row) == 4]
@@ -224,7 +229,7 @@ class LocalNodeProvider:
             cpus,
             gpus or None,
             custom_resources(resources) if not node_type.measured else None,
-            {"labels": ",".join(f"{key}={text}" for key, text in node_type.labels.items())},
+            {"labels": _labels(node_type)},
         )
         names = []
         for _ in range(count):
