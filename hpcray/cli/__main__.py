@@ -24,6 +24,8 @@ from hpcray.cli.job_option import errors_as_messages, parse_sbatch_options
 from hpcray.cli.option_types import version_option
 from hpcray.cli.top import top
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
+from hpcray.jobs.driver_here import driver_here
+from hpcray.jobs.submission import check_request, choose_executor
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
@@ -133,21 +135,36 @@ def _print_findings(rows: list[DoctorRow], nodes: int) -> None:
 @click.option("-x", "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the job.")
 @click.option("--sbatch", "extra", multiple=True, metavar="OPTION[=VALUE]", help="A further option, as account=a1.")
 @click.option("--wait", is_flag=True, help="Wait for the end of the job, and exit with its code.")
+@click.option(
+    "--driver",
+    type=click.Choice(["batch", "here"]),
+    default="batch",
+    show_default=True,
+    help="Where the script runs: on the job's first node, or on this machine, with the nodes elsewhere.",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @_FOLDER
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def submit(
     script: str, args: tuple[str, ...], limit: str | None, variables: tuple[str, ...], extra: tuple[str, ...],
-    wait: bool, module: bool, **options: Any,
+    wait: bool, driver: str, module: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a script as a job of several hpcray nodes; what follows SCRIPT belongs to it. Prints the job's id.
 
-    Exit code: 0 submitted; 1 not submitted; with --wait the script's.
+    Exit code: 0 submitted; 1 not submitted; with --wait, and with --driver here, the script's.
     """
     words = ("-m", script, *args) if module else (script, *args)
     sbatch = parse_sbatch_options(extra)
     with errors_as_messages(*_ERRORS):
+        if driver == "here":
+            wanted = (options[name] for name in ("nodes", "gpus_per_node", "cpus_per_node", "mem"))
+            request = check_request(
+                script, *wanted, limit, options["partition"], 0, dict(map(_pair, variables)), sbatch
+            )
+            line, environ = driver_here(words, request, choose_executor(options["executor"]))
+            sys.stdout.flush()
+            os.execve(line[0], line, environ)
         job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)
         click.echo(job.job_id)
         print(f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}", file=sys.stderr)

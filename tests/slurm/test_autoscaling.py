@@ -226,6 +226,30 @@ def test_the_end_of_the_job_ends_all_its_batch_jobs(grown: Slurm, how: str) -> N
     grown.said("scancel", blocker)
 
 
+HERE = """\
+import socket, time
+import hpcray as ray
+
+ray.init()
+
+@ray.remote(num_cpus=1)
+def where():
+    time.sleep(0.3)
+    return socket.gethostname()
+
+print("driver", socket.gethostname(), *sorted(set(ray.get([where.remote() for _ in range(40)]))), flush=True)
+raise SystemExit(4)
+"""
+
+
+def test_the_program_may_run_on_the_login_node_and_its_nodes_in_batch_jobs(grown: Slurm) -> None:
+    words = ["--driver", "here", "-N", "2", "--cpus-per-node", "4", "-t", "10", grown.write(HERE)]
+    ended = grown.run(grown.python, "-m", "hpcray.cli", "submit", *words, timeout=200)
+    assert ended.code == 4 and ended.out.startswith("driver ctl n"), ended
+    assert "ctl n" in ended.out and ended.out.split().count("ctl") == 1, ended
+    grown.wait(lambda: not grown.said("squeue", "-h"), "no batch job", 20)
+
+
 TAKEOVER = """
 refs = [work.remote(number, 2.0) for number in range(120)]
 until(lambda: len(alive()) == 4)

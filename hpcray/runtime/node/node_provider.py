@@ -94,7 +94,7 @@ class JobNodeProvider:
         resources = node_type.resources if not node_type.measured else {}
         line = node_command(
             self._token,
-            node_type.resources.get("CPU", 0) / UNIT,
+            _amount(node_type, "CPU"),
             resources=custom_resources(resources),
             settings={"labels": _labels(node_type)},
         )
@@ -188,6 +188,12 @@ class JobNodeProvider:
                 )
 
 
+def _amount(node_type: NodeType, name: str) -> float | None:
+    """What its nodes have; None: what there is."""
+    units = node_type.resources.get(name)
+    return None if units is None else units / UNIT
+
+
 def _labels(node_type: NodeType) -> str:
     return labels_text({key: text for key, text in node_type.labels.items() if key != TIME_LEFT})
 
@@ -223,11 +229,10 @@ class LocalNodeProvider:
     def launch(self, node_type: NodeType, count: int, then: Launched) -> None:
         """Start processes."""
         resources = node_type.resources
-        cpus, gpus = (resources.get(name, 0) / UNIT for name in ("CPU", "GPU"))
         line = node_command(
             self._token,
-            cpus,
-            gpus or None,
+            _amount(node_type, "CPU"),
+            _amount(node_type, "GPU"),
             custom_resources(resources) if not node_type.measured else None,
             {"labels": _labels(node_type)},
         )
