@@ -12,6 +12,7 @@ from hpcray.core.gcs.actor_manager import DEAD, PENDING, RESTARTING, Actor, Acto
 from hpcray.core.gcs.bin_packing import Demand, group_demands
 from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
+from hpcray.core.gcs.node_types import TYPE_LABEL
 from hpcray.core.gcs.placement_group_manager import PlacementGroupManager
 from hpcray.protocol.messages import Shape
 
@@ -91,18 +92,22 @@ def is_idle(state: NodeResources, hosts: Collection[int]) -> bool:
     )
 
 
-def node_uses(resources: ClusterResources, actors: ActorManager, type_label: str) -> list[NodeStatus]:
-    """All living nodes."""
+def node_uses(resources: ClusterResources, actors: ActorManager, fixed: Collection[int]) -> list[NodeStatus]:
+    """All living nodes.
+
+    Args:
+        fixed: the nodes of the head and of the program, which are never idle.
+    """
     hosts = hosts_of_actors(actors)
     return [
         NodeStatus(
             index,
-            state.labels.get(type_label, ""),
+            state.labels.get(TYPE_LABEL, ""),
             state.info.instance,
             state.info.total,
             state.available,
             state.labels,
-            is_idle(state, hosts),
+            is_idle(state, hosts) and index not in fixed,
             resources.is_draining(index),
         )
         for index, state in sorted(resources.nodes.items())

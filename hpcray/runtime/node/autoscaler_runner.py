@@ -24,7 +24,6 @@ from hpcray.core.gcs.autoscaler import (
 )
 from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.gcs.node_types import TYPE_LABEL
 from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m
@@ -47,17 +46,19 @@ class AutoscalerRunner:
 
     Args:
         open_job: opens the job for further nodes (`JoinAcceptor.open_job`).
-        ends: returns whether the job is about to end.
+        leads: returns whether this raylet is the head. ends: returns whether the job is about to end.
     """
 
     def __init__(
         self,
         raylet: Raylet,
         open_job: Callable[[bool, str, Callable[[bytes, str], None]], None],
+        leads: Callable[[], bool],
         ends: Callable[[], bool],
     ) -> None:
         self._raylet = raylet
         self._open_job = open_job
+        self._leads = leads
         self._ends = ends
         self._core: Autoscaler | None = None
         self._head: Gcs
@@ -82,30 +83,34 @@ class AutoscalerRunner:
             head.resources.node_types,
         )
         head.queries.set_autoscaler(lambda: self._core.describe(self._raylet.loop.now) if self._core else None)
-        self._provider = self._make_provider(config, session)
+        self._provider = self._make_provider(config, session, fresh)
         if fresh:
             self._core.polled(self._raylet.loop.now, {})
         self._raylet.loop.call_at(self._raylet.loop.now, self._turn)
 
-    def _make_provider(self, config: Config, session: str) -> NodeProvider:
+    def _make_provider(self, config: Config, session: str, fresh: bool) -> NodeProvider:
         kind = config.node_provider
         if kind == "slurm" or (kind == "auto" and has_slurm(os.environ)):
             folder = Path(os.environ.get("HPCRAY_JOBS") or ".hpcray-jobs").expanduser().absolute() / "join-tokens"
             self._token = str(folder / f"{session}.join-token")
-            return JobNodeProvider(self._raylet.loop, session, self._token, self._raylet.run_info.end, os.environ)
+            end = self._raylet.run_info.end
+            return JobNodeProvider(self._raylet.loop, session, self._token, end, os.environ, not fresh)
         self._token = os.path.join(self._raylet.context.session_dir, f"{session}.join-token")
         return LocalNodeProvider(self._token)
 
     def _turn(self) -> None:
-        core, loop = self._core, self._raylet.loop
+        core, loop, context = self._core, self._raylet.loop, self._raylet.context
         if core is None or self._stopped:
+            return
+        if not self._leads():
+            self._core = None  # another head goes on with all that there is
             return
         loop.call_at(loop.now + PERIOD, self._turn)
         if self._ends():
             self.stop()
             return
         head = self._head
-        uses = node_uses(head.resources, head.actors, TYPE_LABEL)
+        uses = node_uses(head.resources, head.actors, (self._raylet.node, context.driver_rank))
         demands = waiting_requests(head.scheduler, head.actors, head.groups)
         self._carry_out(core.update(loop.now, uses, demands, self._read_floor()))
         self._poll(core)

@@ -174,7 +174,7 @@ class ClusterMember:
             raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
         )
         self.autoscaling = AutoscalerRunner(
-            raylet, self._join_acceptor.open_job, lambda: shutdown.begun or self.drain.announced
+            raylet, self._join_acceptor.open_job, self._leads, lambda: shutdown.begun or self.drain.announced
         )
         self._signals = RayletSignals(
             self._loop, shutdown, self.drain, self._leads, program_is_remote, self.end_job, self._leave_alone

@@ -66,6 +66,7 @@ class JobNodeProvider:
         token: path of the job's join token; the output of the nodes goes beside it.
         end: when the job ends, as Unix time; 0: not known.
         environ: of the head, which shows its partition and account.
+        inherits: whether there may be batch jobs of an earlier head.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class JobNodeProvider:
         token: str,
         end: float,
         environ: Mapping[str, str],
+        inherits: bool,
     ) -> None:
         self._name = f"hpcray-nodes-{session}"
         self._token = token
@@ -83,7 +85,7 @@ class JobNodeProvider:
         self._environ = outside_of_job(environ)
         self._commands = ProcessRunner(loop, self._environ)
         self._arrays = True
-        self._submitted = False
+        self._submitted = inherits
         self._asked = False
         self._details: dict[str, str] = {}
 
