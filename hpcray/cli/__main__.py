@@ -158,10 +158,10 @@ def submit(
     sbatch = parse_sbatch_options(extra)
     with errors_as_messages(*_ERRORS):
         if driver == "here":
-            wanted = (options[name] for name in ("nodes", "gpus_per_node", "cpus_per_node", "mem"))
             request = check_request(
-                script, *wanted, limit, options["partition"], 0, dict(map(_pair, variables)), sbatch
-            )
+                script, options["nodes"], options["gpus_per_node"], options["cpus_per_node"], options["mem"], limit,
+                options["partition"], False, dict(map(_pair, variables)), sbatch,
+            )  # fmt: skip
             line, environ = driver_here(words, request, choose_executor(options["executor"]))
             sys.stdout.flush()
             os.execve(line[0], line, environ)
