@@ -557,7 +557,7 @@ def _show_strategy(strategy: str) -> str:
 
 
 def _bound(shape: m.Shape) -> bool:
-    """Whether it may be sent to a node that has no room."""
+    """Return True if it may be sent to a node that has no room."""
     return node_affinity(shape.strategy) is not None or near_node(shape.strategy) is not None
 
 
