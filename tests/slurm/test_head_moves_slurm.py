@@ -47,8 +47,8 @@ def start_on(slurm: Slurm, job: str) -> str:
 
 
 def add_nodes(slurm: Slurm, host: str, count: int) -> str:
-    """A batch job of further nodes, which are in the job. host: of one that is. Each has a host for itself, so a program
-    there attaches to it, and not to one that will leave."""
+    """A batch job of further nodes, which are in the job. host: of one that is. Each has a host for itself, so that a
+    program there attaches to it, and not to one that will leave."""
     line = [slurm.python, "-m", "hpcray.cli", "nodes", "add", "-N", count, "--cpus-per-node", 4, "-t", 10, "--wait"]
     ended = slurm.run(*line, host=host)
     assert ended.code == 0, f"{ended.err}\n{slurm.output()}"
