@@ -18,6 +18,7 @@ from hpcray.common.resources import UNIT
 from hpcray.core.gcs.autoscaler import PENDING, RUNNING, InstanceState
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.allocation import read_allocation
+from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.further_node import NODE_TYPE, batch_script, custom_resources, node_command
@@ -82,7 +83,9 @@ class JobNodeProvider:
         self._token = token
         self._end = end
         self._outer = environ
-        self._environ = outside_of_job(environ)
+        # The devices of the head are not those of other nodes; a batch job with GPUs gets variables of its own.
+        devices = (CUDA, ROCR, HIP, LEVEL_ZERO, "GPU_DEVICE_ORDINAL")
+        self._environ = {name: text for name, text in outside_of_job(environ).items() if name not in devices}
         self._commands = ProcessRunner(loop, self._environ)
         self._arrays = True
         self._submitted = inherits
