@@ -190,6 +190,7 @@ def test_updates_ends_and_failures(results: Callable[..., Any]) -> None:
     }
 
 
+@hpcray_only
 def test_ports_are_for_this_user_and_this_job(results: Callable[..., Any]) -> None:
     needs_stranger()
     found = results("serve_ports")
