@@ -20,9 +20,10 @@ from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
-from hpcray.cli.job_option import errors_as_messages, parse_sbatch_options
+from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
 from hpcray.cli.option_types import version_option
 from hpcray.cli.top import top
+from hpcray.cli.worker_output import print_worker_lines
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.driver_here import driver_here
 from hpcray.jobs.submission import check_request, choose_executor
@@ -190,14 +191,26 @@ def jobs(folder: str | None, everything: bool, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="[JOB]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Print new output until the job has ended.")
+@click.option("--task", default="", metavar="NAME", help="Lines of tasks of this function.")
+@click.option("--actor", default="", metavar="NAME", help="Lines of actors of this name, class or id.")
+@click.option("--node", "nodes", type=int, multiple=True, metavar="N", help="Lines of workers of this node.")
+@click.option("--grep", "pattern", default="", metavar="REGEX", help="Lines that contain this.")
+@job_option
 @_FOLDER
-def logs(job_id: str, follow: bool, folder: str | None) -> None:
-    """Print the output of a job, given by id or name: its standard output and, on standard error, its standard error.
+def logs(
+    job_id: str | None, follow: bool, task: str, actor: str, nodes: tuple[int, ...], pattern: str, address: str,
+    folder: str | None,
+) -> None:  # fmt: skip
+    """Print what the workers of a running job have printed, a file after the other, with who has printed it.
 
-    Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
+    With JOB, the id or name of a submitted job: its standard output and, on standard error, its standard error; also
+    after its end. Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
     """
+    if job_id is None:
+        print_worker_lines(address, follow, task, actor, nodes, pattern)
+        return
     with errors_as_messages(*_ERRORS):
         job = find_job(job_id, folder)
     offsets = {"out": 0, "err": 0}

@@ -87,6 +87,7 @@ _OPTIONS = [
     click.Option(["export", "-x", "--export"], multiple=True, metavar="NAME", help=_EXPORT_HELP),
     click.Option(["--srun"], is_flag=True, help="start with srun or not at all (the default in a Slurm allocation)"),
     click.Option(["--overlap"], is_flag=True, help="share the allocation with other steps, such as another hpcray job"),
+    _node_option("log_dir"),
     _node_option("require_rdma"),
     _node_option("as_ray"),
     _node_option("ray_libraries"),

@@ -159,6 +159,8 @@ class Config:
         checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
         journal_dir: a directory, of this job alone, from which its next run brings back names, detached actors and
             values; %j in it is the Slurm job's number. "": none is kept.
+        log_dir: a directory, %j in it is the Slurm job's number, where the log files of the workers of node 3 are in
+            `node-3`, and stay; "": they are in the session directory, and go with it.
         metrics_export: "socket": a process of each node serves the node's metrics on `metrics.s` in its session
             directory; a directory: it also writes them there every 15 s, for node_exporter's textfile collector; "":
             only what the program measures is served.
@@ -226,6 +228,7 @@ class Config:
     requeue: str = "auto"
     checkpoint_dir: str = ""
     journal_dir: str = ""
+    log_dir: str = ""
     metrics_export: str = ""
 
     @property

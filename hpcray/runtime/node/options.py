@@ -109,6 +109,7 @@ NODE_FLAGS = (
     NodeFlag("object_store_memory", "SIZE", parse_size, "object store, such as 2g (default: 30 % of memory)", True),
     NodeFlag("resources", "JSON", _resources, "custom resources, such as '{\"disk\": 2}'"),
     NodeFlag("labels", "K=V,...", _labels, "labels of this node, for label_selector", True),
+    NodeFlag("log_dir", "DIR", str, "log files of workers stay in DIR/node-<number> (%j: Slurm's job)", True),
     NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),
     NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
     NodeFlag("ray_libraries", "DIR", str, "as --as-ray, with Ray's own libraries from this directory"),

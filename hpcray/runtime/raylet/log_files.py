@@ -38,6 +38,13 @@ class LogFiles:
             return {"problem": f"Invalid glob filter: {pattern}. {error}"}
         return {"names": sorted(found)}
 
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes of the files of workers, by name."""
+        try:
+            return {one.name: one.stat().st_size for one in self._directory.glob("worker-*") if one.is_file()}
+        except OSError:  # one was rotated at this moment
+            return {}
+
     def tail(self, lines: int) -> list[tuple[str, float, str]]:
         """Return the last lines of what was written to last: (name of the file, time of its last change, line)."""
         try:
