@@ -311,8 +311,14 @@ class Autoscaler:
         if types:
             first = next(iter(types))
             wanted[first] += max(0, min(room[first] - wanted[first], limits.min_nodes - total - wanted.total()))
+        leaving = {use.index for use in nodes if use.leaving}
+        unexplained = {  # a user may have cancelled it: the batch system will know
+            one.node_type
+            for one in self.instances.values()
+            if one.state == RAY_RUNNING and not one.over and (one.node < 0 or one.node in leaving)
+        }
         for name, count in wanted.items():
-            count = 0 if self._rests(now, name) else min(count, most)
+            count = 0 if self._rests(now, name) or name in unexplained else min(count, most)
             if count > 0:
                 launch = StartNodes(self._next_request, name, count)
                 self._next_request += 1
