@@ -128,19 +128,26 @@ class _ForkServer:
                     os.read(self._wakeup_read, 4096)
                 self._reap()
             if self._sock.fileno() in ready:
-                serving = self._request()
+                serving = all(self._serve(*request) for request in self._requests())
         self._clean_up()
 
-    def _request(self) -> bool:
-        """Carry out one request; False to stop. The end of the stream is the end of the raylet."""
+    def _requests(self) -> list[list[Any]]:
+        """Receive all requests that have come. Imports go first: workers that were requested while this process still
+        imported something else are to have them too. The end of the stream is the end of the raylet."""
+        found: list[list[Any]] = []
         try:
-            data = self._sock.recv(PACKET_SIZE)
-        except OSError:
-            data = b""
-        if not data:
+            while data := self._sock.recv(PACKET_SIZE, socket.MSG_DONTWAIT):
+                found.append(_decode(data))
             self._raylet_gone = True
-            return False
-        what, *args = _decode(data)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._raylet_gone = True
+        found.sort(key=lambda request: ["load", "prepare", request[0]].index(request[0]))
+        return [*found, ["stop"]] if self._raylet_gone else found
+
+    def _serve(self, what: str, *args: Any) -> bool:
+        """Carry out one request; False to stop."""
         if what == "fork":
             self._fork(*args)
         elif what == "kill":

@@ -65,6 +65,7 @@ _NOT_PRIVATE = "sysv"
 # A job of one host needs no port that other hosts could reach.
 _OUTWARD = "tcp"
 _RAYLET = "hpcray-raylet"
+_LIBUCXX = "ucxx._lib.libucxx"
 
 
 @contextmanager
@@ -101,20 +102,22 @@ def load() -> Any:
     Raises:
         TransportError: ucxx or the UCX library is not there, or does not load.
     """
+    if is_loaded():
+        return sys.modules[_LIBUCXX]
     with _environment_untouched():
         try:
             with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
                 importlib.import_module("libucxx").load_library()
             os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")  # as ucxx does
             with _package_not_executed("ucxx"):
-                return importlib.import_module("ucxx._lib.libucxx")
+                return importlib.import_module(_LIBUCXX)
         except Exception as error:
             raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
 
 
 def is_loaded() -> bool:
     """Return True if `load` takes no time."""
-    return "ucxx._lib.libucxx" in sys.modules
+    return _LIBUCXX in sys.modules
 
 
 class UcxEngine:

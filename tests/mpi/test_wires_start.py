@@ -43,8 +43,9 @@ def ranks(count: int, shell: str) -> list[str]:
 
 def without_ucx(directory: Path) -> str:
     """A PYTHONPATH on which ucxx does not import."""
-    (directory / "ucxx").mkdir()
-    (directory / "ucxx" / "__init__.py").write_text("raise ImportError('no libucp here')")
+    (directory / "ucxx" / "_lib").mkdir(parents=True)
+    (directory / "ucxx" / "__init__.py").write_text("")
+    (directory / "ucxx" / "_lib" / "__init__.py").write_text("raise ImportError('no libucp here')")
     return str(directory)
 
 

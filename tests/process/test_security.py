@@ -408,7 +408,10 @@ def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, m
 
     def speaker(secret: bytes) -> subprocess.Popen[str]:
         return as_stranger(
-            UCX_PEER, secret.hex(), engine.address().hex(), load=("hpcray.transport.ucx_data", "ucxx._lib.libucxx")
+            UCX_PEER,
+            secret.hex(),
+            engine.address().hex(),
+            load=("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii"),
         )
 
     evil = speaker(os.urandom(32))

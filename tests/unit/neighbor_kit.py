@@ -65,6 +65,11 @@ class Nothing:
     stopping = False
     overflow_path = ""
 
+    @property
+    def figures(self) -> Nothing:
+        """Figures of the node."""
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return lambda *args: None
 

@@ -406,6 +406,21 @@ def test_a_job_that_preloads_has_idle_workers_replaced_after_the_import() -> Non
     assert (len(node.forked), len(node.preloaded), node.sent) == (4, 2, [])
 
 
+def test_workers_that_are_starting_are_replaced_by_those_with_what_a_job_preloads() -> None:
+    node = Node(2, prestart=2, forks=False)
+    driver = node.driver()
+    node.handle(driver, m.RequestLeases(0, CPU1, 1))
+    before = [make_proc(0, fork.number) for fork in node.forked]
+    node.handle(HEAD, m.SetJob(msgspec.structs.replace(JOB, preload=("ray.data",))))
+    assert node.killed == before
+    after = [make_proc(0, fork.number) for fork in node.forked[2:]]
+    assert len(after) == 2
+    for proc in (*before, *after):
+        node.do(node.core.process_joined(0.0, proc, "worker", 100))
+    (granted,) = node.take(m.LeaseGranted, driver)
+    assert granted.worker in after
+
+
 def test_each_environment_has_workers_of_its_own() -> None:
     node = Node(2)
     driver = node.driver()

@@ -26,7 +26,7 @@ NEVER = float("inf")
 
 STARTING, IDLE, BUSY, LEAVING = "starting", "idle", "busy", "leaving"
 WORKER_TRANSITIONS: dict[str, set[str]] = {
-    STARTING: {IDLE, BUSY},
+    STARTING: {IDLE, BUSY, LEAVING},
     IDLE: {BUSY, LEAVING},
     BUSY: {IDLE, BUSY, LEAVING},
     LEAVING: {LEAVING, IDLE, BUSY},
@@ -177,6 +177,8 @@ class WorkerPool:
         """The worker got the order to exit, or is being killed; it serves no other allocation."""
         if worker.state == IDLE:
             self._idle[worker.env].remove(worker)
+        elif worker.state == STARTING:
+            self._count_starting(worker.env, -1)
         self._change_state(worker, LEAVING)
         worker.asked = False
 
@@ -234,13 +236,22 @@ class WorkerPool:
         return [self._fork(()) for _ in range(min(self._prestart, self.limit))]
 
     def replace_idle_workers(self) -> list[Effect]:
-        """Have idle workers exit that own nothing, and fork as many: those have what has been preloaded meanwhile.
+        """Fork workers in the place of those that idle or are just starting: they have what has been preloaded meanwhile.
 
-        Workers that are just starting exit once they are up, unless an allocation waits for them.
+        Idle workers exit unless they own something. Those that are just starting are killed; where there is no room for
+        further workers, they exit once they are up, unless an allocation waits for them.
         """
-        self._evict_next += [worker for worker in self.workers.values() if worker.state == STARTING and not worker.env]
-        idle = list(self._idle.get((), ()))[: max(0, self.limit - len(self.workers))]
-        return [*(self._ask_to_leave(worker) for worker in idle), *(self._fork(()) for _ in idle)]
+        room = max(0, self.limit - len(self.workers))
+        starting = [worker for worker in self.workers.values() if worker.state == STARTING and not worker.env]
+        killed, self._evict_next = starting[:room], [*self._evict_next, *starting[room:]]
+        idle = list(self._idle.get((), ()))[: room - len(killed)]
+        for worker in killed:
+            self.mark_leaving(worker)
+        return [
+            *(KillWorker(worker.proc, "it was replaced by one with what the job preloads") for worker in killed),
+            *(self._ask_to_leave(worker) for worker in idle),
+            *(self._fork(()) for _ in (*killed, *idle)),
+        ]
 
     def fork_for_waiting(self, now: float) -> list[Effect]:
         """Fork for the allocations that wait; where the node is full, evict idle workers of other environments."""

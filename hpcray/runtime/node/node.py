@@ -77,8 +77,8 @@ class _Place(Struct, frozen=True):
     head_epoch: int = 0
 
 
-class NodeLinks(Struct, frozen=True):
-    """The connections of a node to its processes and to other nodes."""
+class OpenNode(Struct, frozen=True):
+    """A prepared node that is open to its processes and to other nodes."""
 
     listener: LocalListener
     transports: NodeTransports
@@ -97,7 +97,7 @@ class _Outcome:
     decides: bool = False
 
 
-def open_node(node: PreparedNode) -> NodeLinks:
+def open_node(node: PreparedNode) -> OpenNode:
     """Open the socket and the transports of a prepared node.
 
     Raises:
@@ -116,14 +116,14 @@ def open_node(node: PreparedNode) -> NodeLinks:
     except BaseException:
         listener.close()
         raise
-    return NodeLinks(listener, transports, place)
+    return OpenNode(listener, transports, place)
 
 
-def serve(node: PreparedNode, links: NodeLinks, ready: Callable[[str], None], life: int) -> int:
+def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int) -> int:
     """Run the raylet of an open node until the job is over. Arguments, result and errors: as of `run_node`."""
     with signals() as wakeup:
-        outcome = _NodeServer(node, links, ready, life).run(wakeup, life)
-    control, data = links.transports.control, links.transports.data
+        outcome = _NodeServer(node, opened, ready, life).run(wakeup, life)
+    control, data = opened.transports.control, opened.transports.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if outcome.decides and outcome.broken and node.exit_file:
@@ -219,15 +219,15 @@ class _NodeServer:
     def __init__(
         self,
         node: PreparedNode,
-        links: NodeLinks,
+        opened: OpenNode,
         ready: Callable[[str], None],
         life_fd: int,
     ) -> None:
-        config, transports, place = node.config, links.transports, links.place
+        config, transports, place = node.config, opened.transports, opened.place
         control, data = transports.control, transports.data
         self._node = node
         self._metrics: MetricsProcess | None = None
-        self._links = links
+        self._listener = opened.listener
         self._journal: JournalFile | None = None
         self._ready = ready
         self._rank, size = place.rank, place.size
@@ -235,7 +235,7 @@ class _NodeServer:
         info = _describe_node(node, place, data)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
-        self._loop = EventLoop(self._router, self._links.listener, control, data)
+        self._loop = EventLoop(self._router, self._listener, control, data)
         self._prefault = Prefaulter(node.arena)
         head = Gcs(config) if self._rank == 0 else None
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
@@ -291,7 +291,7 @@ class _NodeServer:
         processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
         memory_monitor = MemoryMonitor(context, loop, router, processes, lease_manager.pool, store, raylet.log)
-        share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._links.listener, context.cluster_size)
+        share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
         if node.config.record:
             overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
             sizes = node.config.chunk, TRANSFER_SLOTS, overflow

@@ -54,11 +54,11 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
             gc.freeze()
             gc.enable()
             node.template.load()  # not before: importing at the same time would slow down both on few cores
-            links = open_node(node)
+            opened = open_node(node)
     except BaseException:
         node.abandon()
         raise
-    return serve(node, links, ready, life)
+    return serve(node, opened, ready, life)
 
 
 def _read_launch(options: NodeOptions) -> Launch:
