@@ -407,12 +407,8 @@ def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, m
         return reports
 
     def speaker(secret: bytes) -> subprocess.Popen[str]:
-        return as_stranger(
-            UCX_PEER,
-            secret.hex(),
-            engine.address().hex(),
-            load=("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii"),
-        )
+        load = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
+        return as_stranger(UCX_PEER, secret.hex(), engine.address().hex(), load=load)
 
     evil = speaker(os.urandom(32))
     assert hear(evil) == [] and bells == [] and not any(arena)

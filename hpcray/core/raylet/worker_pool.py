@@ -236,7 +236,7 @@ class WorkerPool:
         return [self._fork(()) for _ in range(min(self._prestart, self.limit))]
 
     def replace_idle_workers(self) -> list[Effect]:
-        """Fork workers in the place of those that idle or are just starting: they have what has been preloaded meanwhile.
+        """Fork workers in the place of those that idle or are just starting, which lack what has been preloaded since.
 
         Idle workers exit unless they own something. Those that are just starting are killed; where there is no room for
         further workers, they exit once they are up, unless an allocation waits for them.
