@@ -14,11 +14,11 @@ pytestmark = pytest.mark.slurm
 DOCTOR = ("python", "-m", "hpcray.cli", "doctor")
 ALLOCATION = """\
 import json
-from dataclasses import asdict
+import msgspec
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.gpu_visibility import visible_gpus
 found = read_allocation()
-print(json.dumps({**asdict(found), "in_step": found.in_step, "gpus": visible_gpus()}), flush=True)
+print(json.dumps({**msgspec.to_builtins(found), "in_step": found.in_step, "gpus": visible_gpus()}), flush=True)
 """
 
 
