@@ -82,7 +82,7 @@ class _JobGuard:
                         selector.unregister(ended)
                         os.close(ended)
                         self._finish(selector)
-                    else:
+                    elif key.fd in selector.get_map():  # else `_finish` has read it to its end
                         self._forward_stderr(key.fd, selector)
 
     def _start(self, line: list[str], environ: dict[str, str]) -> bool:
