@@ -390,7 +390,7 @@ def _options(row: dict[str, Any]) -> list[str]:
     found: list[str] = []
     for name, flag in _FLAGS.items():
         if row.get(name) is not None:
-            found += [flag, f"{row[name]:g}"]
+            found += [flag, f"{row[name]:.15g}"]
     if row.get("object_store_memory") is not None:
         found += ["--object-store-memory", str(int(row["object_store_memory"]))]
     resources = row.get("resources")

@@ -39,6 +39,7 @@ def test_hpcray_launch_takes_sizes(option: str) -> None:
 
 
 def test_a_node_takes_sizes() -> None:
+    assert NodeOptions.from_argv(["--memory", "0", "p.py"]).memory == 0
     options = NodeOptions.from_argv(["--memory", "16g", "--object-store-memory", "512m", "p.py"])
     assert options.memory == 16 << 30 and options.config["object_store_memory"] == 512 << 20
     assert NodeOptions.from_argv(options.to_argv()) == options

@@ -316,7 +316,15 @@ def test_stdin_none_is_used_for_a_remote_rank_0_without_input() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("2g", 2 << 30), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("100kb", 100 << 10), ("4096", 4096), ("1e9", 10**9)],
+    [
+        ("2g", 2 << 30),
+        ("512M", 512 << 20),
+        ("1.5GiB", 3 << 29),
+        ("100kb", 100 << 10),
+        ("4096", 4096),
+        ("1e9", 10**9),
+        ("1e+09", 10**9),
+    ],
 )
 def test_sizes_may_have_units(text: str, size: int) -> None:
     assert parse_size(text) == size

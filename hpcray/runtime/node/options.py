@@ -51,6 +51,10 @@ def _resources(text: str) -> dict[str, float]:
     return found
 
 
+def _memory(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_size(text)
+
+
 def _labels(text: str) -> str:
     return labels_text(parse_labels(text))
 
@@ -105,7 +109,7 @@ class NodeFlag(NamedTuple):
 NODE_FLAGS = (
     NodeFlag("num_cpus", "K", float, "CPUs of this node (default: its share of the host)"),
     NodeFlag("num_gpus", "K", float, "GPUs of this node (default: those it was given)"),
-    NodeFlag("memory", "SIZE", parse_size, "memory that tasks may ask for (default: what there is)"),
+    NodeFlag("memory", "SIZE", _memory, "memory that tasks may ask for (default: what there is)"),
     NodeFlag("object_store_memory", "SIZE", parse_size, "object store, such as 2g (default: 30 % of memory)", True),
     NodeFlag("resources", "JSON", _resources, "custom resources, such as '{\"disk\": 2}'"),
     NodeFlag("labels", "K=V,...", _labels, "labels of this node, for label_selector", True),
