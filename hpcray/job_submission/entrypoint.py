@@ -69,7 +69,7 @@ class Entrypoint:
         found = [one for one in map(ProcessIdentity.of, pids) if one is not None]
         _send(found, number)
         deadline = time.monotonic() + patience
-        while (living := [one for one in found if _lives(one)]) and time.monotonic() < deadline:
+        while (living := [one for one in found if one.alive]) and time.monotonic() < deadline:
             time.sleep(_POLL)
         _send(living, signal.SIGKILL)
         return not living
@@ -79,13 +79,8 @@ class Entrypoint:
             os.killpg(self._child.pid, signal.SIGKILL)
 
 
-def _lives(process: ProcessIdentity) -> bool:
-    now = ProcessIdentity.of(process.pid)
-    return now is not None and now.started == process.started
-
-
 def _send(processes: Iterable[ProcessIdentity], number: int) -> None:
     for process in processes:
-        if _lives(process):
+        if process.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)

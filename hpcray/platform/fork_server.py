@@ -128,23 +128,17 @@ class _ForkServer:
                     os.read(self._wakeup_read, 4096)
                 self._reap()
             if self._sock.fileno() in ready:
-                serving = all(self._serve(*request) for request in self._requests())
+                serving = self._serve(*self._next_request())
         self._clean_up()
 
-    def _requests(self) -> list[list[Any]]:
-        """Receive all requests that have come. Imports go first: workers that were requested while this process still
-        imported something else are to have them too. The end of the stream is the end of the raylet."""
-        found: list[list[Any]] = []
+    def _next_request(self) -> list[Any]:
+        """Receive one request. The end of the stream is the end of the raylet."""
         try:
-            while data := self._sock.recv(PACKET_SIZE, socket.MSG_DONTWAIT):
-                found.append(_decode(data))
-            self._raylet_gone = True
-        except BlockingIOError:
-            pass
+            data = self._sock.recv(PACKET_SIZE)
         except OSError:
-            self._raylet_gone = True
-        found.sort(key=lambda request: ["load", "prepare", request[0]].index(request[0]))
-        return [*found, ["stop"]] if self._raylet_gone else found
+            data = b""
+        self._raylet_gone = not data
+        return _decode(data) if data else ["stop"]
 
     def _serve(self, what: str, *args: Any) -> bool:
         """Carry out one request; False to stop."""

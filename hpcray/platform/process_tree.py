@@ -160,10 +160,19 @@ class ProcessIdentity(Struct, frozen=True):
         return None if fields is None or fields[0] in b"ZX" else cls(pid, int(fields[19]), int(fields[1]))
 
     @property
+    def alive(self) -> bool:
+        """True if this process runs."""
+        return self._now() is not None
+
+    @property
     def orphaned(self) -> bool:
         """True if this process runs and has another parent than when we looked."""
+        now = self._now()
+        return now is not None and now.parent != self.parent
+
+    def _now(self) -> ProcessIdentity | None:
         now = ProcessIdentity.of(self.pid)
-        return now is not None and now.started == self.started and now.parent != self.parent
+        return now if now is not None and now.started == self.started else None
 
 
 def describe_process(pid: int) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_what_does_not_come_in_time_is_missing_and_the_rest_is_there() -> None:
 
 def test_nothing_is_sent_or_kept_when_nobody_asks() -> None:
     core = FiguresGathering(0)
-    assert core.tick(9.0) == [] and core.next_deadline is None and core.node_died(1.0, 3) == []
+    assert core.tick(9.0) == [] and core.node_died(1.0, 3) == []
 
 
 def test_questions_of_several_observers_are_answered_each() -> None:

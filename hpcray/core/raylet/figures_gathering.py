@@ -82,11 +82,6 @@ class FiguresGathering:
         """True while a question waits for this node's own figures (`own`)."""
         return any(one.own_open for one in self._gatherings)
 
-    @property
-    def next_deadline(self) -> float | None:
-        """When `tick` is due; None while nothing is asked."""
-        return min((one.deadline for one in self._gatherings), default=None)
-
     def ask(self, now: float, src: bytes, req: int, nodes: Sequence[int], patience: float) -> list[Send]:
         """Answer a question about these nodes within so many seconds."""
         one = _Gathering(src, req, now, now + patience)

@@ -261,7 +261,7 @@ class LocalNodeProvider:
         """Look at the processes."""
         rows = {}
         for name, (process, node_type) in self._nodes.items():
-            lives = _lives(process)
+            lives = process is not None and process.alive
             rows[name] = InstanceState(
                 node_type, RUNNING if lives else "FAILED", "" if lives else _last_line(self._log(name))
             )
@@ -271,7 +271,7 @@ class LocalNodeProvider:
         """Send SIGTERM."""
         for name in instances:
             process, _ = self._nodes.get(name, (None, ""))
-            if process is not None and _lives(process):
+            if process is not None and process.alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
 
@@ -279,11 +279,6 @@ class LocalNodeProvider:
         """Send SIGTERM to all."""
         if everything:
             self.terminate(tuple(self._nodes))
-
-
-def _lives(process: ProcessIdentity | None) -> bool:
-    now = ProcessIdentity.of(process.pid) if process is not None else None
-    return now is not None and process is not None and now.started == process.started
 
 
 def has_slurm(environ: Mapping[str, str]) -> bool:

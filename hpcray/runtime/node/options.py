@@ -15,7 +15,6 @@ from hpcray.common.config import Config
 from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
 from hpcray.common.sizes import parse_size
-from hpcray.core.gcs.node_types import parse_node_types
 from hpcray.platform import resource_limits
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
@@ -76,8 +75,14 @@ def _node_types(text: str) -> str:
             text = json.dumps(yaml.safe_load(text))
         except (yaml.YAMLError, TypeError) as error:
             raise ValueError(f"node types: {error}") from None
-    parse_node_types(text)
+    _check_node_types(text)
     return json.dumps(json.loads(text), separators=(",", ":"))
+
+
+def _check_node_types(text: str) -> None:
+    from hpcray.core.gcs.node_types import parse_node_types  # only a job that grows needs it
+
+    parse_node_types(text)
 
 
 def _seconds(text: str) -> float:
@@ -260,7 +265,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         config = Config.from_env(os.environ, **self.config)
         parse_labels(config.labels)
-        parse_node_types(config.node_types)
+        if config.node_types:
+            _check_node_types(config.node_types)
         if config.max_nodes and config.max_nodes < config.min_nodes:
             raise ValueError(f"min_nodes={config.min_nodes} is more than max_nodes={config.max_nodes}")
         if config.node_provider not in _PROVIDERS:

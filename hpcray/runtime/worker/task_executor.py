@@ -245,9 +245,7 @@ class TaskExecutor:
             if self.queue or any(oid.startswith(process.me) for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        self._send_last_figures()
-        self.engine.flush()
-        self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
+        self._send_last_messages()
         process.on_exit(msg.code)
 
     def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
@@ -560,9 +558,7 @@ class TaskExecutor:
             self._await_own_tasks()
             if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
-            self._send_last_figures()
-            self.engine.flush()
-            self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
+            self._send_last_messages()
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         with contextlib.suppress(BaseException):
@@ -575,11 +571,13 @@ class TaskExecutor:
                 time.sleep(1)
         os._exit(code)
 
-    def _send_last_figures(self) -> None:
-        """Leave what has run here with the raylet, which counts it from now on (lock held)."""
+    def _send_last_messages(self) -> None:
+        """Write everything queued, and what has run here, which the raylet counts from now on (lock held)."""
         with contextlib.suppress(Exception):  # user code may have changed what is counted: that must not stop the end
             figures = self.process.diagnostics.introspect("figures", ())
             self.engine.send(self._raylet, m.LastFigures(msgspec.msgpack.encode(figures)))
+        self.engine.flush()
+        self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
 
     def _await_own_tasks(self) -> None:
         """The replies that wait for owners of refs leave first; and what an actor has submitted ends, as in Ray."""
