@@ -224,15 +224,15 @@ def train_torch(ray: Any) -> Work:
         module, torch = importlib.import_module("ray.train"), importlib.import_module("torch")
         model = importlib.import_module("ray.train.torch").prepare_model(torch.nn.Linear(4, 1))
         model(torch.ones(2, 4)).sum().backward()
-        module.report({"world": torch.distributed.get_world_size()})
+        assert torch.distributed.get_world_size() == 2
+        module.report({})
 
     with tempfile.TemporaryDirectory() as storage:
 
         def fit(name: str) -> None:
             config = train.RunConfig(name=name, storage_path=storage)
             scaling = train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})
-            found = torch_trainer.TorchTrainer(loop, scaling_config=scaling, run_config=config).fit()
-            assert found.metrics["world"] == 2
+            torch_trainer.TorchTrainer(loop, scaling_config=scaling, run_config=config).fit()
 
         fit("first")
         yield
@@ -274,7 +274,7 @@ def tune_trials(ray: Any) -> Work:
 def rllib_ppo(ray: Any) -> Work:
     """Two actors play, the driver learns; after one iteration."""
     ppo = importlib.import_module("ray.rllib.algorithms.ppo")
-    batch, iterations = 2000, 5
+    batch, iterations = 2000, 10
     algorithm = (
         ppo.PPOConfig()
         .environment("CartPole-v1")
@@ -287,7 +287,7 @@ def rllib_ppo(ray: Any) -> Work:
     yield
     for _ in range(iterations):
         algorithm.train()
-    algorithm.stop()
+    # No `algorithm.stop()`: it waits up to 0.7 s for a thread of Tune's that sleeps, on either engine.
     return batch * iterations
 
 
