@@ -46,18 +46,24 @@ class ClientContext(Mapping[str, Any]):
 
     Attributes:
         address_info: addresses and directories by Ray's names. The context itself is a mapping with the same items.
-        dashboard_url: always "".
         python_version, ray_version: versions of Python and of the Ray that hpcray follows.
         ray_commit: always "".
     """
 
     def __init__(self) -> None:
-        self.dashboard_url = ""
         self.python_version = "{}.{}.{}".format(*sys.version_info[:3])
         self.ray_version = RAY_VERSION
         self.ray_commit = ""
         if not current.postponed:
             self.address_info  # noqa: B018  # lasts longer than the session
+
+    @property
+    def dashboard_url(self) -> str:
+        """Where `hpcray dashboard` listens on this node, while it runs: `127.0.0.1:8265` or `unix:PATH`; else ""."""
+        from hpcray.platform.dashboard_address import dashboard_address  # few programs ask
+
+        process = current.process
+        return dashboard_address(process.session_dir) if process is not None else ""
 
     @functools.cached_property
     def address_info(self) -> dict[str, Any]:

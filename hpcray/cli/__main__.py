@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
+from hpcray.cli.dashboard import dashboard
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
@@ -49,7 +50,7 @@ _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", 
 
 @click.group(
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group, top],
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group, top, dashboard],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

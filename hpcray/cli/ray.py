@@ -31,7 +31,7 @@ _MISSING = {
     "submit": "it starts a cluster in a cloud; hint: ray job submit -- python program.py, or hpcray submit program.py",
     "rsync-up": "all nodes of a job see the same files, or `runtime_env` sends them",
     "rsync-down": "all nodes of a job see the same files",
-    "dashboard": "there is no dashboard; hint: ray status, ray list, hpcray metrics",
+    "dashboard": "hint: hpcray dashboard, ray status, ray list, hpcray metrics",
     "monitor": "hint: ray status",
     "debug": "hint: hpcray stack, or ray.util.rpdb",
     "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",

@@ -13,13 +13,13 @@ import inspect
 import ipaddress
 import logging
 import os
-import socket
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from hpcray.api.session import require_session
 from hpcray.compat import serve_http
-from hpcray.platform.sockets import is_same_user, node_ip_address
+from hpcray.platform.http_peers import refuse_strangers
+from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.tcp_peers import Address, is_own_peer
 
 logger = logging.getLogger("ray.serve")
@@ -63,7 +63,7 @@ def http_util(module: ModuleType) -> None:
         def load(self) -> None:
             super().load()
             self.is_for_all |= self.uds is None and not _is_loopback(self.host)
-            self.http_protocol_class = _checked(self.http_protocol_class)
+            self.http_protocol_class = refuse_strangers(self.http_protocol_class, lambda: self.is_for_all, logger)
 
     module.uvicorn = SimpleNamespace(Config=Config, Server=uvicorn.Server)  # type: ignore[attr-defined]
     module.start_asgi_http_server = functools.partial(  # type: ignore[attr-defined]
@@ -150,38 +150,6 @@ def _is_loopback(host: str | None) -> bool:
         return ipaddress.ip_address(host or "").is_loopback
     except ValueError:
         return False
-
-
-def _checked(protocol_class: Any) -> Any:
-    """A protocol of uvicorn that looks who connects, before it reads."""
-
-    class Checked(protocol_class):  # type: ignore[misc]
-        is_refused = False
-
-        def connection_made(self, transport: Any) -> None:
-            sock, here = transport.get_extra_info("socket"), transport.get_extra_info("sockname")
-            if sock.family != socket.AF_UNIX:
-                # asyncio does so only for sockets that name the protocol; without it a small answer waits for 40 ms.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.config.is_for_all or _is_own(sock, transport.get_extra_info("peername"), here):
-                super().connection_made(transport)
-                return
-            self.is_refused = True
-            transport.abort()
-            logger.warning("refused a connection of another user to the HTTP port %s", here)
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            if not self.is_refused:
-                super().connection_lost(exc)
-
-    return Checked
-
-
-def _is_own(sock: Any, peer: Any, here: Any) -> bool:
-    """True if a process of this user is at the other end of a connection within this host."""
-    if sock.family == socket.AF_UNIX:
-        return is_same_user(sock)
-    return bool(peer) and is_own_peer(peer[:2], here[:2])
 
 
 def _own_calls(handler: Any, here: Address) -> Any:

@@ -303,7 +303,7 @@ _WHY: dict[str, str] = {
     "ray.cpp_function": "there are no workers in other languages",
     "ray.cross_language": "there are no workers in other languages",
     "ray.dag": "graphs have no GPU channels; the rest is in ray.dag",
-    "ray.dashboard": "there is no dashboard and no HTTP server; hint: `hpcray status`, ray.util.state",
+    "ray.dashboard": "there is no HTTP server; hint: `hpcray dashboard`, `hpcray status`, ray.util.state",
     "ray.experimental.channel": "compiled graphs have channels of their own here, and none for GPUs",
     "ray.java_actor_class": "there are no workers in other languages",
     "ray.java_function": "there are no workers in other languages",

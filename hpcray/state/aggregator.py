@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TypeVar
@@ -45,14 +45,15 @@ class StateAggregator:
     Args:
         process: the process that sends the queries.
         timeout: seconds that a process may take to answer.
+        only: the nodes whose processes are asked; None: all of them.
 
     Attributes:
         missing: one text per process or node that did not answer; the rows lack its part.
     """
 
-    def __init__(self, process: CoreWorker, timeout: float) -> None:
+    def __init__(self, process: CoreWorker, timeout: float, only: Collection[int] | None = None) -> None:
         self._process = process
-        self._diagnosis = ClusterQuery(process, timeout)
+        self._diagnosis = ClusterQuery(process, timeout, only)
         self._roll: dict[int, ClusterRoster] | None = None
         self.missing: list[str] = []
 
@@ -178,11 +179,15 @@ class StateAggregator:
             ))  # fmt: skip
         return found
 
-    def tasks(self) -> list[TaskState]:
-        """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember."""
+    def tasks(self, most: int = MAX_ROWS_PER_PROCESS) -> list[TaskState]:
+        """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember.
+
+        Args:
+            most: rows of either kind that each process gives.
+        """
         people = {one.proc: one for one in self._people()}
-        owned = self._query(people.values(), "tasks", MAX_ROWS_PER_PROCESS)
-        executed = self._query((one for one in people.values() if one.kind == "worker"), "events")
+        owned = self._query(people.values(), "tasks", most)
+        executed = self._query((one for one in people.values() if one.kind == "worker"), "events", most)
         history = TaskHistory(self._job_id, self._nodes(), people, executed)
         for answer in owned.values():
             history.add_failed(answer["failed"], answer["job"])

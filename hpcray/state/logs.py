@@ -75,6 +75,21 @@ class LogReader:
         """
         return self._read(LogPart(self._node(node_id, None).index, name), start, LOG_PIECE)[0]
 
+    def piece(self, node: int, name: str, start: int) -> tuple[int, bytes, int]:
+        """Return a piece of a file: where it begins, its bytes, and the size of the file.
+
+        Args:
+            node: index of the node. name: of the file. start: where the piece begins; less than 0: so many bytes before
+                the end.
+
+        Raises:
+            LogError: there is no such file, or the node does not answer.
+        """
+        part = LogPart(node, name)
+        if start < 0:
+            start = max(0, self._read(part, 0, 0)[1] + start)
+        return start, *self._read(part, start, LOG_PIECE)
+
     def stream(self, options: GetLogOptions) -> Iterator[bytes]:
         """Yield a log in pieces; with the media type "stream" without end.
 

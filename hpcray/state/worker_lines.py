@@ -35,13 +35,14 @@ class LineFilter:
 
     Attributes:
         nodes: None: all. task: name of a function. actor: name, class or beginning of the id of an actor. pattern: that
-            a line contains.
+            a line contains. tail: bytes of each file that are read at first, the last ones; 0: all.
     """
 
     nodes: Collection[int] | None = None
     task: str = ""
     actor: str = ""
     pattern: re.Pattern[str] | None = None
+    tail: int = 0
 
 
 class WorkerLines:
@@ -84,7 +85,7 @@ class WorkerLines:
         last: bool,
     ) -> Iterator[WorkerLine]:  # fmt: skip
         parsed = parse_worker_log_name(name)
-        start = self._read.get((node, name), 0)
+        start = self._read.get((node, name), max(0, size - wanted.tail) if wanted.tail else 0)
         if parsed is None or size == start:
             return
         start = start if size > start else 0  # a new file has taken its place

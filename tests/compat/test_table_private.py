@@ -256,7 +256,7 @@ def test_remote_functions_have_the_private_names_of_ray(ray: Any) -> None:
     assert function._function() == 1
 
 
-@row("ray.dashboard.utils", differs="the address of the job API is a session directory; there is no dashboard")
+@row("ray.dashboard.utils", differs="the address of the job API is a session directory; no server listens for it")
 def test_the_dashboard_utils_find_the_cluster_and_no_server(ray: Any) -> None:
     from ray.dashboard.utils import get_address_for_submission_client
 

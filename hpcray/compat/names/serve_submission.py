@@ -55,7 +55,7 @@ class ServeSubmissionClient:
     """The Serve of this user's job on this node.
 
     Args:
-        dashboard_head_address: the session directory of a job. A URL has no effect, as there is no dashboard: then
+        dashboard_head_address: the session directory of a job. A URL has no effect, as no server answers it: then
             RAY_ADDRESS says which job, or it is the one started last.
 
     Raises:

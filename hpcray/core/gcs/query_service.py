@@ -13,7 +13,8 @@ list_named_actors     [all_namespaces, namespace]                    [{"name", "
 actors                []                                             one row per actor
 status                []                                             {"nodes", "unmet", "demand" (leases that the
                                                                      processes of each node lack), "waiting_actors",
-                                                                     "actors", "autoscaler" (nil where none is)}
+                                                                     "actors", "draining" (as far as known),
+                                                                     "autoscaler" (nil where none is)}
 placement_groups      []                                             one row per group
 placement_group       [id, name, namespace]                          the row of one; not ok: "no placement group ..."
 kv_put                [key, value, overwrite, namespace]             whether the key was new
@@ -382,6 +383,7 @@ class QueryService:
                 for actor in self._actors.waiting_actors()
             ],
             "actors": counts,
+            "draining": {str(node): left for node, left in self.draining.items()},
             "autoscaler": self._autoscaler(),
         }
 

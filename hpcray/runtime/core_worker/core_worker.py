@@ -8,7 +8,7 @@ import math
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -70,8 +70,8 @@ class Diagnostics(Protocol):
     def free(self, refs: Iterable[ObjectRef[Any]], local_only: bool) -> None:
         """Drop objects by hand: on all nodes, or the copies in this node's store."""
 
-    def list_stores(self, limit: int, timeout: float) -> list[dict[str, Any]]:
-        """List the object stores of all nodes."""
+    def list_stores(self, limit: int, timeout: float, only: Collection[int] | None = None) -> list[dict[str, Any]]:
+        """List the object stores of all nodes, or of some."""
 
 
 class CoreWorker:

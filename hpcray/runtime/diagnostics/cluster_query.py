@@ -66,14 +66,19 @@ class ClusterQuery:
 
     Args:
         process: who asks; it is left out of what it finds unless it is a driver or worker.
+        patience: seconds that those who are asked may take.
+        only: the nodes that `nodes` and `processes` list; None: all of them.
 
     Attributes:
         gone: processes that had ended, or ended instead of answering.
     """
 
-    def __init__(self, process: CoreWorker, patience: float = QUERY_TIMEOUT) -> None:
+    def __init__(
+        self, process: CoreWorker, patience: float = QUERY_TIMEOUT, only: Collection[int] | None = None
+    ) -> None:
         self._process = process
         self.patience = patience
+        self._only = only
         self.gone: set[bytes] = set()
 
     def ask(self, procs: Iterable[bytes], what: str, *args: Any) -> dict[bytes, Any]:
@@ -89,7 +94,7 @@ class ClusterQuery:
 
     def nodes(self) -> list[ClusterRoster]:
         """Every node, dead ones too, and who is on it."""
-        rows = self._process.gcs.nodes()
+        rows = [row for row in self._process.gcs.nodes() if self._only is None or row["Index"] in self._only]
         nodes = [
             ClusterRoster(
                 row["Index"], row["NodeID"], row["NodeManagerHostname"], row["NodeManagerAddress"], row["Alive"]

@@ -14,7 +14,8 @@ tasks      [limit]             the tasks and calls of ours that have not returne
 objects    [limit]             the objects that we own or borrow, and how many there are
 job        []                  "id" of the job, "driver" (whether this process is its driver), "command" line of this
                                process, "start" in seconds since 1970
-events     []                  what ran here and has ended: `TaskEventBuffer.dump`
+events     [limit, since,      what ran here and has ended: `TaskEventBuffer.dump`; whether with the texts of errors.
+           errors]             All three may be left out
 figures    []                  what ran, runs and waits, by function: `TaskFigures.answer`
 log_parts  [task, suffix]      "name" of this worker's log file ("out" or "err"), and "parts": from where to where each
                                run of the task has written; nil: it has no such file
@@ -31,7 +32,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
@@ -287,15 +288,15 @@ class Introspection:
             if entry.local > 0 or entry.borrowers or entry.state != PENDING or owner_of(oid) != me
         ]
 
-    def _events(self) -> dict[str, Any]:
+    def _events(self, limit: int = 0, since: float = 0.0, errors: bool = True) -> dict[str, Any]:
         worker = current.worker
         record = worker.replies.record if worker is not None else None
         return {
             "pid": os.getpid(),
             "offset": time.time() - perf_counter(),
             "now": perf_counter(),
-            "ended": record.dump() if record is not None else [],
-            "errors": record.dump_errors() if record is not None else [],
+            "ended": record.dump(limit, since) if record is not None else [],
+            "errors": record.dump_errors(limit) if record is not None and errors else [],
             "full": record.full if record is not None else False,
             "running": self._calls(),
             "job": self._job_id,
@@ -381,13 +382,24 @@ class TaskEventBuffer:
         """True if earlier ones may be forgotten."""
         return len(self._ended) == self._ended.maxlen
 
-    def dump(self) -> list[tuple[Any, ...]]:
-        """All that is remembered, the earliest end first."""
-        return list(self._ended)
+    def dump(self, limit: int = 0, since: float = 0.0) -> list[tuple[Any, ...]]:
+        """Return what is remembered, the earliest end first.
 
-    def dump_errors(self) -> list[tuple[bytes, str, str]]:
-        """(task id, class, text) of the last errors, the earliest first."""
-        return list(self._errors)
+        Args:
+            limit: most rows, the last ones; 0: all.
+            since: only those that have ended later, by `perf_counter`.
+        """
+        rows = list(self._ended)
+        if since:
+            place = len(rows)
+            while place and rows[place - 1][2] > since:
+                place -= 1
+            rows = rows[place:]
+        return rows[-limit:]
+
+    def dump_errors(self, limit: int = 0) -> list[tuple[bytes, str, str]]:
+        """(task id, class, text) of the last errors, the earliest first; at most `limit`, 0: all."""
+        return list(self._errors)[-limit:]
 
 
 def qualified_name(called: Any, last: int = 0) -> str:
@@ -470,19 +482,20 @@ class ObjectInventory:
 
     # ------------------------------------------------------------ memory
 
-    def list_stores(self, limit: int, timeout: float) -> list[dict[str, Any]]:
+    def list_stores(self, limit: int, timeout: float, only: Collection[int] | None = None) -> list[dict[str, Any]]:
         """The stores of all nodes.
 
         Args:
             limit: most objects per node; the largest are given.
             timeout: seconds for the nodes to answer, and again for the owners.
+            only: the nodes that are asked; None: all of them.
 
         Returns:
             A row per node: "node", "host", "problem" ("" unless it did not answer), then what its store reports
             and "list", its objects. Ids are hex, processes are for people.
         """
         gcs = self._process.gcs
-        nodes = gcs.nodes()
+        nodes = [node for node in gcs.nodes() if only is None or node["Index"] in only]
         ask = partial(m.ListStore, limit=limit)
         alive = {raylet_of(node["Index"]): ask for node in nodes if node["Alive"]}
         stores = gcs.ask_many(alive, timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -26,18 +26,32 @@ _MAX_HOLDERS = 5
 
 @dataclass
 class WaitReason:
-    """One line of the answer. depth: distance from the object at the top."""
+    """One line of the answer.
+
+    Attributes:
+        depth: distance from the object at the top. ident: of what the line is about, an object or process in hex; "":
+            it is about another thing.
+    """
 
     depth: int
     text: str
+    ident: str = ""
 
 
 class WaitGraph:
-    """Explains waits on behalf of one process. Each query is made once: an instance is for one answer."""
+    """Explains waits on behalf of one process. Each query is made once: an instance is for one answer.
 
-    def __init__(self, process: CoreWorker, patience: float = QUERY_TIMEOUT) -> None:
+    Args:
+        process: who asks.
+        patience: seconds that a process may take.
+        only: the nodes whose waits are explained; None: all of them.
+    """
+
+    def __init__(
+        self, process: CoreWorker, patience: float = QUERY_TIMEOUT, only: Collection[int] | None = None
+    ) -> None:
         self._process = process
-        self._query = ClusterQuery(process, patience)
+        self._query = ClusterQuery(process, patience, only)
         self._known_processes: dict[bytes, ProcessInfo] | None = None
         self._seen: set[bytes] = set()
         self._described: set[bytes] = set()
@@ -59,7 +73,7 @@ class WaitGraph:
         for proc, waits in waiting.items():
             for seconds, wanted, oids in waits:
                 known = f" for {seconds:.0f} s" if seconds else ""
-                self._say(0, f"{people[proc].title} waits{known} in {_call_for(wanted, oids)}")
+                self._say(0, f"{people[proc].title} waits{known} in {_call_for(wanted, oids)}", proc)
                 self._objects(oids, 1)
         if not waiting:
             self._say(0, "no get and no wait waits in any process that answers")
@@ -75,26 +89,26 @@ class WaitGraph:
 
     def _object(self, oid: bytes, depth: int) -> None:
         if oid in self._seen:
-            self._say(depth, f"{oid.hex()}: see above")
+            self._say(depth, f"{oid.hex()}: see above", oid)
             return
         self._seen.add(oid)
         if depth > _MAX_DEPTH:
-            self._say(depth, f"{oid.hex()}: too deep to follow")
+            self._say(depth, f"{oid.hex()}: too deep to follow", oid)
             return
         owner = owner_of(oid)
         if not number_of(owner):
-            self._say(depth, f"{oid.hex()}: no process owns it; hint: is this the id of an ObjectRef?")
+            self._say(depth, f"{oid.hex()}: no process owns it; hint: is this the id of an ObjectRef?", oid)
             return
         answers = self._query.ask([owner], "explain", [oid])
         if owner not in answers:
-            self._say(depth, f"{oid.hex()}: its owner, {self._name(owner)}, does not answer{self._kernel(owner)}")
+            self._say(depth, f"{oid.hex()}: its owner, {self._name(owner)}, does not answer{self._kernel(owner)}", oid)
             return
         known = answers[owner][0]
         if known is None:
             text = "does not know it: it was freed, as no ref to it was left, or never was"
-            self._say(depth, f"{oid.hex()}: its owner, {self._name(owner)}, {text}")
+            self._say(depth, f"{oid.hex()}: its owner, {self._name(owner)}, {text}", oid)
             return
-        self._say(depth, f"{oid.hex()} (owner {self._name(owner)}): {known['what']} {known['text']}".rstrip())
+        self._say(depth, f"{oid.hex()} (owner {self._name(owner)}): {known['what']} {known['text']}".rstrip(), oid)
         self._follow(oid, owner, known, depth + 1)
 
     def _follow(self, oid: bytes, owner: bytes, known: dict[str, Any], depth: int) -> None:
@@ -142,20 +156,20 @@ class WaitGraph:
     def _sent(self, worker: bytes, task: bytes, depth: int) -> None:
         answer = self._query.ask([worker], "stack").get(worker)
         if answer is None:
-            self._say(depth, f"{self._name(worker)} does not answer{self._kernel(worker)}")
+            self._say(depth, f"{self._name(worker)} does not answer{self._kernel(worker)}", worker)
             return
         own = next((call for call in answer["calls"] if call["task"] == task), None)
         call = own or next(iter(answer["calls"]), None)
         if call is None and answer["sets_up"]:
             since = f"has been setting up its runtime_env for {answer['sets_up']:.1f} s"
-            self._say(depth, f"{self._name(worker)} {since}{_innermost(answer)}")
+            self._say(depth, f"{self._name(worker)} {since}{_innermost(answer)}", worker)
             return
         if call is None:
-            self._say(depth, f"{self._name(worker)} runs nothing now: the task or its result is on the way")
+            self._say(depth, f"{self._name(worker)} runs nothing now: the task or its result is on the way", worker)
             return
         where = _where(answer, call)
         runs = f"runs {call['name']}" if own else f"has it in its queue, behind {call['name']}, which runs"
-        self._say(depth, f"{self._name(worker)} {runs} for {call['seconds']:.1f} s{where}")
+        self._say(depth, f"{self._name(worker)} {runs} for {call['seconds']:.1f} s{where}", worker)
         if worker not in self._described:
             self._described.add(worker)
             for wanted, oids in answer["waits"]:
@@ -264,8 +278,8 @@ class WaitGraph:
 
     # ------------------------------------------------------------ inside
 
-    def _say(self, depth: int, text: str) -> None:
-        self._out.append(WaitReason(depth, text))
+    def _say(self, depth: int, text: str, about: bytes = b"") -> None:
+        self._out.append(WaitReason(depth, text, about.hex()))
 
     def _processes(self) -> dict[bytes, ProcessInfo]:
         if self._known_processes is None:

@@ -1,0 +1,94 @@
+// The job as a whole: what it uses over time, its functions, what waits, and which nodes are not well.
+import { ask } from "../api.js";
+import { bytes, count, duration, h, meter, number, percent, rate, show } from "../dom.js";
+import { Plot } from "../plots.js";
+
+const KEPT = 900;
+const share = (part, whole) => (whole ? part / whole : 0);
+
+const CARDS = [
+  { title: "CPU", series: [{ label: "hosts", of: (one) => one.cpu }], axis: percent, top: 1,
+    value: (one) => percent(one.cpu), small: (one) => `the job uses ${number(one.cores)} of ${one.cpu_count} cores` },
+  { title: "Memory", series: [{ label: "used", of: (one) => share(one.memory_used, one.memory_limit) }], axis: percent, top: 1,
+    value: (one) => percent(share(one.memory_used, one.memory_limit)), small: (one) => `${bytes(one.memory_used)} of ${bytes(one.memory_limit)}; ${bytes(one.rss)} by the job` },
+  { title: "Tasks", series: [{ label: "per second", of: (one) => one.rate }], axis: number,
+    value: (one) => `${number(one.rate)}/s`, small: (one) => `${count(one.running)} run, ${count(one.queued)} wait, ${count(one.ended)} have ended, ${count(one.failed)} failed` },
+  { title: "Object store", series: [{ label: "used", of: (one) => share(one.store_used, one.store_capacity) }], axis: percent, top: 1,
+    value: (one) => percent(share(one.store_used, one.store_capacity)), small: (one) => `${bytes(one.store_used)} of ${bytes(one.store_capacity)}, ${count(one.objects)} objects, ${bytes(one.on_disk)} on disk` },
+  { title: "Disk", series: [{ label: "spilled", of: (one) => one.spilling }, { label: "restored", of: (one) => one.restoring }], axis: bytes,
+    value: (one) => rate(one.spilling), small: (one) => `spilled; restored ${rate(one.restoring)}` },
+  { title: "Network", series: [{ label: "in", of: (one) => one.receiving }, { label: "out", of: (one) => one.sending }], axis: bytes,
+    value: (one) => rate(one.receiving), small: (one) => `received; sent ${rate(one.sending)}` },
+  { title: "GPU", only: (one) => one.gpus, series: [{ label: "busy", of: (one) => one.gpu }], axis: percent, top: 1,
+    value: (one) => percent(one.gpu), small: (one) => `${one.gpus} GPUs, ${bytes(one.gpu_used)} of ${bytes(one.gpu_total)}` },
+];
+
+export function functionTable(rows) {
+  const cells = (one) => [
+    h("td", {}, h("a", { href: `#/function?name=${encodeURIComponent(one.name)}` }, one.name)),
+    ...[count(one.running || ""), count(one.queued || ""), count(one.ended), h("span", { className: one.failed ? "bad" : "" }, count(one.failed || "")),
+      number(one.rate), one.ended ? duration(one.p50) : "", one.ended ? duration(one.p99) : "", duration(one.seconds)]
+      .map((text) => h("td", { className: "right" }, text)),
+    h("td", {}, meter(one.share, percent(one.share))),
+  ];
+  const heads = ["function", "run", "wait", "ended", "failed", "per s", "p50", "p99", "total", "share"];
+  return h("div", { className: "table" }, h("table", {},
+    h("thead", {}, h("tr", {}, heads.map((head, place) => h("th", { scope: "col", className: place > 0 && place < 9 ? "right" : "" }, head)))),
+    h("tbody", {}, rows.map((one) => h("tr", {}, cells(one))))));
+}
+
+export function overview(shown) {
+  const cards = new Map();
+  const grid = h("div", { className: "cards" });
+  const functions = h("div");
+  const nodes = h("div");
+  const resources = h("div");
+  const more = h("p", { className: "note" });
+  shown.element.append(h("h1", {}, "Overview"), grid,
+    h("div", { className: "columns" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more),
+      h("section", {}, h("h2", {}, "Nodes, actors, resources"), nodes, resources)));
+  let samples = [];
+
+  function card(one) {
+    const value = h("div", { className: "value" });
+    const small = h("div", { className: "small" });
+    const plot = h("div", { className: "plot" });
+    const element = h("section", { className: "card", ariaLabel: one.title }, h("h2", {}, one.title), value, small, plot);
+    const place = CARDS.indexOf(one);
+    const after = [...cards.keys()].filter((other) => CARDS.indexOf(other) > place)[0];
+    grid.insertBefore(element, after ? cards.get(after).element : null);
+    const made = { element, value, small, plot: new Plot(plot, one.series, one.axis, one.top) };
+    shown.closing.push(() => made.plot.close());
+    return made;
+  }
+
+  shown.poll(async () => {
+    const found = await ask("overview", { since: samples.at(-1)?.time ?? 0 });
+    samples = [...samples, ...found.history].slice(-KEPT);
+    for (const one of CARDS) {
+      if (one.only && !one.only(found.now)) continue;
+      if (!cards.has(one)) cards.set(one, card(one));
+      const made = cards.get(one);
+      show(made.value, one.value(found.now));
+      show(made.small, one.small(found.now));
+      made.plot.draw(samples);
+    }
+    show(functions, functionTable(found.functions.slice(0, 12)));
+    show(more, found.functions.length > 12 ? h("a", { href: "#/tasks" }, `all ${found.functions.length} functions`) : "",
+      found.partial ? " Some runs had been forgotten before the first look: numbers of runs are lower bounds." : "");
+    const { alive, silent, dead, problems } = found.nodes;
+    const actors = Object.entries(found.actors).map(([state, amount]) => `${count(amount)} ${state}`).join(", ");
+    show(nodes, h("p", {}, h("a", { href: "#/nodes" }, `${count(alive)} nodes`), " answer",
+      silent ? h("span", { className: "warn" }, `, ${silent} do not`) : "", dead ? h("span", { className: "bad" }, `, ${dead} are dead`) : "",
+      `; the head is node ${found.head}. Workers: `, Object.entries(found.now.workers).filter(([, amount]) => amount).map(([state, amount]) => `${count(amount)} ${state}`).join(", ") || "none",
+      ". ", h("a", { href: "#/actors" }, "Actors"), `: ${actors || "none"}.`),
+    problems.map((one) => h("p", { className: "bad" }, `node ${one.node} (${one.host}): ${one.problem}`)),
+    found.waiting.length ? [h("h2", {}, "Waiting"), h("pre", {}, found.waiting.join("\n")),
+      h("p", {}, h("a", { href: "#/waits" }, "Who waits for what"))] : "");
+    const rows = Object.entries(found.now.resources).map(([name, [used, total]]) => {
+      const text = name.includes("memory") ? bytes : number;
+      return h("tr", {}, h("td", {}, name), h("td", {}, meter(share(used, total), `${text(used)} of ${text(total)}`)));
+    });
+    show(resources, h("div", { className: "table" }, h("table", {}, h("tbody", {}, rows))));
+  });
+}

@@ -1,0 +1,58 @@
+// Who waits for what, as a graph: whoever waits is on the left, what holds it up on the right.
+import { ask } from "../api.js";
+import { h, show, svg } from "../dom.js";
+import { nodesInput } from "./tasks.js";
+
+const WIDTH = 300;
+const GAP = { x: 60, y: 12 };
+
+function draw(stage, { nodes, edges }) {
+  const columns = [];
+  const ends = new Set(nodes.keys());
+  for (const [from] of edges) ends.delete(from);
+  const boxes = nodes.map((one, place) => {
+    const box = h("div", { className: `box${ends.has(place) ? " end" : ""}`, tabIndex: 0 }, one.text);
+    box.style.left = `${12 + one.depth * (WIDTH + GAP.x)}px`;
+    (columns[one.depth] ??= []).push(box);
+    return box;
+  });
+  const lines = svg("svg", { width: 1, height: 1 });
+  show(stage, lines, boxes);
+  let height = 0;
+  for (const column of columns) {
+    let top = 12;
+    for (const box of column || []) {
+      box.style.top = `${top}px`;
+      top += box.offsetHeight + GAP.y;
+    }
+    height = Math.max(height, top);
+  }
+  lines.setAttribute("width", 24 + columns.length * (WIDTH + GAP.x));
+  lines.setAttribute("height", height);
+  stage.style.height = `${height + 14}px`;
+  for (const [from, to] of edges) {
+    const [a, b] = [boxes[from], boxes[to]];
+    const [x1, y1] = [a.offsetLeft + a.offsetWidth, a.offsetTop + a.offsetHeight / 2];
+    const [x2, y2] = [b.offsetLeft, b.offsetTop + b.offsetHeight / 2];
+    const bend = Math.max(30, Math.abs(x2 - x1) / 2);
+    lines.append(svg("path", { d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}` }));
+  }
+}
+
+export function waits(shown) {
+  const stage = h("div", { className: "graph", role: "group", ariaLabel: "Waits" });
+  const note = h("p", { className: "note" });
+  let nodes = shown.params.nodes || "";
+  let last = "";
+  const again = shown.poll(async () => {
+    const found = await ask("waits", { nodes });
+    const text = JSON.stringify([found.nodes, found.edges]);
+    if (text !== last) draw(stage, found);
+    last = text;
+    show(note, found.note, found.more ? ` ${found.more} lines more are not shown.` : "");
+  }, 4000);
+  shown.element.append(h("h1", {}, "Who waits for what"), h("div", { className: "bar" }, nodesInput(shown, (text) => {
+    nodes = text;
+    again();
+  })), stage, note);
+}

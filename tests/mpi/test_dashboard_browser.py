@@ -1,0 +1,328 @@
+"""The pages of `hpcray dashboard` in headless Chromium, beside a program on four nodes: real clicks, keys, pictures.
+
+HPCRAY_SCREENSHOTS=docs/how-to pytest -m slow tests/mpi/test_dashboard_browser.py   writes the pictures of the docs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright")
+
+from helpers.browser import chromium, picture
+from helpers.dashboards import Dashboard
+from helpers.jobs import Job, as_module
+from helpers.scripts import write
+from playwright.sync_api import expect
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PATIENCE = 30_000  # ms
+EVIL = '<img src=x onerror="document.title=1">'
+
+# Short tasks, longer ones, an actor that was killed, objects, a group, waits; names that are markup; until it is ended.
+PROGRAM = """\
+import os, random, signal, sys, time
+import numpy as np
+import hpcray as ray
+from hpcray.util.placement_group import placement_group
+
+ray.init()
+EVIL = sys.argv[1]
+
+
+@ray.remote(num_cpus=0.5)
+def simulate(number):
+    end = time.perf_counter() + random.uniform(0.05, 0.4)
+    while time.perf_counter() < end:
+        sum(range(5000))
+        time.sleep(0.02)
+    return np.zeros(1 << 17)
+
+
+@ray.remote(num_cpus=0.5)
+def tiny():
+    pass
+
+
+@ray.remote(num_cpus=0.1)
+def evil():
+    print(EVIL, "\\x1b[31mred\\x1b[0m", flush=True)
+
+
+@ray.remote(num_cpus=0.1)
+def reduce(blocks):
+    return ray.get(blocks)
+
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    def pid(self):
+        return os.getpid()
+
+    def step(self, epoch):
+        print(f"epoch {epoch}, loss {1 / (1 + epoch):.3f}", flush=True)
+        time.sleep(0.3)
+
+
+@ray.remote(num_cpus=0.1)
+def barrier():
+    time.sleep(600)
+
+
+trainers = [Trainer.options(name=name).remote() for name in ("trainer-0", "trainer-1", EVIL)]
+victim = Trainer.options(name="victim").remote()
+os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
+group = placement_group([{"CPU": 0.1}] * 4, strategy="SPREAD", name="spread")
+ray.get(group.ready())
+kept = [ray.put(np.zeros(1 << 20)) for _ in range(8)]
+ray.get([evil.options(name=EVIL).remote() for _ in range(4)])
+held = reduce.remote([barrier.remote()])
+print("ready", os.environ["HPCRAY_ADDRESS"], flush=True)
+epoch = 0
+while True:
+    epoch += 1
+    calls = [trainer.step.remote(epoch) for trainer in trainers[:2]]
+    ray.get([simulate.remote(i) for i in range(8)] + [tiny.remote() for _ in range(400)])
+    ray.get(calls)
+"""
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The session directory of the program's node."""
+    script = write(tmp_path_factory.mktemp("program"), PROGRAM, "train.py")
+    with Job(as_module(4, script, EVIL), {"HPCRAY_RECORD_REF_CREATION_SITES": "1", "OMP_NUM_THREADS": "1"}) as running:
+        ready = running.line().split()
+        assert ready[:1] == ["ready"], running.wait().err
+        yield ready[1]
+
+
+@pytest.fixture(scope="module")
+def board(job: str) -> Iterator[Dashboard]:
+    with Dashboard(job, "--port", "0", "--allow-actions") as board:
+        yield board
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+class Visit:
+    """One browser that has come in by a link, and what its console has complained of."""
+
+    def __init__(self, browser: Any, board: Dashboard, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1360, "height": 850}, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE)
+        self.complaints: list[str] = []
+        self.page.on("console", lambda said: said.type == "error" and self.complaints.append(said.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.root = f"http://localhost:{board.place.rpartition(':')[2]}/"
+        self.page.goto(f"{self.root}#token={board.links[-1]}")
+        self.sees("Overview")
+
+    def sees(self, *texts: str) -> None:
+        for text in texts:
+            expect(self.page.locator("main").get_by_text(text).first).to_be_visible(timeout=PATIENCE)
+
+    def click(self, name: str) -> None:
+        self.page.get_by_role("navigation").get_by_role("link", name=re.compile(name)).click()
+        expect(self.page.get_by_role("heading", level=1, name=re.compile(name))).to_be_visible()
+
+
+@pytest.fixture
+def visit(browser: Any, board: Dashboard) -> Iterator[Callable[..., Visit]]:
+    made: list[Visit] = []
+
+    def come(**options: Any) -> Visit:
+        deadline = time.monotonic() + 30
+        while len(board.links) <= come.used:  # type: ignore[attr-defined]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        made.append(Visit(browser, board, **options))
+        come.used = len(board.links)  # type: ignore[attr-defined]
+        return made[-1]
+
+    come.used = 0  # type: ignore[attr-defined]
+    yield come
+    for one in made:
+        assert not one.complaints, one.complaints
+        one.context.close()
+
+
+def test_the_overview_shows_the_job_and_goes_on(visit: Callable[..., Visit]) -> None:
+    seen = visit(color_scheme="light")
+    page = seen.page
+    assert "token" not in page.url, "the address of the page has no token any more"
+    seen.sees("Functions by time", "train.simulate", "4 nodes", "object_store_memory")
+    assert page.locator(".card canvas").count() >= 5
+    tasks = page.get_by_label("Tasks").locator(".small")
+    first = tasks.inner_text()
+    expect(tasks).not_to_have_text(first, timeout=PATIENCE)
+    page.wait_for_timeout(6000)
+    picture(page, "dashboard")
+    page.get_by_role("button", name="Pause").click()
+    page.wait_for_timeout(2500)
+    held = tasks.inner_text()
+    page.wait_for_timeout(4500)
+    assert tasks.inner_text() == held, "a page that is paused asks nothing"
+    page.keyboard.press("p")
+    expect(tasks).not_to_have_text(held, timeout=PATIENCE)
+    page.keyboard.press("d")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.wait_for_timeout(2500)
+    picture(page, "dashboard-dark")
+    page.keyboard.press("d")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog").get_by_text("Dark or light")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.reload()
+    seen.sees("Functions by time")
+
+
+def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.click("Nodes")
+    rows = seen.page.locator("tbody tr")
+    expect(rows).to_have_count(4)
+    seen.page.get_by_role("button", name=re.compile("^node")).click()
+    rows.nth(0).focus()
+    seen.page.keyboard.press("ArrowDown")
+    seen.page.keyboard.press("Enter")
+    expect(seen.page.get_by_role("heading", name=re.compile("Node 1"))).to_be_visible()
+    seen.sees("Processes", "raylet" if seen.page.get_by_text("raylet").count() else "worker")
+    seen.page.keyboard.press("Escape")
+    expect(rows).to_have_count(4)
+
+
+def test_markup_in_names_is_text(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.click("Tasks")
+    seen.sees(EVIL)
+    search = seen.page.get_by_label("Search tasks")
+    search.fill("onerror")
+    rows = seen.page.get_by_label("tasks", exact=True).locator("tbody tr")
+    expect(rows).to_have_count(4)
+    rows.first.click()
+    seen.sees("NORMAL_TASK")
+    seen.click("Actors")
+    seen.sees(EVIL)
+    seen.click("Logs")
+    seen.page.get_by_label("regular expression").fill("onerror")
+    seen.page.get_by_role("button", name="Search").click()
+    expect(seen.page.get_by_label("Lines").locator("mark").first).to_have_text("onerror")
+    assert "\x1b" not in seen.page.get_by_label("Lines").inner_text()
+    assert seen.page.locator("img").count() == 0 and seen.page.title().startswith("Logs")
+
+
+def test_an_actor_that_was_killed_says_when_and_why(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.keyboard.press("4")
+    seen.page.get_by_label("Search actors").fill("victim")
+    expect(seen.page.locator("tbody tr")).to_have_count(1)
+    seen.page.locator("tbody tr").click()
+    seen.sees("DEAD", "signal 9", time.strftime("%Y-%m-%d"))
+
+
+def test_the_timeline_is_zoomed_and_read(visit: Callable[..., Visit]) -> None:
+    seen = visit(color_scheme="light")
+    seen.click("Timeline")
+    page, canvas = seen.page, seen.page.locator("canvas")
+    expect(page.locator(".legend")).to_contain_text("train.simulate")
+    page.get_by_role("button", name="Last 10 s").click()
+    page.wait_for_timeout(4000)
+    picture(page, "dashboard-timeline")
+    box = canvas.bounding_box()
+    found = ""
+    for step in range(60):
+        page.mouse.move(box["x"] + 200 + 15 * step, box["y"] + 30)
+        tip = page.locator(".tip")
+        if tip.is_visible() and "train." in tip.inner_text():
+            found = tip.inner_text()
+            page.mouse.down()
+            page.mouse.up()
+            break
+    assert found
+    expect(page.get_by_role("status").last).to_contain_text("train.")
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.mouse.wheel(0, -400)
+    canvas.focus()
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(1500)
+    windows = [re.search(r"start=([\d.]+)&end=([\d.]+)", url) for url in requests]
+    spans = [float(one[2]) - float(one[1]) for one in windows if one]
+    assert spans and min(spans) < 8.0, spans
+    page.get_by_role("button", name="All").click()
+
+
+def test_objects_groups_slurm_and_waits(visit: Callable[..., Visit]) -> None:
+    seen = visit(color_scheme="light")
+    seen.click("Objects")
+    seen.sees("train.py:", "8.4 MB")
+    picture(seen.page, "dashboard-objects")
+    seen.click("Placement groups")
+    seen.sees("spread", "CREATED", "SPREAD")
+    seen.click("Slurm")
+    seen.sees("not of Slurm")
+    seen.page.keyboard.press("8")
+    seen.sees("waits in get", "runs train.reduce", "runs train.barrier")
+    assert seen.page.locator(".graph path").count() >= 3
+    picture(seen.page, "dashboard-waits")
+
+
+def test_stacks_are_shown(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.click("Stacks")
+    expect(seen.page.get_by_label("Stacks")).to_contain_text("in barrier", timeout=PATIENCE)
+
+
+def test_two_browsers_at_once_and_links_that_are_good_once(
+    visit: Callable[..., Visit], browser: Any, board: Dashboard
+) -> None:
+    used = board.links[-1]
+    one, other = visit(), visit()
+    for seen in (one, other):
+        seen.click("Nodes")
+        expect(seen.page.locator("tbody tr")).to_have_count(4)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{one.root}#token={used}")
+    expect(page.get_by_text("this link was used")).to_be_visible()
+    page.goto(one.root)
+    page.reload()
+    expect(page.get_by_label("Link or token")).to_be_visible()
+    context.close()
+
+
+def test_an_actor_is_killed_by_a_button(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.keyboard.press("4")
+    seen.page.get_by_label("Search actors").fill("trainer-1")
+    seen.page.locator("tbody tr").click()
+    seen.sees("ALIVE")
+    seen.page.on("dialog", lambda dialog: dialog.accept())
+    seen.page.get_by_role("button", name="Kill this actor").click()
+    seen.sees("DEAD", "killed from the dashboard")
+
+
+def test_zz_the_page_says_that_the_job_has_ended(tmp_path: Path, browser: Any) -> None:
+    program = "import os, sys, hpcray as ray\nray.init()\nprint('ready', os.environ['HPCRAY_ADDRESS'], flush=True)\n"
+    script = write(tmp_path, program + "import time; time.sleep(600)\n")
+    with Job(as_module(1, script)) as job, Dashboard(job.line().split()[1], "--port", "0") as board:
+        seen = Visit(browser, board)
+        job.child.terminate()
+        expect(seen.page.locator("#banner")).to_contain_text(re.compile("has ended"), timeout=PATIENCE)
+        assert board.ended().code == 0
+        seen.context.close()
