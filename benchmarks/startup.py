@@ -2,22 +2,30 @@
 
     python benchmarks/startup.py
     python benchmarks/startup.py --nodes 4 --workers 8 --modules 2000 --delay 0.002
+    python benchmarks/startup.py --only join
 
 Makes a package of `--modules` modules and starts a job in which the program and a task on every worker import it. Every
 opening of a file below it takes `--delay` seconds longer, in whatever Python process: a `sitecustomize` in PYTHONPATH
 puts the delay there, and counts. Four ways: as it is; with HPCRAY_PRELOAD; with --broadcast-env; with both.
+
+Then the row "join": a job of one node is opened for further ones, and nodes join it, one after the other. Seconds from
+the start of a node's process until it is in the job's tables; and how long the job's raylet was silent meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +83,19 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="workers of each node (default 4)")
     parser.add_argument("--modules", type=int, default=300, help="modules of the package (default 300)")
     parser.add_argument("--delay", type=float, default=0.002, help="seconds per opening of a file (default 0.002)")
+    parser.add_argument("--only", choices=["packages", "join"], help="only this part")
+    parser.add_argument("--joins", type=int, default=5, help="nodes that join (default 5)")
     parser.add_argument("--json", help="write the rows to this file")
     given = parser.parse_args()
+    rows = packages(given) if given.only != "join" else []
+    if given.only != "packages":
+        rows.append(join(given.joins))
+    if given.json:
+        Path(given.json).write_text(json.dumps(rows, indent=1))
+
+
+def packages(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows about packages, printed as a table."""
     with tempfile.TemporaryDirectory(prefix="hcs-", dir="/tmp") as directory:
         shared = make_package(Path(directory), given.modules)
         rows = [
@@ -93,8 +112,62 @@ def main() -> None:
         ours = [reads.get(name, 0) for name in ("hpcray-worker", "hpcray-template", "hpcray-raylet")]
         counts = [sum(reads.values()), *ours, sum(reads.values()) - sum(ours)]
         print(f"{row['name']:24}" + "".join(f"{count:>14}" for count in counts) + f"{row['seconds']:>14.1f}")
-    if given.json:
-        Path(given.json).write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+def join(count: int) -> dict[str, Any]:
+    """The row "join", printed."""
+    import hpcray as ray
+    from hpcray.platform.private_file import write_private_file
+    from hpcray.runtime.core_worker.core_worker import need_process
+    from hpcray.runtime.node.join_token import request_join_token
+
+    with tempfile.TemporaryDirectory(prefix="hcs-", dir="/tmp") as directory, ray.init("local", num_cpus=1):
+        token = os.path.join(directory, "token")
+        silences = [0.0]
+        with _silence_noted(silences):
+            started = time.perf_counter()
+            write_private_file(token, request_join_token(need_process().session_dir))
+            opened = time.perf_counter() - started
+            took = []
+            for _ in range(count):
+                there = len(ray.nodes())
+                started = time.perf_counter()
+                line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", token]
+                subprocess.Popen(line, stderr=subprocess.DEVNULL)
+                while len(ray.nodes()) <= there:
+                    time.sleep(0.005)
+                took.append(time.perf_counter() - started)
+    row = {"name": "join", "seconds": statistics.median(took), "all": took, "opening": opened, "silence": max(silences)}
+    print(
+        f"join: {row['seconds']:.2f} s (of {count}: {min(took):.2f} to {max(took):.2f}), opening of the job "
+        f"{opened:.2f} s, longest silence of its raylet {max(silences):.3f} s, load {os.getloadavg()[0]:.1f}"
+    )
+    return row
+
+
+@contextlib.contextmanager
+def _silence_noted(found: list[float]) -> Iterator[None]:
+    """Note the longest answers of the raylet of this process, which is the head, to a question."""
+    from hpcray.protocol.messages import GcsCall
+    from hpcray.runtime.core_worker.core_worker import need_process
+    from hpcray.runtime.node.join_token import REQUEST, ask_head
+
+    place, over = need_process().session_dir, threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.01):
+            asked = time.perf_counter()
+            ask_head(place, GcsCall(REQUEST, "nodes", b"\x90"), 30.0)
+            found.append(time.perf_counter() - asked)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def make_package(directory: Path, modules: int) -> Path:

@@ -26,7 +26,7 @@ from hpcray.cli.option_types import version_option
 from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
-from hpcray.jobs.driver_here import driver_here
+from hpcray.jobs.client_mode import client_mode_command
 from hpcray.jobs.submission import check_request, choose_executor
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -164,7 +164,7 @@ def submit(
                 script, options["nodes"], options["gpus_per_node"], options["cpus_per_node"], options["mem"], limit,
                 options["partition"], False, dict(map(_pair, variables)), sbatch,
             )  # fmt: skip
-            line, environ = driver_here(words, request, choose_executor(options["executor"]))
+            line, environ = client_mode_command(words, request, choose_executor(options["executor"]))
             sys.stdout.flush()
             os.execve(line[0], line, environ)
         job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)

@@ -12,8 +12,8 @@ from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
-from hpcray.runtime.node.further_node import node_command
 from hpcray.runtime.node.join_token import request_join_token
+from hpcray.runtime.node.node_command import node_command
 
 _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
 

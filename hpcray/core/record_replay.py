@@ -23,6 +23,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.ids import node_of, show_proc
 from hpcray.common.keyed_hash import blake2b
+from hpcray.core.core_worker.kept_copies import KeptCopies
 from hpcray.core.core_worker.lineage import Lineage, Replication
 from hpcray.core.core_worker.object_pins import NeighborStores, ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
@@ -85,7 +86,7 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "pool": (WorkerPool, "new_number"),
     },
-    "head": {"": (Gcs, "cluster_up node_joined handle node_died process_died set_draining set_time_left tick")},
+    "head": {"": (Gcs, "cluster_up nodes_joined handle node_died process_died set_draining set_time_left tick")},
     "store": {
         "": (
             ObjectStore,
@@ -98,7 +99,7 @@ _INPUTS: dict[str, _Parts] = {
             ObjectTable,
             "create put_inline put_stored put_in_place abandon bury discard unmap when_freed cancel_when_freed "
             "set_inline set_stored set_locations hint_locations may_be_left_at wait_ready wait_local remove_waiter "
-            "fail_all on_opened on_disk on_store_error on_object_get on_object_ready process_died",
+            "fail_all on_opened on_disk on_store_error on_replica on_object_get on_object_ready process_died",
         ),
         "refs": (
             ReferenceCounter,
@@ -114,8 +115,9 @@ _INPUTS: dict[str, _Parts] = {
         "recovery": (
             ObjectRecovery,
             "remake_with on_object_lost neighbor_lost settle_lost keep_task recount_args mark_node_dead node_died "
-            "replicate on_replica on_add_location",
+            "replicate on_add_location",
         ),
+        "copies": (KeptCopies, "keep written node_left found node_died"),
         "lineage": (Lineage, "run_begun expect run_made take_expected run_ended trim"),
         "replicas": (Replication, "take_failure"),
     },

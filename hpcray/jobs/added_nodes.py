@@ -19,8 +19,8 @@ from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
-from hpcray.runtime.node.further_node import batch_script, node_command
 from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
+from hpcray.runtime.node.node_command import batch_script, node_command
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0

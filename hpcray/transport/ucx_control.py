@@ -25,8 +25,9 @@ from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost
 from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
-_FRAME = 3 << 60
-_HANDSHAKE = 4 << 60
+_FRAME = 6 << 60
+_HANDSHAKE = 7 << 60
+_EITHER = 0xE << 60  # the bits that both have in common
 _LABEL_MASK = (1 << 60) - 1
 _NOBODY = 0xFFFF
 _HEADER = struct.Struct("<QQ16s")
@@ -45,7 +46,7 @@ class _Link:
     """The frames to and from one peer."""
 
     __slots__ = (
-        "arriving", "key_from", "key_to", "received", "retained", "send_label", "sent", "to_resend", "unacknowledged",
+        "arriving", "key_from", "key_to", "received", "retained", "send_label", "sent", "unacknowledged",
         "unacknowledged_bytes",
     )  # fmt: skip
 
@@ -59,7 +60,6 @@ class _Link:
         self.unacknowledged_bytes = 0
         self.retained: deque[tuple[int, bytes]] = deque()
         self.arriving: deque[tuple[Any, Any]] = deque()
-        self.to_resend = False
 
 
 class UcxControl:
@@ -84,14 +84,14 @@ class UcxControl:
         self._engine = engine
         self._key_of = key_of
         lib = engine.lib
-        self._frames = lib.UCXXTag(_FRAME)
-        self._any_handshake = lib.UCXXTag(_HANDSHAKE)
-        self._class_mask = lib.UCXXTagMask(_CLASS)
+        self._ours = lib.UCXXTag(_FRAME & _EITHER)
+        self._either = lib.UCXXTagMask(_EITHER)
         self._handshake_label = engine.label(_NOBODY, _NOBODY, 0)
         self._links: dict[int, _Link] = {}
         self._sources: dict[int, int] = {}  # by label
         self._labelled = 0  # nodes that have a label
         self._landing: set[int] = set()
+        self._to_resend: set[int] = set()  # nodes whose link broke
         self._flights: deque[tuple[Any, Any]] = deque()  # sends under way, and their buffers
         self._discards: list[tuple[Any, Any]] = []
         self._handshakes_arriving: deque[tuple[Any, bytearray, Any]] = deque()
@@ -106,7 +106,7 @@ class UcxControl:
         def on_link_broken(node: int, link: int, why: str) -> None:
             broken(node, link, why)
             if node in self._links:
-                self._links[node].to_resend = True
+                self._to_resend.add(node)
 
         engine.on_link_broken = on_link_broken
         if rank != _NOBODY:
@@ -143,7 +143,7 @@ class UcxControl:
         link = self._link(dest)
         link.sent += 1
         link.retained.append((link.sent, data))
-        if not link.to_resend:
+        if dest not in self._to_resend:
             self._post(dest, link, link.sent, data)
         self._backoff.touch()
 
@@ -158,9 +158,9 @@ class UcxControl:
             self._land()
         if self._flights or self._discards or self._handshake_sends:
             self._reap()
-        for node, link in list(self._links.items()):
-            if link.to_resend:
-                self._resend(node, link)
+        if self._to_resend:
+            for node in sorted(self._to_resend):
+                self._resend(node, self._links[node])
         arrived, self._arrived = self._arrived, []
         if arrived:
             self._backoff.touch()
@@ -194,20 +194,16 @@ class UcxControl:
 
     def waiting(self) -> bool:
         """Return True if something has come that `poll` would take."""
-        worker, mask = self._engine.worker, self._class_mask
         if self._arrived or any(self._links[node].arriving[0][0].completed for node in self._landing):
             return True
         if self._handshakes_arriving and self._handshakes_arriving[0][0].completed:
             return True
-        return bool(
-            worker.tag_probe(self._frames, mask, False).matched
-            or worker.tag_probe(self._any_handshake, mask, False).matched
-        )
+        return bool(self._engine.worker.tag_probe(self._ours, self._either, False).matched)
 
     def patience(self) -> float:
         if self._arrived:
             return 0.0
-        if self._flights or self._landing or any(link.to_resend for link in self._links.values()):
+        if self._flights or self._landing or self._to_resend:
             return self._backoff.delay()
         return 0.0 if self._backoff.lively() else FOREVER
 
@@ -218,6 +214,7 @@ class UcxControl:
         self._dead.setdefault(rank, why)
         self._links.pop(rank, None)
         self._landing.discard(rank)
+        self._to_resend.discard(rank)
 
     def close(self, abort: bool = False) -> None:
         """The engine is closed by the data plane, after the last frames have left."""
@@ -259,7 +256,7 @@ class UcxControl:
         try:
             request = engine.endpoint(dest).tag_send(buffer, engine.lib.UCXXTag(_FRAME | link.send_label))
         except Exception:
-            link.to_resend = True
+            self._to_resend.add(dest)
             return
         if not request.completed:
             self._flights.append((request, buffer))
@@ -269,16 +266,18 @@ class UcxControl:
             self._engine.endpoint(node)
         except Exception:
             return  # `failed` makes a new one, or gives the peer up
-        link.to_resend = False
+        self._to_resend.discard(node)
         for number, data in list(link.retained):
             self._post(node, link, number, data)
-            if link.to_resend:
+            if node in self._to_resend:
                 return
 
     def _next(self) -> bool:
         worker = self._engine.worker
-        found = worker.tag_probe(self._frames, self._class_mask, True)
-        if found.matched:
+        found = worker.tag_probe(self._ours, self._either, True)
+        if not found.matched:
+            return False
+        if found.sender_tag.value & _CLASS == _FRAME:
             source = self._sources.get(found.sender_tag.value & _LABEL_MASK, _NOBODY)
             known = source != _NOBODY and source not in self._dead
             if not known or not _HEADER.size <= found.length <= _LONGEST + _HEADER.size:
@@ -290,9 +289,6 @@ class UcxControl:
             link.arriving.append((request, buffer))
             self._landing.add(source)
             return True
-        found = worker.tag_probe(self._any_handshake, self._class_mask, True)
-        if not found.matched:
-            return False
         known = found.sender_tag.value & _LABEL_MASK == self._handshake_label
         if not known or found.length > _LONGEST_MESSAGE or len(self._handshakes_arriving) >= _PER_POLL:
             self._discard(found)

@@ -102,7 +102,7 @@ def load() -> Any:
     Raises:
         TransportError: ucxx or the UCX library is not there, or does not load.
     """
-    if is_loaded():
+    if _LIBUCXX in sys.modules:
         return sys.modules[_LIBUCXX]
     with _environment_untouched():
         try:
@@ -113,11 +113,6 @@ def load() -> Any:
                 return importlib.import_module(_LIBUCXX)
         except Exception as error:
             raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
-
-
-def is_loaded() -> bool:
-    """Return True if `load` takes no time."""
-    return _LIBUCXX in sys.modules
 
 
 class UcxEngine:

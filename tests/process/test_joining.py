@@ -104,6 +104,56 @@ def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(token: 
             assert ray.get(counter.up.remote(), timeout=30) == 1, "restarted on the next node"
 
 
+@ray.remote(resources={"extra": 1}, num_cpus=0)
+class Owner:
+    """Owns what it returns refs to."""
+
+    def make(self) -> list[Any]:
+        inner = [ray.put("inside"), ray.put(np.full(SIZE, 2))]
+        return [ray.put(np.full(SIZE, 1)), ray.put("small"), ray.put(inner), ray.put([*inner, np.zeros(SIZE)])]
+
+    def sum_later(self, ref: Any) -> Any:
+        return [total_of.remote(ref, 1.0)]
+
+
+@ray.remote(num_cpus=0)
+def total_of(array: Any, seconds: float = 0.0) -> int:
+    time.sleep(seconds)
+    return int(array.sum())
+
+
+@ray.remote(num_cpus=0)
+def read(refs: list[Any]) -> Any:
+    large, small, inner, mixed = refs
+    values = [ray.get(large).sum(), ray.get(small), ray.get(ray.get(inner)[0]), ray.get(ray.get(mixed)[1]).sum()]
+    return [*values[:3], int(values[3])]
+
+
+def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -> None:
+    with joined(token) as process:
+        owner = Owner.remote()
+        refs = ray.get(owner.make.remote(), timeout=30)
+        (total,) = ray.get(owner.sum_later.remote(refs[0]), timeout=30)
+        began = time.monotonic()
+        process.terminate()
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 15, "it does not wait until the refs are gone"
+        until(lambda: alive() == 1)
+        expected = [SIZE, "small", "inside", 2 * SIZE]
+        assert ray.get(read.remote(refs), timeout=30) == expected, "passed on after its owner has gone"
+        assert ray.get(total_of.remote(refs[0]), timeout=30) == SIZE
+        assert ray.get(refs[0], timeout=30).sum() == SIZE and ray.get(refs[1], timeout=30) == "small"
+        assert ray.get(total, timeout=30) == SIZE, "its owner waited until it was made"
+        del refs, total
+        until(lambda: not ray.cluster_resources().get("extra"))
+        until(lambda: store_is_empty(), 20)
+
+
+def store_is_empty() -> bool:
+    """Whether the stores hold nothing: what is kept for refs goes with them."""
+    return not any(row.get("objects") for row in need_process().diagnostics.list_stores(0, 10.0))
+
+
 @pytest.mark.slow
 def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(token: Path) -> None:
     with joined(token) as process, joined(token):

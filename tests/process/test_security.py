@@ -365,7 +365,7 @@ data.connect(0, address, True)
 data.send(0, 7, 0, 100_000)
 engine.ring(0, 1000)
 if secret != bytes(32):
-    for tag in (7, 1 << 32 | 7, 2 << 60 | 1 << 32 | 7, 1 << 60, 3 << 60):
+    for tag in (7, 1 << 32 | 7, 2 << 60 | 1 << 32 | 7, 1 << 60, 6 << 60, 7 << 60):
         engine.endpoint(0).tag_send(engine.array(arena), engine.lib.UCXXTag(tag))
 end = time.monotonic() + 60
 while not data.progress() and time.monotonic() < end:

@@ -357,7 +357,7 @@ class Process:
         elif type(msg) in FROM:
             FROM[type(msg)](table)(src, msg)
         elif type(msg) is m.ReplicaPinned:
-            table.recovery.on_replica(msg.id, node_of(src), msg.reason)
+            table.on_replica(msg.id, node_of(src), msg.reason)
         elif type(msg) in (m.Opened, m.StoreError) and src != self.raylet:
             self.visiting.on_answer(node_of(src), msg)
         else:

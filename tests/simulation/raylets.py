@@ -52,7 +52,7 @@ class SimControl:
 
     def send(self, dest: int, data: bytes) -> None:
         world, me = self._world, self.rank
-        cut = frozenset((me, dest)) in world.cut
+        cut = bool(world.cut) and frozenset((me, dest)) in world.cut
         if dest in self.forgotten or (world.nodes[dest].ended and not cut):
             raise PeerLost(dest, self.forgotten.get(dest, "connection reset"))
         world.net.send(raylet_of(me), raylet_of(dest), lambda: world.arrive(me, dest, data))
@@ -260,6 +260,8 @@ class SimNode:
             self.wake(self.paused_until)
             return
         self.loop.turn(now)
+        if HEAD in self.router.mine:
+            self.world.have_led.add(self)
         self.raylet.lease_manager.check_invariants()
         following = self.loop.next_at()
         if following is not None and not self.ended:
@@ -342,6 +344,7 @@ class World:
         cut: pairs of nodes that cannot reach each other now.
         lossy: for each node, whether it loses what a dead one had sent and it has not read yet.
         said: what raylets told people: when, which, what.
+        have_led: the nodes that have been the head.
     """
 
     def __init__(
@@ -357,6 +360,7 @@ class World:
         self._check_every = check_every
         self._held_back: list[tuple[int, int, bytes]] = []
         self.nodes: list[SimNode] = []
+        self.have_led: set[SimNode] = set()
         self._config = config or Config(prestart=0)
         for rank in range(size):
             self.nodes.append(SimNode(self, rank, self._config))
@@ -378,7 +382,7 @@ class World:
     def arrive(self, src: int, dest: int, data: bytes) -> None:
         if self.nodes[src].ended and self.lossy[dest]:
             return
-        if frozenset((src, dest)) in self.cut:
+        if self.cut and frozenset((src, dest)) in self.cut:
             self._held_back.append((src, dest, data))
         elif not self.nodes[dest].ended:
             self.nodes[dest].control.inbox.append((src, data))
@@ -397,7 +401,7 @@ class World:
     def check(self) -> None:
         """At every moment: nobody obeys an older head than it has obeyed, and no two lead in one term."""
         leaders = [
-            node for node in self.nodes if not node.ended and not node.leaving.begun and HEAD in node.router.mine
+            node for node in self.have_led if not node.ended and not node.leaving.begun and HEAD in node.router.mine
         ]
         terms = [node.raylet.head_location.epoch for node in leaders]
         assert len(terms) == len(set(terms)), (self.net.now, [node.rank for node in leaders])

@@ -9,6 +9,7 @@ import pytest
 from ownership_world import World
 
 from hpcray.core import record_replay
+from hpcray.core.core_worker.kept_copies import KeptCopies
 from hpcray.core.core_worker.lineage import Lineage, Replication
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
@@ -68,13 +69,14 @@ def test_a_replay_of_an_object_table_with_neighbors_makes_the_same_decisions() -
 
 PARTS: dict[str, type] = {
     "": ObjectTable, "refs.": ReferenceCounter, "pins.": ObjectPins, "recovery.": ObjectRecovery, "lineage.": Lineage,
-    "replicas.": Replication,
+    "replicas.": Replication, "copies.": KeptCopies,
 }  # fmt: skip
 QUESTIONS = {
-    "known_locations", "refs.borrowers_on", "pins.requested_node", "pins.awaits", "recovery.is_unsure",
-    "recovery.processes_of", "recovery.all_contained", "lineage.why_not",
+    "known_locations", "refs.borrowers_on", "refs.lent_beyond", "pins.requested_node", "pins.awaits",
+    "recovery.is_unsure", "recovery.processes_of", "recovery.all_contained", "lineage.why_not",
 }  # fmt: skip
 INSIDE = {
+    "recovery.on_replica", "copies.answered", "copies.entry_dropped", "copies.seek", "copies.hold",
     "refs.register", "refs.end_borrow", "refs.add_borrower", "pins.open", "pins.open_here", "pins.unmet", "pins.opened",
     "pins.give_back", "pins.map_block", "pins.answered", "pins.lent", "pins.end_write", "pins.view_died",
     "pins.entry_gone", "pins.node_died", "refs.process_died", "recovery.process_died", "recovery.not_found",

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from raylets import SimNode, World
+from simnet import MOST_EVENTS
 from test_sim_head_failover import Client, check, check_leaders, work
 
 from hpcray.core.gcs.node_manager import ALIVE, DEAD
@@ -14,6 +15,7 @@ from hpcray.core.gcs.node_manager import ALIVE, DEAD
 def come_and_go(worlds: int, ranks: int, most_alive: int, seed: int, check_every: int = 10) -> World:
     """One world after the other joins; when there are too many, one goes. The program is on node 0, as is the head."""
     world = World(1, 0, seed, check_every=check_every)
+    world.net.most_events = max(MOST_EVENTS, 10_000 * most_alive)
     world.run(0.5)
     client, rng = Client(world.nodes[0]), random.Random(seed)
     there: list[list[SimNode]] = []

@@ -13,7 +13,7 @@ from raylet_kit import CPU1, Node
 
 from hpcray.common.ids import HEAD, make_proc, raylet_of
 from hpcray.core.effects import Send
-from hpcray.core.gcs.departures import DepartureManager, LeavingChanged, NodeLeft
+from hpcray.core.gcs.departures import MOST_TARGETS, DepartureManager, LeavingChanged, NodeLeft
 from hpcray.protocol import messages as m
 
 ASKER = make_proc(0, 3)
@@ -33,8 +33,8 @@ def test_a_node_ends_its_tasks_then_its_objects_go_then_it_is_gone() -> None:
     outcomes = head.request(0.0, 2, "it was removed", 10.0, (ASKER, 7))
     assert sent(outcomes, m.Leave) == [raylet_of(2)] and LeavingChanged({2: 10.0}) in outcomes
     outcomes = head.finished(2, [0, 1, 2])
-    assert sent(outcomes, m.Evacuate) == [raylet_of(0), raylet_of(1)]
-    assert head.evacuated(0, 2) == []
+    assert sent(outcomes, m.Evacuate) == [raylet_of(0), raylet_of(1), raylet_of(2)]
+    assert head.evacuated(0, 2) == [] == head.evacuated(2, 2)
     assert head.evacuated(1, 2) == [NodeLeft(2, "it was removed")]
     outcomes = head.node_died(2)
     assert sent(outcomes, m.GcsReply) == [ASKER] and LeavingChanged({}) in outcomes
@@ -44,7 +44,7 @@ def test_what_is_not_done_in_time_is_not_waited_for() -> None:
     head = DepartureManager()
     head.request(0.0, 2, "SIGTERM", 10.0)
     assert head.tick(4.9, [0, 2]) == []
-    assert sent(head.tick(5.0, [0, 2]), m.Evacuate) == [raylet_of(0)], "half of the time is for the objects"
+    assert sent(head.tick(5.0, [0, 2]), m.Evacuate) == [raylet_of(0), raylet_of(2)], "half of it is for objects"
     assert head.tick(9.9, [0, 2]) == []
     assert head.tick(10.0, [0, 2]) == [NodeLeft(2, "SIGTERM")]
 
@@ -53,7 +53,7 @@ def test_objects_do_not_go_to_nodes_that_leave_too() -> None:
     head = DepartureManager()
     head.request(0.0, 1, "", 10.0)
     head.request(0.0, 2, "", 10.0)
-    (first, _) = [e.msg for e in head.finished(2, [0, 1, 2]) if isinstance(e, Send)]
+    first, *_ = [e.msg for e in head.finished(2, [0, 1, 2]) if isinstance(e, Send)]
     assert isinstance(first, m.Evacuate) and first.targets == [0]
 
 
@@ -62,7 +62,17 @@ def test_nobody_waits_for_a_node_that_dies() -> None:
     head.request(0.0, 2, "", 10.0)
     head.finished(2, [0, 1, 2])
     head.evacuated(0, 2)
+    head.evacuated(2, 2)
     assert NodeLeft(2, "") in head.node_died(1)
+
+
+def test_in_a_large_job_each_node_chooses_among_a_few() -> None:
+    """What a departure costs grows with the number of nodes, not with its square."""
+    head, living = DepartureManager(), list(range(1000))
+    head.request(0.0, 7, "", 10.0)
+    targets = [e.msg.targets for e in head.finished(7, living) if isinstance(e, Send) and isinstance(e.msg, m.Evacuate)]
+    assert len(targets) == 1000 and {len(some) for some in targets} == {MOST_TARGETS}
+    assert {node for some in targets for node in some} == set(living) - {7}
 
 
 def test_the_last_node_that_could_take_objects_is_gone() -> None:

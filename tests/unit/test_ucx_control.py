@@ -12,7 +12,7 @@ import pytest
 
 from hpcray.core.gcs.handshake import link_key
 from hpcray.transport.base import PeerLost, TransportError
-from hpcray.transport.ucx_control import UcxControl
+from hpcray.transport.ucx_control import _FRAME, UcxControl
 from hpcray.transport.ucx_data import UcxData
 from hpcray.transport.ucx_engine import UcxEngine, load
 
@@ -99,7 +99,7 @@ def test_strangers_are_not_heard_and_cost_no_memory(sides: list[Side], count: in
     stranger = Side(0, b"x" * 32)
     endpoint = stranger.engine.visit(other.engine.address(), False)
     lib = stranger.engine.lib
-    right, wrong = 3 << 60 | one.engine.label(0, 1, 0), 3 << 60 | 12345
+    right, wrong = _FRAME | one.engine.label(0, 1, 0), _FRAME | 12345
     kept: deque[tuple[Any, Any]] = deque(maxlen=5_000)
     rng, resident = random.Random(count), 0
     for number in range(count):

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import node_of, raylet_of
+from hpcray.common.labels import TIME_LEFT, lasting
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
 from hpcray.core.core_worker.task import LeasedWorker, PendingTask, Push, SchedulingClass, Send
 from hpcray.protocol.messages import ArgRef, LeaseGranted, Prefetch, RequestLeases, ReturnLease, ReturnTasks, Shape
@@ -31,6 +32,10 @@ OVERHEAD_US = 20.0
 """Microseconds added to the expected run time of each task sent."""
 STALL_TIMEOUT = 0.02
 """Seconds without an answer before unstarted tasks are taken back, at least."""
+LONG_US = 30_000_000.0
+"""Microseconds of mean run time from which on it matters how long a node stays."""
+DURATION_MARGIN = 1.2
+"""A node is to stay for so many times the mean run time."""
 WORKERS_TRIED = 8
 """Workers of the rotation that are tried for a short task."""
 
@@ -64,6 +69,7 @@ class LeaseManager:
         self._idle_timeout = idle_timeout
         self._refusal: Callable[[SchedulingClass], Refuse | None] = lambda scheduling_class: None
         self._by_function: dict[SchedulingClass, dict[bytes, SchedulingClass]] = {}
+        self._expects = False
 
     def use_prefetcher(self, prefetcher: ArgumentPrefetcher) -> None:
         """The job has several nodes from now on."""
@@ -287,6 +293,25 @@ class LeaseManager:
             self._ask(scheduling_class, force=True)
         for task in others:
             self.submit(task, scheduling_class)
+
+    # ------------------------------------------------------------ nodes that come and go
+
+    def expect_durations(self) -> None:
+        """Have tasks that take long, as those of their function that have run show, placed on nodes that stay for so
+        long (`labels.lasting`). Only a job whose nodes come and go pays for that: this call replaces `submit`."""
+        if not self._expects:
+            self._expects = True
+            submit = self.submit
+            self.submit = lambda task, scheduling_class: submit(  # type: ignore[method-assign]
+                task, self._lasting_class(task, scheduling_class)
+            )
+
+    def _lasting_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
+        shape = scheduling_class.shape
+        if task.fn is None or task.fn.us < LONG_US or TIME_LEFT in shape.strategy:
+            return scheduling_class
+        strategy = lasting(shape.strategy, task.fn.us * DURATION_MARGIN / 1e6)
+        return self.scheduling_class(Shape(shape.resources, strategy, shape.env))
 
     # ------------------------------------------------------------ admission
 

@@ -11,7 +11,7 @@ TRANSITIONS: dict[int, frozenset[int]] = {
     STORED: frozenset(
         {PENDING, INLINE, LINEAGE_ONLY}
     ),  # made again or located again; lost or discarded; only lineage needs it
-    INLINE: frozenset({LINEAGE_ONLY}),  # the value held refs, and only lineage needs the object
+    INLINE: frozenset({LINEAGE_ONLY, STORED}),  # only lineage needs it, as it held refs; kept by a store
     LINEAGE_ONLY: frozenset({PENDING, INLINE}),  # made again; lost for good or discarded
 }
 """Object states: the states that may follow each state. A state may also be set again to itself.
@@ -56,8 +56,8 @@ class ObjectEntry:
     """One object as this process sees it.
 
     state: see `TRANSITIONS`. local: live refs in this process. borrowers: counts of other processes, kept by the owner
-    (see `ReferenceCounter`). contained: refs inside the value, held by the owner. nodes: locations of copies, the
-    primary first, as far as the owner knows; they outlive an error that replaced the value. task: the task that makes
+    (see `ReferenceCounter`). contained: refs inside the value, held by the owner (or by `KeptCopies`). nodes:
+    locations of copies, the primary first, as far as the owner knows; they outlive an error. task: the task that makes
     the object and would make it again, or the word why none would (see `lineage`), or None for an object that was put.
     owner_asked: an ObjectGet has been sent. left_at: nodes where attempts that died, or copies that could not be read,
     may have left a copy. site: where in the user's program the ref was created; set only by

@@ -299,10 +299,16 @@ class ObjectRecovery:
         if entry is not None and entry.local <= 0 and not entry.borrowers and entry.state != PENDING:
             self._maybe_free(oid, entry)
 
-    def process_died(self, proc: bytes, reason: str) -> None:
-        """Turn the objects that a dead process owned, and that we wait for, into errors."""
+    def process_died(self, proc: bytes, reason: str, sought: Callable[[bytes], bool] = lambda oid: False) -> None:
+        """Turn the objects that a dead process owned, and that we wait for, into errors.
+
+        Args:
+            sought: looks for an object elsewhere; returns False where there is no hope.
+        """
         if proc != self._me:
             for oid in [o for o, e in self._entries.items() if o[:8] == proc and e.state == PENDING]:
+                if sought(oid):
+                    continue
                 self.set_lost(oid, self._entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
 
     def mark_node_dead(self, node: int) -> bool:

@@ -8,6 +8,7 @@ parts share one dict of entries:
 - `pins` (`ObjectPins`) has what stores, ours and those of neighbors, hold for us.
 - `recovery` (`ObjectRecovery`) makes lost objects again; its `lineage` is the tasks that can run again.
 - `replicas` (`Replication`) are the copies that we hold on other nodes.
+- `copies` (`KeptCopies`) are those of borrowed objects whose owners have left.
 
 The public methods of the table and of its parts are the only way to change them; `core.record_replay` records them.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
+from hpcray.core.core_worker.kept_copies import KeptCopies
 from hpcray.core.core_worker.lineage import LOST, Replication
 from hpcray.core.core_worker.object_entry import (
     INLINE,
@@ -86,6 +88,10 @@ class ObjectTable:
         self.recovery = ObjectRecovery(
             me, self.entries, self.has_side_records, self.dead_nodes, self.refs, self.pins, self.replicas, send, lost,
             lineage_limit, self._ready, self._ask_owner, self.on_object_get, self._maybe_free,
+        )  # fmt: skip
+        self.copies = KeptCopies(
+            self._node, self.entries, self.dead_nodes, self.has_side_records, self.refs, self.pins, send,
+            self.set_locations, self.recovery.set_lost,
         )  # fmt: skip
         self.lineage = self.recovery.lineage
 
@@ -219,13 +225,15 @@ class ObjectTable:
             self.recovery.free_copies(oid, entry)
         else:
             with_records = oid in self.has_side_records
-            self.refs.end_borrow(oid)
+            if not with_records or oid not in self.copies.kept:
+                self.refs.end_borrow(oid)
         del self.entries[oid]
         if entry.mapping is not None or self.pins.refused or self.pins.files:
             self.pins.entry_gone(oid, entry.mapping)
         if with_records:
             self.replicas.object_gone(oid)
             self.recovery.entry_dropped(oid, entry)
+            self.copies.entry_dropped(oid)
             if oid in self.on_free:
                 self._freed(oid)
 
@@ -464,6 +472,13 @@ class ObjectTable:
         elif entry.state != INLINE and entry.mapping is None:
             self.recovery.set_lost(msg.id, entry, msg.reason, LOST)
 
+    def on_replica(self, oid: bytes, node: int, problem: str) -> None:
+        """A store has a copy that stays there for us, or cannot have one ("" when it has)."""
+        if oid[:8] == self.me:
+            self.recovery.on_replica(oid, node, problem)
+        elif node == self._node:
+            self.copies.answered(oid, problem)
+
     # ------------------------------------------------------------ owners and borrowers
 
     def on_object_get(self, src: bytes, oid: bytes) -> None:
@@ -500,7 +515,7 @@ class ObjectTable:
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its borrows end, the objects it owned are lost to us."""
         self.refs.process_died(proc)
-        self.recovery.process_died(proc, reason)
+        self.recovery.process_died(proc, reason, self.copies.seek)
 
     def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
         if entry.state == STORED:
@@ -522,6 +537,7 @@ class ObjectTable:
         self.pins.check_invariants()
         self.recovery.check_invariants()
         self.replicas.check_invariants()
+        self.copies.check_invariants()
 
     def _check_entry(self, oid: bytes, entry: ObjectEntry) -> None:
         facts = (oid.hex(), entry.state, entry.local, entry.borrowers, entry.nodes, entry.task)

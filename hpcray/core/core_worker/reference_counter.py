@@ -17,7 +17,7 @@ no reply can come any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from hpcray.common.ids import PROC_BYTES, node_of
 from hpcray.core.core_worker.object_entry import ObjectEntry
@@ -294,6 +294,16 @@ class ReferenceCounter:
             if not entry.borrowers:
                 self._lent.pop(oid, None)
             self._maybe_free(oid, entry)
+
+    def lent_beyond(self, nodes: Container[int]) -> dict[bytes, list[bytes]]:
+        """Objects of ours that are held for processes of other nodes than these, by process."""
+        found: dict[bytes, list[bytes]] = {}
+        for oid in self._lent:
+            for key in self._entries[oid].borrowers or ():
+                proc = key[-PROC_BYTES:]  # of a pledge: the taker
+                if node_of(proc) not in nodes:
+                    found.setdefault(proc, []).append(oid)
+        return found
 
     def borrowers_on(self, node: int) -> set[bytes]:
         """Processes of `node` that hold, or pledged, or were pledged, an object of ours."""

@@ -55,6 +55,8 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 10.0, 3600.0
 CANCELLED_PAUSE = 60.0
 """Seconds without a launch of a type after a user has cancelled one."""
 FAILURES_SHOWN = 10
+NAMES_SHOWN = 8
+"""Batch jobs that are named when the job ends."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -228,10 +230,15 @@ class Autoscaler:
                 self._set_state(now, instance, RAY_RUNNING)
 
     def stop(self, now: float) -> list[Action]:
-        """The job ends: launch nothing more, and cancel what waits in the queue."""
+        """The job ends: launch nothing more, and cancel what waits in the queue. Nodes that are in end with the job."""
         self._stopped = True
-        waiting = [one for one in self.instances.values() if one.state == QUEUED]
-        return self._terminate(now, waiting)
+        living = [one for one in self.instances.values() if one.state != TERMINATING and not one.over]
+        waiting = [one for one in living if one.state == QUEUED]
+        if not living:
+            return []
+        names = ", ".join(one.name for one in living[:NAMES_SHOWN]) + " …" * (len(living) > NAMES_SHOWN)
+        count = f"{len(living)} node{'s' * (len(living) > 1)}"
+        return [*self._terminate(now, waiting), Report(f"the job ends, and with it {count} that it has added: {names}")]
 
     # ------------------------------------------------------------ decisions
 

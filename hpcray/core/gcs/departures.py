@@ -1,5 +1,8 @@
 """Nodes that leave a running job in good order: first they get no more work, then their objects go elsewhere, then they
-are gone. What is not done by the deadline is made again elsewhere, as after a node's death."""
+are gone. What is not done by the deadline is made again elsewhere, as after a node's death.
+
+Objects go in two ways. Their owners on other nodes copy them; of those that processes of the leaving node own, each
+borrower has its own node keep a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ FINISHING, EVACUATING, GONE = "finishing", "evacuating", "gone"
 DEPARTURE_TRANSITIONS: dict[str, tuple[str, ...]] = {
     # It starts nothing new; its tasks end.
     FINISHING: (EVACUATING, GONE),
-    # The owners of its objects have them copied to other nodes.
+    # The owners of its objects have them copied to other nodes, and the borrowers of its processes keep copies.
     EVACUATING: (GONE,),
     # It is declared dead; it ends when it reads that.
     GONE: (),
@@ -23,14 +26,17 @@ DEPARTURE_TRANSITIONS: dict[str, tuple[str, ...]] = {
 """States of a node that leaves."""
 EVACUATION_SHARE = 0.5
 """Share of the time that is left for the objects when the tasks have ended, or must end."""
+MOST_TARGETS = 64
+"""Nodes among which the owners on one node choose for their objects. Those on another node choose among others."""
 
 
 @dataclass(slots=True, frozen=True)
 class NodeLeft:
-    """A node has nothing that the job needs: declare it dead."""
+    """A node has nothing that the job needs: declare it dead. kept_at: nodes that keep objects of its processes."""
 
     node: int
     reason: str
+    kept_at: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,6 +56,7 @@ class _Departure:
     evacuate_at: float
     state: str = FINISHING
     awaited: set[int] = field(default_factory=set)
+    kept_at: tuple[int, ...] = ()
     askers: list[tuple[bytes, int]] = field(default_factory=list)
 
 
@@ -84,13 +91,15 @@ class DepartureManager:
         return [Send(raylet_of(node), m.Leave(seconds)), LeavingChanged(self.leaving())]
 
     def finished(self, node: int, living: Iterable[int]) -> list[Effect | DepartureEvent]:
-        """A node that leaves has no task any more. living: all nodes that live, it included."""
+        """A node that leaves has no task any more. living: all nodes that are in and live, it included."""
         departure = self._leaving.get(node)
         return [] if departure is None or departure.state != FINISHING else self._evacuate(node, living)
 
-    def evacuated(self, sender: int, node: int) -> list[Effect | DepartureEvent]:
-        """No process of `sender` owns an object that only `node` has."""
+    def evacuated(self, sender: int, node: int, kept_at: Iterable[int] = ()) -> list[Effect | DepartureEvent]:
+        """No process of `sender` owns an object that only `node` has; or, of `node` itself, one that others need."""
         departure = self._leaving.get(node)
+        if departure is not None:
+            departure.kept_at = tuple(sorted({*departure.kept_at, *kept_at}))
         if departure is None or departure.state != EVACUATING:
             return []
         departure.awaited.discard(sender)
@@ -122,15 +131,17 @@ class DepartureManager:
         self._set_state(departure, EVACUATING)
         others = [other for other in living if other != node]
         targets = [other for other in others if other not in self._leaving]
-        departure.awaited = set(others)
         if not targets:
             return self._leave(node)
-        return [Send(raylet_of(other), m.Evacuate(node, targets)) for other in others]
+        departure.awaited = {*others, node}
+        return [
+            Send(raylet_of(one), m.Evacuate(node, _some(targets, place))) for place, one in enumerate([*others, node])
+        ]
 
     def _leave(self, node: int) -> list[Effect | DepartureEvent]:
         departure = self._leaving[node]
         self._set_state(departure, GONE)
-        return [NodeLeft(node, departure.reason)]
+        return [NodeLeft(node, departure.reason, departure.kept_at)]
 
     def _set_state(self, departure: _Departure, state: str) -> None:
         assert state in DEPARTURE_TRANSITIONS[departure.state], f"a node that leaves: {departure.state} -> {state}"
@@ -139,5 +150,14 @@ class DepartureManager:
     def check_invariants(self) -> None:
         """Check that every node that leaves waits for something."""
         for node, departure in self._leaving.items():
-            assert node not in departure.awaited and departure.evacuate_at <= departure.deadline
+            assert departure.evacuate_at <= departure.deadline
             assert departure.state != EVACUATING or departure.awaited, f"node {node} waits for no answer"
+
+
+def _some(targets: list[int], place: int) -> list[int]:
+    """At most `MOST_TARGETS` of the targets; for each place others, in turn."""
+    if len(targets) <= MOST_TARGETS:
+        return targets
+    begin = place * MOST_TARGETS % len(targets)
+    found = targets[begin : begin + MOST_TARGETS]
+    return found + targets[: MOST_TARGETS - len(found)]

@@ -143,15 +143,18 @@ class Gcs:
         self.place_waiting(now, out)
         return out
 
-    def node_joined(self, now: float, info: m.NodeInfo) -> list[Effect]:
-        """A node has joined the running job: place there what waits."""
-        self.queries.set_nodes([info])
-        self.resources.nodes_joined([info])
-        self._dirty_rows.add(rows.NODE, info.index.to_bytes(2, "big"))
-        out: list[Effect] = [Send(raylet_of(info.index), m.SetJob(self.job))] if self.job is not None else []
-        view = self._early_views.pop(info.index, None)
-        if view is not None:
-            self.resources.apply_view(view)
+    def nodes_joined(self, now: float, infos: list[m.NodeInfo]) -> list[Effect]:
+        """Nodes have joined the running job: place there what waits."""
+        self.queries.set_nodes(infos)
+        self.resources.nodes_joined(infos)
+        out: list[Effect] = []
+        for info in infos:
+            self._dirty_rows.add(rows.NODE, info.index.to_bytes(2, "big"))
+            if self.job is not None:
+                out.append(Send(raylet_of(info.index), m.SetJob(self.job)))
+            view = self._early_views.pop(info.index, None)
+            if view is not None:
+                self.resources.apply_view(view)
         out += self.scheduler.cluster_changed(now)
         self.place_waiting(now, out)
         return out
@@ -312,11 +315,11 @@ class RecoveringGcs:
             return []
         return self.gcs.handle(now, src, msg)
 
-    def node_joined(self, now: float, info: m.NodeInfo) -> list[Effect]:
-        """A node has joined the running job."""
+    def nodes_joined(self, now: float, infos: list[m.NodeInfo]) -> list[Effect]:
+        """Nodes have joined the running job."""
         if not self.awaited:
-            return self.gcs.node_joined(now, info)
-        self._deferred.append((lambda now, info, _: self.gcs.node_joined(now, info), (info, None)))
+            return self.gcs.nodes_joined(now, infos)
+        self._deferred.append((lambda now, infos, _: self.gcs.nodes_joined(now, infos), (infos, None)))
         return []
 
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:

@@ -198,7 +198,7 @@ NODE_TRANSITIONS: dict[str, tuple[str, ...]] = {
     # Its RegisterNode has come; it does not have the node table yet, or has not connected. Where the job runs already:
     # nor have all others connected to it.
     JOINED: (ALIVE, STOPPED_NODE, DEAD),
-    # It has connected, and heartbeats are expected of it.
+    # It has connected, and so have all others to it.
     ALIVE: (STOPPED_NODE, DEAD),
     # It has ended its processes in good order.
     STOPPED_NODE: (),
@@ -229,10 +229,10 @@ class ClusterUp:
 
 
 @dataclass(slots=True, frozen=True)
-class NodeAdded:
-    """A node has joined the running job, and all others know it: call `Gcs.node_joined`."""
+class NodesAdded:
+    """Nodes have joined the running job, and all others know them: call `Gcs.nodes_joined`."""
 
-    info: m.NodeInfo
+    infos: list[m.NodeInfo]
 
 
 @dataclass(slots=True, frozen=True)
@@ -247,11 +247,13 @@ class NodeLost:
     """A node died: call `Gcs.node_died`, and the raylet core's on the head's node (the others get NodeDied).
 
     Send NodeDied to the node itself, too: it may be alive behind a cut link, and has to end. epoch: of this death.
+    kept_at: see NodeDied.
     """
 
     node: int
     reason: str
     epoch: int
+    kept_at: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -269,13 +271,37 @@ class MajorityLost:
     silent: int
 
 
-NodeEvent = Union[AllIn, ClusterUp, NodeAdded, StartFailed, NodeLost, AllStopped, MajorityLost]
+NodeEvent = Union[AllIn, ClusterUp, NodesAdded, StartFailed, NodeLost, AllStopped, MajorityLost]
 Outcome = Union[Effect, NodeEvent]
 
 HANDLES: tuple[type, ...] = (
     m.RegisterNode, m.NodeReady, m.NodeStopped, m.Heartbeat, m.PeerFailed, m.NodeAcquainted,
 )  # fmt: skip
 """Message types for `NodeManager.handle`; the head's own raylet sends the first three, and the last, to itself."""
+
+
+@dataclass(slots=True, eq=False)
+class _Introduction:
+    """Nodes that join the running job together.
+
+    Attributes:
+        nodes: those of them that live.
+        others: earlier nodes that have not connected to them yet.
+        connecting: those of `nodes` that have not connected to all nodes of their table yet.
+    """
+
+    nodes: set[int]
+    others: set[int]
+    connecting: set[int]
+
+    def over(self) -> bool:
+        """Return True if no node is awaited, or none is left that waits."""
+        return not self.nodes or not (self.others or self.connecting)
+
+    def forget(self, node: int) -> None:
+        """The node is dead."""
+        for some in (self.nodes, self.others, self.connecting):
+            some.discard(node)
 
 
 class NodeManager:
@@ -321,10 +347,12 @@ class NodeManager:
         self._ready: set[int] = set()
         self._stopped: set[int] = set()
         self._admitted: dict[int, float] = {}  # numbers of nodes that have not registered; when they were given
-        self._strangers: dict[int, set[int]] = {}  # by node that joins: those who have not connected to it yet
+        self._newcomers: list[int] = []  # have registered; no other node has been told of them
+        self._introductions: list[_Introduction] = []
         self._tracker = HeartbeatTracker(config.heartbeat_interval, config.node_timeout)
         self._arbiter = AccusationArbiter(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
+        self._kept_at: dict[int, tuple[int, ...]] = {}
 
     def set_settled(self, settled: Callable[[int], int]) -> None:
         """How many messages of a node to the head the head's successor would know of; heartbeats carry that."""
@@ -364,7 +392,7 @@ class NodeManager:
 
     def ready(self) -> list[m.NodeInfo]:
         """Living nodes that are connected to all others, in order."""
-        return [self._infos[node] for node in self.alive() if node in self._ready and node not in self._strangers]
+        return [self._infos[node] for node in self.alive() if node in self._ready]
 
     def announce_standby(self, standby: int) -> list[Outcome]:
         """This node succeeds the head from now on: send all nodes a heartbeat that says so."""
@@ -411,6 +439,12 @@ class NodeManager:
         """A message arrived from this node: it lives."""
         self._tracker.heard(now, node)
 
+    def node_left(self, now: float, node: int, reason: str, kept_at: Sequence[int]) -> list[Outcome]:
+        """A node has left in good order. kept_at: nodes that keep objects which its processes own."""
+        if kept_at:
+            self._kept_at[node] = tuple(kept_at)
+        return self.node_failed(now, node, reason)
+
     def node_failed(self, now: float, node: int, reason: str) -> list[Outcome]:
         """The transport or the tracker found the node gone: declare it dead, and notify all living nodes."""
         if node in self.dead or node in self._stopped or self.state in (STOPPED, FAILED):
@@ -426,14 +460,15 @@ class NodeManager:
         self.dead[node] = reason
         self._tracker.forget(node)
         self._arbiter.forget(node)
-        self._strangers.pop(node, None)
-        epoch = len(self.dead)
-        out: list[Outcome] = [Send(raylet_of(n), m.NodeDied(node, reason, epoch)) for n in self.alive() if n != self.me]
-        out.append(NodeLost(node, reason, epoch))
-        for newcomer, strangers in list(self._strangers.items()):
-            strangers.discard(node)
-            out += self._check_acquainted(newcomer)
-        return out + self._check_stopped(now)
+        epoch, kept_at = len(self.dead), self._kept_at.get(node, ())
+        died = m.NodeDied(node, reason, epoch, list(kept_at))
+        out: list[Outcome] = [Send(raylet_of(n), died) for n in self.alive() if n != self.me]
+        out.append(NodeLost(node, reason, epoch, kept_at))
+        if node in self._newcomers:
+            self._newcomers.remove(node)
+        for introduction in self._introductions:
+            introduction.forget(node)
+        return out + self._go_on_introducing() + self._check_stopped(now)
 
     def allow(self, seconds: float) -> None:
         """Give the nodes so many more seconds to stop: they have much to clean up."""
@@ -496,43 +531,63 @@ class NodeManager:
         return out
 
     def _join(self, now: float, info: m.NodeInfo) -> list[Outcome]:
-        """A node that was admitted has registered: all nodes connect to it, and it to all of them."""
-        node = info.index
-        if self._admitted.pop(node, None) is None:
+        """A node that was admitted has registered: all nodes connect to it, and it to all of them.
+
+        Nodes that register while others still connect to earlier ones are introduced together afterwards: a world
+        costs every node a few messages, however many ranks it has.
+        """
+        if self._admitted.pop(info.index, None) is None:
             return []
-        others = self.alive()
-        self._infos[node] = info
-        self._tracker.expect(now, node)
-        self._strangers[node] = {node, *others}
-        table = m.NodeTable(self.session, [self._infos[other] for other in self.alive()], self.run)
-        out: list[Outcome] = [Send(raylet_of(other), m.NodeJoined(info)) for other in others]
-        out.append(Send(raylet_of(node), table))
-        deaths = enumerate(self.dead.items(), 1)
-        return out + [Send(raylet_of(node), m.NodeDied(dead, reason, epoch)) for epoch, (dead, reason) in deaths]
+        self._infos[info.index] = info
+        self._tracker.expect(now, info.index)
+        self._newcomers.append(info.index)
+        return self._go_on_introducing()
 
     def _acquainted(self, now: float, node: int, msg: m.NodeAcquainted) -> list[Outcome]:
-        if msg.node not in self._strangers:
-            return []
-        if msg.problem:
-            return self.node_failed(now, msg.node, f"node {node} cannot reach it: {msg.problem}")
-        self._strangers[msg.node].discard(node)
-        return self._check_acquainted(msg.node)
+        out: list[Outcome] = []
+        for other, problem in msg.problems.items():
+            if self._is_introduced(other):
+                out += self.node_failed(now, other, f"node {node} cannot reach it: {problem}")
+        for introduction in self._introductions:
+            if not introduction.nodes.isdisjoint(msg.nodes):
+                introduction.others.discard(node)
+        return out + self._go_on_introducing()
 
-    def _check_acquainted(self, node: int) -> list[Outcome]:
-        if self._strangers[node]:
-            return []
-        del self._strangers[node]
-        self._ready.add(node)
-        return [NodeAdded(self._infos[node])]
+    def _is_introduced(self, node: int) -> bool:
+        return any(node in introduction.nodes for introduction in self._introductions)
+
+    def _go_on_introducing(self) -> list[Outcome]:
+        """Let in those whom all have connected to, and introduce those who wait for that."""
+        out: list[Outcome] = []
+        for introduction in [one for one in self._introductions if one.over()]:
+            self._introductions.remove(introduction)
+            self._ready |= introduction.nodes
+            if introduction.nodes:
+                out.append(NodesAdded([self._infos[node] for node in sorted(introduction.nodes)]))
+        if not self._newcomers or self.state != UP or any(one.others for one in self._introductions):
+            return out
+        nodes, self._newcomers = set(self._newcomers), []
+        living = self.alive()
+        introduction = _Introduction(nodes, set(living) - nodes, set(nodes))
+        self._introductions.append(introduction)
+        joined = m.NodeJoined([self._infos[node] for node in sorted(nodes)])
+        dead = [
+            m.NodeDied(node, reason, epoch, list(self._kept_at.get(node, ())))
+            for epoch, (node, reason) in enumerate(self.dead.items(), 1)
+        ]
+        table = m.NodeTable(self.session, [self._infos[node] for node in living], self.run, dead)
+        out += [Send(raylet_of(node), joined) for node in sorted(introduction.others)]
+        return out + [Send(raylet_of(node), table) for node in sorted(nodes)]
 
     def _drop_absent(self, now: float) -> None:
         for node in [node for node, since in self._admitted.items() if now - since > self._timeout]:
             del self._admitted[node]
 
     def _is_ready(self, now: float, node: int) -> list[Outcome]:
-        if node in self._strangers:
-            self._strangers[node].discard(node)
-            return self._check_acquainted(node)
+        if self.state == UP:
+            for introduction in self._introductions:
+                introduction.connecting.discard(node)
+            return self._go_on_introducing()
         self._ready.add(node)
         if self.state != CONNECTING or len(self._ready) < self.size:
             return []
@@ -591,8 +646,12 @@ class NodeManager:
             living = {node for node in range(self.size) if self.node_state(node) in (JOINED, ALIVE, STOPPED_NODE)}
             assert living == set(self.alive()) and self.dead.keys() <= self._infos.keys()
             assert not self._admitted.keys() & self._infos.keys(), "a node that has registered is waited for"
-            assert self._strangers.keys() == {node for node in living if self.node_state(node) == JOINED}
-            assert all(strangers and strangers <= living for strangers in self._strangers.values())
+            coming = [*self._newcomers, *(node for one in self._introductions for node in one.nodes)]
+            assert sorted(coming) == sorted(node for node in living if self.node_state(node) == JOINED)
+            for introduction in self._introductions:
+                assert introduction.nodes and not introduction.over(), "nodes that all have connected to are not in"
+                assert introduction.connecting <= introduction.nodes <= living >= introduction.others
+            assert not self._newcomers or any(one.others for one in self._introductions), "nobody is introduced"
             assert set(self._tracker.expected()) == living - {self.me}
 
 
@@ -609,27 +668,27 @@ class HeadFailureDetector:
         self._node = node
         self._tracker = HeartbeatTracker(config.heartbeat_interval, config.head_timeout)
         self._head = 0
-        self._nodes: Sequence[int] = ()
-        self._peers: list[int] = []
+        self._nodes: set[int] = set()
         self._pinged_at = float("inf")
         self.alone = True
 
     def begin(self, now: float, nodes: Sequence[int] = ()) -> None:
         """The head has sent the node table."""
-        self._nodes = nodes
+        self._nodes = set(nodes)
         self.head_moved(now, self._head)
 
-    def node_joined(self, node: int) -> None:
-        """Another node has joined the job: it may be sent a Ping too."""
-        self._nodes = [*self._nodes, node]
+    def nodes_joined(self, nodes: Iterable[int]) -> None:
+        """Others have joined the job: they may be sent a Ping too."""
+        self._nodes.update(nodes)
+
+    def node_died(self, node: int) -> None:
+        """Another node is dead, and answers no Ping."""
+        self._nodes.discard(node)
 
     def head_moved(self, now: float, head: int) -> None:
         """Another node is the head from now on."""
         self._head = head
         self._tracker.begin(now, (head,))
-        others = [node for node in self._nodes if node != head]
-        after = [node for node in others if node > self._node] + [node for node in others if node < self._node]
-        self._peers = after[:PEERS_PINGED]
         self._pinged_at, self.alone = float("inf"), True
 
     def heard_other(self, now: float) -> None:
@@ -652,10 +711,15 @@ class HeadFailureDetector:
         out: list[Effect] = [Send(HEAD, m.Heartbeat(self._node))]
         if self._tracker.suspects(now):
             self._pinged_at = min(self._pinged_at, now)
-            out += [Send(raylet_of(node), m.Ping(self._node)) for node in self._peers]
+            out += [Send(raylet_of(node), m.Ping(self._node)) for node in self._peers()]
         else:
             self._pinged_at, self.alone = float("inf"), True
         return out, ""
+
+    def _peers(self) -> list[int]:
+        """The next nodes after this one."""
+        others = sorted(self._nodes - {self._head, self._node}, key=lambda node: (node < self._node, node))
+        return others[:PEERS_PINGED]
 
 
 def _on(info: m.NodeInfo | None) -> str:

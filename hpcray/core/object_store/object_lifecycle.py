@@ -287,7 +287,7 @@ class ObjectLifecycle:
             return
         obj.replica_pinners.discard(proc)
         obj.replica_pin_waiters.pop(proc, None)
-        if not obj.preserved:
+        if not obj.preserved or obj.unneeded:
             if obj.idle:
                 self._mark_in_use(obj)
                 self.settle(obj, out)
@@ -352,11 +352,14 @@ class ObjectLifecycle:
                 self._forget(obj, out)
 
     def free_object(self, ident: bytes, out: list[Effect]) -> None:
-        """No reference is left, or the owner died: the object goes, at once or with the last pin."""
+        """No reference is left, or the owner died: the object goes, at once or with the last pin; but for one that is
+        kept for a borrower (`StoredObject.kept`)."""
         obj = self.objects.get(ident)
         if obj is not None:
             obj.freed = True
             obj.prefetched = False
+            if not obj.unneeded:
+                return
             if obj.idle:
                 self.settle(obj, out)
             else:
@@ -365,7 +368,7 @@ class ObjectLifecycle:
 
     def settle(self, obj: StoredObject, out: list[Effect]) -> None:
         """An idle object goes if it was freed; otherwise it may be evicted or spilled."""
-        if obj.freed:
+        if obj.freed and obj.unneeded:
             self.freed += 1
             self._forget(obj, out)
         elif obj.overflows:
@@ -538,5 +541,5 @@ class ObjectLifecycle:
         self._forget_if_unneeded_on_disk(obj, out)
 
     def _forget_if_unneeded_on_disk(self, obj: StoredObject, out: list[Effect]) -> None:
-        if obj.state is StoredObjectState.SPILLED and not obj.io_reads and (obj.freed or not obj.preserved):
+        if obj.state is StoredObjectState.SPILLED and not obj.io_reads and (obj.unneeded or not obj.preserved):
             self._forget(obj, out)

@@ -362,6 +362,13 @@ class ObjectStore:
         if number_of(src):
             out.extend(Send(raylet_of(node), m.Free(msg.ids, [])) for node in self._living_others(msg.nodes))
 
+    def _object_get(self, now: float, src: bytes, msg: m.ObjectGet, out: list[Effect]) -> None:
+        """A process looks for an object whose owner has left: this node may keep a copy of it."""
+        obj = self._objects.get(msg.id)
+        found = obj is not None and (obj.state is StoredObjectState.SEALED or obj.spill_slot is not None)
+        size = obj.size if obj is not None and found else 0
+        out.append(Send(src, m.ObjectReady(msg.id, 0 if found else 2, b"", size, [self._node] if found else [])))
+
     # ------------------------------------------------------------ messages of other raylets
 
     def _pull(self, now: float, src: bytes, msg: m.Pull, out: list[Effect]) -> None:
@@ -458,10 +465,10 @@ class ObjectStore:
             spillable = lifecycle.spills.is_candidate(obj)
             held = evictable or spillable or (obj.overflows and obj.preserved and obj.idle)
             assert obj.idle == held, f"{name}: idle {obj.idle}, {evictable}, {spillable}"
-            assert not (obj.idle and obj.freed), f"{name} is idle and freed, and still here"
+            assert not (obj.idle and obj.unneeded), f"{name} is idle and freed, and still here"
         elif state is StoredObjectState.SPILLED:
             assert obj.spill_slot is not None and not obj.requested, f"{name} is requested, and stays on disk"
-            assert obj.io_reads or (obj.preserved and not obj.freed), f"{name} is on disk for no process"
+            assert obj.io_reads or (obj.preserved and not obj.unneeded), f"{name} is on disk for no process"
         elif state is StoredObjectState.CREATING:
             assert obj.pins == {obj.creator} and obj.spill_slot is None, f"{name}: its creator must pin it"
         elif state is StoredObjectState.PULLING:
@@ -492,6 +499,7 @@ _HANDLERS: dict[type, Callable[[ObjectStore, float, bytes, Any, list[Effect]], N
     m.RaisePriority: ObjectStore._raise_priority,
     m.Prefetch: ObjectStore._prefetch,
     m.DiskRead: ObjectStore._disk_read,
+    m.ObjectGet: ObjectStore._object_get,
 }
 HANDLES = tuple(_HANDLERS)
 """Message types for `ObjectStore.handle`."""

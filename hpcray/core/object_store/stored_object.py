@@ -282,7 +282,7 @@ class StoredObject:
         io_reads: transfers to other nodes and writes to disk that read its block or its place on disk.
         openers: processes that wait to read it, in order of asking.
         waiting_pulls: other nodes' pulls that wait until it is sealed, or read back from disk.
-        freed: its owner dropped it (or died): it goes with the last pin.
+        freed: its owner dropped it (or died): it goes with the last pin, and the last process that it is kept for.
         pull: where to get a replica; present for an object in creation too, in case its creator dies.
         announcer: the process that was made to announce this replica to the owner; None: no process yet.
         spill_slot: where its bytes lie on disk, whether or not they are in memory too.
@@ -370,6 +370,17 @@ class StoredObject:
     def preserved(self) -> bool:
         """True if it goes to disk where a mere copy would be evicted: a primary, a pinned or a promoted replica."""
         return self.creator is not None or self.promoted or bool(self.replica_pinners)
+
+    @property
+    def kept(self) -> bool:
+        """True if it stays for a process that does not own it, as its owner has left, or is about to."""
+        owner = owner_of(self.id)
+        return any(proc != owner for proc in self.replica_pinners)
+
+    @property
+    def unneeded(self) -> bool:
+        """True if it goes as soon as nothing reads it."""
+        return self.freed and not (self.replica_pinners and self.kept)
 
     @property
     def idle(self) -> bool:

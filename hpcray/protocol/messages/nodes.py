@@ -40,11 +40,13 @@ class RegisterNode(Struct, array_like=True, tag=30):
 
 
 class NodeTable(Struct, array_like=True, tag=31):
-    """g→every r when all are in: the cluster is up."""
+    """g→every r when all are in: the cluster is up. g→a node that joins the running job: the nodes to connect to. dead:
+    the nodes that have died, in the order of their deaths."""
 
     session: str
     nodes: list[NodeInfo]
     run: RunInfo = RunInfo()
+    dead: list[NodeDied] = []
 
 
 class NodeReady(Struct, array_like=True, tag=32):
@@ -54,20 +56,20 @@ class NodeReady(Struct, array_like=True, tag=32):
 
 
 class NodeJoined(Struct, array_like=True, tag=200):
-    """g→every r: this node joins the running job. Answer: NodeAcquainted. g→that r: all others have answered."""
+    """g→every r: these nodes join the running job. Answer: NodeAcquainted. g→one of them: all others have answered."""
 
-    info: NodeInfo
+    nodes: list[NodeInfo]
 
 
 class NodeAcquainted(Struct, array_like=True, tag=201):
-    """r→g: the sender has connected to a node that joins; problem: or why it cannot."""
+    """r→g: the sender has connected to the nodes of a NodeJoined. problems: to which it cannot, and why."""
 
-    node: int
-    problem: str = ""
+    nodes: list[int]
+    problems: dict[int, str] = {}
 
 
 class ClusterGrew(Struct, array_like=True, tag=202):
-    """r→its p: a node has joined the job. cluster_size: number of nodes, those that have died included. neighbours: as
+    """r→its p: nodes have joined the job. cluster_size: number of nodes, those that have died included. neighbours: as
     in Welcome."""
 
     cluster_size: int
@@ -112,17 +114,19 @@ class NodeIdle(Struct, array_like=True, tag=207):
 
 
 class Evacuate(Struct, array_like=True, tag=208):
-    """g→every r but the one that leaves→its p: copy objects of yours that only `node` has to one of `targets`. Answer:
-    Evacuated."""
+    """g→every r→its p: copy objects of yours that only `node` has to one of `targets`. On the node that leaves: have
+    the borrowers of your objects keep them (KeepCopies). Answer: Evacuated."""
 
     node: int
     targets: list[int]
 
 
 class Evacuated(Struct, array_like=True, tag=209):
-    """p→its r, r→g: the sender, or no process of it, owns an object that only `node` has."""
+    """p→its r, r→g: the sender, or no process of it, owns an object that only `node` has; on the node that leaves: or
+    one that a process elsewhere refers to. kept_at: the nodes that keep such objects now."""
 
     node: int
+    kept_at: list[int] = []
 
 
 class LeaveIdle(Struct, array_like=True, tag=220):
@@ -160,11 +164,13 @@ class Heartbeat(Struct, array_like=True, tag=35):
 
 class NodeDied(Struct, array_like=True, tag=36):
     """g→every r→every p: a node is dead; the dead node gets this too, and ends if it can read it. reason: its host,
-    and what was noticed. epoch: number of this death, counted from 1; a dead node stays dead."""
+    and what was noticed. epoch: number of this death, counted from 1; a dead node stays dead. kept_at: other nodes that
+    keep objects which its processes owned, where it has left in good order."""
 
     node: int
     reason: str
     epoch: int = 0
+    kept_at: list[int] = []
 
 
 class Ping(Struct, array_like=True, tag=38):

@@ -117,7 +117,7 @@ class ReplicaPinned(Struct, array_like=True, tag=77):
 class Release(Struct, array_like=True, tag=66):
     """p→r: the pins of the sender on these objects are gone (one pin per process and object, however many views).
 
-    unpin_replica: (p→other r) not the pins, but the request Open(pin_replica) is withdrawn.
+    unpin_replica: not the pins, but the request Open(pin_replica) is withdrawn.
     """
 
     ids: list[bytes]
@@ -238,6 +238,14 @@ class BorrowTake(Struct, array_like=True, tag=96):
 
     ids: list[bytes]
     giver: bytes
+
+
+class KeepCopies(Struct, array_like=True, tag=222):
+    """owner→p: the owner's node leaves the job. Have your node keep these objects for you, then drop your borrows.
+    contained: by object, the refs inside its value; hold these too. The owner sends it again while you borrow them."""
+
+    ids: list[bytes]
+    contained: dict[bytes, list[bytes]] = {}
 
 
 class SettleBorrows(Struct, array_like=True, tag=97):

@@ -115,10 +115,12 @@ class ProcDied(Struct, array_like=True, tag=5):
 
 
 class Undeliverable(Struct, array_like=True, tag=6):
-    """r→p: a frame of the receiver could not reach this process; it is dead or never was."""
+    """r→p: a frame of the receiver could not reach this process; it is dead or never was. kept_at: nodes that keep
+    objects of it, as it has left with its node."""
 
     proc: bytes
     reason: str
+    kept_at: list[int] = []
 
 
 class ProbeViaRaylet(Struct, array_like=True, tag=7):

@@ -26,7 +26,7 @@ from hpcray.runtime.core_worker import context
 from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
-from hpcray.runtime.core_worker.evacuation import ObjectEvacuation
+from hpcray.runtime.core_worker.evacuation import BorrowedObjects, ObjectEvacuation, ObjectHandover
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
@@ -123,6 +123,7 @@ class CoreWorker:
         self._gc_thread: PythonGCThread | None = None
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
+        self._leaving: set[int] = set()  # nodes
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
@@ -130,6 +131,7 @@ class CoreWorker:
         self.drain_client: DrainClient = DrainClient(self, admission)
         self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
         self.writer: ObjectWriter = ObjectWriter(self)
+        self._borrowed: BorrowedObjects = BorrowedObjects(self, self.writer)
         self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
         self.compiled_graphs: CompiledGraphs = CompiledGraphs(engine)
         self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbours)
@@ -349,8 +351,26 @@ class CoreWorker:
         self.submitter.actors.head_moved()
 
     def _evacuate(self, msg: m.Evacuate) -> None:
-        """A node leaves the job: copy the objects of this process that only it has."""
-        ObjectEvacuation(self).begin(msg)
+        """A node leaves the job: copy the objects of this process that only it has, or have their borrowers do so."""
+        self._leaving.add(msg.node)
+        if msg.node == self.node:
+            ObjectHandover(self, self._leaving).begin()
+        else:
+            ObjectEvacuation(self).begin(msg)
+
+    def _on_object_ready(self, src: bytes, msg: m.ObjectReady) -> None:
+        if number_of(src):
+            self.table.on_object_ready(msg)
+        else:
+            self.table.copies.found(src, msg)
+
+    def _undeliverable(self, msg: m.Undeliverable) -> None:
+        self.table.copies.node_left(node_of(msg.proc), msg.kept_at)
+        self.process_died(msg.proc, msg.reason)
+
+    def _keep_copies(self, src: bytes, msg: m.KeepCopies) -> None:
+        """The node of an owner leaves the job (lock held)."""
+        self._borrowed.keep(msg)
 
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
@@ -365,6 +385,7 @@ class CoreWorker:
         table = self.table
         if not table.recovery.mark_node_dead(msg.node):
             return
+        table.copies.node_left(msg.node, msg.kept_at)
         retries = self.submitter.retries
         retries.hold()
         try:
@@ -372,6 +393,7 @@ class CoreWorker:
                 self.process_died(proc, f"node {msg.node} died: {msg.reason}")
             self.engine.lose_node(msg.node)
             table.recovery.node_died(msg.node, msg.reason)
+            table.copies.node_died(msg.node)
         finally:
             retries.submit_held()
 
@@ -419,7 +441,7 @@ def _make_table(
 
 HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.ObjectGet: lambda p: p._on_object_get,
-    m.ObjectReady: lambda p: lambda _, msg: p.table.on_object_ready(msg),
+    m.ObjectReady: lambda p: p._on_object_ready,
     m.ObjectLost: lambda p: p.table.recovery.on_object_lost,
     m.AddLocation: lambda p: lambda _, msg: p.table.recovery.on_add_location(msg),
     m.BorrowAdd: lambda p: p.table.refs.on_borrow_add,
@@ -431,7 +453,8 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.Created: lambda p: p.writer.on_created,
     m.Opened: lambda p: p.writer.on_opened,
     m.StoreError: lambda p: p.writer.on_store_error,
-    m.ReplicaPinned: lambda p: lambda src, msg: p.table.recovery.on_replica(msg.id, node_of(src), msg.reason),
+    m.ReplicaPinned: lambda p: lambda src, msg: p.table.on_replica(msg.id, node_of(src), msg.reason),
+    m.KeepCopies: lambda p: p._keep_copies,
     m.OnDisk: lambda p: lambda _, msg: p.table.on_disk(msg),
     m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
     m.CollectGarbage: lambda p: lambda _, msg: p._collect_garbage(),
@@ -455,7 +478,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.DrainOver: lambda p: p.drain_client.on_drain_over,
     m.Exit: lambda p: lambda _, msg: p.on_exit(msg.code),
     m.ProcDied: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
-    m.Undeliverable: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
+    m.Undeliverable: lambda p: lambda _, msg: p._undeliverable(msg),
     m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
     m.NodeDied: lambda p: lambda _, msg: p._node_died(msg),
     m.HeadMoved: lambda p: lambda _, msg: p._head_moved(msg),

@@ -56,6 +56,8 @@ class TaskSubmitter:
         send = context.engine.send
         prefetcher = ArgumentPrefetcher(self._table.entries, send) if context.cluster_size > 1 else None
         self.leases = LeaseManager(context.me, send, self._push, context.config.idle_lease_timeout, prefetcher)
+        if context.config.max_nodes:
+            self.leases.expect_durations()
         self.crash_retries = CrashRetries(context.config.task_oom_retries)
         self.retries = TaskRetries(context, self, self.leases, self.crash_retries)
         self.generator_streams = GeneratorStreams(context, self.retries)
@@ -71,7 +73,8 @@ class TaskSubmitter:
         self._ip = ""
 
     def cluster_grew(self) -> None:
-        """A node has joined the job: where arguments are matters from now on."""
+        """A node has joined the job: where arguments are matters from now on, and how long nodes stay."""
+        self.leases.expect_durations()
         if self.leases.prefetcher is None:
             self.leases.use_prefetcher(ArgumentPrefetcher(self._table.entries, self._engine.send))
         self.locality.cluster_grew()

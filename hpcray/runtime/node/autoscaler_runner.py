@@ -211,6 +211,8 @@ class AutoscalerRunner:
         """The raylet ends. ended: and the job with it, not only this node."""
         if self._core is None:
             return
+        if ended:
+            self.stop()
         self._provider.close(ended)
         if ended and self._opened:
             with contextlib.suppress(OSError):

@@ -328,6 +328,8 @@ class ClusterMember:
         self._head_host = next((info.host for info in msg.nodes if info.index == raylet.head_location.node), "")
         if self._head_failure_detector is not None:
             self._head_failure_detector.begin(now, [info.index for info in msg.nodes])
+        for died in msg.dead:
+            self.node_died(died)
         raylet.run_info = msg.run
         self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.lease_manager.start(now, msg.run.number))
@@ -356,27 +358,30 @@ class ClusterMember:
             self._raylet.cluster_grew(size)
 
     def _on_node_joined(self, now: float, src: bytes, msg: m.NodeJoined) -> Iterable[Any]:
-        """Connect to a node that joins the running job. About this node itself: it is in."""
-        raylet, info = self._raylet, msg.info
-        problem = ""
-        if info.index == raylet.node:
+        """Connect to nodes that join the running job. About this node itself: it is in."""
+        raylet, nodes = self._raylet, [info.index for info in msg.nodes]
+        if raylet.node in nodes:
             self._up()
             return _NOTHING
-        try:
-            self._wires.meet(info)
-        except TransportError as error:
-            problem = str(error)
-        else:
-            raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, [info]))
-            if self._head_failure_detector is not None:
-                self._head_failure_detector.node_joined(info.index)
-            raylet.cluster_grew(max(raylet.context.cluster_size, info.index + 1))
-        return [Send(HEAD, m.NodeAcquainted(info.index, problem))]
+        problems: dict[int, str] = {}
+        for info in msg.nodes:
+            try:
+                self._wires.meet(info)
+            except TransportError as error:
+                problems[info.index] = str(error)
+        met = [info for info in msg.nodes if info.index not in problems]
+        raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, met))
+        if self._head_failure_detector is not None:
+            self._head_failure_detector.nodes_joined(info.index for info in met)
+        if met:
+            raylet.cluster_grew(max(raylet.context.cluster_size, max(nodes) + 1))
+        return [Send(HEAD, m.NodeAcquainted(nodes, problems))]
 
     def _node_left(self, event: departures.NodeLeft) -> None:
         assert self._node_manager is not None
         if event.node != self._raylet.node:
-            self._raylet.apply(self._node_manager.node_failed(self._loop.now, event.node, event.reason))
+            left = self._node_manager.node_left(self._loop.now, event.node, event.reason, event.kept_at)
+            self._raylet.apply(left)
         elif self._replicator is not None and self._can_hand_over():
             self._replicator.hand_over(event.reason)
             self._loop.call_at(self._loop.now + _HAND_OVER_TIME, lambda: self._fence("no node took over"))
@@ -409,15 +414,16 @@ class ClusterMember:
     def _leaving_changed(self, event: departures.LeavingChanged) -> None:
         self.drain.set_leaving(set(event.deadlines))
 
-    def _node_came_up(self, event: node_manager.NodeAdded) -> None:
-        raylet, info = self._raylet, event.info
+    def _nodes_came_up(self, event: node_manager.NodesAdded) -> None:
+        raylet = self._raylet
         assert raylet.head is not None and self._node_manager is not None
-        if info.index in self._node_manager.dead:
-            return  # the death that let it in was the last that its departure waited for
-        raylet.apply(raylet.head.node_joined(self._loop.now, info))
-        self._router.send(raylet_of(info.index), m.NodeJoined(info))
+        # The death that let them in may have been the last that the departure of one of them waited for.
+        infos = [info for info in event.infos if info.index not in self._node_manager.dead]
+        raylet.apply(raylet.head.nodes_joined(self._loop.now, infos))
+        for info in infos:
+            self._router.send(raylet_of(info.index), m.NodeJoined([info]))
+            raylet.log(f"node {info.index} ({info.host}) has joined the job")
         self._choose_standby()
-        raylet.log(f"node {info.index} ({info.host}) has joined the job")
 
     # ------------------------------------------------------------ all nodes are up
 
@@ -489,7 +495,7 @@ class ClusterMember:
 
     def _declare_dead(self, event: node_manager.NodeLost) -> None:
         """Carry out the head's own decision. The node may live, stopped or behind a cut link: NodeDied ends it then."""
-        died = m.NodeDied(event.node, event.reason, event.epoch)
+        died = m.NodeDied(event.node, event.reason, event.epoch, list(event.kept_at))
         self._router.send_now(event.node, died)
         if not self._shutdown.begun:
             assert self._node_manager is not None
@@ -509,6 +515,8 @@ class ClusterMember:
 
     def _forget_node(self, died: m.NodeDied) -> None:
         self.broken = self.broken or self._wires.shares_mpi(died.node)
+        if self._head_failure_detector is not None:
+            self._head_failure_detector.node_died(died.node)
         forget_node(self._raylet, self._wires.control, self._wires.data, died)
 
     def lead(self, head: RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
@@ -711,7 +719,7 @@ HANDLERS: dict[type[m.Message], Callable[[ClusterMember], Handler]] = {
 EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
     node_manager.AllIn: lambda c: lambda event: None,
     node_manager.ClusterUp: lambda c: c._cluster_up,
-    node_manager.NodeAdded: lambda c: c._node_came_up,
+    node_manager.NodesAdded: lambda c: c._nodes_came_up,
     node_manager.StartFailed: lambda c: lambda event: c._start_failed(event.reason),
     node_manager.NodeLost: lambda c: c._declare_dead,
     node_manager.AllStopped: lambda c: c._all_stopped,

@@ -6,12 +6,10 @@ needs to find the job and to prove that it belongs to it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -46,7 +44,6 @@ from hpcray.transport.base import ControlTransport, StartError, TransportError
 from hpcray.transport.startup import Launch
 from hpcray.transport.ucx_control import JointControl, UcxControl
 from hpcray.transport.ucx_data import UcxData
-from hpcray.transport.ucx_engine import is_loaded, load
 
 _REPORT_INTERVAL = 10.0
 _LONGEST_SLEEP = 0.05
@@ -111,27 +108,7 @@ class JoinAcceptor:
         Args:
             path: as for `request_join_token`.
         """
-        self._when_loaded(lambda: self._answer(other_hosts, path, then))
-
-    def _when_loaded(self, then: Callable[[], None]) -> None:
-        """Call `then` when UCX is loaded. In a job of one node that takes some tenths of a second, in a thread."""
-        if is_loaded():
-            then()
-            return
-        loop, done = self._raylet.loop, os.eventfd(0, os.EFD_CLOEXEC)
-
-        def load_here() -> None:
-            with contextlib.suppress(TransportError):  # `_open` raises it again
-                load()
-            os.eventfd_write(done, 1)
-
-        def loaded(event: int) -> None:
-            loop.unwatch(done)
-            os.close(done)
-            then()
-
-        loop.watch(done, loaded)
-        threading.Thread(target=load_here, name="hpcray-load-ucx", daemon=True).start()
+        self._wires.prepare(not other_hosts, lambda: self._answer(other_hosts, path, then))
 
     def _answer(self, other_hosts: bool, path: str, then: Callable[[bytes, str], None]) -> None:
         if self._node_manager() is None:

@@ -46,6 +46,7 @@ class NodeDeparture:
         self._deadline = 0.0
         self._looking = False
         self._awaited: dict[int, set[bytes]] = {}  # by node that leaves: processes of this node that copy its objects
+        self._kept_at: set[int] = set()  # nodes that keep objects which processes of this one own
         raylet.head_location.listeners.append(self._head_moved)
 
     # ------------------------------------------------------------ every raylet
@@ -105,9 +106,10 @@ class NodeDeparture:
         """A process of this node has copied its objects; on the head also: all of another node have."""
         if src in self._raylet.router.links:
             self._awaited.get(msg.node, set()).discard(src)
+            self._kept_at.update(msg.kept_at)
             self._check(msg.node)
             return _NOTHING
-        return self.core.evacuated(node_of(src), msg.node)
+        return self.core.evacuated(node_of(src), msg.node, msg.kept_at)
 
     def process_died(self) -> None:
         """A process of this node is gone, and its objects with it."""
@@ -118,13 +120,18 @@ class NodeDeparture:
     def _check(self, node: int) -> None:
         if node in self._awaited and not self._awaited[node]:
             del self._awaited[node]
-            self._raylet.router.send(HEAD, m.Evacuated(node))
+            kept_at = sorted(self._kept_at) if node == self._raylet.node else []
+            self._raylet.router.send(HEAD, m.Evacuated(node, kept_at))
 
     # ------------------------------------------------------------ the head
 
     def _living(self) -> list[int]:
         node_manager = self._node_manager()
         return node_manager.alive() if node_manager is not None else []
+
+    def _members(self) -> list[int]:
+        node_manager = self._node_manager()
+        return [info.index for info in node_manager.ready()] if node_manager is not None else []
 
     def on_remove_node(self, now: float, src: bytes, msg: m.RemoveNode) -> Iterable[Any]:
         """A process wants a node to leave."""
@@ -154,7 +161,7 @@ class NodeDeparture:
 
     def on_node_idle(self, now: float, src: bytes, msg: m.NodeIdle) -> Iterable[Any]:
         """The tasks of a node that leaves have ended."""
-        return self.core.finished(msg.node, self._living())
+        return self.core.finished(msg.node, self._members())
 
     def node_died(self, node: int) -> None:
         """A node is dead, on the head."""
@@ -162,4 +169,4 @@ class NodeDeparture:
 
     def tick(self) -> None:
         """Look at the deadlines, on the head; every `config.tick`."""
-        self._raylet.apply(self.core.tick(self._raylet.loop.now, self._living()))
+        self._raylet.apply(self.core.tick(self._raylet.loop.now, self._members()))

@@ -21,7 +21,7 @@ from hpcray.platform.allocation import read_allocation
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.runtime.node.further_node import NODE_TYPE, batch_script, custom_resources, node_command
+from hpcray.runtime.node.node_command import NODE_TYPE, batch_script, custom_resources, node_command
 from hpcray.runtime.node.options import INSTANCE
 from hpcray.runtime.node.process_runner import ProcessRunner
 from hpcray.runtime.raylet.event_loop import EventLoop

@@ -3,7 +3,10 @@ what it started with: MPI and a data plane, or nothing where it is the only one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Callable
 from functools import partial
 
 from hpcray.core.gcs.handshake import link_key
@@ -55,6 +58,8 @@ class NodeTransports:
         self._arena = arena
         self._elastic = elastic
         self._outer: UcxControl | None = None
+        self._alone: tuple[UcxControl, UcxData] | None = None  # of a job of one node, opened ahead
+        self._prepared: list[Callable[[], None]] = []
         if isinstance(control, UcxControl):
             self._outer = control
         elif isinstance(control, JointControl):
@@ -70,6 +75,35 @@ class NodeTransports:
     def attach(self, raylet: Raylet) -> None:
         """Complete this object with the raylet that uses the wires; before `outer` is called."""
         self._raylet = raylet
+
+    def prepare(self, one_host: bool, then: Callable[[], None]) -> None:
+        """Call `then` when `outer` takes no time. In a job of one node UCX must be loaded and opened, in a thread: the
+        raylet goes on meanwhile."""
+        if self._outer is not None or self.control is not None:
+            then()
+            return
+        self._prepared.append(then)
+        if len(self._prepared) > 1:
+            return
+        loop, done = self._raylet.loop, os.eventfd(0, os.EFD_CLOEXEC)
+
+        def open_here() -> None:
+            with contextlib.suppress(TransportError):  # `_open` raises it again
+                self._alone = self._open_alone(one_host and not self._elastic)
+            os.eventfd_write(done, 1)
+
+        def opened(event: int) -> None:
+            loop.unwatch(done)
+            os.close(done)
+            calls, self._prepared = self._prepared, []
+            for call in calls:
+                call()
+
+        loop.watch(done, opened)
+        threading.Thread(target=open_here, name="hpcray-open-ucx", daemon=True).start()
+
+    def _open_alone(self, one_host: bool) -> tuple[UcxControl, UcxData]:
+        return open_world(self._raylet.node, os.urandom(SECRET_BYTES), one_host, self._arena)
 
     def outer(self, one_host: bool = True) -> UcxControl:
         """The wire to nodes of other worlds; opened at the first call.
@@ -115,7 +149,7 @@ class NodeTransports:
     def _open(self, one_host: bool) -> UcxControl:
         raylet, control, data = self._raylet, self.control, self.data
         if control is None:
-            outer, self.data = open_world(raylet.node, os.urandom(SECRET_BYTES), one_host, self._arena)
+            outer, self.data = self._alone or self._open_alone(one_host)
             joint: ControlTransport = outer
         elif isinstance(data, UcxData):
             secret = data.engine.secret

@@ -305,7 +305,8 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
         return
     raylet.forgotten_nodes.add(node)
     raylet.neighbor_dirs.pop(node, None)
-    raylet.router.lose_node(node, reason)
+    raylet.loop.last_heard.pop(node, None)
+    raylet.router.lose_node(node, reason, died.kept_at)
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))
     raylet.apply(raylet.lease_manager.node_died(now, node))

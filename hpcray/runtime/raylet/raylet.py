@@ -531,6 +531,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.PullElsewhere: lambda r: r.store.handle,
     m.RaisePriority: lambda r: r.store.handle,
     m.DiskRead: lambda r: r.store.handle,
+    m.ObjectGet: lambda r: r.store.handle,
     m.ListStore: lambda r: r._list_store,
     # The GCS, where this raylet is the head.
     m.CreateActor: lambda r: r._register,

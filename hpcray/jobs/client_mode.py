@@ -1,5 +1,5 @@
-"""`hpcray submit --driver here`: the program runs on this machine, which gives the job no CPUs; its nodes come from
-batch jobs."""
+"""Client mode, `hpcray submit --driver here`: the program runs on this machine, which gives the job no CPUs; its nodes
+come from batch jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcray.jobs.submission import JobRequest
 _TYPE = "worker"
 
 
-def driver_here(words: Sequence[str], request: JobRequest, kind: str) -> tuple[list[str], dict[str, str]]:
+def client_mode_command(words: Sequence[str], request: JobRequest, kind: str) -> tuple[list[str], dict[str, str]]:
     """The command line of a program with nodes elsewhere, and its environment.
 
     Args:
