@@ -266,7 +266,8 @@ def test_a_head_that_was_paused_is_obeyed_by_no_node_when_it_resumes(seed: int) 
     world, clients = begun(seed)
     work(world, clients, 1.5)
     world.nodes[0].paused_until = world.net.now + 25.0
-    work(world, clients, world.net.now + 30.0)
+    work(world, clients, world.net.now + 8.0)
+    world.run(world.net.now + 22.0)
     assert HEAD in world.nodes[1].router.mine and world.nodes[0].leaving.begun
     fenced = [node.cluster.fenced for node in world.nodes]
     assert fenced == [True, False, False, False], "the journal on disk is not the old head's any more"
