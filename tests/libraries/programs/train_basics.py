@@ -91,7 +91,7 @@ def wrong(config):
 
 
 def local():
-    rows = [row["id"] for row in ray.train.get_dataset_shard("train").iter_rows()]
+    rows = sorted(row["id"] for row in ray.train.get_dataset_shard("train").iter_rows())
     ray.train.report({"sum": sum(rows)})
     return (ray.train.get_context().get_world_size(), rows, os.getpid())
 
