@@ -26,6 +26,7 @@ if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
     )
     from hpcray.api.logging_config import LoggingConfig
     from hpcray.api.objects import cancel, get, put, wait
+    from hpcray.api.progress import progress
     from hpcray.api.runtime_context import (
         available_resources,
         cluster_resources,
@@ -77,6 +78,7 @@ __all__ = [
     "new_checkpoint",
     "nodes",
     "on_drain",
+    "progress",
     "put",
     "remote",
     "restart_count",

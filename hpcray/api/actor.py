@@ -245,6 +245,11 @@ class ActorClass(Generic[T]):
         """Create an actor with options, as in Ray."""
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
+    def _repr_html_(self) -> str:
+        from hpcray.runtime.core_worker.notebook_reprs import remote_html
+
+        return remote_html("Actor class", self.__ray_actor_class__, self._options.given)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.__ray_actor_class__, dict(self._options.given))
 

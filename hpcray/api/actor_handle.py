@@ -345,6 +345,11 @@ class ActorHandle(Generic[C]):
         state = require_session().submitter.actors.state_of(self._actor)
         return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
+    def _repr_html_(self) -> str:
+        from hpcray.runtime.core_worker.notebook_reprs import actor_html
+
+        return actor_html(self)
+
     def __hash__(self) -> int:
         return hash(self._actor)
 

@@ -15,6 +15,7 @@ from itertools import count
 
 import msgspec
 
+from hpcray.api.notebook import notebook_shell
 from hpcray.api.submitted_driver import report_to_submission
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
@@ -55,6 +56,7 @@ def announce(
         tuple(sorted(env.items())),
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
         () if process.config.preload else imported_libraries(),
+        notebook_shell() is not None,
     )
     if process.job is None:
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.

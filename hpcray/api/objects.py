@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, TypeVar, cast, overload
 
+from hpcray.api.progress import Progress
 from hpcray.api.session import require_session
 from hpcray.protocol.serializability import not_serializable
 from hpcray.protocol.serialization import SerializationError
@@ -30,16 +31,23 @@ def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) ->
 
 
 @overload
+def get(object_refs: Progress[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+
+
+@overload
 def get(object_refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
 
 
 def get(
-    object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | ObjectRefGenerator[Any], *, timeout: float | None = None
+    object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | Progress[ObjectRef[Any]] | ObjectRefGenerator[Any],
+    *,
+    timeout: float | None = None,
 ) -> Any:
     """Return the value of a ref, or the values of a list of refs. Arrays are read-only views of the object store.
 
     Args:
-        object_refs: a ref or a list of refs; a generator of refs is returned as it is.
+        object_refs: a ref or a list of refs, or what `progress` has made of one; a generator of refs is returned as it
+            is.
         timeout: in seconds; None or -1 waits without limit, 0 does not wait.
 
     Returns:
@@ -62,6 +70,8 @@ def get(
             return object_refs
         if _of_compiled_graph(object_refs):
             return cast(Any, object_refs).get(timeout)
+        if isinstance(object_refs, Progress):
+            return get(object_refs.wait(timeout))
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
             "'object_refs' must either be an ObjectRef or a list of ObjectRefs."

@@ -205,6 +205,11 @@ class RemoteFunction(Generic[P, R_co]):
         """Resolve the placement again at the next call: this process now runs in another placement group."""
         self._bound = self._process = None
 
+    def _repr_html_(self) -> str:
+        from hpcray.runtime.core_worker.notebook_reprs import remote_html
+
+        return remote_html("Remote function", self._function, self._options.given)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self._function, dict(self._options.given))
 

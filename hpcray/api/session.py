@@ -17,6 +17,7 @@ import msgspec
 from hpcray.api.driver_job import announce, imported_libraries
 from hpcray.api.late_address import LateAddress
 from hpcray.api.logging_config import LoggingConfig
+from hpcray.api.notebook import show_in_cells
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
@@ -25,11 +26,12 @@ from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
+from hpcray.platform.session_directory import OWN_SESSION
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
-from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerOutputPrinter
+from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
 from hpcray.runtime.node.bootstrap import ClusterEntry, enter
 from hpcray.runtime.node.options import NodeOptions
@@ -101,6 +103,10 @@ class ClientContext(Mapping[str, Any]):
     def disconnect(self) -> None:
         """Shut the session down, as `shutdown()`."""
         shutdown()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        # By name: it is above this package, and only notebooks need it.
+        return importlib.import_module("hpcray.util.job_widget").context_bundle(self)
 
     def __repr__(self) -> str:
         return f"ClientContext(session={self.address_info['session_dir']!r})"
@@ -357,7 +363,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process
-        printer = WorkerOutputPrinter(process.engine)
+        printer = WorkerOutputPrinter(process.engine, show_in_cells(process))
         process.start((printer, HANDLERS))
         driver_signals.defer_sigint(process.engine)
         driver_signals.forward_to_raylet(process)
@@ -368,6 +374,8 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
             entry.node.leave(1.0)
         raise
     _Session.entry, _Session.printer = entry, printer
+    if entry.node is None:
+        os.environ.setdefault(OWN_SESSION, entry.session_dir)  # commands that this program starts look there
     return entry, process
 
 
@@ -423,6 +431,7 @@ def _hook_exit_code() -> None:
 
     def hook(kind: Any, value: Any, trace: Any) -> None:
         _Session.exit_code = 1
+        WorkerBars.close()
         previous(kind, value, trace)
         process = current.process
         if process is not None and isinstance(value, JobDrainingError):
@@ -444,6 +453,8 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     finally:
         driver_signals.restore()
         _leave(process, entry)
+        if entry is not None and entry.node is None and os.environ.get(OWN_SESSION) == entry.session_dir:
+            del os.environ[OWN_SESSION]
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
@@ -451,6 +462,7 @@ def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
     if process.dead is None and printer is not None:
         dead = process.table.dead_nodes
         printer.finish(node for node in range(process.cluster_size) if node not in dead)
+    WorkerBars.close()
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))

@@ -23,6 +23,7 @@ from hpcray.launch.launch_line import (
     uses_srun,
 )
 from hpcray.launch.runner import run_launcher
+from hpcray.platform.status_line import TERMINAL_SIZE, terminal_size
 from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
 
 _EPILOG = """\b
@@ -91,6 +92,7 @@ _OPTIONS = [
     _node_option("require_rdma"),
     _node_option("as_ray"),
     _node_option("ray_libraries"),
+    _node_option("progress"),
     _node_option("driver_rank", help="run the program on the node of rank N (default: 0)"),
     _node_option("min_nodes"),
     _node_option("max_nodes"),
@@ -182,6 +184,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "5); hint: start hpcray-launch on the program's host, or give it </dev/null",
             file=sys.stderr,
         )
+    if options.node.progress and (size := terminal_size(2, os.environ)) is not None:
+        os.environ[TERMINAL_SIZE] = "{}x{}".format(*size)
     return run_launcher(line, console=here)
 
 

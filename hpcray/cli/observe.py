@@ -14,12 +14,11 @@ import click
 
 from hpcray.api import runtime_context
 from hpcray.cli.job_option import job, job_option, session_directory
-from hpcray.common.ids import OBJECT_BYTES
 from hpcray.core.object_store.allocator import format_size
 from hpcray.core.record_replay import replay as replay_core
 from hpcray.platform import metrics_endpoint as node_metrics
 from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
-from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
+from hpcray.runtime.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LogError, LogReader
@@ -27,6 +26,7 @@ from hpcray.state.metrics_export import export_metrics
 from hpcray.state.node_metrics import common_labels, own_metrics
 from hpcray.state.options import Filter, GetLogOptions
 from hpcray.state.overview import JobOverview
+from hpcray.state.process_memory import largest_processes
 from hpcray.state.reports import (
     list_table,
     node_columns,
@@ -37,11 +37,14 @@ from hpcray.state.reports import (
     show_stores,
     sum_stores,
     summary_rows,
+    table_lines,
 )
+from hpcray.state.why import WaitSearch
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
 
 _STORE = "object_store_memory"
+_MOST_PROCESSES = 10
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 _process_timeout = click.option(
@@ -118,16 +121,24 @@ def _node_rows(
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that the nodes may take to answer.")
 @_json
 def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
-    """Show the objects in the stores of a running job: largest first, with owners and the processes that pin them.
+    """Show the objects in the stores of a running job: largest first, with owners and the processes that pin them; then
+    the processes with most memory of their own.
 
     With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also where each ref was created.
     """
     with job(address) as process:
         rows = process.diagnostics.list_stores(limit, timeout)
+        largest = largest_processes(process, _MOST_PROCESSES, timeout)
     if as_json:
-        _print_json({"nodes": rows, "total": sum_stores(rows)})
+        _print_json({"nodes": rows, "total": sum_stores(rows), "processes": largest})
     else:
         _print_lines(show_stores(rows))
+        click.echo("processes with most memory (with what they map of the stores):")
+        cells = [
+            [f"node {one['node']}", one["pid"], one["what"], format_size(one["rss"]), ", ".join(one["runs"])]
+            for one in largest
+        ]
+        _print_lines(f"  {line}" for line in table_lines(("node", "pid", "what", "memory", "runs"), cells, ("memory",)))
     if any(row["problem"] for row in rows):
         sys.exit(1)
 
@@ -188,22 +199,22 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
 @job_option
 @_process_timeout
 @_json
-@click.argument("ref", required=False)
-def why(address: str, timeout: float, as_json: bool, ref: str | None) -> None:
-    """Show what an object waits for, down to the process that works on it or the resource that is missing.
+@click.argument("what", required=False)
+def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
+    """Show what an object, a task or an actor waits for, down to the process that works on it or the resource that is
+    missing; of a dead actor, when, where and why it died.
 
-    REF is the id of an ObjectRef in hex (`ref.hex()`; errors and `hpcray stack` print it). Without it: every `get`
-    of the program that waits.
+    WHAT is an id in hex, or its beginning (`ref.hex()`, `hpcray list`, errors and `hpcray stack` print ids), the name
+    of a function or method, or the name or class of an actor. Without it: every `get` of the program that waits; where
+    none does, the tasks that do not run.
     """
-    try:
-        oid = bytes.fromhex(ref or "")
-    except ValueError:
-        oid = b"?"
-    if ref is not None and len(oid) != OBJECT_BYTES:
-        raise click.ClickException(f"{ref!r} is no object id; hint: {2 * OBJECT_BYTES} hex digits, ref.hex()")
     with job(address) as process:
-        graph = WaitGraph(process, timeout)
-        findings = graph.explain(oid) if ref is not None else graph.explain_all()
+        search = WaitSearch(process, timeout)
+        findings = search.explain(what) if what is not None else search.explain_all()
+    if not findings:
+        raise click.ClickException(
+            f"there is no object, task or actor {what!r}; hint: hpcray list tasks, hpcray list actors"
+        )
     if as_json:
         _print_json([{"depth": found.depth, "text": found.text} for found in findings])
     else:

@@ -19,6 +19,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDE = 110  # columns of a terminal
 _LONGEST = 40  # characters of the longest bar of a distribution
 _SLOW = 0.05  # seconds of a round trip to a node
+_SLOW_RUNS = 1.5  # run times on a node, to those on the others
 
 Column = tuple[str, int]
 """The name of a column and its width."""
@@ -32,6 +33,7 @@ _MORE_NODE_COLUMNS: tuple[Column, ...] = (
     ("workers", 8),
     ("waiting", 7),
     ("round trip", 10),
+    ("run times", 9),
 )
 _FUNCTION_COLUMNS: tuple[Column, ...] = (
     ("function", 18), ("run", 4), ("queued", 6), ("ended", 7), ("failed", 6), ("p50", 7), ("p99", 7), ("total", 7),
@@ -78,8 +80,14 @@ def node_cells(use: NodeUse, width: int) -> list[Any]:
         if use.latency is not None and use.latency > _SLOW:
             latency.stylize("red")
         workers = f"{use.workers.get('busy', 0)}/{sum(use.workers.values())}"
-        cells += [use.host, f"{use.cores:.1f}", workers, str(use.waiting or ""), latency]
+        slow = "" if use.slowness is None else Text(f"{use.slowness:.2g}x", style="red" if is_slow(use) else "")
+        cells += [use.host, f"{use.cores:.1f}", workers, str(use.waiting or ""), latency, slow]
     return cells
+
+
+def is_slow(use: NodeUse) -> bool:
+    """True if the same functions take longer on this node than elsewhere."""
+    return use.slowness is not None and use.slowness >= _SLOW_RUNS
 
 
 def function_cells(one: FunctionUse, width: int, whole: float) -> list[Any]:
@@ -106,6 +114,7 @@ def headline(use: JobUse) -> Text:
     parts += [f"disk {format_size(disk)}"] if disk else []
     parts += [time.strftime("%H:%M:%S", time.localtime(use.time))]
     parts += [f"{format_duration(use.left)} left"] if use.left is not None else []
+    parts += [f"node {one.index} is slow ({one.slowness:.2g}x)" for one in alive if is_slow(one)]
     return Text.assemble((use.job_id, "bold"), "  ", "  ".join(parts), "  ", (use.program, "dim"))
 
 

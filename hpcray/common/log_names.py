@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LOG_PREFIX_ACTOR_NAME = ":actor_name:"
 LOG_PREFIX_TASK_NAME = ":task_name:"
+LOG_PREFIX_TASK_ID = ":task_id:"
 LOG_PREFIX_JOB_ID = ":job_id:"
 LOG_PREFIX_INFO_MESSAGE = ":info_message:"
 FIRST_JOB = "01000000"

@@ -142,6 +142,12 @@ class BarManager:
                 self._close(group, uuid)
             self.bar_groups.pop((ip, pid), None)
 
+    def close(self) -> None:
+        """Close all bars, so that what is printed next begins on a line of its own."""
+        with self.lock:
+            for ip, pid in list(self.bar_groups):
+                self.forget(ip, pid)
+
     def _show(self, state: BarState) -> None:
         try:
             draw = importlib.import_module("tqdm.auto").tqdm

@@ -34,8 +34,8 @@ from hpcray.platform.private_file import write_private_file
 ADDRESS = "HPCRAY_ADDRESS"
 """Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it."""
 OWN_SESSION = "HPCRAY_SESSION"
-"""Variable with the session directory of the node that this program has started, and of that of a worker. Commands, and
-`init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""
+"""Variable with the session directory of the node that this program has started or joined, and of that of a worker.
+Commands, and `init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""
 RAYLET_SOCKET = "r.s"
 _LOCK = "lock"
 _MAX_ROOT_TRIES = 100

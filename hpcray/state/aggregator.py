@@ -71,7 +71,7 @@ class StateAggregator:
                 node_id=nodes[row["node"]].node_id if row["node"] in nodes else None,
                 pid=pids.get(row["worker"], 0) if row["worker"] else row["pid"],
                 ray_namespace=row["namespace"],
-                death_cause={"error_message": row["reason"]} if row["reason"] else None,
+                death_cause=_death_cause(row),
                 is_detached=row["detached"],
                 num_restarts=row["restarts"],
                 num_restarts_due_to_lineage_reconstruction=0,
@@ -341,6 +341,13 @@ def job_of_actor(row: Mapping[str, Any]) -> str:
     """Return the id of the job that a row of the GCS's table of actors is of: its worker's environment says so."""
     fields = json.loads(dict(row["env"]).get(RUNTIME_ENV_VARIABLE) or "{}")
     return msgspec.convert(fields[JOB_FIELD], DriverJob).job_id if JOB_FIELD in fields else FIRST_JOB
+
+
+def _death_cause(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not row["reason"]:
+        return None
+    ended = {"end_time_ms": int((time.time() - row["dead_for"]) * 1000)} if row["dead_for"] is not None else {}
+    return {"error_message": row["reason"], **ended}
 
 
 def _actor_state(row: dict[str, Any]) -> str:

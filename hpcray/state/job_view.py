@@ -70,7 +70,7 @@ class LiveJob:
         """See `JobSource`. Rows "actor", "class", "name", "state", "node", "pid", "restarts", "reason", "ended"."""
         nodes = self._query.nodes()
         now = time.time()
-        ended = {row["actor"]: now - row["seconds"] for node in nodes for row in node.ended if row["actor"]}
+        ended = {row["actor"]: row["seconds"] for node in nodes for row in node.ended if row["actor"]}
         pids = {one.proc: one.pid for node in nodes for one in node.processes}
         return [
             {
@@ -82,9 +82,10 @@ class LiveJob:
                 "pid": pids.get(row["worker"], 0) or row["pid"] or 0,
                 "restarts": row["restarts"],
                 "reason": row["reason"] or "",
-                "ended": ended.get(row["actor"]) if row["state"] == "DEAD" else None,
+                "ended": None if dead_for is None or row["state"] != "DEAD" else now - dead_for,
             }
             for row in self._process.gcs.call("actors")
+            for dead_for in [row["dead_for"] if row["dead_for"] is not None else ended.get(row["actor"])]
         ]
 
     def stack(self, node: int, proc: bytes) -> list[str]:

@@ -30,7 +30,8 @@ class NodeUse:
         store: the numbers of the object store (`ObjectStore.snapshot`), bytes and counts.
         spilling, restoring, receiving, sending: bytes per second, of the disk and of the host's networks.
         gpus: rows of `GpuSampler`. workers: counts by state. latency: seconds of a message to it and back, if known.
-        row: what the node has said.
+        slowness: how many times as long as elsewhere the runs of functions take that other nodes run too, as far as is
+            known. row: what the node has said.
     """
 
     index: int
@@ -53,6 +54,7 @@ class NodeUse:
     actors: int = 0
     waiting: int = 0
     latency: float | None = None
+    slowness: float | None = None
     row: dict[str, Any] = field(default_factory=dict)
 
 
@@ -144,6 +146,8 @@ class JobOverview:
             session.slurm_job or session.session,
             max(0.0, session.end - now) if session.end else None,
         )
+        for one in made.nodes:
+            one.slowness = _slowness(one.row, report["functions"])
         self._before = made
         return made
 
@@ -189,6 +193,18 @@ def _node_use(
     use.receiving = (row["network"]["received"] - last["network"]["received"]) / elapsed
     use.sending = (row["network"]["sent"] - last["network"]["sent"]) / elapsed
     return use
+
+
+def _slowness(row: Mapping[str, Any], functions: Mapping[str, FunctionRow]) -> float | None:
+    """The time of a node's runs, divided by what they would have taken at the speed of the other nodes."""
+    took = usual = 0.0
+    for name, (ended, us) in row.get("times", {}).items():
+        known = functions.get(name, (0, 0, 0, {}))
+        others, others_us = known[0] - ended, known[2] - us
+        if ended > 0 and others > 0:
+            took += us
+            usual += ended * max(0, others_us) / others
+    return took / usual if usual > 0 else None
 
 
 def _functions(report: Mapping[str, Any], before: Mapping[str, FunctionUse], elapsed: float) -> list[FunctionUse]:

@@ -22,7 +22,7 @@ from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
 from hpcray.platform.stacks import TEMPLATE, is_users, part_of_hpcray
 from hpcray.runtime.diagnostics.cluster_query import show_kernel
-from hpcray.state.schemas import JobState, NodeState, StateSchema, TaskState
+from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
 _WIDEST_CELL, _NARROWEST_CELL = 60, 8  # characters, on a terminal
@@ -89,7 +89,8 @@ def fit_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: in
 def list_table(
     rows: Sequence[StateSchema], columns: Sequence[str], nodes: Mapping[str, str], now: float | None = None
 ) -> tuple[list[str], list[list[Any]]]:
-    """Names and cells of the table of `hpcray list`, for people: times as text, nodes by number, durations.
+    """Names and cells of the table of `hpcray list`, for people: times as text, nodes by number, durations; when and
+    why actors died.
 
     Args:
         rows: of the state API. columns: those to show. nodes: names of nodes, by id.
@@ -98,9 +99,13 @@ def list_table(
     now = time.time() if now is None else now
     names = list(columns)
     of_nodes = bool(rows) and isinstance(rows[0], NodeState)
+    of_actors = bool(rows) and isinstance(rows[0], ActorState)
     timed = bool(rows) and isinstance(rows[0], (TaskState, JobState))
     if of_nodes:
         names.insert(0, "node")
+    if of_actors:
+        names[names.index("state") + 1 : names.index("state") + 1] = ["died", "restarts"]
+        names.append("reason")
     if timed:
         names.insert(names.index("state" if isinstance(rows[0], TaskState) else "status") + 1, "duration")
     cells = []
@@ -110,6 +115,12 @@ def list_table(
             shown["node"] = nodes.get(row["node_id"], "")
         else:
             shown |= {name: nodes.get(shown[name], shown[name]) for name in _NODE_ID_COLUMNS if shown.get(name)}
+        if of_actors:
+            cause = row["death_cause"] or {}
+            ended = cause.get("end_time_ms")
+            shown["died"] = time.strftime("%H:%M:%S", time.localtime(ended / 1000)) if ended else ""
+            shown["restarts"] = row["num_restarts"] or ""
+            shown["reason"] = " ".join(cause.get("error_message", "").split())
         if timed:
             shown["duration"] = _duration(row, now)
         cells.append([shown[name] for name in names])

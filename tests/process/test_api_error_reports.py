@@ -176,7 +176,7 @@ def test_a_task_that_runs_again_and_an_actor_that_restarts_are_named_with_the_re
     crash = texts["task crashes_unless runs"]
     assert crash.startswith("hpcray: task crashes_unless runs again (retry 1 of 2): worker process")
     assert crash.endswith("exit code 3")
-    assert texts["task raises_unless runs"].endswith("runs again (retry 1 of 2): it raised KeyError")
+    assert texts["task raises_unless runs"].endswith("runs again (retry 1 of 2): it raised KeyError (node 0)")
     assert ", restart 1 of 3): its worker process" in texts["actor Restarting restarts"]
 
 

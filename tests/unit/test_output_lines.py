@@ -38,7 +38,7 @@ def test_outputs_of_two_workers_do_not_mix() -> None:
     lines = OutputLines()
     assert shown(lines.feed(0.0, piece(b":task_name:f\nhal"))) == []
     assert shown(lines.feed(0.0, piece(b"x\n", worker=W2))) == [("", "x")]
-    assert shown(lines.feed(0.0, piece(b"y\n", error=True))) == [("", "y")]
+    assert shown(lines.feed(0.0, piece(b"y\n", error=True))) == [("f", "y")], "as a child process of the task prints it"
     assert shown(lines.feed(0.0, piece(b"f\n"))) == [("f", "half")]
 
 

@@ -1,6 +1,7 @@
 """The output of workers as lines: put together from pieces, with the task or actor that they come from.
 
-A piece is what was added to a worker's log file. A line `:task_name:f` in it says that task `f` writes what follows.
+A piece is what was added to a worker's log file. A line `:task_name:f` in it says that task `f` writes what follows;
+for a notebook also `:task_id:<hex>`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcray.common.log_names import LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME
+from hpcray.common.log_names import (
+    LOG_PREFIX_ACTOR_NAME,
+    LOG_PREFIX_JOB_ID,
+    LOG_PREFIX_TASK_ID,
+    LOG_PREFIX_TASK_NAME,
+)
 from hpcray.protocol.messages import WorkerOutput
 
 LogBatch = dict[str, Any]
-"""Lines of one worker: `lines`, `is_err`, `pid`, `ip`, `job`, `actor_name`, `task_name`; None for a name not known."""
+"""Lines of one worker: `lines`, `is_err`, `pid`, `ip`, `job`, `actor_name`, `task_name`; None for a name not known.
+`task_id`, in hex, where the driver is a notebook."""
 
+_WRITERS = ("actor_name", "task_name", "task_id")
 PATIENCE = 1.0
 """Seconds after which a line that has not ended is shown as it is."""
 LONGEST_LINE = 1 << 20
@@ -57,9 +65,17 @@ class OutputLines:
             complete = bytes(stream.partial[:end])
             del stream.partial[:end]
             found = _batches(stream.batch, complete)
+            self._name(key, found)
         if msg.last:
             del self._streams[key]
         return found
+
+    def _name(self, key: tuple[bytes, bool], found: list[LogBatch]) -> None:
+        """Name the writer of lines before which there is no name, as child processes write them: the other stream's."""
+        other = self._streams.get((key[0], not key[1]))
+        for batch in found if other is not None else ():
+            if other is not None and batch["task_name"] is None and batch["actor_name"] is None:
+                batch |= {name: other.batch[name] for name in _WRITERS if name in other.batch}
 
     def overdue(self, now: float) -> list[LogBatch]:
         """Return the lines that have waited too long for their end."""
@@ -94,6 +110,9 @@ def _batches(facts: LogBatch, data: bytes) -> list[LogBatch]:
         elif line.startswith(LOG_PREFIX_ACTOR_NAME):
             cut()
             facts["actor_name"], facts["task_name"] = line[len(LOG_PREFIX_ACTOR_NAME) :], None
+        elif line.startswith(LOG_PREFIX_TASK_ID):
+            cut()
+            facts["task_id"] = line[len(LOG_PREFIX_TASK_ID) :]
         elif line.startswith(LOG_PREFIX_JOB_ID):
             facts["job"] = line[len(LOG_PREFIX_JOB_ID) :]
         else:

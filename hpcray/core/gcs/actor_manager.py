@@ -64,7 +64,7 @@ class Actor:
         unavailable: it was ALIVE and restarts, for it was lost: calls that run at most once fail meanwhile.
         moves: how many of its restarts were because its node left: these do not count towards max_restarts.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
-        since: when it began to wait for a node.
+        since: when it began to wait for a node; when a DEAD one died, 0 where another head has seen that.
         refusals, retry_at: how often a node could not start a worker for it; not tried again before that time.
         reported: whether its owner has been sent a report of what it waits for.
         queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
@@ -174,7 +174,7 @@ class ActorManager:
             actor.watchers |= lookup.watchers
         if lookup is not None and lookup.killed:
             self._dirty_rows.add(rows.KILLED, spec.actor)
-            self._end(actor, lookup.killed, out)
+            self._end(now, actor, lookup.killed, out)
         elif msg.ready:
             self._place(now, actor, out)
         else:
@@ -214,12 +214,12 @@ class ActorManager:
             return out
         if msg.no_restart:
             never = _NEVER_RAN if actor.state == PENDING else ""
-            self._end(actor, (msg.reason or "it was killed") + never, out)
+            self._end(now, actor, (msg.reason or "it was killed") + never, out)
         elif actor.node >= 0:
             out.append(Send(raylet_of(actor.node), msg))
         return out
 
-    def actor_out_of_scope(self, msg: m.ActorOutOfScope) -> list[Effect]:
+    def actor_out_of_scope(self, now: float, msg: m.ActorOutOfScope) -> list[Effect]:
         """The last handle is gone: the actor ends when its queued calls are done, at once if it has no node yet."""
         out: list[Effect] = []
         actor = self.actors.get(msg.actor)
@@ -228,7 +228,7 @@ class ActorManager:
         actor.out_of_scope = True
         self._dirty_rows.add(rows.ACTOR, msg.actor)
         if actor.node < 0:
-            self._end(actor, "all references to the actor were removed", out)
+            self._end(now, actor, "all references to the actor were removed", out)
         elif actor.state == ALIVE:
             out.append(Send(actor.worker, m.TerminateActor(msg.actor)))
         return out
@@ -247,7 +247,7 @@ class ActorManager:
         if msg.error:
             actor.error = msg.error
             out.append(Send(src, m.Exit(0)))
-            self._dies(actor, f"the constructor of {actor.title()} raised an exception", out)
+            self._dies(now, actor, f"the constructor of {actor.title()} raised an exception", out)
             return out
         self._set_state(actor, ALIVE)
         actor.unavailable = False
@@ -300,8 +300,8 @@ class ActorManager:
         """
         out: list[Effect] = []
         for owner in [owner for owner in self._owned if node_of(owner) == node]:
-            self._owner_died(owner, f"node {node} died: {reason}", out)
-        self._creators_died({owner_of(ident) for ident in self._incomplete if node_of(ident) == node}, out)
+            self._owner_died(now, owner, f"node {node} died: {reason}", out)
+        self._creators_died(now, {owner_of(ident) for ident in self._incomplete if node_of(ident) == node}, out)
         self._answer_lookups(self.pending_lookups.node_died(node), out)
         for actor in list(self.actors.values()):
             actor.watchers = {proc for proc in actor.watchers if node_of(proc) != node}
@@ -314,13 +314,13 @@ class ActorManager:
                 self._place(now, actor, out)
         return out
 
-    def process_died(self, proc: bytes, reason: str) -> list[Effect]:
+    def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """A process is gone: it watches nothing any more, and the actors it owns end unless they are detached."""
         out: list[Effect] = []
         for actor in self.actors.values():
             actor.watchers.discard(proc)
-        self._owner_died(proc, f"{show_proc(proc)} died: {reason}", out)
-        self._creators_died({proc}, out)
+        self._owner_died(now, proc, f"{show_proc(proc)} died: {reason}", out)
+        self._creators_died(now, {proc}, out)
         self._answer_lookups(self.pending_lookups.creator_died(proc), out)
         return out
 
@@ -366,8 +366,8 @@ class ActorManager:
         ident = self.names.get((namespace, name))
         return None if ident is None or self.actors[ident].out_of_scope else self.actors[ident]
 
-    def actor_rows(self) -> list[dict[str, Any]]:
-        """One row per actor for state listings."""
+    def actor_rows(self, now: float = 0.0) -> list[dict[str, Any]]:
+        """One row per actor for state listings. dead_for: seconds since a DEAD one died; None: not known."""
         return [
             {
                 "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
@@ -376,6 +376,7 @@ class ActorManager:
                 "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
                 "group": group_of(a.spec.hold.resources),
                 "failed": bool(a.error), "pid": a.pid, "ip": a.ip, "env": a.spec.hold.env,
+                "dead_for": max(0.0, now - a.since) if a.state == DEAD and a.since else None,
             }
             for a in self.actors.values()
         ]  # fmt: skip
@@ -491,12 +492,12 @@ class ActorManager:
         """
         spec = actor.spec
         if self._group_is_removed(spec.place):
-            self._dies(actor, _GROUP_REMOVED, out)
+            self._dies(now, actor, _GROUP_REMOVED, out)
             return False
         refused = self._admission(now, spec)
         if refused is not None:
             reason, actor.error = refused
-            self._dies(actor, reason, out)
+            self._dies(now, actor, reason, out)
             return False
         if self._unregistered:
             found = self._unregistered.pop(spec.actor, None)
@@ -506,7 +507,7 @@ class ActorManager:
         feasible = self._resources.feasible(spec.place)
         affinity = node_affinity(spec.place.strategy)
         if self._resources.nodes and self._is_unschedulable(spec, feasible):
-            self._dies(actor, UNSCHEDULABLE + self._resources.why_infeasible(spec.place, actor.title()), out)
+            self._dies(now, actor, UNSCHEDULABLE + self._resources.why_infeasible(spec.place, actor.title()), out)
             return False
         if not feasible:
             self._add_waiting(actor)
@@ -595,7 +596,7 @@ class ActorManager:
         limit = actor.spec.max_restarts
         used_up = 0 <= limit <= actor.restarts - actor.moves and not (moves and limit)
         if intended or actor.out_of_scope or used_up:
-            self._dies(actor, reason, out)
+            self._dies(now, actor, reason, out)
             return
         self._resources.give_soft(actor.node, actor.soft)
         actor.node = -1
@@ -610,20 +611,20 @@ class ActorManager:
         self._publish(actor, out)
         self._place(now, actor, out)
 
-    def _end(self, actor: Actor, reason: str, out: list[Effect]) -> None:
+    def _end(self, now: float, actor: Actor, reason: str, out: list[Effect]) -> None:
         """End the actor by decision of the GCS: its raylet kills the worker."""
         if actor.node >= 0:
             out.append(Send(raylet_of(actor.node), m.KillActor(actor.spec.actor, True, reason)))
-        self._dies(actor, reason, out)
+        self._dies(now, actor, reason, out)
 
-    def _dies(self, actor: Actor, reason: str, out: list[Effect]) -> None:
+    def _dies(self, now: float, actor: Actor, reason: str, out: list[Effect]) -> None:
         spec = actor.spec
         self._remove_waiting(actor)
         self._incomplete.discard(spec.actor)
         if actor.node >= 0:
             self._resources.give_soft(actor.node, actor.soft)
         self._set_state(actor, DEAD)
-        actor.reason, actor.unavailable = reason, False
+        actor.reason, actor.unavailable, actor.since = reason, False, now
         if spec.name and self.names.get((spec.namespace, spec.name)) == spec.actor:
             del self.names[spec.namespace, spec.name]
         mine = self._owned.get(actor.owner)
@@ -648,14 +649,16 @@ class ActorManager:
         for table in (rows.SPEC, rows.ACTOR, rows.FORGOTTEN):
             self._dirty_rows.add(table, ident)
 
-    def _owner_died(self, owner: bytes, reason: str, out: list[Effect]) -> None:
+    def _owner_died(self, now: float, owner: bytes, reason: str, out: list[Effect]) -> None:
         for ident in list(self._owned.get(owner, ())):
-            self._end(self.actors[ident], f"its owner has died ({reason})", out)
+            self._end(now, self.actors[ident], f"its owner has died ({reason})", out)
 
-    def _creators_died(self, creators: set[bytes], out: list[Effect]) -> None:
+    def _creators_died(self, now: float, creators: set[bytes], out: list[Effect]) -> None:
         """End incomplete actors, detached ones too: no process is left to send their constructors' arguments."""
         for ident in [ident for ident in self._incomplete if owner_of(ident) in creators]:
-            self._end(self.actors[ident], "its creator died before the arguments of its constructor were ready", out)
+            self._end(
+                now, self.actors[ident], "its creator died before the arguments of its constructor were ready", out
+            )
 
     def _set_state(self, actor: Actor, state: str) -> None:
         assert state in TRANSITIONS[actor.state], f"{actor.title()}: {actor.state} -> {state}"

@@ -75,9 +75,9 @@ class Gcs:
             m.KillActor: lambda now, src, msg: self.actors.kill_actor(now, msg),
             m.ActorReady: self.actors.actor_ready,
             m.ActorGone: lambda now, src, msg: self.actors.actor_gone(now, node_of(src), msg),
-            m.ActorOutOfScope: lambda now, src, msg: self.actors.actor_out_of_scope(msg),
+            m.ActorOutOfScope: lambda now, src, msg: self.actors.actor_out_of_scope(now, msg),
             m.StartActorRefused: lambda now, src, msg: self.actors.start_refused(now, node_of(src), msg),
-            m.GcsCall: lambda now, src, msg: [Send(src, self.queries.reply_once(src, msg))],
+            m.GcsCall: lambda now, src, msg: [Send(src, self.queries.reply_once(src, msg, now))],
             m.UnmetLeaseRequest: lambda now, src, msg: self.scheduler.unmet_lease_request(now, msg),
             m.GrantLeasesRefused: lambda now, src, msg: self.scheduler.grant_refused(now, node_of(src), msg),
             m.NodeView: self._node_view,
@@ -185,7 +185,7 @@ class Gcs:
         self._dirty_rows.add(rows.ENDED, proc)
         self.queries.replies.forget_process(proc)
         groups = self.groups.process_died(now, proc)
-        return groups + self.scheduler.holder_died(proc, reason) + self.actors.process_died(proc, reason)
+        return groups + self.scheduler.holder_died(proc, reason) + self.actors.process_died(now, proc, reason)
 
     def set_draining(self, nodes: dict[int, int]) -> None:
         """These nodes are about to leave, at these times (Unix, in ms; 0: not known); no others are."""

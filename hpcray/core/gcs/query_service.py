@@ -210,6 +210,7 @@ class QueryService:
         self.draining: dict[int, int] = {}
         self.asked_draining = self.watches_draining = False
         self._autoscaler: Callable[[], dict[str, Any] | None] = lambda: None
+        self._now = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
             "draining_nodes": self._draining_nodes,
@@ -217,7 +218,7 @@ class QueryService:
             "available_resources": self._available_resources,
             "named_actor": self._named_actor,
             "list_named_actors": self._list_named_actors,
-            "actors": self._actors.actor_rows,
+            "actors": lambda: self._actors.actor_rows(self._now),
             "status": self._status,
             "placement_groups": lambda: self._group_rows(self._groups.all_groups()),
             "placement_group": self._placement_group,
@@ -238,8 +239,9 @@ class QueryService:
         known = {info.index: info for info in (*self.infos, *infos)}
         self.infos = [known[index] for index in sorted(known)]
 
-    def reply_once(self, src: bytes, call: GcsCall) -> GcsReply:
+    def reply_once(self, src: bytes, call: GcsCall, now: float = 0.0) -> GcsReply:
         """The reply to a call; a call that is sent again gets the same reply again."""
+        self._now = now
         return self.replies.reply_once(src, call, self.answer)
 
     def answer(self, call: GcsCall) -> GcsReply:

@@ -225,7 +225,7 @@ def _load_actors(manager: ActorManager, now: float, snapshot: TableSnapshot, dea
             row.state, row.node, row.worker, row.pid, row.ip, row.unavailable, row.restarts, row.moves,
             row.reason, row.error,
             watchers=watchers.get(ident, set()) if row.state != DEAD else set(),
-            out_of_scope=row.out_of_scope, complete=row.complete, since=now,
+            out_of_scope=row.out_of_scope, complete=row.complete, since=now if row.state != DEAD else 0.0,
             former_workers=deque(row.former, FORMER_WORKERS_KEPT),
         )  # fmt: skip
         manager.restore_actor(actor)

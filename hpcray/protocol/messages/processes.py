@@ -43,7 +43,8 @@ class RequestGarbageCollection(Struct, array_like=True, tag=9):
 
 class JobInfo(Struct, array_like=True, frozen=True):
     """Facts that a driver sets for its workers. driver: its proc id, if it shows what they print. preload: modules that
-    each node imports once, before it forks further workers."""
+    each node imports once, before it forks further workers. names_tasks: whether their output says which task prints:
+    it goes to the cell of a notebook that has started the task."""
 
     job_id: str
     namespace: str
@@ -52,6 +53,7 @@ class JobInfo(Struct, array_like=True, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
     driver: bytes = b""
     preload: tuple[str, ...] = ()
+    names_tasks: bool = False
 
 
 class RunInfo(Struct, array_like=True, frozen=True):

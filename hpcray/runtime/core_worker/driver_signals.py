@@ -25,8 +25,11 @@ _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
 _ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL), (signal.SIGUSR2, signal.SIG_DFL))
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_JOBS = _OURS + "jobs" + os.sep
-"""Code that waits for other jobs may be interrupted: it has no tables."""
+_INTERRUPTIBLE = tuple(
+    _OURS + name.replace("/", os.sep)
+    for name in ("jobs/", "api/progress.py", "experimental/tqdm_ray.py", "util/helpers.py")
+)
+"""Code that waits for other jobs, or for iterators of the program's, may be interrupted: it has no tables."""
 
 
 def defer_sigint(engine: IoEngine) -> None:
@@ -101,6 +104,6 @@ def restore() -> None:
 def _inside(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
-            return not frame.f_code.co_filename.startswith(_JOBS)
+            return not frame.f_code.co_filename.startswith(_INTERRUPTIBLE)
         frame = frame.f_back
     return False

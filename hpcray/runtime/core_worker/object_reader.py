@@ -40,6 +40,9 @@ class ObjectReader:
         explain: called with (ids that are not available, timeout) under the engine's lock; returns the text of the
             GetTimeoutError.
         unhandled_errors: gets to know of the errors that are read.
+
+    Attributes:
+        ready_queues: those that wait (`ReadyQueue`).
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ObjectReader:
         self._arenas = context.arenas
         self._callbacks = CallThread("hpcray-callbacks")
         self._out_of_scope = CallThread("hpcray-out-of-scope")
+        self.ready_queues: list[Any] = []
 
     def close(self) -> None:
         """End the threads that make callbacks."""

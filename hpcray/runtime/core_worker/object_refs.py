@@ -124,6 +124,11 @@ class ObjectRef(Generic[T_co]):
     def __repr__(self) -> str:
         return f"ObjectRef({self._id.hex()})"
 
+    def _repr_html_(self) -> str:
+        from hpcray.runtime.core_worker.notebook_reprs import ref_html
+
+        return ref_html(self)
+
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process
         places = None if process is None else process.table.known_locations(self._id)

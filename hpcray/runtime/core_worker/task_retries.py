@@ -38,11 +38,22 @@ from hpcray.runtime.core_worker.object_refs import new_ref
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before the run after the second crash, and at most."""
+_LONGEST_CAUSE = 200
+"""Characters of an error in the warning of a retry."""
 
 
 def pause_before(crashes: int) -> float:
     """Seconds before the next run of a task, after so many crashes of its workers in a row."""
     return 0.0 if crashes <= 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(crashes - 2, 30))
+
+
+def _in_a_line(error: BaseException | None) -> str:
+    """`ValueError: 3 is odd`."""
+    try:
+        text = str(error).strip()
+    except Exception:  # it is the user's
+        text = ""
+    return f"{type(error).__name__}: {text.splitlines()[0][:_LONGEST_CAUSE]}" if text else type(error).__name__
 
 
 class TaskRetries:
@@ -133,8 +144,9 @@ class TaskRetries:
                 for index, item in enumerate(msg.returns):
                     if item.size and task.worker is not None:  # of a generator, which raised after it
                         self._table.may_be_left_at(task.id + return_index(index), node_of(task.worker))
+                where = f" (node {node_of(task.worker)})" if task.worker is not None else ""
                 self._count(task)
-                self._submission.retry_warnings.task_runs_again(task, f"it raised {type(cause).__name__}")
+                self._submission.retry_warnings.task_runs_again(task, f"it raised {_in_a_line(cause)}{where}")
                 self.submit(task)
             else:
                 self._submission.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")

@@ -63,6 +63,13 @@ class WorkerBars:
             bars.unhide_bars()
 
     @staticmethod
+    def close() -> None:
+        """End all bars: the program ends, or prints a traceback."""
+        if WorkerBars.manager is not None:
+            with contextlib.suppress(Exception):  # of a stream of the program's
+                WorkerBars.manager.close()
+
+    @staticmethod
     def take(lines: Iterable[str]) -> Iterator[str]:
         """Show the bars that lines are about. Yields the other lines."""
         for line in lines:

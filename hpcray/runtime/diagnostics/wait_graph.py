@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -16,6 +17,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics import object_status
 from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, ProcessInfo, show_kernel
 
+DEAD = "DEAD"
 _MAX_DEPTH = 40
 """Objects on the way down from the first one, at most."""
 _MAX_OBJECTS = 3
@@ -45,6 +47,9 @@ class WaitGraph:
         process: who asks.
         patience: seconds that a process may take.
         only: the nodes whose waits are explained; None: all of them.
+
+    Attributes:
+        found_waits: whether `explain_all` has found a `get` or `wait`.
     """
 
     def __init__(
@@ -56,11 +61,18 @@ class WaitGraph:
         self._seen: set[bytes] = set()
         self._described: set[bytes] = set()
         self._out: list[WaitReason] = []
+        self.found_waits = False
 
     def explain(self, oid: bytes) -> list[WaitReason]:
         """Return what this object waits for."""
         self._out = []
         self._object(oid, 0)
+        return self._out
+
+    def explain_actor(self, actor: bytes) -> list[WaitReason]:
+        """Return where this actor is, and what it waits for or died of."""
+        self._out = []
+        self._actor(actor, 0)
         return self._out
 
     def explain_all(self) -> list[WaitReason]:
@@ -77,6 +89,7 @@ class WaitGraph:
                 self._objects(oids, 1)
         if not waiting:
             self._say(0, "no get and no wait waits in any process that answers")
+        self.found_waits = bool(waiting)
         return self._out
 
     # ------------------------------------------------------------ objects
@@ -184,8 +197,13 @@ class WaitGraph:
         name = f" {row['name']!r}" if row["name"] else ""
         place = f"node {row['node']}" if row["node"] >= 0 else "no node yet"
         reason = f" ({row['reason']})" if row["reason"] else ""
+        if row["dead_for"] is not None:
+            place = f"{place} since {time.strftime('%H:%M:%S', time.localtime(time.time() - row['dead_for']))}"
         restarts = f", restarted {row['restarts']} times" if row["restarts"] else ""
         self._say(depth, f"actor {row['class_name']}{name} is {row['state']} on {place}{restarts}{reason}")
+        if row["state"] == DEAD:
+            self._say(depth + 1, f"hint: hpcray logs --actor {actor.hex()}")
+            return
         worker = row["worker"] or self._starting(row, depth + 1)
         if worker:
             self._sent(worker, actor, depth + 1)
@@ -359,6 +377,9 @@ def waiting_calls(process: CoreWorker) -> Iterator[tuple[list[bytes], int, list[
                 unmet.setdefault(waiter, []).append(oid)
     for waiter, missing in unmet.items():
         yield [], waiter.count, missing
+    for queue in process.reader.ready_queues:
+        if missing := queue.waiting():
+            yield [], 1, missing
 
 
 _CHECKS_PER_REPORT = 4

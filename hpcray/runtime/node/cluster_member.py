@@ -19,6 +19,7 @@ from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
 from hpcray.runtime.node.autoscaler_runner import AutoscalerRunner
+from hpcray.runtime.node.child_process import ChildProcess
 from hpcray.runtime.node.head_failover import (
     HeadReplicator,
     HeadStandby,
@@ -42,6 +43,8 @@ _HEAD_DEATH_DELAY = 2.0
 _START_MARGIN = 2.0
 _HAND_OVER_TIME = 5.0
 """Seconds after which a head that leaves does not wait for its successor any more."""
+_LAST_WORD = 1.5
+"""Seconds that the job outlives its program for the last line of what shows its progress."""
 _NOTHING: tuple[()] = ()
 
 
@@ -162,6 +165,8 @@ class ClusterMember:
         self._head_host = ""
         self._under_srun = read_launch(os.environ).kind == "srun"
         self._driver: DriverChild | None = None
+        self._progress: ChildProcess | None = None
+        self._last_word_by = float("inf")
         self._processes_ended = False
         self._exit_not_before = 0.0
         self._isolated_since = 0.0
@@ -210,9 +215,9 @@ class ClusterMember:
             limit = self._raylet.context.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_registered)
 
-    def own_driver(self, driver: DriverChild) -> None:
-        """The driver is a child of this process: its exit code is the job's."""
-        self._driver = driver
+    def own_driver(self, driver: DriverChild, progress: ChildProcess | None = None) -> None:
+        """The driver is a child of this process: its exit code is the job's. progress: what shows how far it is."""
+        self._driver, self._progress = driver, progress
         self._signals.own_driver(driver)
 
     def end_job(self, code: int) -> None:
@@ -229,10 +234,21 @@ class ClusterMember:
     def child_ended(self) -> None:
         """Some child of this process has ended: perhaps the driver."""
         code = self._driver.poll() if self._driver is not None else None
-        if code is not None:
+        if code is not None and (self._shutdown.begun or self._progress_is_shown()):
             self._driver_ended(code)
             self._shutdown.check()
-        reap_orphans({self._template_pid, self._driver.pid if self._driver is not None else 0})
+        others = [child.pid for child in (self._driver, self._progress) if child is not None]
+        reap_orphans({self._template_pid, *others})
+
+    def _progress_is_shown(self) -> bool:
+        """True if nothing shows the progress of the program, which has ended, or if its last word is out."""
+        if self._progress is None or self._progress.ended or self._loop.now >= self._last_word_by:
+            return True
+        if self._last_word_by == float("inf"):
+            self._last_word_by = self._loop.now + _LAST_WORD
+            self._progress.terminate()
+            self._loop.call_at(self._last_word_by, self.child_ended)
+        return False
 
     def parent_gone(self) -> None:
         """The process that started this one has ended or detached. The driver's last message may still arrive."""

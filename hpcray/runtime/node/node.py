@@ -34,9 +34,9 @@ from hpcray.platform.resource_limits import free_connections, raise_open_file_li
 from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
+from hpcray.runtime.node.child_process import ChildProcess, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
 from hpcray.runtime.node.joining import join_job
-from hpcray.runtime.node.metrics_process import MetricsProcess
 from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
@@ -226,7 +226,7 @@ class _NodeServer:
         config, transports, place = node.config, opened.transports, opened.place
         control, data = transports.control, transports.data
         self._node = node
-        self._metrics: MetricsProcess | None = None
+        self._observers: list[ChildProcess] = []
         self._listener = opened.listener
         self._journal: JournalFile | None = None
         self._ready = ready
@@ -326,9 +326,11 @@ class _NodeServer:
                 driver = DriverChild(node.options.driver, node.session.path, node.moved)
             node.template.watch_driver(driver.pid)
             self._raylet.processes.expect_driver(driver.pid)
-            self._cluster.own_driver(driver)
+            progress = show_progress(node.session.path) if node.options.progress else None
+            self._observers += [progress] if progress is not None else []
+            self._cluster.own_driver(driver, progress)
         if node.config.metrics_export:
-            self._metrics = MetricsProcess(node.config.metrics_export, node.session.path)
+            self._observers.append(export_metrics(node.config.metrics_export, node.session.path))
         self._ready(node.session.path)
 
     def _open_journal(self) -> JournalFile | None:
@@ -346,8 +348,8 @@ class _NodeServer:
             loop.run(self._raylet)
         finally:
             self._prefault.stop()
-            if self._metrics is not None:
-                self._metrics.stop()
+            for child in self._observers:
+                child.stop()
             cluster.drain.close()
             cluster.autoscaling.close(not cluster.fenced)
             loop.close()

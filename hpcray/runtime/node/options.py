@@ -122,6 +122,7 @@ NODE_FLAGS = (
     NodeFlag("require_rdma", "", bool, "do not start unless object bytes go over RDMA", True),
     NodeFlag("as_ray", "", bool, "the program's `import ray` is hpcray"),
     NodeFlag("ray_libraries", "DIR", str, "as --as-ray, with Ray's own libraries from this directory"),
+    NodeFlag("progress", "", bool, "show on standard error how far the tasks are, by function"),
     NodeFlag("driver_rank", "N", parse_count, "the rank whose node runs the program (default: 0)", True),
     NodeFlag("no_program", "", bool, "run none: the job lasts until its nodes have left; programs attach to it"),
     NodeFlag("join", "TOKEN", str, "join the running job that this file is of, as a further node"),
@@ -154,6 +155,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         join: the join token of the running job that this node joins (`runtime.node.join_token.JoinToken`); "": it is of
             a new one.
         no_program: whether the job has none of its own.
+        progress: whether the rank that starts the program shows how far its tasks are.
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
         node_id, node_name: "": the id is drawn, the name is the address.
@@ -168,6 +170,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     distributed: bool = False
     as_ray: bool = False
     ray_libraries: str = ""
+    progress: bool = False
     broadcast_env: str = ""
     join: str = ""
     no_program: bool = False

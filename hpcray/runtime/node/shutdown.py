@@ -17,6 +17,7 @@ from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import descendants, handles_signal, kill_descendants
 from hpcray.platform.session_directory import ADDRESS, SessionDirectory
+from hpcray.platform.status_line import TERMINAL_SIZE
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.node_drain import NodeDrain
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -53,6 +54,7 @@ class DriverChild:
         environ = dict(os.environ)
         strip_launcher_variables(environ)
         environ[ADDRESS] = session_dir
+        environ.pop(TERMINAL_SIZE, None)
         moved.set(environ)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # subprocess uses vfork and exec here: no Python code runs in a copy of this process, which has MPI open.

@@ -23,6 +23,8 @@ from hpcray.runtime.raylet.router import Router
 
 _FRESH = 0.5
 """Seconds for which an answer serves further questions, however many look."""
+_MOST_TIMES = 8
+"""Functions whose run times are given for this node alone: those with most time."""
 _PATIENCE = 0.5
 """Seconds that the processes of this node may take; of one that takes longer, what it said before counts."""
 
@@ -134,7 +136,9 @@ class NodeFigures:
             add_counts(report.running, said["running"])
             add_counts(report.queued, said["queued"])
             report.partial = report.partial or said["partial"]
-        report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(self._row())))
+        times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
+        row = self._row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
+        report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(row)))
         self._report, self._report_at = report, now
         self._send(self._gathering.own(now, report))
 

@@ -19,6 +19,7 @@ from typing import Any
 from hpcray.common.log_names import (
     FIRST_JOB,
     LOG_PREFIX_ACTOR_NAME,
+    LOG_PREFIX_TASK_ID,
     LOG_PREFIX_TASK_NAME,
     logs_directory,
     worker_log_name,
@@ -150,8 +151,12 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
         task = async_task.get() or process.local.task
         run = (task.task, process.local.since) if task is not None else _NO_RUN
         if worker.actor is not None:
-            return f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n", run
-        return (f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""), run
+            name = f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n"
+        else:
+            name = f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""
+        if task is not None and process.job is not None and process.job.names_tasks:
+            name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
+        return name, run
 
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,0 +1,109 @@
+"""`hpcray progress`: how far the tasks of a job are, in the bottom line of the terminal, or in a line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+import click
+
+from hpcray.cli.job_option import job, job_option
+from hpcray.common.exceptions import RayError
+from hpcray.platform.session_directory import read_session
+from hpcray.platform.status_line import StatusLine, terminal_size
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.state.overview import FunctionUse, JobOverview, JobUse
+from hpcray.state.reports import format_duration
+
+_TERMINAL, _LINES = 1.0, 30.0
+"""Seconds between two samples."""
+_PATIENCE = 1.0
+"""Seconds that the nodes may take for one."""
+_MOST_FUNCTIONS = 8
+
+
+@click.command()
+@job_option
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2),
+    help=f"Seconds between two samples (default: {_TERMINAL:g} on a terminal, {_LINES:g} elsewhere).",
+)
+def progress(address: str, interval: float | None) -> None:
+    """Show how far the tasks of a running job are, by function, until it ends or Ctrl-C; on standard error.
+
+    On a terminal it is the bottom line, above which everything else scrolls. Elsewhere a line is printed where
+    something has changed. hpcray-launch --progress does this for its job.
+    """
+    ended = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    line = StatusLine(2, os.environ) if terminal_size(2, os.environ) is not None else None
+    with job(address) as process, contextlib.suppress(OSError):
+        _show_until(ended, process, line, interval or (_LINES if line is None else _TERMINAL))
+
+
+def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | None, interval: float) -> None:
+    overview = JobOverview(process, _PATIENCE)
+    began = read_session(process.session_dir).started
+    process.on_exit = lambda code: ended.set()
+    shown = text = ""
+    try:
+        while process.dead is None:
+            last = ended.wait(interval)
+            with contextlib.suppress(ConnectionError, RayError):  # the job ends
+                use = overview.sample()
+                text = progress_text(use, time.time() - began, line.columns - 1 if line is not None else None)
+                counts = text.partition(": ")[2]
+                if line is not None:
+                    line.show(text)
+                elif counts != shown and not last:
+                    _print(text)
+                shown = counts
+            if last:
+                break
+    finally:
+        if line is not None:
+            line.close()
+    if text:
+        _print(text)
+
+
+def _print(text: str) -> None:
+    print(f"hpcray: {text}", file=sys.stderr, flush=True)
+
+
+def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
+    """`1:23, 58:37 left: 1000 done, 12 running, 40 queued, 2 failed | train.step 998/1052, 2 failed | load 2/4`.
+
+    Args:
+        seconds: since the start. width: the most characters, None for as many as it takes.
+    """
+    whole = FunctionUse("", *(sum(getattr(one, name) for one in use.functions) for name in _COUNTS))
+    left = f", {format_duration(use.left)} left" if use.left is not None else ""
+    lost = sum(bool(one.problem) for one in use.nodes)
+    parts = [f"{whole.ended - whole.failed} done", f"{whole.running} running"]
+    parts += [f"{whole.queued} queued"] if whole.queued else []
+    parts += [f"{whole.failed} failed"] if whole.failed else []
+    parts += [f"{lost} of {len(use.nodes)} nodes lost"] if lost else []
+    text = f"{format_duration(seconds)}{left}: {', '.join(parts)}"
+    order = sorted(use.functions, key=lambda one: (-one.running, -one.queued, -one.seconds))
+    for one in order[:_MOST_FUNCTIONS]:
+        part = f"{one.name} {one.ended - one.failed}/{one.ended + one.running + one.queued}"
+        part += f", {one.failed} failed" if one.failed else ""
+        if width is not None and len(text) + len(part) + 3 > width:
+            break
+        text += f" | {part}"
+    return text
+
+
+_COUNTS = ("running", "queued", "ended", "failed")
