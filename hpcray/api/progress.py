@@ -44,21 +44,22 @@ class Progress(Generic[T]):
 
     def _look(self) -> None:
         """Find out whether the items are refs. Of an iterator the first item is taken."""
-        if isinstance(self._items, ObjectRefGenerator):
+        items: Any = self._items
+        if isinstance(items, ObjectRefGenerator):
             return
-        rest = iter(self._items)
+        rest = iter(items)
         first = list(islice(rest, 1))
         if first and isinstance(first[0], ObjectRef):
-            self.refs = list(chain(first, rest))  # type: ignore[arg-type]
+            self.refs = list(chain(first, rest))
             for ref in self.refs:
                 if not isinstance(ref, ObjectRef):
                     raise TypeError(f"progress() got both refs and other items, such as {type(ref)}")
             self.total = len(self.refs)
             return
-        if rest is self._items:
+        if rest is items:
             self._items = chain(first, rest)
-        if self.total is None and hasattr(self._items, "__len__"):
-            self.total = len(self._items)
+        elif self.total is None and hasattr(items, "__len__"):
+            self.total = len(items)
 
     def __iter__(self) -> Iterator[T]:
         if self.refs is not None:
@@ -89,7 +90,7 @@ class Progress(Generic[T]):
         return f"Progress({self.state().text(0.0)})"
 
     def state(self, first_error: str = "") -> ProgressState:
-        """What is known now."""
+        """Return what is known now."""
         return ProgressState(self._desc, self.done, self.total, self.failed, first_error)
 
     def _counted(self) -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""One line at the bottom of a terminal, above which everything else scrolls, whoever prints it."""
+"""One line at the bottom of a terminal, above which all other output scrolls, of whatever process."""
 
 from __future__ import annotations
 

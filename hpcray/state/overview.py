@@ -199,7 +199,7 @@ def _slowness(row: Mapping[str, Any], functions: Mapping[str, FunctionRow]) -> f
     """The time of a node's runs, divided by what they would have taken at the speed of the other nodes."""
     took = usual = 0.0
     for name, (ended, us) in row.get("times", {}).items():
-        known = functions.get(name, (0, 0, 0, {}))
+        known: Sequence[Any] = functions.get(name, (0, 0, 0, {}))
         others, others_us = known[0] - ended, known[2] - us
         if ended > 0 and others > 0:
             took += us

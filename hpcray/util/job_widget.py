@@ -43,7 +43,7 @@ def context_bundle(context: ClientContext) -> Any:
 
 
 def context_html(context: ClientContext) -> str:
-    """The session as a table; nobody is asked for it."""
+    """The session as a table; no other process is asked for it."""
     process = current.process
     rows: dict[str, object] = {"Python": context.python_version, "Ray": context.ray_version}
     if process is not None and not current.postponed:

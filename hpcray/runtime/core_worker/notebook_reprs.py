@@ -1,4 +1,6 @@
-"""HTML for notebooks: what this process knows of a ref, an actor or a function. Nothing is fetched, nobody is asked."""
+"""HTML for notebooks: what this process knows of a ref, an actor or a function. Nothing is fetched, and
+no other process is asked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 from hpcray.core.core_worker.object_entry import INLINE, PENDING, STORED
 from hpcray.core.object_store.allocator import format_size
 from hpcray.protocol.messages.objects import is_error
-from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.context import current
 
 _LONGEST_DOC = 500  # characters
 
@@ -52,7 +54,7 @@ def ref_html(ref: Any) -> str:
 
 def actor_html(handle: Any) -> str:
     """An actor's handle: its state as this process has last heard, and its methods."""
-    process = current.process
+    process: Any = current.process
     client = process.submitter.actors._clients.get(handle._actor) if process is not None else None
     rows: dict[str, object] = {"id": handle._actor.hex()}
     if client is not None:

@@ -42,7 +42,7 @@ class ChildProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return True once it has ended."""
         return self._child.poll() is not None
 
     def terminate(self) -> None:
