@@ -157,6 +157,8 @@ def questions(head: Gcs) -> list[Any]:
         value = msgspec.msgpack.decode(answer.msg.value) if answer.msg.ok else answer.msg.value
         if method == "placement_groups":
             value = [{**row, "attempts": 0} for row in value]
+        if method == "actors":  # clocks of two hosts are not comparable
+            value = [{**row, "dead_for": None} for row in value]
         found.append(sorted(value, key=repr) if isinstance(value, list) else value)
     return found
 
