@@ -19,10 +19,12 @@ from rich.text import Text
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.dashboard import dashboard
+from hpcray.cli.debug import debug
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
 from hpcray.cli.option_types import version_option
+from hpcray.cli.profile import profile
 from hpcray.cli.progress import progress
 from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
@@ -51,7 +53,7 @@ _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", 
 
 @click.group(
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, job_group, progress, top, dashboard],
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, dashboard, debug, job_group, profile, progress, top],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

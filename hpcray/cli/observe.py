@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,20 +26,20 @@ from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LogError, LogReader
 from hpcray.state.metrics_export import export_metrics
 from hpcray.state.node_metrics import common_labels, own_metrics
+from hpcray.state.object_growth import count_objects, growth
 from hpcray.state.options import Filter, GetLogOptions
 from hpcray.state.overview import JobOverview
 from hpcray.state.process_memory import largest_processes
 from hpcray.state.reports import (
     list_table,
     node_columns,
+    print_stores,
     print_table,
     show_autoscaler,
     show_demand,
     show_stacks,
-    show_stores,
     sum_stores,
     summary_rows,
-    table_lines,
 )
 from hpcray.state.why import WaitSearch
 
@@ -119,28 +121,63 @@ def _node_rows(
 @job_option
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(0), help="Most objects per node.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that the nodes may take to answer.")
+@click.option(
+    "--growth", "seconds", type=click.FloatRange(0.1), metavar="S",
+    help="Show instead by how much objects become more in so many seconds, by where they come from.",
+)  # fmt: skip
 @_json
-def memory(address: str, limit: int, timeout: float, as_json: bool) -> None:
+def memory(address: str, limit: int, timeout: float, seconds: float | None, as_json: bool) -> None:
     """Show the objects in the stores of a running job: largest first, with owners and the processes that pin them; then
     the processes with most memory of their own.
 
     With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also where each ref was created.
     """
+    if seconds is not None:
+        _show_growth(address, seconds, limit, timeout, as_json)
+        return
     with job(address) as process:
         rows = process.diagnostics.list_stores(limit, timeout)
         largest = largest_processes(process, _MOST_PROCESSES, timeout)
     if as_json:
         _print_json({"nodes": rows, "total": sum_stores(rows), "processes": largest})
     else:
-        _print_lines(show_stores(rows))
+        print_stores(rows)
         click.echo("processes with most memory (with what they map of the stores):")
         cells = [
             [f"node {one['node']}", one["pid"], one["what"], format_size(one["rss"]), ", ".join(one["runs"])]
             for one in largest
         ]
-        _print_lines(f"  {line}" for line in table_lines(("node", "pid", "what", "memory", "runs"), cells, ("memory",)))
+        print_table(("node", "pid", "what", "memory", "runs"), cells)
     if any(row["problem"] for row in rows):
         sys.exit(1)
+
+
+def _show_growth(address: str, seconds: float, limit: int, timeout: float, as_json: bool) -> None:
+    with job(address) as process:
+        before = count_objects(process, timeout)
+        with suppress(KeyboardInterrupt):  # what there is
+            time.sleep(seconds)
+        after = count_objects(process, timeout)
+    rows = growth(before.origins, after.origins)
+    if as_json:
+        _print_json([asdict(one) for one in rows])
+    else:
+        cells = [
+            (f"{one.more:+}", _signed_size(one.more_bytes), one.count, format_size(one.size), one.origin)
+            for one in rows[:limit]
+        ]
+        print_table(["more", "bytes", "objects", "size", "origin"], cells)
+        counts = after.origins.values()
+        total = f"{sum(count for count, _ in counts)} objects, {format_size(sum(size for _, size in counts))}"
+        click.echo(f"{'' if rows else 'nothing has changed: '}{total} now")
+    partial = [f"{name} owns more objects than were counted" for name in after.partial]
+    if problems := [*partial, *(f"{name} did not answer" for name in after.missing)]:
+        click.echo(f"not complete: {'; '.join(problems)}", err=True)
+        sys.exit(1)
+
+
+def _signed_size(size: int) -> str:
+    return f"{'-' if size < 0 else '+'}{format_size(abs(size))}"
 
 
 @click.command()

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpcray.cli import observe
+from hpcray.cli.debug import debug
 from hpcray.cli.job import job
 from hpcray.cli.job_option import job_option, session_directory
 from hpcray.common.ray_version import RAY_VERSION
@@ -33,7 +34,6 @@ _MISSING = {
     "rsync-down": "all nodes of a job see the same files",
     "dashboard": "hint: hpcray dashboard, ray status, ray list, hpcray metrics",
     "monitor": "hint: ray status",
-    "debug": "hint: hpcray stack, or ray.util.rpdb",
     "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",
     "health-check": "hint: ray status",
     "metrics": "hint: hpcray metrics",
@@ -146,6 +146,7 @@ for _what, _option, _field in (
     _logs_of(_what, _option, _field)
 logs.add_command(_cluster_logs())
 for _command in (
+    debug,
     job,
     observe.status,
     observe.memory,

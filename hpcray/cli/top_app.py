@@ -126,6 +126,7 @@ class JobScreen(LiveScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "look", "Details"),
         Binding("a", "actors", "Actors"),
+        Binding("t", "transfers", "Transfers"),
         Binding("o", "order", "Order"),
         Binding("tab", "app.focus_next", "Switch"),
         Binding("q", "app.quit", "Quit"),
@@ -190,6 +191,10 @@ class JobScreen(LiveScreen):
     def action_actors(self) -> None:
         """Show the actors."""
         self.app.push_screen(ActorScreen(self.source))
+
+    def action_transfers(self) -> None:
+        """Show what is on its way between nodes."""
+        self.app.push_screen(TransferScreen(self.source))
 
     def action_order(self) -> None:
         """Order functions by the next column."""
@@ -288,18 +293,58 @@ class ActorScreen(LiveScreen):
         self.query_one("#actors", KeptTable).show(columns, rows)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Show all that is known of the actor of the row."""
+        """Show all that is known of the actor of the row, and what a living one does."""
         row = self._reasons[event.row_key.value or ""]
-        lines = [f"{name}: {value}" for name, value in row.items() if value not in ("", None)]
-        self.app.push_screen(TextScreen(f"actor {row['class']}", lines))
+        lines = [f"{name}: {value}" for name, value in row.items() if value not in ("", None) and name != "proc"]
+        title = f"actor {row['class']}"
+        if row["state"] == "ALIVE" and row["proc"]:
+            self.app.push_screen(StackScreen(self.source, row["node"], bytes.fromhex(row["proc"]), title, lines))
+        else:
+            self.app.push_screen(TextScreen(title, lines))
+
+
+class TransferScreen(LiveScreen):
+    """The objects that are on their way between nodes."""
+
+    def compose(self) -> ComposeResult:
+        """Lay the screen out."""
+        yield Static("transfers", id="head")
+        yield KeptTable(id="transfers", cursor_type="row")
+        yield Footer()
+
+    def ask(self) -> Any:
+        """See `LiveScreen`."""
+        return self.source.sample(), self.source.transfers()
+
+    def show(self, found: Any) -> None:
+        """See `LiveScreen`."""
+        use, rows = found
+        pulled = sum(one.pulling for one in use.nodes)
+        left = sum(row["size"] - row["done"] for row in rows)
+        text = f"{len(rows)} transfers, {format_size(left)} to come; {format_size(int(pulled))} of objects per second"
+        self.query_one("#head", Static).update(text)
+        columns = [("from", 4), ("to", 4), ("size", 9), ("done", 8), ("state", 8)]
+        columns.append(("object", max(20, self.size.width - 47)))
+        cells = [
+            (
+                f"{row['object']} {row['to']}",
+                [*(str(row[end]) if row[end] >= 0 else "" for end in ("from", "to")), format_size(row["size"]),
+                 top_cells.bar(row["done"] / row["size"] if row["size"] else 0.0), row["state"], row["object"]],
+            )
+            for row in rows
+        ]  # fmt: skip
+        self.query_one("#transfers", KeptTable).show(columns, cells)
 
 
 class StackScreen(LiveScreen):
-    """The stacks of a process."""
+    """The stacks of a process, behind lines that are known of it."""
 
-    def __init__(self, source: JobSource, node: int, proc: bytes) -> None:
+    def __init__(
+        self, source: JobSource, node: int, proc: bytes, title: str = "process", lines: Sequence[str] = ()
+    ) -> None:
         super().__init__(source)
         self._node, self._proc = node, proc
+        self._title, self._lines = title, lines
 
     def compose(self) -> ComposeResult:
         """Lay the screen out."""
@@ -314,8 +359,8 @@ class StackScreen(LiveScreen):
 
     def show(self, found: Any) -> None:
         """See `LiveScreen`."""
-        self.query_one("#head", Static).update(time.strftime("stacks at %H:%M:%S"))
-        self.query_one("#text", Static).update(_plain("\n".join(found)))
+        self.query_one("#head", Static).update(_plain(f"{self._title}, stacks at {time.strftime('%H:%M:%S')}"))
+        self.query_one("#text", Static).update(_plain("\n".join([*self._lines, *found])))
 
 
 class TextScreen(Screen[None]):
@@ -346,7 +391,7 @@ class TopApp(App[None]):
     CSS = """
     #head { height: auto; max-height: 2; background: $panel; }
     #nodes, #processes { height: auto; max-height: 45%; }
-    #functions, #actors { height: 1fr; }
+    #functions, #actors, #transfers { height: 1fr; }
     #order { color: $text-muted; }
     #log { height: 20%; min-height: 2; border-top: solid $panel; }
     """

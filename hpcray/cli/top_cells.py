@@ -34,6 +34,7 @@ _MORE_NODE_COLUMNS: tuple[Column, ...] = (
     ("waiting", 7),
     ("round trip", 10),
     ("run times", 9),
+    ("objects in/out /s", 17),
 )
 _FUNCTION_COLUMNS: tuple[Column, ...] = (
     ("function", 18), ("run", 4), ("queued", 6), ("ended", 7), ("failed", 6), ("p50", 7), ("p99", 7), ("total", 7),
@@ -81,7 +82,8 @@ def node_cells(use: NodeUse, width: int) -> list[Any]:
             latency.stylize("red")
         workers = f"{use.workers.get('busy', 0)}/{sum(use.workers.values())}"
         slow = "" if use.slowness is None else Text(f"{use.slowness:.2g}x", style="red" if is_slow(use) else "")
-        cells += [use.host, f"{use.cores:.1f}", workers, str(use.waiting or ""), latency, slow]
+        objects = f"{short_size(use.pulling)}/{short_size(use.pushing)}" if use.pulling or use.pushing else ""
+        cells += [use.host, f"{use.cores:.1f}", workers, str(use.waiting or ""), latency, slow, objects]
     return cells
 
 

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,23 @@ def is_users(frame: list[Any]) -> bool:
     if file.startswith("<frozen") or part_of_hpcray(file):
         return False
     return not file.startswith(_LIBRARY) or any(mark in file for mark in _PACKAGES)
+
+
+def after_fork(frames: list[list[Any]]) -> list[list[Any]]:
+    """The frames without those of the template process that the worker was forked from."""
+    last = max((place for place, frame in enumerate(frames) if part_of_hpcray(frame[0]) == TEMPLATE), default=-1)
+    return frames[last + 1 :]
+
+
+def interesting_frames(frames: list[list[Any]]) -> Iterator[list[Any]]:
+    """The frames from the user's first on; of hpcray's frames only those that the user's code calls directly."""
+    first = next((place for place, frame in enumerate(frames) if is_users(frame)), 0)
+    follows_users = True
+    for frame in frames[first:]:
+        ours = bool(part_of_hpcray(frame[0]))
+        if not ours or follows_users:
+            yield frame
+        follows_users = not ours
 
 
 def _frame_of(awaited: Any) -> FrameType | None:

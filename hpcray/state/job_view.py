@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from hpcray.common.ids import raylet_of
+from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.log_names import parse_worker_log_name
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
@@ -33,6 +33,9 @@ class JobSource(Protocol):
 
     def stack(self, node: int, proc: bytes) -> list[str]:
         """The stacks of a process."""
+
+    def transfers(self) -> list[dict[str, Any]]:
+        """The transfers of objects between nodes that are under way, or wait for their turn."""
 
     def tail(self, node: int) -> list[tuple[str, str]]:
         """The last lines of workers of a node: (pid, line)."""
@@ -67,7 +70,8 @@ class LiveJob:
         return self._overview.processes(node)
 
     def actors(self) -> list[dict[str, Any]]:
-        """See `JobSource`. Rows "actor", "class", "name", "state", "node", "pid", "restarts", "reason", "ended"."""
+        """See `JobSource`. Rows "actor", "class", "name", "state", "node", "pid", "proc", "restarts", "reason",
+        "ended"."""
         nodes = self._query.nodes()
         now = time.time()
         ended = {row["actor"]: row["seconds"] for node in nodes for row in node.ended if row["actor"]}
@@ -80,6 +84,7 @@ class LiveJob:
                 "state": row["state"],
                 "node": row["node"],
                 "pid": pids.get(row["worker"], 0) or row["pid"] or 0,
+                "proc": (row["worker"] or b"").hex(),
                 "restarts": row["restarts"],
                 "reason": row["reason"] or "",
                 "ended": None if dead_for is None or row["state"] != "DEAD" else now - dead_for,
@@ -91,6 +96,24 @@ class LiveJob:
     def stack(self, node: int, proc: bytes) -> list[str]:
         """See `JobSource`."""
         return list(show_stacks(stacks(self._query, [node], proc), False))
+
+    def transfers(self) -> list[dict[str, Any]]:
+        """See `JobSource`. Rows "object", "size", "done", "from", "to" (nodes; -1: not known yet), "state"; a transfer
+        that both ends tell of is one row, the receiver's."""
+        alive = [raylet_of(row["Index"]) for row in self._process.gcs.nodes() if row["Alive"]]
+        found: dict[tuple[bytes, int], dict[str, Any]] = {}
+        for raylet, rows in self._query.ask(alive, "transfers").items():
+            here = node_of(raylet)
+            for row in rows:
+                sends = row["state"] == "sends"
+                ends = (here, row["node"]) if sends else (row["node"], here)
+                key = row["id"], ends[1]
+                if not sends or key not in found:
+                    found[key] = {
+                        "object": row["id"].hex(), "size": row["size"], "done": row["done"], "from": ends[0],
+                        "to": ends[1], "state": row["state"],
+                    }  # fmt: skip
+        return sorted(found.values(), key=lambda row: (row["done"] - row["size"], row["object"]))
 
     def tail(self, node: int) -> list[tuple[str, str]]:
         """See `JobSource`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import FunctionUse, JobOverview, NodeUse
 
 _PATIENCE = 1.0
+_GPU_TIME = 0.8  # seconds
 _MEGA = 1e6
 _PERCENT = 100.0
 _DURATIONS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)  # seconds
@@ -32,10 +34,16 @@ def common_labels(process: CoreWorker) -> dict[str, str]:
 
 def own_metrics(process: CoreWorker) -> list[MetricRow]:
     """The figures of the node of this process; none if its raylet does not answer."""
-    if _Last.overview is None or _Last.process is not process:
-        _Last.overview, _Last.process = JobOverview(process, _PATIENCE), process
+    overview = _Last.overview
+    first = overview is None or _Last.process is not process
+    if overview is None or first:
+        overview = _Last.overview = JobOverview(process, _PATIENCE)
+        _Last.process = process
     try:
-        use = _Last.overview.sample([process.node])
+        use = overview.sample([process.node])
+        if first and any(one.resources.get("GPU", (0.0, 0.0))[1] and not one.gpus for one in use.nodes):
+            time.sleep(_GPU_TIME)  # the first question has only begun to look at the GPUs
+            use = overview.sample([process.node])
     except (ConnectionError, RuntimeError, ValueError):
         return []
     return [row for node in use.nodes if not node.problem for row in metric_rows(node, use.functions)]
@@ -74,6 +82,10 @@ def metric_rows(node: NodeUse, functions: list[FunctionUse]) -> list[MetricRow]:
         _labelled(
             "object_transfers", "Transfers of objects that have ended well", "State",
             {"Pulled": store["pulled"], "Sent": store["sent"]}, COUNTER,
+        ),
+        _labelled(
+            "object_transfer_bytes", "Bytes of objects that came from other nodes, and that went there", "State",
+            {"Pulled": store["pulled_bytes"], "Sent": store["sent_bytes"]}, COUNTER,
         ),
         {
             **_row("resources", "Resources of this node, logical", GAUGE),

@@ -29,6 +29,7 @@ class NodeUse:
         resources: of each, the used and the total amount.
         store: the numbers of the object store (`ObjectStore.snapshot`), bytes and counts.
         spilling, restoring, receiving, sending: bytes per second, of the disk and of the host's networks.
+        pulling, pushing: bytes of objects per second, from and to other nodes' stores.
         gpus: rows of `GpuSampler`. workers: counts by state. latency: seconds of a message to it and back, if known.
         slowness: how many times as long as elsewhere the runs of functions take that other nodes run too, as far as is
             known. row: what the node has said.
@@ -49,6 +50,8 @@ class NodeUse:
     restoring: float = 0.0
     receiving: float = 0.0
     sending: float = 0.0
+    pulling: float = 0.0
+    pushing: float = 0.0
     gpus: list[dict[str, Any]] = field(default_factory=list)
     workers: dict[str, int] = field(default_factory=dict)
     actors: int = 0
@@ -184,12 +187,15 @@ def _node_use(
         use.cpu, use.cores = before.cpu, before.cores
         use.spilling, use.restoring = before.spilling, before.restoring
         use.receiving, use.sending = before.receiving, before.sending
+        use.pulling, use.pushing = before.pulling, before.pushing
         return use
     whole = cpu["host_all"] - last["cpu"]["host_all"]
     use.cpu = (cpu["host_busy"] - last["cpu"]["host_busy"]) / whole if whole > 0 else before.cpu
     use.cores = max(0.0, cpu["job"] - last["cpu"]["job"]) / elapsed  # less: a process has ended
     use.spilling = (store["spilled_bytes"] - last["store"]["spilled_bytes"]) / elapsed
     use.restoring = (store["loaded_bytes"] - last["store"]["loaded_bytes"]) / elapsed
+    use.pulling = (store["pulled_bytes"] - last["store"]["pulled_bytes"]) / elapsed
+    use.pushing = (store["sent_bytes"] - last["store"]["sent_bytes"]) / elapsed
     use.receiving = (row["network"]["received"] - last["network"]["received"]) / elapsed
     use.sending = (row["network"]["sent"] - last["network"]["sent"]) / elapsed
     return use

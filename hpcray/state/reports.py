@@ -20,7 +20,7 @@ from rich.text import Text
 
 from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
-from hpcray.platform.stacks import TEMPLATE, is_users, part_of_hpcray
+from hpcray.platform.stacks import after_fork, interesting_frames, is_users
 from hpcray.runtime.diagnostics.cluster_query import show_kernel
 from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState
 
@@ -317,9 +317,29 @@ def show_stores(rows: list[dict[str, Any]]) -> Iterator[str]:
         for line in table_lines(_STORE_COLUMNS, map(_store_cells, row["list"]), right=("size",)):
             yield f"  {line}"
         if row["objects"] > len(row["list"]):
-            yield f"  {row['objects'] - len(row['list'])} smaller ones are not shown; hint: --limit"
+            yield _not_shown(row)
     total = sum_stores(rows)
     yield f"all {total['nodes']} nodes: {_store_line(total)}"
+
+
+def print_stores(rows: list[dict[str, Any]]) -> None:
+    """Print the lines of `show_stores`; on a terminal with tables that fit it."""
+    if not Console().is_terminal:
+        for line in show_stores(rows):
+            print(line)
+        return
+    for row in rows:
+        lines = show_stores([row])
+        print(next(lines))
+        if not row["problem"]:
+            print_table(_STORE_COLUMNS, map(_store_cells, row["list"]))
+            if row["objects"] > len(row["list"]):
+                print(_not_shown(row))
+    print(list(show_stores(rows))[-1])
+
+
+def _not_shown(row: dict[str, Any]) -> str:
+    return f"  {row['objects'] - len(row['list'])} smaller ones are not shown; hint: --limit"
 
 
 def _store_line(row: dict[str, Any]) -> str:
@@ -394,27 +414,10 @@ def _shown(row: dict[str, Any], thread: dict[str, Any]) -> bool:
         return False
     if any(call["thread"] == thread["ident"] for call in row["calls"]):
         return True
-    return not thread["name"].startswith("hpcray-") and any(map(is_users, _after_fork(thread["frames"])))
-
-
-def _after_fork(frames: list[list[Any]]) -> list[list[Any]]:
-    """The frames without those of the template process that the worker was forked from."""
-    last = max((place for place, frame in enumerate(frames) if part_of_hpcray(frame[0]) == TEMPLATE), default=-1)
-    return frames[last + 1 :]
+    return not thread["name"].startswith("hpcray-") and any(map(is_users, after_fork(thread["frames"])))
 
 
 def _frames(frames: list[list[Any]], everything: bool) -> Iterator[str]:
-    for file, line, function in frames if everything else _interesting(_after_fork(frames)):
+    for file, line, function in frames if everything else interesting_frames(after_fork(frames)):
         text = linecache.getline(file, line).strip()
         yield f"      {file}:{line} in {function}{': ' + text if text else ''}"
-
-
-def _interesting(frames: list[list[Any]]) -> Iterator[list[Any]]:
-    """The frames from the user's first on; of hpcray's frames only those that the user's code calls directly."""
-    first = next((place for place, frame in enumerate(frames) if is_users(frame)), 0)
-    follows_users = True
-    for frame in frames[first:]:
-        ours = bool(part_of_hpcray(frame[0]))
-        if not ours or follows_users:
-            yield frame
-        follows_users = not ours

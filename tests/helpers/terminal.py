@@ -23,6 +23,9 @@ class Terminal:
 
     Args:
         command: with its arguments. environ: its variables. width, height: of the terminal, in characters.
+
+    Attributes:
+        printed: all that the command has written, escape sequences included.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Terminal:
                 os._exit(127)
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
         self.code: int | None = None
-        self._modes = ""
+        self.printed = ""
 
     def __enter__(self) -> Terminal:
         return self
@@ -67,7 +70,7 @@ class Terminal:
             data = os.read(self._fd, 1 << 16)
         except OSError:  # Linux's word for a pty without a process
             return False
-        self._modes += data.decode(errors="replace")
+        self.printed += data.decode(errors="replace")
         self._stream.feed(data)
         return bool(data)
 
@@ -93,4 +96,4 @@ class Terminal:
     @property
     def left_alternate_screen(self) -> bool:
         """True if the last word on the alternate screen was to leave it."""
-        return self._modes.rfind("\x1b[?1049l") > self._modes.rfind("\x1b[?1049h")
+        return self.printed.rfind("\x1b[?1049l") > self.printed.rfind("\x1b[?1049h")

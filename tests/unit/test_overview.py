@@ -16,7 +16,7 @@ from hpcray.state.overview import JobOverview, JobUse, NodeUse
 
 STORE = {
     "capacity": 1000, "used": 250, "on_disk": 40, "spilled_bytes": 100, "loaded_bytes": 0, "objects": 3, "waiting": 0,
-    "pulled": 2, "sent": 1,
+    "pulled": 2, "sent": 1, "pulled_bytes": 5000, "sent_bytes": 700,
 }  # fmt: skip
 
 
@@ -74,13 +74,15 @@ def test_rates_are_those_between_two_samples(job: tuple[JobOverview, dict[str, A
     assert [node.spilling for node in first.nodes] == [0.0, 0.0] and first.program == "train.py --fast"
     cpu = {"host_busy": 18.0, "host_all": 108.0, "host_count": 4, "job": 9.0}
     report["nodes"][0] = node_row(
-        0, 102.0, cpu=cpu, store={**STORE, "spilled_bytes": 1100}, network={"received": 4000, "sent": 0}
-    )
+        0, 102.0, cpu=cpu, store={**STORE, "spilled_bytes": 1100, "pulled_bytes": 9000, "sent_bytes": 1700},
+        network={"received": 4000, "sent": 0},
+    )  # fmt: skip
     report["functions"] = {"f": [30, 2, 30_000_000, {bucket_of(1e6): 30}], "g": [1, 0, 5, {0: 1}]}
     report["running"], report["queued"] = {"f": 2}, {"h": 7}
     second = view.sample()
     one, other = second.nodes
     assert (one.cores, one.spilling, one.receiving) == (2.0, 500.0, 2000.0) and one.cpu == 1.0
+    assert (one.pulling, one.pushing) == (2000.0, 500.0)
     assert (other.cores, other.latency) == (0.0, 0.002), "it has said nothing new"
     assert [(each.name, each.running, each.queued, each.failed) for each in second.functions] == [
         ("f", 2, 0, 2), ("g", 0, 0, 0), ("h", 0, 7, 0),

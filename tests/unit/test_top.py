@@ -59,7 +59,7 @@ class FakeJob:
         ]  # fmt: skip
 
     def actors(self) -> list[dict[str, Any]]:
-        common = {"node": 1, "pid": 9, "restarts": 0, "name": ""}
+        common = {"node": 1, "pid": 9, "restarts": 0, "name": "", "proc": "01" * 8}
         return [
             {**common, "actor": "a1", "class": "Alive", "state": "ALIVE", "reason": "", "ended": None},
             {**common, "actor": "a2", "class": "Dead", "state": "DEAD", "reason": "killed by signal 9", "ended": 1e9},
@@ -67,6 +67,9 @@ class FakeJob:
 
     def stack(self, node: int, proc: bytes) -> list[str]:
         return [f"stack of {proc.hex()} on {node}", "  train.py:12 in step"]
+
+    def transfers(self) -> list[dict[str, Any]]:
+        return [{"object": "0a1b", "size": 4 * 10**9, "done": 10**9, "from": 0, "to": 1, "state": "receives"}]
 
     def tail(self, node: int) -> list[tuple[str, str]]:
         return [("101", f"epoch 7 on node {node}")]
@@ -130,6 +133,14 @@ def test_keys_lead_to_a_node_a_process_a_function_and_the_actors_and_back() -> N
         await pilot.press("a")
         text = await shows("killed by signal 9")
         assert ("2 actors, 1 of them alive" in text and "01:46:40" in text) or ":46:40" in text
+        await pilot.press("enter")
+        text = await shows("stack of 0101010101010101 on 1")
+        assert "actor Alive, stacks at" in text and "actor: a1" in text
+        await pilot.press("escape", "escape")
+        await shows("functions by total time")
+        await pilot.press("t")
+        text = await shows("0a1b")
+        assert "1 transfers, 3.0 GB to come" in text and "25%" in text and "receives" in text
         await pilot.press("escape")
         await shows("functions by total time")
         await pilot.press("tab", "enter")

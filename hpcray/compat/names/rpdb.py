@@ -1,24 +1,30 @@
-"""`ray.util.rpdb`, also `ray.util.pdb`: Ray's debugger, which hpcray does not have."""
+"""`ray.util.rpdb`, also `ray.util.pdb`: breakpoints in tasks and actors, to which `hpcray debug` attaches."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import os
+import sys
+from typing import Any
+
+from hpcray.runtime.diagnostics import debugger
+
+__all__ = ["set_trace"]
 
 
-def set_trace(breakpoint_uuid: Any = None) -> NoReturn:
-    """Refused.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise NotImplementedError(
-        "hpcray has no debugger for tasks and actors; hint: `hpcray stack` shows what they do, and "
-        "breakpoint() works where the function is called without .remote()"
-    )
+def set_trace(breakpoint_uuid: Any = None) -> None:
+    """Stop here until `hpcray debug` (or `ray debug`) lets the task go on; in a driver, pdb on its terminal."""
+    debugger.set_trace(sys._getframe(1))
 
 
-_post_mortem = set_trace
+def _driver_set_trace() -> None:
+    debugger.set_trace(sys._getframe(1))
+
+
+def _post_mortem() -> None:
+    error = sys.exc_info()[1]
+    if error is not None:
+        debugger.post_mortem(error)
 
 
 def _is_ray_debugger_post_mortem_enabled() -> bool:
-    return False
+    return os.environ.get("RAY_DEBUG_POST_MORTEM", "0") == "1"

@@ -219,6 +219,8 @@ class ObjectStore:
             **object_stats(self._objects.values()),
             **transfer_stats(lifecycle.pulls, lifecycle.pushes),
             "queued": len(lifecycle.pulls.admission),
+            "pulled_bytes": lifecycle.pulls.received_bytes,
+            "sent_bytes": lifecycle.pushes.sent_bytes + lifecycle.spilled_pushes.sent_bytes,
             "from_disk": lifecycle.spilled_pushes.completed,
             "lent": lifecycle.spills.loans.count,
             **lifecycle.spills.snapshot(lifecycle.spilled_pushes.loaded_bytes),
@@ -226,6 +228,12 @@ class ObjectStore:
             "freed": lifecycle.freed,
             "failed": lifecycle.failed,
         }
+
+    def transfers(self) -> list[dict[str, Any]]:
+        """The transfers of objects from and to other nodes that are under way, or wait for their turn: "id", "size",
+        "done" (bytes), "node" at the other end (-1: not known yet), "state"."""
+        lifecycle = self.lifecycle
+        return [*lifecycle.pulls.rows(), *lifecycle.pushes.rows(), *lifecycle.spilled_pushes.rows()]
 
     def largest_objects(self, limit: int) -> list[dict[str, Any]]:
         """The largest objects, at most so many (see `stats.largest_objects`)."""

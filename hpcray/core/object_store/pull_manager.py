@@ -6,6 +6,8 @@ may be the only one that has the object. Such a pull pauses, longer each time, a
 
 from __future__ import annotations
 
+from typing import Any
+
 from hpcray.common.ids import PROC_BYTES, TASK_BYTES, raylet_of
 from hpcray.core.effects import Effect, Send, StartReceive
 from hpcray.core.object_store.push_manager import PushManager, chunk_count
@@ -92,6 +94,10 @@ class PullAdmission:
         """True if the pull has not been admitted yet."""
         return self._waiting[obj.priority].get(obj.id) is obj
 
+    def waiting(self) -> list[StoredObject]:
+        """The objects whose pulls have not been admitted, the most urgent first."""
+        return [obj for queue in self._waiting for obj in queue.values()]
+
     def incoming_bytes(self) -> int:
         """Bytes of the objects that have a block already and are on their way."""
         return sum(obj.size for obj in self._active.values() if obj.offset >= 0)
@@ -140,14 +146,14 @@ class PullManager:
 
     Attributes:
         admission: which pulls are under way and which wait for their turn.
-        completed: count of the objects that arrived whole.
+        completed: count of the objects that arrived whole. received_bytes: bytes that arrived.
         last_progress: when a chunk arrived last.
         paused: pulls that wait before they try a node behind a broken link again.
     """
 
     def __init__(self, node: int, pushes: PushManager, dead_nodes: set[int], chunk: int = CHUNK_BYTES) -> None:
         self.admission = PullAdmission()
-        self.completed = 0
+        self.completed = self.received_bytes = 0
         self.last_progress = float("-inf")
         self.paused: dict[bytes, StoredObject] = {}
         self._node = node
@@ -278,7 +284,9 @@ class PullManager:
         pull.receive_ended(tag, error, out)
         if pull.chunks_received > had:
             self.last_progress = now
-            obj.received_bytes = min(obj.size, pull.chunks_received * self._chunk_for(obj.size))
+            here = min(obj.size, pull.chunks_received * self._chunk_for(obj.size))
+            self.received_bytes += max(0, here - obj.received_bytes)
+            obj.received_bytes = here
             if obj.pushes:
                 self._pushes.push_arrived(obj, out)
         if pull.posted:
@@ -294,6 +302,22 @@ class PullManager:
         """If the dead node was the source of the object, the next one is tried."""
         if obj.pull is not None and obj.pull.tag >= 0 and obj.pull.node == node:
             obj.pull.cancel_attempt("the node died", out, blame=False)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The pulls: id and size of the object, bytes that are here, the node that sends, and whether it does."""
+        under_way = [(obj, "receives") for obj in self._attempts.values()]
+        paused = [(obj, "pauses") for obj in self.paused.values()]
+        waiting = [(obj, "waits") for obj in self.admission.waiting()]
+        return [
+            {
+                "id": obj.id,
+                "size": obj.size,
+                "done": obj.received_bytes,
+                "node": obj.pull.node if obj.pull is not None else -1,
+                "state": state,
+            }
+            for obj, state in (*under_way, *paused, *waiting)
+        ]
 
     def __len__(self) -> int:
         """Number of objects on their way."""

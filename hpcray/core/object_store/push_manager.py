@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.effects import Effect, Piece, ReadSpill, Send, StartSend
@@ -28,12 +29,12 @@ class PushManager:
         min_broadcast: bytes from which on several readers get an object from each other.
 
     Attributes:
-        completed: count of the objects that were sent whole.
+        completed: count of the objects that were sent whole. sent_bytes: bytes that were sent.
         redirected: count of the askers that were sent to a node that relays the object.
     """
 
     def __init__(self, dead_nodes: Collection[int], min_broadcast: int = MIN_BROADCAST_BYTES) -> None:
-        self.completed = 0
+        self.completed = self.sent_bytes = 0
         self.redirected = 0
         self._dead_nodes = dead_nodes
         self._min_broadcast = min_broadcast
@@ -77,6 +78,7 @@ class PushManager:
         if error is not None:
             refuse_push(push, f"sending failed: {error}", self._dead_nodes, out, link_broken=True)
         else:
+            self.sent_bytes += push.size_of(tag)
             self._send_chunks(push, out)
         return self._remove_if_over(push)
 
@@ -112,6 +114,10 @@ class PushManager:
     def objects(self) -> list[StoredObject]:
         """The objects that are being sent, forgotten ones included; once for each receiver."""
         return [push.obj for push in self._pushes.values()]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The pushes: id and size of the object, bytes that the data plane has got, and the node that they go to."""
+        return push_rows(self._pushes.values())
 
     def __len__(self) -> int:
         """Number of nodes that are being sent something, once for each object."""
@@ -159,6 +165,20 @@ class PushManager:
             assert obj.pushes.keys() <= self._pushes.keys(), f"{obj.id.hex()} is sent by no push of the store"
 
 
+def push_rows(pushes: Iterable[ChunkedPush]) -> list[dict[str, Any]]:
+    """A row for each push, see `PushManager.rows`."""
+    return [
+        {
+            "id": push.obj.id,
+            "size": push.obj.size,
+            "done": min(push.obj.size, push.next * push.chunk),
+            "node": push.node,
+            "state": "sends",
+        }
+        for push in pushes
+    ]
+
+
 def chunk_count(size: int, chunk: int) -> int:
     """In how many chunks an object of `size` bytes travels; at least one."""
     return max(1, -(-size // chunk))
@@ -198,12 +218,12 @@ class SpilledObjectPush:
         dead_nodes: nodes that are sent no message any more; kept up to date by the store.
 
     Attributes:
-        completed: count of the objects that were sent whole.
+        completed: count of the objects that were sent whole. sent_bytes: bytes that were sent.
         loaded_bytes: bytes that were read from disk.
     """
 
     def __init__(self, slots: Sequence[int], size: int, dead_nodes: Collection[int]) -> None:
-        self.completed = 0
+        self.completed = self.sent_bytes = 0
         self.loaded_bytes = 0
         self._slots = list(slots)
         self._free = list(slots)
@@ -249,6 +269,8 @@ class SpilledObjectPush:
         push, slot = self._sending.pop(tag)
         if error is not None:
             refuse_push(push, f"sending failed: {error}", self._dead_nodes, out, link_broken=True)
+        else:
+            self.sent_bytes += push.size_of(tag)
         return self._release_slot(push, slot, out)
 
     def abandon_object(self, obj: StoredObject, reason: str, out: list[Effect]) -> list[StoredObject]:
@@ -272,6 +294,10 @@ class SpilledObjectPush:
     def objects(self) -> list[StoredObject]:
         """The objects that are being sent, forgotten ones included; once for each receiver."""
         return [push.obj for push in self._pushes]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """See `PushManager.rows`."""
+        return push_rows(self._pushes)
 
     def __len__(self) -> int:
         """Number of pushes."""

@@ -125,6 +125,11 @@ class ChunkedPush:
     flying: int = 0
     over: bool = False
 
+    def size_of(self, tag: int) -> int:
+        """Bytes of the chunk with this tag."""
+        at = (tag - self.tag + self.first) * self.chunk
+        return max(0, min(self.chunk, self.obj.size - at))
+
     @property
     def complete(self) -> bool:
         """True if every chunk was handed to the data plane."""

@@ -17,6 +17,9 @@ job        []                  "id" of the job, "driver" (whether this process i
 events     [limit, since,      what ran here and has ended: `TaskEventBuffer.dump`; whether with the texts of errors.
            errors]             All three may be left out
 figures    []                  what ran, runs and waits, by function: `TaskFigures.answer`
+profile    [token, options]    begins a profile of this process, which ends by itself: `ProcessProfiler.start`
+debug      [token, word, ...]  what the client of a breakpoint has typed, or wants to know: `debugger.answer`
+profiled   [token, most]       ends it; the answer comes when it is ready: `ProcessProfiler.answer_later`
 log_parts  [task, suffix]      "name" of this worker's log file ("out" or "err"), and "parts": from where to where each
                                run of the task has written; nil: it has no such file
 log        [core, start]       the inputs of the object table, if they are recorded: `owner_portion`
@@ -36,7 +39,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -55,6 +58,9 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.diagnostics.object_status import status_of_object, status_of_task, timeout_message
 from hpcray.runtime.diagnostics.task_figures import TaskFigures
 from hpcray.runtime.diagnostics.wait_graph import SlowGetReport, waiting_calls
+
+if TYPE_CHECKING:
+    from hpcray.runtime.diagnostics.process_profile import ProcessProfiler
 
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""
@@ -84,12 +90,20 @@ class Introspection:
             "figures": lambda: self._task_figures.answer(self._calls()),
             "log_parts": self._log_parts,
             "job": self._job,
+            "profile": self._profile,
         }
+        self._profiler: ProcessProfiler | None = None
         if process.config.record:
             self._methods["log"] = owner_portion(process)
 
     def on_introspect(self, src: bytes, msg: m.Introspect) -> None:
         """Answer a query (lock held)."""
+        if msg.what == "debug":
+            self._debug(src, msg)
+            return
+        if msg.what == "profiled":
+            self._started_profiler().answer_later(src, msg.req, *msgspec.msgpack.decode(msg.args))
+            return
         method = self._methods.get(msg.what)
         if method is None:
             reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
@@ -114,6 +128,33 @@ class Introspection:
             task = next(iter(leased.inflight.values()), None) if leased is not None else None
             rows.append((proc, task.name if task is not None else "", task is None or task.retries != 0))
         self._process.engine.send(src, m.RetriableTasks(msg.number, rows))
+
+    # ------------------------------------------------------------ profiles, breakpoints
+
+    def _debug(self, src: bytes, msg: m.Introspect) -> None:
+        from hpcray.runtime.diagnostics.debugger import answer
+
+        token, *words = msgspec.msgpack.decode(msg.args)
+        answer(src, msg.req, token, words, self._send_now, lambda: {call["task"] for call in self._calls()})
+
+    def _profile(self, token: bytes, options: dict[str, Any]) -> dict[str, Any]:
+        from hpcray.runtime.diagnostics.process_profile import ProfileOptions  # few processes are ever profiled
+
+        return self._started_profiler().start(token, msgspec.convert(options, ProfileOptions))
+
+    def _started_profiler(self) -> ProcessProfiler:
+        from hpcray.runtime.diagnostics.process_profile import ProcessProfiler, labels_of
+
+        if self._profiler is None:
+            self._profiler = ProcessProfiler(partial(labels_of, self._process), self._send_now)
+        return self._profiler
+
+    def _send_now(self, dest: bytes, reply: m.GcsReply) -> None:
+        """Send a reply from a thread that does not drive the engine."""
+        engine = self._process.engine
+        with engine.lock:
+            engine.send(dest, reply)
+            engine.flush()
 
     # ------------------------------------------------------------ what runs
 

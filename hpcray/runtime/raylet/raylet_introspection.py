@@ -12,6 +12,7 @@ core       []                  `LocalLeaseManager.snapshot`, and "now" of its cl
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
 figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
+transfers  []                  transfers of objects that are under way: `ObjectStore.transfers`
 usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
 log_files  [pattern]           the names of log files: `LogFiles.find`
@@ -152,6 +153,7 @@ class RayletIntrospection:
             "log_sizes": log_files.sizes,
             "log_tail": log_files.tail,
             "usage": figures.usage,
+            "transfers": store.transfers,
         }
         if recorders is not None:
             self._methods["log"] = recorders.portion

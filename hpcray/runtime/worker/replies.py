@@ -33,6 +33,8 @@ from hpcray.runtime.diagnostics.introspection import TaskEventBuffer
 from hpcray.runtime.worker.context import WorkerContext
 
 _FLUSH_US = 1_000
+POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+"""Variable, Ray's: with 1 a task that raises an error waits for `hpcray debug`."""
 _AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
 
 
@@ -128,6 +130,10 @@ class Replies:
             self._worker.cancelled.discard(task)
             error = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
         elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
+            if os.environ.get(POST_MORTEM) == "1":
+                from hpcray.runtime.diagnostics.debugger import post_mortem
+
+                post_mortem(error)
             called = self._worker.display_name(task, name)
             error = task_error(error, name, actor, f"ray::{called}")
         if self.record is not None:

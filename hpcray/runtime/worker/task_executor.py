@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import msgspec
@@ -294,6 +294,10 @@ class TaskExecutor:
     def _end_soon(self) -> None:
         with self.engine.lock:
             self.enqueue_first(_Terminated())
+
+    def let_interrupt(self, code: CodeType) -> None:
+        """Let interrupts of a task through where this function of ours waits."""
+        _COUNTED.add(code)
 
     # ------------------------------------------------------------ the loop
 
@@ -624,7 +628,7 @@ _CALLS_USERS = {
 }  # fmt: skip
 """Code of ours between a task and its function: an interrupt there is one of user code (`in_user_code`)."""
 _COUNTED: set[Any] = set()
-"""The same, of functions with `max_calls`: what counts their calls."""
+"""The same, of functions with `max_calls`: what counts their calls; and where a debugger waits for a line."""
 
 
 def in_user_code(frame: FrameType | None) -> bool:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcray.platform.accelerators import restore_device_visibility
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
@@ -32,6 +32,15 @@ def _leave(code: int) -> None:
 
 def _not_ours(number: int, frame: FrameType | None) -> None:
     """A handler, not SIG_IGN, which programs that a task starts would inherit."""
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()` in a task: `hpcray debug` attaches to it, unless PYTHONBREAKPOINT names something else."""
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)
+    from hpcray.runtime.diagnostics.debugger import set_trace  # it loads pdb, and few tasks stop
+
+    return set_trace(sys._getframe(1), *args, **kwargs)
 
 
 def worker_main(session_dir: str, number: int, arena_fd: int, environment: WorkerRuntimeEnv | None = None) -> NoReturn:
@@ -57,6 +66,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     os.environ[OWN_SESSION] = session_dir
     signal.signal(signal.SIGINT, worker.interrupted)
     signal.signal(signal.SIGTERM, worker.terminated)
+    sys.breakpointhook = _breakpoint
     write_to_log_files(process, worker)
     process.on_exit = _leave
     for number in process.run.signals:

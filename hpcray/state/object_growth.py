@@ -1,0 +1,78 @@
+"""How the objects of a job become more or larger, by where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
+
+_MOST_OBJECTS = 100_000
+"""Objects that one process tells of, at most."""
+
+
+@dataclass
+class ObjectCensus:
+    """The objects that the processes of a job own.
+
+    Attributes:
+        origins: of each origin, how many there are and their bytes. An origin is the line that created the refs, where
+            the job records them; else the function that returned the objects, or the process that has put them.
+        partial: processes that own more objects than they told of. missing: those that did not answer.
+    """
+
+    origins: dict[str, tuple[int, int]]
+    partial: list[str]
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class ObjectGrowth:
+    """The objects of one origin: how many more there are than before, and how many more bytes; and now."""
+
+    origin: str
+    more: int
+    more_bytes: int
+    count: int
+    size: int
+
+
+def count_objects(process: CoreWorker, patience: float) -> ObjectCensus:
+    """Count the objects of a job by where they come from.
+
+    Args:
+        process: it sends the questions. patience: seconds that a process may take to answer.
+    """
+    query = ClusterQuery(process, patience)
+    people = {one.proc: one for one in query.processes() if one.kind in ("driver", "worker") and one.proc != process.me}
+    answers = query.ask(people, "objects", _MOST_OBJECTS)
+    found = ObjectCensus({}, [], [])
+    for proc, one in people.items():
+        answer = answers.get(proc)
+        if answer is None:
+            if proc not in query.gone:
+                found.missing.append(one.title)
+            continue
+        for row in answer["rows"]:
+            if row["mine"] and row["state"] in ("inline", "stored"):
+                origin = row["site"] or row["task"] or f"put by {one.title}"
+                count, size = found.origins.get(origin, (0, 0))
+                found.origins[origin] = count + 1, size + row["size"]
+        if answer["total"] > len(answer["rows"]):
+            found.partial.append(one.title)
+    return found
+
+
+def growth(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> list[ObjectGrowth]:
+    """What has changed from one count to the next, the largest growth first.
+
+    Args:
+        before, after: `ObjectCensus.origins`.
+    """
+    found = []
+    for origin in {*before, *after}:
+        (old, old_size), (new, new_size) = before.get(origin, (0, 0)), after.get(origin, (0, 0))
+        if (old, old_size) != (new, new_size):
+            found.append(ObjectGrowth(origin, new - old, new_size - old_size, new, new_size))
+    return sorted(found, key=lambda one: (-one.more_bytes, -one.more, one.origin))

@@ -1,0 +1,142 @@
+"""A job of four nodes to look at, and what each command that looks at a job has to say of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+PROGRAM = """\
+import sys, time
+import numpy as np
+import hpcray as ray
+from hpcray.util.metrics import Counter
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+ray.init()
+nodes = [node["NodeID"] for node in sorted(ray.nodes(), key=lambda node: node["Index"])]
+
+
+def on(node):
+    return On(nodes[node], False)
+
+
+@ray.remote(num_cpus=0)
+def block(number):
+    print("block", number, "is made")
+    return np.full(1 << 17, number)
+
+
+@ray.remote(num_cpus=0)
+def computing():
+    while True:
+        sum(range(1000))
+        time.sleep(0.001)
+
+
+@ray.remote(num_cpus=0)
+def reading(refs):
+    return ray.get(refs)
+
+
+@ray.remote(num_cpus=0)
+def stopping(number):
+    breakpoint()
+    return number
+
+
+@ray.remote(num_cpus=10_000)
+def never():
+    pass
+
+
+@ray.remote(num_cpus=0)
+class Holder:
+    def __init__(self):
+        self.kept = []
+
+    def name(self):
+        print("the holder speaks")
+        return "held"
+
+
+Counter("requests", "number of requests").inc()
+blocks = [block.options(scheduling_strategy=on(number)).remote(number) for number in range(4)]
+assert [int(found[0]) for found in ray.get(blocks)] == [0, 1, 2, 3]
+holder = Holder.options(name="the holder", scheduling_strategy=on(1)).remote()
+assert ray.get(holder.name.remote()) == "held"
+busy = computing.options(scheduling_strategy=on(2)).remote()
+waits = reading.options(scheduling_strategy=on(1)).remote([busy])
+stops = [stopping.options(scheduling_strategy=on(3)).remote(7), stopping.options(scheduling_strategy=on(0)).remote(8)]
+hopeless = never.remote()
+time.sleep(1.5)  # the metrics are written once a second
+print("watch", waits.hex(), flush=True)
+print("released", sorted(ray.get(stops)), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A command, and what its output has to hold.
+
+    Attributes:
+        words: the command; REF is the object that waits. shows: regular expressions.
+        code: its exit code. extra: seconds that it measures, beyond those that it may take.
+        fits: whether its lines fit a terminal of 80 columns.
+    """
+
+    words: str
+    shows: tuple[str, ...]
+    code: int = 0
+    extra: float = 0.0
+    fits: bool = True
+
+
+LOOKS = (
+    Look("jobs", (r"RUNNING",)),
+    Look("status", (r"node 0 +\S+ +alive", r"node 3 +\S+ +alive", r"waiting:", r"CPU: 10000", r"can ever serve")),
+    Look("top --once --interval 1", (r"4 nodes", r"node 3", r"computing +1", r"block +4"), extra=1.0),
+    Look("list actors", (r"Holder", r"ALIVE", r"1 actors")),
+    Look("list tasks", (r"computing", r"RUNNING", r"never", r"PENDING")),
+    Look("list nodes", (r"node 2", r"ALIVE", r"4 nodes")),
+    Look("list workers", (r"WORKER", r"DRIVER", r"workers")),
+    Look("list objects", (r"objects",)),
+    Look("list jobs", (r"RUNNING", r"1 jobs")),
+    Look("list placement-groups", (r"0 placement-groups",)),
+    Look("list cluster-events", (r"cluster-events",)),
+    Look("summary tasks", (r"computing +RUNNING: 1", r"block +FINISHED: 4")),
+    Look("summary actors", (r"Holder +ALIVE: 1",)),
+    Look("summary objects", (r"total_objects",)),
+    Look("logs", (r"block 3 is made", r"the holder speaks", r"node 1\)")),
+    Look("logs --task block --node 2", (r"^\(block pid=\d+, node 2\) block 2 is made$",), fits=False),
+    Look("logs --actor 'the holder'", (r"the holder speaks",), fits=False),
+    Look("why", (r"reading", r"runs computing", r"never"), fits=False),
+    Look("why REF", (r"runs reading", r"runs computing for"), fits=False),
+    Look("stack", (r"runs computing for", r"runs stopping for", r"node 3"), fits=False),
+    Look("memory", (r"node 1 \(", r"1\.0 MB", r"all 4 nodes: 4 objects")),
+    Look("memory --growth 0.5", (r"nothing has changed: \d+ objects",), extra=0.5),
+    Look("timeline timeline.json", (r"timeline\.json; hint",), fits=False),
+    Look("profile --seconds 1 -o p.svg", (r"on 4 nodes", r"computing", r"p\.svg: svg"), extra=1.0),
+    Look("profile --seconds 0.5 --node 2 --task computing", (r"computing",), extra=0.5),
+    Look("profile --memory --seconds 0.5 --actor Holder", (r"of Python", r"actor Holder"), extra=0.5),
+    Look("debug --list", (r"Active breakpoints:", r"0 +stopping", r"1 +stopping")),
+    Look("metrics", (r'ray_tasks{Name="block"', r"ray_requests", r"ray_object_transfer_bytes_total"), fits=False),
+    Look("worker-logs", (r"worker-.*\.out",), fits=False),
+    Look("status --json", (r'"stores"',), fits=False),
+    Look("top --json --interval 0.5", (r'"functions"',), extra=0.5, fits=False),
+    Look("debug --json", (r'"name": "stopping"',), fits=False),
+    Look("profile --seconds 0.2 --actor nobody", (r"no actor 'nobody'; hint",), code=1),
+    Look("profile --seconds 0.2 --node 9", (r"no node 9; hint",), code=1),
+    Look("debug 17", (r"no breakpoint 17 waits",), code=1),
+    Look("why 00", (r"is no object id; hint",), code=1),
+)
+
+
+def missing(look: Look, text: str) -> list[str]:
+    """What the output of a command lacks."""
+    return [pattern for pattern in look.shows if not re.search(pattern, text, re.MULTILINE)]
+
+
+def tokens(listed: str) -> list[str]:
+    """The breakpoints that `hpcray debug --json` lists."""
+    return [row["token"] for row in json.loads(listed)]

@@ -1,0 +1,84 @@
+"""Each command that looks at a job, beside one on four ranks: what it prints, how fast, and on 80 columns."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job, as_module
+from helpers.leaks import LeakCheck
+from helpers.scripts import write
+from helpers.terminal import Terminal
+from helpers.watched_job import LOOKS, PROGRAM, missing, tokens
+from rich.text import Text
+
+pytestmark = pytest.mark.slow
+LONGEST = 6.0
+"""Seconds that a command may take on this machine, which others use too; docs say 2."""
+
+
+def test_every_command_works_on_four_nodes(
+    tmp_path: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCRAY_TMPDIR", str(tmp_path))
+    wrong: list[str] = []
+    with Job(as_module(4, write(tmp_path, PROGRAM))) as job:
+        line = job.line()
+        while not line.startswith("watch "):
+            assert line, job.wait(60)
+            line = job.line()
+        ref = line.split()[1]
+        address = session()
+        for look in LOOKS:
+            words = [
+                *shlex.split(look.words.replace("REF", ref)),
+                *([] if look.words == "jobs" else ["--job", address]),
+            ]
+            began = time.monotonic()
+            done = command(*words)
+            took = time.monotonic() - began - look.extra
+            text = done.stdout + done.stderr
+            if done.returncode != look.code or missing(look, text):
+                wrong.append(f"hpcray {look.words}: {done.returncode}, lacks {missing(look, text)}:\n{text}")
+            if took > LONGEST:
+                wrong.append(f"hpcray {look.words}: {took:.1f} s")
+            print(f"{took:6.2f} s  hpcray {look.words}")
+            if look.fits and not look.code:
+                widest = widest_line([sys.executable, "-m", "hpcray.cli", *words])
+                if len(widest) > 80:
+                    wrong.append(f"hpcray {look.words}: {len(widest)} columns: {widest}")
+        for token in tokens(command("debug", "--json", "--job", address).stdout):
+            done = command("debug", token, "--job", address, lines="p number\nc\n")
+            if "-> return number" not in done.stdout:
+                wrong.append(f"hpcray debug {token}:\n{done.stdout}{done.stderr}")
+        assert not wrong, "\n\n".join(wrong)
+        assert job.line() == "released [7, 8]"
+        job.wait(60)
+
+
+def session() -> str:
+    """A session directory of the only job in this test's place for sessions."""
+    (row,) = [row for row in json.loads(command("jobs", "--json").stdout) if row["session"]]
+    return str(row["session"])
+
+
+def command(*words: str, lines: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell of its own."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMIX", "PRTE"))}
+    line = [sys.executable, "-m", "hpcray.cli", *words]
+    return subprocess.run(line, env=environ, input=lines, capture_output=True, text=True, timeout=60, check=False)
+
+
+def widest_line(line: list[str]) -> str:
+    """The longest line that a command prints on a terminal of 80 columns."""
+    with Terminal(line) as terminal:
+        terminal.ends()
+        printed = terminal.printed
+    return max((Text.from_ansi(one).plain for one in printed.splitlines()), key=len, default="")

@@ -1,0 +1,55 @@
+"""Each command that looks at a job, from the login host, through `srun --overlap`."""
+
+from __future__ import annotations
+
+import shlex
+import time
+
+import pytest
+from helpers.slurm import SRUN, Slurm
+from helpers.watched_job import LOOKS, PROGRAM, missing, tokens
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+LONGEST = 8.0
+"""Seconds that a command may take on this machine, with the step that Slurm starts for it."""
+
+
+def test_every_command_works_from_the_login_host(slurm: Slurm) -> None:
+    wrong: list[str] = []
+    with slurm.start(*SRUN, "-N4", "-J", "watched", "python", "-m", "hpcray", slurm.write(PROGRAM)) as started:
+        line = started.line()
+        while not line.startswith("watch "):
+            assert line, started.wait()
+            line = started.line()
+        ref, job = line.split()[1], slurm.said("squeue", "-h", "-n", "watched", "-o", "%A")
+
+        def command(text: str) -> tuple[int, str, str]:
+            words = shlex.split(text)
+            named = [] if words[0] == "jobs" else ["--job", job]
+            ended = slurm.run("python", "-m", "hpcray.cli", *words, *named)
+            return ended.code, ended.out, ended.err
+
+        for look in LOOKS:
+            began = time.monotonic()
+            code, out, err = command(look.words.replace("REF", ref))
+            took = time.monotonic() - began - look.extra
+            lacks = missing(look, out + err)
+            if code != look.code or lacks:
+                wrong.append(f"hpcray {look.words}: {code}, lacks {lacks}:\n{out}{err}")
+            elif took > LONGEST:
+                wrong.append(f"hpcray {look.words}: {took:.1f} s")
+            print(f"{took:6.2f} s  hpcray {look.words}")
+            if look.words != "jobs":
+                assert "through srun --overlap" in err
+        for name in ("timeline.json", "p.svg"):
+            assert (slurm.place / name).stat().st_size > 100, "files are written where the command was typed"
+        found = tokens(command("debug --json")[1])
+        assert len(found) == 2
+        for token in found:
+            line = f"printf 'p number * 100\\nc\\n' | python -m hpcray.cli debug {token} --job {job}"
+            text = slurm.said("bash", "-c", line)
+            assert "-> return number" in text and ("700" in text or "800" in text), text
+        assert not wrong, "\n\n".join(wrong)
+        assert started.line() == "released [7, 8]"
+        assert started.wait().code == 0
+    slurm.check()
