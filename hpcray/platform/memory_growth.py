@@ -27,7 +27,7 @@ class _Tracing:
 
 
 class MemoryGrowth:
-    """What this process allocates from now on, until `answer` or `close`."""
+    """Memory that this process allocates from now on, until `answer` or `close`."""
 
     def __init__(self) -> None:
         with _Tracing.lock:
@@ -43,7 +43,7 @@ class MemoryGrowth:
         self._rss = resident_bytes()
 
     def answer(self, everything: bool) -> dict[str, Any]:
-        """What has been allocated since, and is still there. Ends the tracing; may take seconds.
+        """Return what has been allocated since, and is still there. Ends the tracing; may take seconds.
 
         Args:
             everything: also hpcray's frames.

@@ -22,8 +22,8 @@ INTERNAL = "(hpcray)"
 """Stands for the frames of a task in which none is the user's: arguments that are read, results that are sent."""
 
 Labels = Callable[[Mapping[int, FrameType]], tuple[Mapping[int, str], str]]
-"""From the innermost frames of all threads, by ident: what each one works for (none: for nothing), and what is said
-where none works for anything ("": nothing)."""
+"""Finds from the innermost frames of all threads, by ident, what each one works for (none: for nothing), and what is
+said where none works for anything ("": nothing)."""
 
 
 class StackSampler:
@@ -66,7 +66,7 @@ class StackSampler:
         return {**self.answer(), "cost": cost, "cpu": max(0.0, time.process_time() - whole - cost)}
 
     def answer(self) -> dict[str, Any]:
-        """What was seen.
+        """Return what was seen.
 
         Returns:
             "seconds", "samples", "gap" (longest time between two), "python" (CPU seconds of threads that Python knows),

@@ -111,7 +111,7 @@ class BreakpointClient:
         self._ask("interrupt")
 
     def completions(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        """What a word of a line at the prompt could become."""
+        """Return what a word of a line at the prompt could become."""
         return list(self._ask("complete", text, line, begin, end).get("completions", []))
 
     def _ask(self, word: str, *words: Any) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class LiveJob:
 
     def transfers(self) -> list[dict[str, Any]]:
         """See `JobSource`. Rows "object", "size", "done", "from", "to" (nodes; -1: not known yet), "state"; a transfer
-        that both ends tell of is one row, the receiver's."""
+        that both ends list is one row, the receiver's."""
         alive = [raylet_of(row["Index"]) for row in self._process.gcs.nodes() if row["Alive"]]
         found: dict[tuple[bytes, int], dict[str, Any]] = {}
         for raylet, rows in self._query.ask(alive, "transfers").items():

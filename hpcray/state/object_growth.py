@@ -9,7 +9,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 _MOST_OBJECTS = 100_000
-"""Objects that one process tells of, at most."""
+"""Objects that one process lists, at most."""
 
 
 @dataclass
@@ -19,7 +19,7 @@ class ObjectCensus:
     Attributes:
         origins: of each origin, how many there are and their bytes. An origin is the line that created the refs, where
             the job records them; else the function that returned the objects, or the process that has put them.
-        partial: processes that own more objects than they told of. missing: those that did not answer.
+        partial: processes that own more objects than they have listed. missing: those that did not answer.
     """
 
     origins: dict[str, tuple[int, int]]
@@ -65,7 +65,7 @@ def count_objects(process: CoreWorker, patience: float) -> ObjectCensus:
 
 
 def growth(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> list[ObjectGrowth]:
-    """What has changed from one count to the next, the largest growth first.
+    """Return what has changed from one count to the next, the largest growth first.
 
     Args:
         before, after: `ObjectCensus.origins`.

@@ -34,7 +34,7 @@ _KINDS = ("driver", "worker")
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What is to be measured.
+    """A request for a profile.
 
     Attributes:
         seconds: for how long. rate: samples per second.

@@ -189,7 +189,7 @@ FORMATS: Mapping[str, Callable[[JobProfile], str]] = {
     "folded": folded,
     "json": lambda profile: json.dumps(profile.as_dict(), indent=1),
 }
-"""What writes a profile, by format."""
+"""The functions that write a profile, by format."""
 SUFFIXES = {".json": "speedscope", ".svg": "svg", ".html": "svg", ".txt": "folded", ".folded": "folded"}
 """The formats of files, by how their names end."""
 

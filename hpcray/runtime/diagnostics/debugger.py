@@ -32,7 +32,7 @@ from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"
-"""Of the breakpoints that wait, in the key-value store."""
+"""Names of the breakpoints that wait, in the key-value store."""
 PROMPT, BUSY, RUNS, ENDED, TAKEN = "prompt", "busy", "runs", "ended", "taken"
 """States: it waits for a line; works on one, or steps; runs to its next breakpoint; is over; has another client."""
 _MOST_OUTPUT = 1 << 20
@@ -41,7 +41,7 @@ Send = Callable[[bytes, m.GcsReply], None]
 
 
 class DebuggerConsole:
-    """What a debugger writes and reads: a file to pdb, and the other end of `hpcray debug`.
+    """All that a debugger writes and reads: a file to pdb, and the other end of `hpcray debug`.
 
     Args:
         send: sends a reply, from any thread.
@@ -316,7 +316,7 @@ class WorkerDebugger(pdb.Pdb):
             self.set_step()
 
     def completions(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        """What a word at the prompt could become."""
+        """Return what a word at the prompt could become."""
         if begin > 0:
             command = self.parseline(line)[0]
             complete = getattr(self, f"complete_{command}", self._complete_expression) if command else None

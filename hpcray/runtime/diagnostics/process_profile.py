@@ -24,7 +24,7 @@ IDLE, AWAITS, SETS_UP = "idle", "coroutines wait", "sets up its runtime_env"
 
 
 class ProfileOptions(msgspec.Struct):
-    """What is to be measured.
+    """A request for a profile.
 
     Attributes:
         seconds: for how long. rate: samples per second. memory: what is allocated and not freed, instead of stacks.
@@ -85,7 +85,7 @@ class ProcessProfiler:
 
 
 class _Profile:
-    """One profile, in a thread that ends when its result has been sent, or nobody has asked for it."""
+    """One profile, in a thread that ends when its result has been sent, or no one has asked for it."""
 
     def __init__(self, options: ProfileOptions, labels: Labels, forget: Callable[[], object]) -> None:
         self._options = options
@@ -130,7 +130,7 @@ class _Profile:
 
 
 def labels_of(process: CoreWorker, task: str) -> Labels:
-    """What the threads of this process work for: tasks and calls by name, and the program.
+    """Return what the threads of this process work for: tasks and calls by name, and the program.
 
     Args:
         process: a driver or worker.
