@@ -41,6 +41,7 @@ _FRESH, _SLOW_FRESH = 1.0, 4.0
 _GONE = 410
 _MOST_BODY = 10_000  # bytes
 _MOST_PIXELS, _MOST_LANES = 4000, 128
+_LONGEST_PROFILE = 20  # seconds
 
 Answer = Callable[["DashboardApp", Request], Awaitable[Any]]
 
@@ -184,24 +185,17 @@ async def _actors(app: DashboardApp, request: Request) -> Any:
     for row in found["rows"]:
         states[row["state"]] = states.get(row["state"], 0) + 1
     page = table_page(found["rows"], TableQuery.parse(request.query_params))
-    page["rows"] = await _with_places(app, page["rows"])
+    page["rows"] = await _with_pids(app, page["rows"])
     return {**page, "note": found["note"], "states": states}
 
 
-async def _with_places(app: DashboardApp, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of actors, with pids of those that live and times at which others ended."""
-    nodes = tuple(sorted({row["node"] for row in rows if row["node"] is not None}))
+async def _with_pids(app: DashboardApp, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of actors, with the pids of those that live, which their nodes know."""
+    nodes = tuple(sorted({row["node"] for row in rows if row["node"] is not None and not row["pid"]}))
     if not nodes:
         return rows
-    places = await app.gather(("places", nodes), partial(app.pages.actor_places, nodes), _SLOW_FRESH)
-    return [
-        {
-            **row,
-            "pid": places["pids"].get(row["worker"]) or row["pid"],
-            "ended": row["ended"] or (places["ended"].get(row["id"]) if row["state"] == "DEAD" else None),
-        }
-        for row in rows
-    ]
+    pids = await app.gather(("pids", nodes), partial(app.pages.pids, nodes), _SLOW_FRESH)
+    return [{**row, "pid": row["pid"] or pids.get(row["worker"])} for row in rows]
 
 
 async def _objects(app: DashboardApp, request: Request) -> Any:
@@ -231,6 +225,15 @@ async def _timeline(app: DashboardApp, request: Request) -> Any:
 async def _stacks(app: DashboardApp, request: Request) -> Any:
     nodes, everything = request.query_params.get("nodes", ""), request.query_params.get("all") == "1"
     return await app.gather(("stacks", nodes, everything), partial(app.pages.stacks, nodes, everything), _FRESH)
+
+
+async def _profile(app: DashboardApp, request: Request) -> Any:
+    given = request.query_params
+    nodes, seconds, memory = given.get("nodes", ""), float(given.get("seconds", 5)), given.get("memory") == "1"
+    if not 0.1 <= seconds <= _LONGEST_PROFILE:
+        raise ValueError(f"seconds={seconds:g}: at most {_LONGEST_PROFILE}")
+    gather = partial(app.pages.profile, nodes, seconds, memory)
+    return await app.cache.get(("profile", nodes, seconds, memory), gather, 0.0, more=seconds + 20)
 
 
 async def _waits(app: DashboardApp, request: Request) -> Any:
@@ -317,6 +320,7 @@ QUESTIONS: dict[str, Answer] = {
     "groups": _groups,
     "timeline": _timeline,
     "stacks": _stacks,
+    "profile": _profile,
     "waits": _waits,
     "logs/files": _log_files,
     "logs/piece": _log_piece,

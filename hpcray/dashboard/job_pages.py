@@ -31,6 +31,8 @@ from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LogError, LogReader
 from hpcray.state.overview import JobUse, NodeUse
+from hpcray.state.profile import ProfileError, ProfileRequest, limits, take_profile
+from hpcray.state.profile_files import frame_name
 from hpcray.state.reports import show_demand, show_stacks
 from hpcray.state.worker_lines import LineFilter, WorkerLines
 
@@ -47,6 +49,7 @@ _MOST_OBJECTS, _FEWEST_OF_NODE = 5000, 20
 _MOST_LINES, _SEARCHED, _LEAST_SEARCHED = 1000, 32 << 20, 32 << 10
 """Lines that a search returns; bytes of log files that it reads, and of one file however many there are."""
 _MOST_FINDINGS = 1000
+_MOST_STACKS = 5000
 _LATER = 1e12
 """Sorts tasks that wait before those that have started."""
 _LIVING = ("ALIVE", "PENDING", "RESTARTING")
@@ -180,6 +183,7 @@ class JobPages:
 
     def actors(self) -> dict[str, Any]:
         """All actors that the head remembers, those that are alive first."""
+        now = time.time()
         rows = [
             {
                 "id": row["actor"].hex(),
@@ -194,21 +198,17 @@ class JobPages:
                 "detached": row["detached"],
                 "resources": row["resources"],
                 "reason": row["reason"] or "",
-                "ended": row.get("ended") or None,
+                "ended": now - row["dead_for"] if row["dead_for"] is not None else None,
             }
             for row in self._process.gcs.call("actors")
         ]
         rows.sort(key=lambda row: (row["state"] not in _LIVING, row["class"], row["id"]))
         return {"rows": rows, "note": ""}
 
-    def actor_places(self, nodes: Sequence[int]) -> dict[str, Any]:
-        """Return what nodes know of their actors' processes: pids by worker, and Unix times of ends by actor."""
+    def pids(self, nodes: Sequence[int]) -> dict[str, int]:
+        """The pids of the processes of some nodes."""
         found = ClusterQuery(self._process, _PATIENCE, nodes).nodes()
-        now = time.time()
-        return {
-            "pids": {one.proc.hex(): one.pid for node in found for one in node.processes},
-            "ended": {row["actor"].hex(): now - row["seconds"] for node in found for row in node.ended if row["actor"]},
-        }
+        return {one.proc.hex(): one.pid for node in found for one in node.processes}
 
     def objects(self, nodes: str) -> dict[str, Any]:
         """The largest objects of the stores, and the memory by site of creation."""
@@ -259,11 +259,35 @@ class JobPages:
         rows = stacks(ClusterQuery(self._process, _PATIENCE, scope.nodes))
         return {"lines": list(show_stacks(rows, everything)), "note": scope.note}
 
+    def profile(self, nodes: str, seconds: float, memory: bool) -> dict[str, Any]:
+        """Sample the stacks of processes for some seconds, or the memory that they allocate and do not free."""
+        scope = self._scope(nodes)
+        request = ProfileRequest(seconds, memory=memory, nodes=scope.nodes)
+        try:
+            found = take_profile(self._process, request)
+        except ProfileError as error:
+            raise ValueError(str(error)) from None
+        stacks = found.stacks()
+        rows = [
+            ([stack.label or "(driver)", *map(frame_name, stack.frames)], stack.value)
+            for stack in stacks[:_MOST_STACKS]
+        ]
+        problems = [f"{one.title}: {one.problem}" for one in found.processes if one.problem]
+        cut = (
+            f"{len(stacks) - _MOST_STACKS} stacks with less than these are not shown"
+            if len(stacks) > _MOST_STACKS
+            else ""
+        )
+        idle = {what for one in found.answered for what in one.idle}
+        rows += [([f"({what})"], sum(one.idle.get(what, 0.0) for one in found.answered)) for what in sorted(idle)]
+        said = [*filter(None, (scope.note, cut)), *limits(found)]
+        return {"unit": found.unit, "stacks": rows, "limits": said, "problems": problems[:20]}
+
     def waits(self, nodes: str) -> dict[str, Any]:
         """Return what waits for what."""
         scope = self._scope(nodes)
         graph = WaitGraph(self._process, _PATIENCE, {*scope.nodes, self._process.head})
-        return {**wait_graph(islice(graph.explain_all(), _MOST_FINDINGS)), "note": scope.note}
+        return {**wait_graph(islice(graph.explain_all(True), _MOST_FINDINGS)), "note": scope.note}
 
     # ------------------------------------------------------------ logs
 

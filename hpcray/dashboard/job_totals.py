@@ -8,21 +8,26 @@ from typing import Any
 from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 
 _MOST_PROBLEMS = 20
-_SUMMED = ("cores", "rss", "spilling", "restoring", "receiving", "sending", "actors", "waiting")
+_SUMMED = ("cores", "rss", "spilling", "restoring", "pulling", "pushing", "actors", "waiting")
 
 
 def totals(use: JobUse) -> dict[str, Any]:
-    """Return a sample of the job as one row: amounts added up, shares averaged."""
+    """Return a sample of the job as one row: amounts added up, shares averaged, what hosts share counted once."""
     nodes = [node for node in use.nodes if not node.problem]
     gpus = [gpu for node in nodes for gpu in node.gpus]
     found: dict[str, Any] = {name: sum(getattr(node, name) for node in nodes) for name in _SUMMED}
-    cpus = sum(node.cpu_count for node in nodes)
+    hosts = list({node.host: node for node in nodes}.values())
+    # Two nodes of a host, or of a container, have the same memory, unless each has a limit of its own.
+    limits = list({(node.host, node.memory[1]): node for node in nodes}.values())
+    cpus = sum(node.cpu_count for node in hosts)
     return found | {
         "time": use.time,
-        "cpu": sum(node.cpu * node.cpu_count for node in nodes) / cpus if cpus else 0.0,
+        "cpu": sum(node.cpu * node.cpu_count for node in hosts) / cpus if cpus else 0.0,
         "cpu_count": cpus,
-        "memory_used": sum(node.memory[0] for node in nodes),
-        "memory_limit": sum(node.memory[1] for node in nodes),
+        "memory_used": sum(node.memory[0] for node in limits),
+        "memory_limit": sum(node.memory[1] for node in limits),
+        "receiving": sum(node.receiving for node in hosts),
+        "sending": sum(node.sending for node in hosts),
         "store_used": sum(node.store["used"] for node in nodes),
         "store_capacity": sum(node.store["capacity"] for node in nodes),
         "on_disk": sum(node.store["on_disk"] for node in nodes),
@@ -68,6 +73,9 @@ def node_row(node: NodeUse) -> dict[str, Any]:
         "restoring": node.restoring,
         "receiving": node.receiving,
         "sending": node.sending,
+        "pulling": node.pulling,
+        "pushing": node.pushing,
+        "slowness": node.slowness,
         "gpus": len(gpus),
         "gpu": sum(gpu["busy"] for gpu in gpus) / len(gpus) if gpus else None,
         "gpu_used": sum(gpu["used"] for gpu in gpus),
@@ -105,11 +113,11 @@ def _added(rows: Any) -> dict[str, int]:
 
 
 def _resources(nodes: Sequence[NodeUse]) -> dict[str, list[float]]:
-    """Return of each resource the used and the total amount; those that stand for one node are left out."""
+    """Return of each resource the used and the total amount, but for those of one node and the store's."""
     found: dict[str, list[float]] = {}
     for node in nodes:
         for name, (used, total) in node.resources.items():
-            if not name.startswith("node:"):
+            if not name.startswith("node:") and name != "object_store_memory":
                 row = found.setdefault(name, [0.0, 0.0])
                 row[0] += used
                 row[1] += total

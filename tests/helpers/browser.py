@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ def chromium() -> Iterator[Any]:
 
 
 def picture(page: Any, name: str) -> None:
-    """Write a picture of what the page shows, if pictures are wanted."""
+    """Write a picture of what the page shows, in 128 colours, if pictures are wanted."""
     if directory := os.environ.get(SCREENSHOTS):
-        page.screenshot(path=Path(directory) / f"{name}.png")
+        image = pytest.importorskip("PIL.Image")
+        shown = image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        shown.quantize(128).save(Path(directory) / f"{name}.png", optimize=True)

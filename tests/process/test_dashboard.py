@@ -105,6 +105,9 @@ def test_the_overview_and_the_tables_say_what_the_job_does(board: Dashboard) -> 
     line = board.ask("timeline", width=800)
     assert {"sleeps", NASTY} <= set(line["names"]), line["names"]
     assert any("in sleeps" in text for text in board.ask("stacks")["lines"])
+    profile = board.ask("profile", seconds=0.5)
+    assert profile["unit"] == "seconds" and any("sleeps" in stack[0][0] for stack in profile["stacks"]), profile
+    assert board.request("/api/profile", board.key, seconds=1e9)[0] == 400
     assert board.ask("slurm")["problem"]
     times = board.ask("function", name=NASTY)
     assert sum(one["runs"] for one in times["times"]) == 20

@@ -16,6 +16,7 @@ from hpcray.common.ids import make_proc, node_of
 from hpcray.dashboard.access import DashboardAccess
 from hpcray.dashboard.app import DashboardApp
 from hpcray.dashboard.job_pages import JobPages
+from hpcray.dashboard.job_totals import totals
 from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 
 NODES, WORKERS = 1000, 64
@@ -56,7 +57,7 @@ class FakeGcs:
                 {
                     "actor": make_proc(number % NODES, number) + bytes(5), "class_name": "Model", "name": f"a{number}",
                     "state": "ALIVE", "node": number % NODES, "pid": 0, "worker": make_proc(number % NODES, number),
-                    "restarts": 0, "namespace": "", "detached": False, "resources": {}, "reason": "",
+                    "restarts": 0, "namespace": "", "detached": False, "resources": {}, "reason": "", "dead_for": None,
                 }
                 for number in range(NODES * WORKERS)
             ]  # fmt: skip
@@ -141,6 +142,14 @@ def test_the_overview_adds_up_and_is_small(large: Large) -> None:
     assert found["now"]["workers"] == {"busy": 998 * 60, "idle": 998 * 4} and found["now"]["gpus"] == 998 * 4
     assert found["now"]["cpu"] == 0.5 and found["now"]["cores"] == 998 * 32
     assert found["now"]["resources"] == {"CPU": [998 * 60, 998 * 64]}
+
+
+def test_what_nodes_of_a_host_share_counts_once() -> None:
+    nodes = [node(0), node(1)]
+    nodes[1].host = nodes[0].host
+    use = JobUse(0.0, 0.1, [*nodes, node(2)], [], False, "", "", None)
+    found = totals(use)
+    assert (found["cpu_count"], found["cores"], found["memory_limit"]) == (128, 96.0, 4)
 
 
 def test_tables_of_nodes_and_actors_are_pages(large: Large) -> None:

@@ -75,12 +75,17 @@ class WaitGraph:
         self._actor(actor, 0)
         return self._out
 
-    def explain_all(self) -> list[WaitReason]:
-        """Return what `get` and `wait` of drivers wait for; if none waits, what those of tasks and actors wait for."""
+    def explain_all(self, everything: bool = False) -> list[WaitReason]:
+        """Return what `get` and `wait` of drivers wait for; if none waits, what those of tasks and actors wait for.
+
+        Args:
+            everything: those of tasks and actors in any case.
+        """
         people = self._processes()
         answers = self._query.ask([proc for proc, one in people.items() if one.kind != "raylet"], "waiting")
-        waiting = {proc: answers[proc] for proc in answers if people[proc].kind != "worker" and answers[proc]}
-        waiting = waiting or {proc: waits for proc, waits in answers.items() if waits}
+        every = {proc: answers[proc] for proc in people if answers.get(proc)}
+        waiting = {proc: waits for proc, waits in every.items() if people[proc].kind != "worker"}
+        waiting = waiting | every if everything else waiting or every
         self._out = []
         for proc, waits in waiting.items():
             for seconds, wanted, oids in waits:

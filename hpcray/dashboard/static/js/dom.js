@@ -73,8 +73,9 @@ export function duration(seconds) {
 
 export const moment = (time) => (time ? new Date(1000 * time).toLocaleString("sv") : "");
 
-export function meter(share, text) {
-  const fill = h("i", { className: share > 0.9 ? "high" : "" });
+// relative: a share of the largest, not of a limit.
+export function meter(share, text, relative = false) {
+  const fill = h("i", { className: share > 0.9 && !relative ? "high" : "" });
   fill.style.width = `${Math.min(100, Math.max(0, 100 * (share || 0)))}%`;
   return [h("span", { className: "meter", ariaHidden: "true" }, fill), text];
 }

@@ -97,6 +97,7 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${place.title} · hpcray`;
+  document.activeElement?.blur();
   page = new Shown(place, Object.fromEntries(new URLSearchParams(query)));
 }
 
@@ -161,7 +162,8 @@ async function start() {
     if (!error.status) setTimeout(() => location.reload(), 5000);
     return;
   }
-  show($("program"), about.program || "hpcray");
+  show($("program"), about.program.replace(/(^|\s)\/\S*\/([^/\s]+)/g, "$1$2") || "hpcray"); // without directories
+  $("program").title = about.program;
   show($("job"), `job ${about.job}`, about.actions ? ", actions allowed" : "");
   const clock = () => {
     if (about.end) show($("clock"), `${duration(Math.max(0, about.end - Date.now() / 1000))} left`);

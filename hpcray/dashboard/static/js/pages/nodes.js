@@ -14,11 +14,13 @@ const COLUMNS = [
   { key: "gpu", title: "GPU", show: (row) => (row.gpus ? meter(row.gpu, `${percent(row.gpu)} of ${row.gpus}`) : "") },
   { key: "store_used", title: "store", show: (row) => meter(row.store_used / (row.store_capacity || 1), bytes(row.store_used)) },
   { key: "on_disk", title: "on disk", right: true, show: (row) => bytes(row.on_disk) },
+  { key: "pulling", title: "objects in", right: true, show: (row) => rate(row.pulling) },
   { key: "receiving", title: "in", right: true, show: (row) => rate(row.receiving) },
   { key: "sending", title: "out", right: true, show: (row) => rate(row.sending) },
   { key: "workers", title: "workers", right: true },
   { key: "actors", title: "actors", right: true },
   { key: "waiting", title: "waiting", right: true },
+  { key: "slowness", title: "run times", right: true, show: (row) => (row.slowness ? h("span", { className: row.slowness > 1.5 ? "bad" : "" }, `× ${number(row.slowness)}`) : "") },
   { key: "latency", title: "round trip", right: true, show: (row) => duration(row.latency) },
 ];
 

@@ -28,7 +28,7 @@ export function objects(shown) {
     const most = Math.max(1, ...found.sites.map((one) => one.bytes));
     show(sites, h("div", { className: "table" }, h("table", {},
       h("thead", {}, h("tr", {}, ["memory", "objects", "pinned", "on disk", "copies", "created at", "owner"].map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, found.sites.slice(0, 30).map((one) => h("tr", {}, [meter(one.bytes / most, bytes(one.bytes)), count(one.objects),
+      h("tbody", {}, found.sites.slice(0, 30).map((one) => h("tr", {}, [meter(one.bytes / most, bytes(one.bytes), true), count(one.objects),
         bytes(one.pinned), bytes(one.on_disk), count(one.copies), one.site, one.owner].map((cell) => h("td", {}, cell))))))),
     shown.about.sites ? "" : h("p", { className: "note" }, "With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also by line of the program."));
   }, 4000);

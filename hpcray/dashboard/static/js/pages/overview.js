@@ -18,18 +18,18 @@ const CARDS = [
   { title: "Disk", series: [{ label: "spilled", of: (one) => one.spilling }, { label: "restored", of: (one) => one.restoring }], axis: bytes,
     value: (one) => rate(one.spilling), small: (one) => `spilled; restored ${rate(one.restoring)}` },
   { title: "Network", series: [{ label: "in", of: (one) => one.receiving }, { label: "out", of: (one) => one.sending }], axis: bytes,
-    value: (one) => rate(one.receiving), small: (one) => `received; sent ${rate(one.sending)}` },
+    value: (one) => rate(one.receiving), small: (one) => `received; sent ${rate(one.sending)}; objects ${rate(one.pulling)}` },
   { title: "GPU", only: (one) => one.gpus, series: [{ label: "busy", of: (one) => one.gpu }], axis: percent, top: 1,
     value: (one) => percent(one.gpu), small: (one) => `${one.gpus} GPUs, ${bytes(one.gpu_used)} of ${bytes(one.gpu_total)}` },
 ];
 
 export function functionTable(rows) {
   const cells = (one) => [
-    h("td", {}, h("a", { href: `#/function?name=${encodeURIComponent(one.name)}` }, one.name)),
+    h("td", { className: "name", title: one.name }, h("a", { href: `#/function?name=${encodeURIComponent(one.name)}` }, one.name)),
     ...[count(one.running || ""), count(one.queued || ""), count(one.ended), h("span", { className: one.failed ? "bad" : "" }, count(one.failed || "")),
       number(one.rate), one.ended ? duration(one.p50) : "", one.ended ? duration(one.p99) : "", duration(one.seconds)]
       .map((text) => h("td", { className: "right" }, text)),
-    h("td", {}, meter(one.share, percent(one.share))),
+    h("td", {}, meter(one.share, percent(one.share), true)),
   ];
   const heads = ["function", "run", "wait", "ended", "failed", "per s", "p50", "p99", "total", "share"];
   return h("div", { className: "table" }, h("table", {},
@@ -45,7 +45,7 @@ export function overview(shown) {
   const resources = h("div");
   const more = h("p", { className: "note" });
   shown.element.append(h("h1", {}, "Overview"), grid,
-    h("div", { className: "columns" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more),
+    h("div", { className: "columns wide" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more),
       h("section", {}, h("h2", {}, "Nodes, actors, resources"), nodes, resources)));
   let samples = [];
 
