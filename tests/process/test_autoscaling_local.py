@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from helpers.leaks import LeakCheck
 import hpcray as ray
 from hpcray.compat.names.autoscaler_sdk import request_resources
 from hpcray.exceptions import ActorUnschedulableError, TaskUnschedulableError
+from hpcray.platform.process_tree import descendants
 from hpcray.runtime.core_worker.core_worker import need_process
 
 TYPES = '{"small": {"resources": {"CPU": 2}}, "disks": {"resources": {"CPU": 1, "disk": 2}, "max_workers": 1}}'
@@ -115,3 +118,54 @@ def test_a_placement_group_gets_its_nodes(growing: None) -> None:
     assert len(alive()) == 3
     ray.util.remove_placement_group(group)
     until(lambda: len(alive()) == 1)
+
+
+@pytest.mark.slow
+def test_resources_that_serve_makes_up_are_on_nodes_that_join_later(growing: None) -> None:
+    name = "node:__internal_implicit_resource_app:replica"
+    replicas = [Where.options(resources={name: 1}).remote()]
+    assert ray.get(replicas[0].node.remote(), timeout=30)
+    replicas += [Where.options(resources={name: 1}).remote() for _ in range(2)]
+    assert len(set(ray.get([one.node.remote() for one in replicas], timeout=60))) == 3, "one of them on each node"
+    tasks = [work.options(num_cpus=0, resources={f"{name}2": 1}).remote(number) for number in range(9)]
+    assert [number for number, _ in ray.get(tasks, timeout=60)] == list(range(9)), "tasks too"
+
+
+@ray.remote(num_cpus=0)
+class Where:
+    def node(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+
+INTERRUPTED = """\
+import time
+import hpcray as ray
+ray.init("local", num_cpus=1, max_nodes=3, min_nodes=3, node_provider="local", object_store_memory=64 << 20)
+while len(ray.nodes()) < 3:
+    time.sleep(0.05)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_that_was_started_and_says_so(leak_check: LeakCheck) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None and program.stdout.readline() == "up\n"
+        nodes = [pid for pid in descendants(program.pid) if "--join" in command_line(pid)]
+        began = time.monotonic()
+        program.send_signal(signal.SIGINT)
+        _, errors = program.communicate(timeout=30)
+    assert time.monotonic() - began < 10, errors
+    assert "the job ends, and with it 2 nodes that it has added" in errors
+    assert nodes and not [pid for pid in nodes if command_line(pid)]
+
+
+def command_line(pid: int) -> str:
+    """Of a living process; "" of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

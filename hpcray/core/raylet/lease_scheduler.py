@@ -91,7 +91,7 @@ class LocalLeaseManager:
             node,
             cluster_size <= 1 and not config.max_nodes,
             pool.is_feasible,
-            pool.capacity,
+            self._capacity_for,
             cluster_size <= SMALL_CLUSTER,
         )
         self._shortages = Shortages(self._queue)
@@ -279,6 +279,11 @@ class LocalLeaseManager:
             )
 
     # ------------------------------------------------------------ lease requests and leases
+
+    def _capacity_for(self, resources: Resources) -> int:
+        """For how many leases of a new request this node has CPUs."""
+        self.resources.pool.add_implicit(resources)
+        return self.resources.pool.capacity(resources)
 
     def _request_leases(self, now: float, src: bytes, msg: m.RequestLeases) -> list[Effect]:
         request = self._requests.of_local_process(src, msg.scheduling_class, msg.shape)
