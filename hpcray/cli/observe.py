@@ -35,6 +35,7 @@ from hpcray.state.reports import (
     node_columns,
     print_stores,
     print_table,
+    print_text,
     show_autoscaler,
     show_demand,
     show_stacks,
@@ -324,7 +325,7 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
         _print_json(found)
     else:
         print_table(["name", "counts"], summary_rows(found.pop("summary")))
-        click.echo(", ".join(f"{name}: {value}" for name, value in found.items()))
+        print_text(", ".join(f"{name}: {value}" for name, value in found.items()))
     _report_missing(state)
 
 

@@ -23,7 +23,7 @@ from hpcray.state.profile import (
     top_functions,
 )
 from hpcray.state.profile_files import FORMATS, SUFFIXES
-from hpcray.state.reports import print_table
+from hpcray.state.reports import print_table, print_text
 
 _SILENT_LINES = 12  # of the stacks of a process that does not answer
 _INTERRUPTED = 130
@@ -98,7 +98,7 @@ def _print(found: JobProfile, rows: int) -> None:
     for text in found.missing:
         click.echo(f"not included: {text}")
     for text in limits(found) if found.answered else ():
-        click.secho(f"note: {text}", dim=True)
+        print_text(f"note: {text}", "dim")
 
 
 def _print_times(found: JobProfile, rows: int) -> None:

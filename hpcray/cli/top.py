@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -45,7 +46,10 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
 
 
 def _print(use: JobUse) -> None:
-    click.echo(top_cells.headline(use).plain)
+    head = top_cells.headline(use)
+    if sys.stdout.isatty():
+        head.truncate(shutil.get_terminal_size().columns, overflow="ellipsis")
+    click.echo(head.plain)
     names = [name for name, _ in top_cells.node_columns(_PLAIN_WIDTH)]
     print_table(names, [[f"node {one.index}", *top_cells.node_cells(one, _PLAIN_WIDTH)[1:]] for one in use.nodes])
     whole = sum(one.seconds for one in use.functions)

@@ -70,6 +70,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         console.print(f"not shown: {', '.join(columns[len(shown) :])}; hint: a wider terminal, or --json", style="dim")
 
 
+def print_text(text: str, style: str = "") -> None:
+    """Print a line to standard output; on a terminal in as many lines as it takes."""
+    console = Console(highlight=False, markup=False)
+    if console.is_terminal:
+        console.print(text, style=style or None)
+    else:
+        print(text)
+
+
 def fit_columns(columns: Sequence[str], rows: Sequence[Sequence[Any]], width: int) -> list[int]:
     """Return the widths of the columns in a table of this width; of fewer columns where not all of them fit."""
     wanted = [

@@ -107,10 +107,10 @@ LOOKS = (
     Look("summary tasks", (r"computing +RUNNING: 1", r"block +FINISHED: 4")),
     Look("summary actors", (r"Holder +ALIVE: 1",)),
     Look("summary objects", (r"total_objects",)),
-    Look("logs", (r"block 3 is made", r"the holder speaks", r"node 1\)")),
+    Look("logs", (r"block 3 is made", r"the holder speaks", r"node 1\)"), fits=False),
     Look("logs --task block --node 2", (r"^\(block pid=\d+, node 2\) block 2 is made$",), fits=False),
     Look("logs --actor 'the holder'", (r"the holder speaks",), fits=False),
-    Look("why", (r"reading", r"runs computing", r"never"), fits=False),
+    Look("why", (r"driver, pid \d+\) waits for", r"process 3\.\d+ .* runs stopping for"), fits=False),
     Look("why REF", (r"runs reading", r"runs computing for"), fits=False),
     Look("stack", (r"runs computing for", r"runs stopping for", r"node 3"), fits=False),
     Look("memory", (r"node 1 \(", r"1\.0 MB", r"all 4 nodes: 4 objects")),
@@ -128,7 +128,8 @@ LOOKS = (
     Look("profile --seconds 0.2 --actor nobody", (r"no actor 'nobody'; hint",), code=1),
     Look("profile --seconds 0.2 --node 9", (r"no node 9; hint",), code=1),
     Look("debug 17", (r"no breakpoint 17 waits",), code=1),
-    Look("why 00", (r"is no object id; hint",), code=1),
+    Look("why 00", (r"no object, task or actor '00'; hint",), code=1),
+    Look("why never", (r"never: 1 PENDING", r"10000"), fits=False),
 )
 
 

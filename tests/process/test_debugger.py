@@ -131,6 +131,7 @@ def test_lines_may_come_from_a_pipe():
     assert value(ref) == 6
 
 
+@pytest.mark.slow
 def test_several_breakpoints_wait_at_once_in_tasks_and_actors():
     sync, coroutines = Sync.remote(), Async.remote()
     refs = [stops.remote(1), stops.remote(2), sync.stops.remote(), coroutines.stops.remote(4)]
@@ -143,6 +144,7 @@ def test_several_breakpoints_wait_at_once_in_tasks_and_actors():
     assert not list_breakpoints(need_process())
 
 
+@pytest.mark.slow
 def test_a_terminal_that_leaves_keeps_the_task_waiting_and_another_one_takes_it():
     ref = stops.remote(5)
     (one,) = waiting()
@@ -185,6 +187,7 @@ def test_a_task_that_waits_can_be_cancelled_and_its_terminal_hears_of_it():
     eventually(lambda: not list_breakpoints(need_process()))
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_at_its_breakpoint_is_no_longer_listed():
     actor = Sync.remote()
     ref = actor.stops.remote()
@@ -199,6 +202,7 @@ def test_an_actor_that_is_killed_at_its_breakpoint_is_no_longer_listed():
     eventually(lambda: not list_breakpoints(need_process()))
 
 
+@pytest.mark.slow
 def test_one_terminal_stays_for_all_stops_of_a_task():
     ref = stops_twice.remote(7)
     waiting()
@@ -209,6 +213,7 @@ def test_one_terminal_stays_for_all_stops_of_a_task():
     assert value(ref) == 8
 
 
+@pytest.mark.slow
 def test_steps_end_with_the_task_and_the_next_one_does_not_stop():
     for _ in range(2):
         ref = stops.remote(4)
@@ -224,6 +229,7 @@ def test_steps_end_with_the_task_and_the_next_one_does_not_stop():
         assert value([plain.remote(number) for number in range(8)]) == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_quit_fails_the_task():
     ref = stops.remote(4)
     waiting()
@@ -232,6 +238,7 @@ def test_quit_fails_the_task():
         value(ref)
 
 
+@pytest.mark.slow
 def test_ctrl_c_interrupts_a_command_at_the_prompt_not_the_task():
     ref = stops.remote(4)
     waiting()
@@ -248,6 +255,7 @@ def test_ctrl_c_interrupts_a_command_at_the_prompt_not_the_task():
     assert value(ref) == 8
 
 
+@pytest.mark.slow
 def test_an_interpreter_at_the_prompt_writes_to_the_terminal():
     ref = stops.remote(4)
     waiting()
@@ -269,11 +277,13 @@ def test_a_task_that_fails_waits_where_it_did_if_it_is_asked_to():
         value(fails.remote(2))
 
 
+@pytest.mark.slow
 def test_breakpoints_can_be_switched_off():
     assert value(stops.options(runtime_env={"env_vars": {"PYTHONBREAKPOINT": "0"}}).remote(1)) == 2
     assert value(stops.options(runtime_env={"env_vars": {"RAY_DEBUG": "0"}}).remote(1)) == 2
 
 
+@pytest.mark.slow
 def test_a_client_completes_and_an_unknown_breakpoint_has_ended():
     ref = stops.remote(4)
     (one,) = waiting()
