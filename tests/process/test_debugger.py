@@ -89,6 +89,13 @@ def none_waits_on():
         os.kill(one.pid, signal.SIGKILL)
 
 
+def prompts(terminal: Terminal, count: int) -> None:
+    """Wait until the terminal has prompted so often, and waits for a line."""
+    eventually(
+        lambda: (terminal.read(), terminal.text.count("(Pdb)") >= count and terminal.text.rstrip().endswith("(Pdb)"))[1]
+    )
+
+
 def value(ref):
     return ray.get(ref, timeout=PATIENCE)
 
@@ -104,13 +111,16 @@ def test_a_terminal_attaches_to_a_breakpoint_looks_and_lets_the_task_go_on():
         terminal.shows("-> return doubled", "(Pdb)")
         terminal.press("p doubled + 100\r")
         terminal.shows("142")
+        prompts(terminal, 2)
         terminal.press("dou\t")
         terminal.shows("(Pdb) doubled")
         terminal.press("\x03")
-        eventually(lambda: (terminal.read(), terminal.text.count("(Pdb)") == 3)[1])
+        prompts(terminal, 3)
         terminal.press("w\r")
         terminal.shows("(Pdb) w", ".py(", "stops()")
+        prompts(terminal, 4)
         terminal.press("doubled = 43\r")
+        prompts(terminal, 5)
         terminal.press("c\r")
         terminal.shows("the task goes on", "no task waits")
         terminal.press("\x04")

@@ -14,6 +14,7 @@ LONGEST = 8.0
 """Seconds that a command may take on this machine, with the step that Slurm starts for it."""
 
 
+@pytest.mark.timeout(600)
 def test_every_command_works_from_the_login_host(slurm: Slurm) -> None:
     wrong: list[str] = []
     with slurm.start(*SRUN, "-N4", "-J", "watched", "python", "-m", "hpcray", slurm.write(PROGRAM)) as started:
