@@ -129,21 +129,30 @@ def join(count: int) -> dict[str, Any]:
             started = time.perf_counter()
             write_private_file(token, request_join_token(need_process().session_dir))
             opened = time.perf_counter() - started
-            took = []
+            took, cpu = list[float](), list[float]()
             for _ in range(count):
                 there = len(ray.nodes())
                 started = time.perf_counter()
                 line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", token]
-                subprocess.Popen(line, stderr=subprocess.DEVNULL)
+                node = subprocess.Popen(line, stderr=subprocess.DEVNULL)
                 while len(ray.nodes()) <= there:
                     time.sleep(0.005)
                 took.append(time.perf_counter() - started)
-    row = {"name": "join", "seconds": statistics.median(took), "all": took, "opening": opened, "silence": max(silences)}
+                cpu.append(_cpu_seconds(node.pid))
+    row = {"name": "join", "seconds": statistics.median(took), "cpu": statistics.median(cpu), "all": took}
+    row |= {"opening": opened, "silence": max(silences)}
     print(
-        f"join: {row['seconds']:.2f} s (of {count}: {min(took):.2f} to {max(took):.2f}), opening of the job "
-        f"{opened:.2f} s, longest silence of its raylet {max(silences):.3f} s, load {os.getloadavg()[0]:.1f}"
+        f"join: {row['seconds']:.2f} s (of {count}: {min(took):.2f} to {max(took):.2f}), {row['cpu']:.2f} s of them "
+        f"CPU time of its raylet; opening of the job {opened:.2f} s, longest silence of the job's raylet "
+        f"{max(silences):.3f} s, load {os.getloadavg()[0]:.1f}"
     )
     return row
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU time of a process, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -13,12 +13,11 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import StartupError
 from hpcray.common.ray_version import STANDIN
-from hpcray.compat.finder import LENT
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
-from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
 from hpcray.runtime.node.raylet_main import run_node
 from hpcray.transport.startup import read_launch
@@ -44,8 +43,10 @@ def _provide_ray_module(libraries: str) -> None:
     Args:
         libraries: a directory that holds Ray's own libraries, "" for what the environment says.
     """
+    from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE  # no other node needs it to start
+
     if libraries:
-        os.environ[LENT] = os.path.abspath(libraries)
+        os.environ[RAY_LIBRARIES] = os.path.abspath(libraries)
     path = [STANDIN, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     os.environ.setdefault(DEDUP_VARIABLE, "1")  # Ray's default

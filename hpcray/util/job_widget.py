@@ -51,6 +51,7 @@ def context_html(context: ClientContext) -> str:
         rows["job"] = process.job.job_id if process.job is not None else ""
         rows["namespace"] = process.job.namespace if process.job is not None else ""
         rows["session"] = process.session_dir
+        rows["dashboard"] = context.dashboard_url
     return table("hpcray", rows)
 
 

@@ -249,7 +249,7 @@ def test_stack_and_why_work_from_a_second_terminal(marks: Marks):
     rows = json.loads(CliRunner().invoke(stack_command, ["--json"]).output)
     assert pid in [one["pid"] for one in rows[0]["processes"]]
     assert "runs sleeper for" in run("why", ref.hex()).stdout
-    assert "is no object id" in CliRunner().invoke(why_command, ["zz"]).output
+    assert "no object, task or actor 'zz'" in CliRunner().invoke(why_command, ["zz"]).output
     ray.cancel(ref)
 
 

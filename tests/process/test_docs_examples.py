@@ -150,6 +150,7 @@ def test_commands_inspect_a_running_job(block: Block, place: Path, busy: Callabl
     ended = shell(block.commands, {"HPCRAY_ADDRESS": busy()})
     if "hpcray why" in block.text:
         assert "task outer was sent to" in ended.out and "Actor" in ended.out
+    if "hpcray timeline" in block.text:
         assert (place / "timeline.json").read_text().startswith("[")
     if "hpcray metrics" in block.text:
         assert len(re.findall(r"^ray_requests_total\b", ended.out, re.MULTILINE)) == 2

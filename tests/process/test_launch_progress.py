@@ -28,10 +28,12 @@ def work(number):
     if number % 10 == 3:
         raise ValueError(number)
 
+print(ray.get_runtime_context().gcs_address, flush=True)
 refs = [work.remote(number) for number in range(int(sys.argv[1]))]
-for number in range(60):
+for number in range(30):
     print("line", number, flush=True)
-    time.sleep(0.05)
+    if number == 15:
+        sys.stdin.readline()
 for ref in refs:
     try:
         ray.get(ref)
@@ -56,31 +58,60 @@ def rank(program: str, count: int) -> list[str]:
 
 
 def test_in_a_pipe_the_last_line_has_the_whole(program: str) -> None:
-    done = subprocess.run(rank(program, 40), env=ENVIRON, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        rank(program, 20), env=ENVIRON, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=True
+    )
     lines = [line for line in done.stderr.splitlines() if line.startswith("hpcray: ")]
-    assert lines and lines[-1].endswith("36 done, 0 running, 4 failed | work 36/40, 4 failed"), done.stderr
+    assert lines and lines[-1].endswith("18 done, 0 running, 2 failed | work 18/20, 2 failed"), done.stderr
     assert done.stdout.splitlines()[-1] == "over" and "\x1b" not in done.stderr
 
 
 def test_on_a_terminal_it_is_the_bottom_line_and_the_output_scrolls_above(program: str) -> None:
-    with Terminal(rank(program, 40), ENVIRON, width=90, height=12) as terminal:
-        text = terminal.shows("line 40", " running", "| work ")
+    with Terminal(rank(program, 20), ENVIRON, width=90, height=12) as terminal:
+        text = terminal.shows("line 15", "| work ")
         rows = text.split("\n")
         assert " done" in rows[11] and "work " in rows[11] and not any(" done" in row for row in rows[:11]), text
+        terminal.press("\n")
         assert terminal.ends() == 0
         text = terminal.text
-        assert "36 done, 0 running, 4 failed" in text and "line 59\nover\n" in text, text
+        assert "18 done, 0 running, 2 failed" in text and "line 29\nover\n" in text, text
         assert text.count(" done") == 1, "the bottom line is gone"
 
 
 def test_ctrl_c_gives_the_row_back(program: str) -> None:
     with Terminal(rank(program, 1000), ENVIRON, width=90, height=12) as terminal:
-        terminal.shows("line 20", "| work ")
+        terminal.shows("line 15", "| work ")
         terminal.press("\x03")
         terminal.ends()
         assert "KeyboardInterrupt" in terminal.text and terminal.text.count(" done") == 1, terminal.text
 
 
+@pytest.mark.slow
+def test_from_another_terminal_it_ends_with_the_job(program: str) -> None:
+    command = [sys.executable, "-m", "hpcray", "--num-cpus", "2", program, "1000"]
+    with subprocess.Popen(
+        command, env=ENVIRON, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as job:
+        assert job.stdout is not None
+        look = [sys.executable, "-m", "hpcray.cli", "progress", "--job", job.stdout.readline().strip()]
+        with Terminal(look, ENVIRON, width=90, height=12) as terminal:
+            terminal.shows("| work ")
+            job.terminate()
+            assert terminal.ends(20) == 0
+            assert terminal.text.count(" done") == 1, terminal.text
+        job.stdout.read()
+
+
+@pytest.mark.slow
+def test_what_a_launcher_forwards_to_a_terminal_is_as_on_that_terminal(program: str) -> None:
+    environ = {**ENVIRON, "HPCRAY_TERMINAL": "80x10", "TERM": "xterm"}
+    done = subprocess.run(
+        rank(program, 4), env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=True
+    )
+    assert "\x1b[1;9r" in done.stderr and "\x1b[10;1H" in done.stderr and "\x1b[r" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (Path(sys.executable).with_name("mpirun").exists() or shutil.which("mpirun")), reason="no mpirun"
 )
@@ -98,7 +129,8 @@ def test_hpcray_launch_has_it_too(program: str) -> None:
         "20",
     ]
     with Terminal(command, ENVIRON, width=90, height=12) as terminal:
-        terminal.shows("line 40", "| work ")
+        terminal.shows("line 15", "| work ")
+        terminal.press("\n")
         assert terminal.ends() == 0
         assert "18 done, 0 running, 2 failed" in terminal.text, terminal.text
 

@@ -181,6 +181,7 @@ def test_a_notebook_from_its_start_to_its_restart(notebook: Notebook) -> None:
     assert notebook.data(notebook.run("ray.get(say.remote('after'))"))["text/plain"] == "'after'"
 
 
+@pytest.mark.slow
 def test_the_live_widget_shows_the_job(notebook: Notebook) -> None:
     pytest.importorskip("anywidget")
     notebook.run(SETUP)
@@ -208,6 +209,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_attaches_to_a_job_that_runs(notebook: Notebook, tmp_path: Path) -> None:
     program = tmp_path / "job.py"
     program.write_text(JOB)

@@ -66,6 +66,13 @@ def job(monkeypatch: pytest.MonkeyPatch) -> tuple[JobOverview, dict[str, Any]]:
     return JobOverview(FakeProcess()), report  # type: ignore[arg-type]
 
 
+def test_a_node_is_slow_where_the_same_functions_take_longer_than_elsewhere() -> None:
+    slowness, functions = overview._slowness, {"f": [30, 0, 50_000, {}], "alone": [5, 0, 9_000, {}]}
+    assert slowness({"times": {"f": [10, 30_000], "alone": [5, 9_000]}}, functions) == 3.0
+    assert slowness({"times": {"f": [20, 20_000]}}, functions) == 1 / 3
+    assert slowness({"times": {"alone": [5, 9_000]}}, functions) is None and slowness({}, functions) is None
+
+
 def test_rates_are_those_between_two_samples(job: tuple[JobOverview, dict[str, Any]]) -> None:
     view, report = job
     report["nodes"] = [node_row(0, 100.0), node_row(1, 100.0)]

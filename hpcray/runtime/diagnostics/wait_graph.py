@@ -205,6 +205,7 @@ class WaitGraph:
         if row["dead_for"] is not None:
             place = f"{place} since {time.strftime('%H:%M:%S', time.localtime(time.time() - row['dead_for']))}"
         restarts = f", restarted {row['restarts']} times" if row["restarts"] else ""
+        restarts += ", the last time because" if restarts and reason and row["state"] == "ALIVE" else ""
         self._say(depth, f"actor {row['class_name']}{name} is {row['state']} on {place}{restarts}{reason}")
         if row["state"] == DEAD:
             self._say(depth + 1, f"hint: hpcray logs --actor {actor.hex()}")

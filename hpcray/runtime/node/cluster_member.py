@@ -43,8 +43,9 @@ _HEAD_DEATH_DELAY = 2.0
 _START_MARGIN = 2.0
 _HAND_OVER_TIME = 5.0
 """Seconds after which a head that leaves does not wait for its successor any more."""
-_LAST_WORD = 1.5
-"""Seconds that the job outlives its program for the last line of what shows its progress."""
+_LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
+"""Seconds that the job outlives its program for the last line of what shows its progress, which may still start; and
+between two looks."""
 _NOTHING: tuple[()] = ()
 
 
@@ -166,6 +167,7 @@ class ClusterMember:
         self._under_srun = read_launch(os.environ).kind == "srun"
         self._driver: DriverChild | None = None
         self._progress: ChildProcess | None = None
+        self._asked = False
         self._last_word_by = float("inf")
         self._processes_ended = False
         self._exit_not_before = 0.0
@@ -242,12 +244,15 @@ class ClusterMember:
 
     def _progress_is_shown(self) -> bool:
         """True if nothing shows the progress of the program, which has ended, or if its last word is out."""
-        if self._progress is None or self._progress.ended or self._loop.now >= self._last_word_by:
+        progress, now = self._progress, self._loop.now
+        if progress is None or progress.ended or now >= self._last_word_by:
             return True
         if self._last_word_by == float("inf"):
-            self._last_word_by = self._loop.now + _LAST_WORD
-            self._progress.terminate()
-            self._loop.call_at(self._last_word_by, self.child_ended)
+            self._last_word_by = now + _LAST_WORD
+        if not self._asked and any(link.pid == progress.pid for link in self._router.links.values()):
+            self._asked = True
+            progress.terminate()
+        self._loop.call_at(now + _LAST_WORD_CHECK, self.child_ended)
         return False
 
     def parent_gone(self) -> None:
