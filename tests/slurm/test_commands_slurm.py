@@ -44,6 +44,12 @@ def test_every_command_works_from_the_login_host(slurm: Slurm) -> None:
                 assert "through srun --overlap" in err
         for name in ("timeline.json", "p.svg"):
             assert (slurm.place / name).stat().st_size > 100, "files are written where the command was typed"
+        sizes = [
+            line.split()[-1]
+            for line in command("metrics")[1].splitlines()
+            if 'State="Pulled"' in line and "bytes" in line
+        ]
+        assert sizes and float(sizes[0]) > 3e6, "the head has read the blocks of the three other hosts"
         found = tokens(command("debug --json")[1])
         assert len(found) == 2
         for token in found:
