@@ -9,7 +9,7 @@ import socket
 import click
 
 from hpcray.cli.job_option import job, job_option, session_directory
-from hpcray.platform.dashboard_address import UNIX, publish_dashboard, withdraw_dashboard
+from hpcray.platform.dashboard_address import UNIX, published_dashboard
 
 
 @click.command()
@@ -42,8 +42,7 @@ def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
             raise click.ClickException(f"{error}; hint: --port 0" if port else str(error)) from None
         stack.enter_context(contextlib.closing(sock))
         here = place if port is not None else UNIX + place
-        publish_dashboard(path, here)
-        stack.callback(withdraw_dashboard, path, here)
+        stack.enter_context(published_dashboard(path, here))
         process = stack.enter_context(job(path))
         local = server.LOCAL_PORT if port is None else sock.getsockname()[1]
         rights = "actors can be killed and nodes removed" if allow_actions else "read-only"

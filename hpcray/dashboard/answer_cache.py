@@ -41,6 +41,7 @@ class AnswerCache:
         self._patience = patience
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
         self._running: dict[Hashable, asyncio.Future[Any]] = {}
+        self._closed = False
 
     async def get(self, key: Hashable, gather: Callable[[], Any], fresh: float, more: float = 0.0) -> Any:
         """Return the answer to a question: one that is there already, or that is being gathered, or a new one.
@@ -65,6 +66,10 @@ class AnswerCache:
             running.add_done_callback(partial(self._gathered, key, fresh, time.monotonic()))
         try:
             return await asyncio.wait_for(asyncio.shield(running), self._patience + more)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise NoAnswerError("the dashboard has ended") from None
         except asyncio.TimeoutError:
             raise NoAnswerError(f"the job has not answered within {self._patience + more:g} s; still trying") from None
 
@@ -73,7 +78,10 @@ class AnswerCache:
         self._answers.pop(key, None)
 
     def close(self) -> None:
-        """Gather no more. What is being gathered ends with the connection to the job."""
+        """Gather no more: who waits gets an error. What is being gathered ends with the connection to the job."""
+        self._closed = True
+        for running in list(self._running.values()):
+            running.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _gathered(self, key: Hashable, fresh: float, began: float, future: asyncio.Future[Any]) -> None:

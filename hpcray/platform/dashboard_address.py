@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import socket
-
-from hpcray.platform.private_file import write_private_file
-from hpcray.platform.sockets import connect_private
+from collections.abc import Iterator
 
 _FILE = "dashboard"
 UNIX = "unix:"
-_TIMEOUT = 1.0  # seconds
 
 
-def publish_dashboard(session_dir: str, address: str) -> None:
-    """Write down where the dashboard of a node listens: `127.0.0.1:8265`, or `unix:` and a path."""
-    write_private_file(os.path.join(session_dir, _FILE), address.encode())
+@contextlib.contextmanager
+def published_dashboard(session_dir: str, address: str) -> Iterator[None]:
+    """Say meanwhile where the dashboard of a node listens: `127.0.0.1:8265`, or `unix:` and a path.
 
-
-def withdraw_dashboard(session_dir: str, address: str) -> None:
-    """The dashboard at this address has ended."""
-    with contextlib.suppress(OSError):
-        if _published(session_dir) == address:
-            os.unlink(os.path.join(session_dir, _FILE))
+    The file is locked as long as this process lives. Of two dashboards the first one says so.
+    """
+    path = os.path.join(session_dir, _FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        yield
+        return
+    try:
+        os.truncate(fd, 0)
+        os.write(fd, address.encode())
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        os.close(fd)
 
 
 def dashboard_address(session_dir: str) -> str:
     """Return where the dashboard of a node listens; "" where there is none."""
-    address = _published(session_dir)
-    with contextlib.suppress(OSError, ValueError):
-        if address.startswith(UNIX):
-            connect_private(address.removeprefix(UNIX), _TIMEOUT).close()
-        else:
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), _TIMEOUT).close()
-        return address
-    return ""
-
-
-def _published(session_dir: str) -> str:
     try:
         with open(os.path.join(session_dir, _FILE), encoding="utf-8") as file:
-            return file.read()
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return file.read()
     except OSError:
-        return ""
+        pass
+    return ""  # none, or one that was killed

@@ -33,7 +33,7 @@ def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger
                 return
             self.is_refused = True
             transport.abort()
-            logger.warning("refused a connection of another user to the HTTP port %s", here)
+            logger.warning("refused a connection to the HTTP port %s: another user's, or closed at once", here)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if not self.is_refused:

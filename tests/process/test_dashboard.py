@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -203,8 +204,14 @@ def test_ctrl_c_leaves_nothing_and_two_on_a_node_are_refused() -> None:
         assert kept.getresponse().read()
         with pytest.raises(AssertionError, match="a dashboard of this job runs on this node"):
             Dashboard(address())
+        asks = threading.Thread(target=lambda: board.request("/api/profile", board.key, seconds=20))
+        asks.start()
+        time.sleep(1.0)  # it is being answered
+        began = time.monotonic()
         ended = board.stop()
+        asks.join(30)
         assert ended.code == 0 and not ended.err, ended
+        assert time.monotonic() - began < 15.0 and not asks.is_alive()
         assert not os.path.exists(board.place)
         kept.close()
     with Dashboard(address()) as board:
