@@ -133,6 +133,8 @@ def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -
     with joined(token) as process:
         owner = Owner.remote()
         refs = ray.get(owner.make.remote(), timeout=30)
+        holder = Holder.options(num_cpus=1).remote(refs)  # on the first node
+        assert ray.get(holder.read.remote(), timeout=30)
         (total,) = ray.get(owner.sum_later.remote(refs[0]), timeout=30)
         began = time.monotonic()
         process.terminate()
@@ -144,9 +146,21 @@ def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -
         assert ray.get(total_of.remote(refs[0]), timeout=30) == SIZE
         assert ray.get(refs[0], timeout=30).sum() == SIZE and ray.get(refs[1], timeout=30) == "small"
         assert ray.get(total, timeout=30) == SIZE, "its owner waited until it was made"
-        del refs, total
+        assert ray.get(holder.read.remote(), timeout=30) == expected, "another process of the same node holds them too"
+        del refs, total, holder
         until(lambda: not ray.cluster_resources().get("extra"))
         until(lambda: store_is_empty(), 20)
+
+
+@ray.remote(num_cpus=0)
+class Holder:
+    def __init__(self, refs: list[Any]) -> None:
+        self.refs = refs
+
+    def read(self) -> Any:
+        large, small, inner, mixed = self.refs
+        values = [ray.get(large).sum(), ray.get(small), ray.get(ray.get(inner)[0]), ray.get(ray.get(mixed)[1]).sum()]
+        return [*values[:3], int(values[3])]
 
 
 def store_is_empty() -> bool:

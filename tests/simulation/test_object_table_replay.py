@@ -76,7 +76,7 @@ QUESTIONS = {
     "recovery.is_unsure", "recovery.processes_of", "recovery.all_contained", "lineage.why_not",
 }  # fmt: skip
 INSIDE = {
-    "recovery.on_replica", "copies.answered", "copies.entry_dropped", "copies.seek", "copies.hold",
+    "recovery.on_replica", "copies.answered", "copies.entry_dropped", "copies.seek", "copies.hold", "copies.owner_died",
     "refs.register", "refs.end_borrow", "refs.add_borrower", "pins.open", "pins.open_here", "pins.unmet", "pins.opened",
     "pins.give_back", "pins.map_block", "pins.answered", "pins.lent", "pins.end_write", "pins.view_died",
     "pins.entry_gone", "pins.node_died", "refs.process_died", "recovery.process_died", "recovery.not_found",

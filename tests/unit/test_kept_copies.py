@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from store_kit import CAPACITY, FAR, A, B, C, oid, only, put, sent_to
-from table_kit import ME, PEER, RAYLET, SIZE, THIRD, Table, put_id
+from table_kit import ME, PEER, RAYLET, SIZE, THIRD, Table, error, put_id
 
 from hpcray.common.ids import make_proc, raylet_of
-from hpcray.core.core_worker.object_table import INLINE, PENDING, STORED
+from hpcray.core.core_worker.object_table import INLINE, PENDING, STORED, Waiter
 from hpcray.core.effects import StartSend
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.protocol import messages as m
@@ -55,6 +55,39 @@ class TestBorrower:
         entry = table.entries[THEIRS]
         assert (entry.state, entry.nodes) == (STORED, [HERE]) and table.said() == []
 
+    def test_who_gets_a_ref_after_the_owner_has_left_keeps_a_copy_too(self, table: Table) -> None:
+        table.refs.ref_deserialized(THEIRS, None)
+        table.hint_locations(THEIRS, SIZE, [3])
+        assert table.said() == [(THIRD, m.BorrowAdd([THEIRS], ME, 1))]
+        table.copies.node_left(2, [3])
+        table.process_died(THIRD, "node 2 is dead")
+        assert table.said() == [(RAYLET, m.Open(THEIRS, SIZE, [3], pin_replica=True))]
+
+    def test_a_ref_without_a_location_is_sought_on_the_nodes_that_keep(self, table: Table) -> None:
+        table.borrow(THEIRS)
+        assert not table.wait_ready(THEIRS, Waiter())
+        table.copies.node_left(2, [3, 4])
+        table.said()
+        table.process_died(THIRD, "node 2 is dead")
+        assert table.said() == [(raylet_of(3), m.ObjectGet(THEIRS)), (raylet_of(4), m.ObjectGet(THEIRS))]
+        table.copies.found(raylet_of(3), m.ObjectReady(THEIRS, 2, b"", 0, []))
+        assert table.entries[THEIRS].state == PENDING
+        table.copies.found(raylet_of(4), m.ObjectReady(THEIRS, 0, b"", SIZE, [4]))
+        assert table.entries[THEIRS].nodes == [4]
+        assert table.said() == [(RAYLET, m.Open(THEIRS, SIZE, [4], pin_replica=True))]
+
+    @pytest.mark.parametrize("end", ["not there", "dead"])
+    def test_what_no_node_keeps_is_lost_with_its_owner(self, table: Table, end: str) -> None:
+        table.borrow(THEIRS)
+        table.wait_ready(THEIRS, Waiter())
+        table.copies.node_left(2, [3])
+        table.process_died(THIRD, "node 2 is dead")
+        if end == "dead":
+            table.copies.node_died(3)
+        else:
+            table.copies.found(raylet_of(3), m.ObjectReady(THEIRS, 2, b"", 0, []))
+        assert error(table.entries[THEIRS]).startswith("died: its owner has left")
+
     def test_a_store_without_room_leaves_the_borrow_as_it_is(self, table: Table) -> None:
         table.borrow(THEIRS, SIZE)
         table.copies.keep(THEIRS)
@@ -82,6 +115,13 @@ class TestBorrower:
         assert entry.state == STORED and table.known_locations(THEIRS) == (6, (HERE,))
         table.on_replica(THEIRS, HERE, "")
         table.check_invariants()
+
+    def test_two_processes_of_a_node_keep_one_small_value(self, table: Table) -> None:
+        entry = table.borrow(THEIRS)
+        entry.state, entry.value = INLINE, b"value\0"
+        table.copies.written(THEIRS, None, 6)
+        assert table.said() == [(RAYLET, m.Open(THEIRS, 6, [HERE], pin_replica=True))]
+        assert entry.state == STORED and entry.mapping is None
 
     def test_a_small_value_without_a_ref_is_not_kept(self, table: Table) -> None:
         table.copies.written(THEIRS, 640, 6)

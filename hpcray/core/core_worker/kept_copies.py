@@ -78,15 +78,21 @@ class KeptCopies:
         if entry is not None and entry.contained is None:
             entry.contained = contained
 
-    def written(self, oid: bytes, offset: int, size: int) -> None:
-        """The small value of a borrowed object was written into our store, which keeps it: others can read it there."""
+    def written(self, oid: bytes, offset: int | None, size: int) -> None:
+        """The small value of a borrowed object was written into our store, which is to keep it: others read it there.
+
+        Args:
+            offset: of its block; None: another process of this node has written it.
+        """
         entry = self._entries.get(oid)
         if entry is None or entry.state != INLINE or entry.mapping is not None:
-            self._send(self._raylet, Release([oid]))
-            self._send(self._raylet, Free([oid], []))
+            if offset is not None:
+                self._send(self._raylet, Release([oid]))
+                self._send(self._raylet, Free([oid], []))
             return
         entry.state, entry.value, entry.size, entry.nodes = STORED, b"", size, [self._node]
-        self._pins.map_block(oid, entry, offset, size, self._node)
+        if offset is not None:
+            self._pins.map_block(oid, entry, offset, size, self._node)
         self.keep(oid)
 
     def answered(self, oid: bytes, problem: str) -> None:
@@ -128,6 +134,12 @@ class KeptCopies:
             for node in nodes:
                 self._send(raylet_of(node), ObjectGet(oid))
         return bool(nodes)
+
+    def owner_died(self, owner: bytes) -> None:
+        """Keep what this process borrowed after the owner had left: refs came that say where copies are."""
+        if node_of(owner) in self._kept_at:
+            for oid in [oid for oid, entry in self._entries.items() if oid[:8] == owner and entry.state == STORED]:
+                self.keep(oid)
 
     def found(self, raylet: bytes, msg: ObjectReady) -> None:
         """A raylet says whether its node keeps an object. Where it was the last one, and none does, it is lost."""

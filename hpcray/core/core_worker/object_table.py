@@ -516,6 +516,7 @@ class ObjectTable:
         """A process is gone: its borrows end, the objects it owned are lost to us."""
         self.refs.process_died(proc)
         self.recovery.process_died(proc, reason, self.copies.seek)
+        self.copies.owner_died(proc)
 
     def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
         if entry.state == STORED:

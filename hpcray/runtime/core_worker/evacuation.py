@@ -155,9 +155,9 @@ class BorrowedObjects:
             if not blob:
                 continue
             try:
-                offset, size = self._writer.write(oid, blob)
+                offset = self._writer.write_unless_there(oid, blob)
             except RayError:
                 continue  # there is no room: its owner asks again
             with context.engine.lock:
-                context.table.copies.written(oid, offset, size)
+                context.table.copies.written(oid, offset, len(blob))
                 context.engine.flush()

@@ -64,6 +64,25 @@ class ObjectWriter:
             self._engine.send(self._raylet, m.Seal(oid))
         return base, size
 
+    def write_unless_there(self, oid: bytes, blob: bytes) -> int | None:
+        """Write and seal a blob as `write` does, but for an object that the store has already. Lock not held.
+
+        Returns:
+            Offset in the arena; None where the object was there.
+
+        Raises:
+            ObjectStoreFullError, OutOfDiskError: there is no room, and none came.
+        """
+        answer = self._ask(oid, m.Create(oid, len(blob)))
+        if isinstance(answer, m.StoreError):
+            if answer.kind == "exists":
+                return None
+            raise store_full_error(answer.reason)
+        self._context.arena.write(answer.offset, blob)
+        with self._engine.lock:
+            self._engine.send(self._raylet, m.Seal(oid))
+        return int(answer.offset)
+
     def create(self, oid: bytes, size: int) -> int:
         """Offset of a block for an object that is to be filled and sealed, pinned for us. Lock not held.
 
