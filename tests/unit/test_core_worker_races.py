@@ -170,7 +170,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     engine.call_soon = lambda call: None
     engine.drop_peer = lambda proc: None
     engine.peers = {WORKER: SimpleNamespace(functions={task.fn.id}, out=[], dirty=True)}  # type: ignore[union-attr]
-    config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0)
+    config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0)
     process: Any = SimpleNamespace(
         engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config, on_death=lambda proc: None,
         gcs=SimpleNamespace(process_died=lambda proc: None),

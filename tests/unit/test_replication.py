@@ -58,9 +58,9 @@ def test_a_recorded_table_notes_the_end_of_a_replication_wait() -> None:
     for answered in (True, False):
         table.recovery.replicate(put_id(), 4, Waiter())
         if answered:
-            table.recovery.on_replica(put_id(), 4, "full")
+            table.on_replica(put_id(), 4, "full")
         assert table.replicas.take_failure(put_id(), 4) == ("full" if answered else "")
-    table.recovery.on_replica(put_id(), 4, "full")
+    table.on_replica(put_id(), 4, "full")
     assert len(fired) == 1
     done = replay(recorder.record)
     assert done.steps == len(recorder.record.inputs) and not done.differences and not done.error

@@ -281,7 +281,7 @@ HANDLES: tuple[type, ...] = (
 
 
 @dataclass(slots=True, eq=False)
-class _Introduction:
+class _JoiningNodes:
     """Nodes that join the running job together.
 
     Attributes:
@@ -348,7 +348,7 @@ class NodeManager:
         self._stopped: set[int] = set()
         self._admitted: dict[int, float] = {}  # numbers of nodes that have not registered; when they were given
         self._newcomers: list[int] = []  # have registered; no other node has been told of them
-        self._introductions: list[_Introduction] = []
+        self._introductions: list[_JoiningNodes] = []
         self._tracker = HeartbeatTracker(config.heartbeat_interval, config.node_timeout)
         self._arbiter = AccusationArbiter(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
@@ -568,7 +568,7 @@ class NodeManager:
             return out
         nodes, self._newcomers = set(self._newcomers), []
         living = self.alive()
-        introduction = _Introduction(nodes, set(living) - nodes, set(nodes))
+        introduction = _JoiningNodes(nodes, set(living) - nodes, set(nodes))
         self._introductions.append(introduction)
         joined = m.NodeJoined([self._infos[node] for node in sorted(nodes)])
         dead = [
