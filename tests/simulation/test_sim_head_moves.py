@@ -46,7 +46,7 @@ def moves(seed: int) -> None:
     assert len(world.alive()) == 2
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_head_moves_five_times_and_nothing_is_lost(seed: int) -> None:
     moves(seed)
 
