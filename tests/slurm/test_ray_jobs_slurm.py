@@ -39,6 +39,7 @@ def test_a_job_goes_into_a_batch_job_and_its_output_comes_back(slurm: Slurm) -> 
     slurm.check()
 
 
+@pytest.mark.slow
 def test_commands_on_a_login_node_find_the_job_through_slurm(slurm: Slurm) -> None:
     def command(*words: str) -> Any:
         return slurm.run("python", "-m", "hpcray.cli", *words)

@@ -144,6 +144,7 @@ main(["doctor", "--json"])
 """
 
 
+@pytest.mark.slow
 def test_nodes_that_hang_are_named_by_the_doctor_and_leave_nothing(slurm: Slurm) -> None:
     # Python does not come up on n2; on n3 a program that the doctor asks hangs and will not be ended.
     slurm.write(
