@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from hpcray.api.progress_display import ProgressDisplay, ProgressState, choose_display
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import GetTimeoutError
 from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.ready_queue import ReadyQueue
+
+if TYPE_CHECKING:
+    from hpcray.api.progress_display import ProgressDisplay, ProgressState
 
 T = TypeVar("T")
 
@@ -91,10 +93,17 @@ class Progress(Generic[T]):
 
     def state(self, first_error: str = "") -> ProgressState:
         """Return what is known now."""
+        from hpcray.api.progress_display import ProgressState
+
         return ProgressState(self._desc, self.done, self.total, self.failed, first_error)
 
+    def _choose_display(self) -> ProgressDisplay:
+        from hpcray.api.progress_display import choose_display  # imported by those who show progress only
+
+        return choose_display(self._interval)
+
     def _counted(self) -> Iterator[T]:
-        display = choose_display(self._interval)
+        display = self._choose_display()
         self.done = 0
         ended = False
         try:
@@ -111,7 +120,7 @@ class Progress(Generic[T]):
     def _ready_refs(self, refs: list[ObjectRef[Any]], timeout: float | None) -> Iterator[Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
         queue = ReadyQueue(require_session(), refs)
-        display = choose_display(self._interval)
+        display = self._choose_display()
         try:
             self._update(display, queue)
             taken = 0

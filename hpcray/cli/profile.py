@@ -104,10 +104,7 @@ def _print(found: JobProfile, rows: int) -> None:
 def _print_times(found: JobProfile, rows: int) -> None:
     labels = [[f"{seconds:.1f} s", f"{cpu:.1f} s", str(count), label] for label, seconds, cpu, count in
               time_by_label(found)[:rows]]  # fmt: skip
-    idle: dict[str, float] = {}
-    for one in found.answered:
-        for what, seconds in one.idle.items():
-            idle[what] = idle.get(what, 0.0) + seconds
+    idle = found.idle()
     labels += [[f"{seconds:.1f} s", "", "", f"({what})"] for what, seconds in idle.items()]
     print_table(["time", "CPU", "processes", "task"], labels)
     functions = [one for one in top_functions(found.stacks()) if one.own > 0][:rows]

@@ -278,8 +278,7 @@ class JobPages:
             if len(stacks) > _MOST_STACKS
             else ""
         )
-        idle = {what for one in found.answered for what in one.idle}
-        rows += [([f"({what})"], sum(one.idle.get(what, 0.0) for one in found.answered)) for what in sorted(idle)]
+        rows += [([f"({what})"], seconds) for what, seconds in sorted(found.idle().items())]
         said = [*filter(None, (scope.note, cut)), *limits(found)]
         return {"unit": found.unit, "stacks": rows, "limits": said, "problems": problems[:20]}
 

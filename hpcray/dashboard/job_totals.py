@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcray.common.figures import add_counts
 from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 
 _MOST_PROBLEMS = 20
@@ -14,8 +15,10 @@ _SUMMED = ("cores", "rss", "spilling", "restoring", "pulling", "pushing", "actor
 def totals(use: JobUse) -> dict[str, Any]:
     """Return a sample of the job as one row: amounts added up, shares averaged, what hosts share counted once."""
     nodes = [node for node in use.nodes if not node.problem]
-    gpus = [gpu for node in nodes for gpu in node.gpus]
     found: dict[str, Any] = {name: sum(getattr(node, name) for node in nodes) for name in _SUMMED}
+    workers: dict[str, int] = {}
+    for node in nodes:
+        add_counts(workers, node.workers)
     hosts = list({node.host: node for node in nodes}.values())
     # Two nodes of a host, or of a container, have the same memory, unless each has a limit of its own.
     limits = list({(node.host, node.memory[1]): node for node in nodes}.values())
@@ -32,11 +35,8 @@ def totals(use: JobUse) -> dict[str, Any]:
         "store_capacity": sum(node.store["capacity"] for node in nodes),
         "on_disk": sum(node.store["on_disk"] for node in nodes),
         "objects": sum(node.store["objects"] for node in nodes),
-        "gpus": len(gpus),
-        "gpu": sum(gpu["busy"] for gpu in gpus) / len(gpus) if gpus else 0.0,
-        "gpu_used": sum(gpu["used"] for gpu in gpus),
-        "gpu_total": sum(gpu["total"] for gpu in gpus),
-        "workers": _added(node.workers for node in nodes),
+        **_gpu_use([gpu for node in nodes for gpu in node.gpus]),
+        "workers": workers,
         "resources": _resources(nodes),
         **{name: sum(getattr(one, name) for one in use.functions) for name in ("running", "queued", "ended", "failed")},
         "rate": sum(one.rate for one in use.functions),
@@ -53,7 +53,6 @@ def node_states(nodes: Sequence[NodeUse]) -> dict[str, Any]:
 
 def node_row(node: NodeUse) -> dict[str, Any]:
     """A row of the table of nodes."""
-    gpus = node.gpus
     return {
         "node": node.index,
         "host": node.host,
@@ -76,10 +75,7 @@ def node_row(node: NodeUse) -> dict[str, Any]:
         "pulling": node.pulling,
         "pushing": node.pushing,
         "slowness": node.slowness,
-        "gpus": len(gpus),
-        "gpu": sum(gpu["busy"] for gpu in gpus) / len(gpus) if gpus else None,
-        "gpu_used": sum(gpu["used"] for gpu in gpus),
-        "gpu_total": sum(gpu["total"] for gpu in gpus),
+        **_gpu_use(node.gpus),
         "workers": sum(node.workers.values()),
         "busy": node.workers.get("busy", 0),
         "actors": node.actors,
@@ -104,12 +100,14 @@ def function_row(one: FunctionUse, whole: float) -> dict[str, Any]:
     }
 
 
-def _added(rows: Any) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in rows:
-        for name, count in row.items():
-            found[name] = found.get(name, 0) + count
-    return found
+def _gpu_use(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The GPUs' number, their average share of time in use (None without one), and their memory in bytes."""
+    return {
+        "gpus": len(gpus),
+        "gpu": sum(gpu["busy"] for gpu in gpus) / len(gpus) if gpus else None,
+        "gpu_used": sum(gpu["used"] for gpu in gpus),
+        "gpu_total": sum(gpu["total"] for gpu in gpus),
+    }
 
 
 def _resources(nodes: Sequence[NodeUse]) -> dict[str, list[float]]:

@@ -137,6 +137,14 @@ class JobProfile:
         """Plain data, for JSON."""
         return asdict(self)
 
+    def idle(self) -> dict[str, float]:
+        """Seconds in which nothing ran, of all processes, by what is said of them."""
+        found: dict[str, float] = {}
+        for one in self.answered:
+            for what, seconds in one.idle.items():
+                found[what] = found.get(what, 0.0) + seconds
+        return found
+
     def stacks(self) -> list[ProfiledStack]:
         """The stacks of all processes, equal ones added up, those with most first."""
         found: dict[tuple[Any, ...], list[Any]] = {}

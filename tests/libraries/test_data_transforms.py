@@ -200,6 +200,7 @@ def test_a_function_for_each_group(ray: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["inner", "left_outer", "right_outer", "full_outer", "left_semi", "left_anti"])
 def test_join(ray: Any, kind: str) -> None:
+    pytest.importorskip("polars")
     left = ray.data.from_items([{"id": n, "double": 2 * n} for n in range(20)])
     right = ray.data.from_items([{"id": n, "square": n * n} for n in range(10, 30)])
     joined = left.join(right, join_type=kind, num_partitions=3, on=("id",)).take_all()

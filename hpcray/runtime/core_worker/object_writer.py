@@ -39,8 +39,11 @@ class ObjectWriter:
         self._raylet = raylet_of(context.node)
         self._creating: dict[bytes, Any] = {}
 
-    def write(self, oid: bytes, blob: bytes | Serialized) -> tuple[int, int]:
+    def write(self, oid: bytes, blob: bytes | Serialized, base: int | None = None) -> tuple[int, int]:
         """Write and seal a blob in our node's store; the creator's pin is held. Lock not held.
+
+        Args:
+            base: offset of its block in the arena, where it has one already.
 
         Returns:
             Offset and size in the arena.
@@ -49,7 +52,8 @@ class ObjectWriter:
             ObjectStoreFullError, OutOfDiskError: there is no room, and none came. RaySystemError: another writes it.
         """
         size = blob.size if isinstance(blob, Serialized) else len(blob)
-        base = self.create(oid, size)
+        if base is None:
+            base = self.create(oid, size)
         try:
             if isinstance(blob, Serialized):
                 blob.write(lambda at, piece: self._context.arena.write(base + at, piece))
@@ -78,10 +82,7 @@ class ObjectWriter:
             if answer.kind == "exists":
                 return None
             raise store_full_error(answer.reason)
-        self._context.arena.write(answer.offset, blob)
-        with self._engine.lock:
-            self._engine.send(self._raylet, m.Seal(oid))
-        return int(answer.offset)
+        return self.write(oid, blob, answer.offset)[0]
 
     def create(self, oid: bytes, size: int) -> int:
         """Offset of a block for an object that is to be filled and sealed, pinned for us. Lock not held.

@@ -5,13 +5,17 @@ const ROWS = 100;
 
 export class Table {
   // columns: {key, title, show(row), right, long}; source(params) gives {rows, matching, note}; open(row): enter, click.
-  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, controls = [] }) {
+  // states: with a control that shows only the rows of one state; then source gives {state: rows} as `states`, too.
+  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, states = false, controls = [] }) {
     Object.assign(this, { name, columns, source, open, id });
     this.params = { q: "", sort, desc: desc ? 1 : "", offset: 0, limit: ROWS };
     this.search = h("input", {
       type: "search", className: "search", placeholder: "Search", ariaLabel: `Search ${name}`,
       oninput: () => this.change({ q: this.search.value, offset: 0 }),
     });
+    if (states) {
+      this.states = h("select", { ariaLabel: "State", onchange: () => this.change({ "is.state": this.states.value, offset: 0 }) });
+    }
     this.count = h("span", { className: "dim" });
     this.earlier = h("button", { type: "button", onclick: () => this.turn(-ROWS) }, "Earlier");
     this.later = h("button", { type: "button", onclick: () => this.turn(ROWS) }, "Later");
@@ -20,8 +24,16 @@ export class Table {
     this.body = h("tbody", { onkeydown: (event) => this.move(event) });
     const table = h("table", {}, h("caption", { hidden: true }, name), h("thead", {}, this.head), this.body);
     this.element = h("section", { ariaLabel: name },
-      h("div", { className: "bar" }, this.search, controls, this.count, this.earlier, this.later),
+      h("div", { className: "bar" }, this.search, this.states || "", controls, this.count, this.earlier, this.later),
       h("div", { className: "table" }, table), this.note);
+  }
+
+  // The states that the server has counted, to choose the rows of one.
+  offerStates(states) {
+    const chosen = this.states.value;
+    show(this.states, h("option", { value: "" }, "all states"), Object.entries(states).sort().map(([state, amount]) =>
+      h("option", { value: state }, `${state} (${count(amount)})`)));
+    this.states.value = chosen in states ? chosen : "";
   }
 
   change(params) {
@@ -38,6 +50,7 @@ export class Table {
     const found = await this.source(asked);
     if (asked !== this.asked) return found; // a later question is under way
     this.render(found);
+    if (this.states) this.offerStates(found.states);
     return found;
   }
 

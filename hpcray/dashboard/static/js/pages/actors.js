@@ -1,6 +1,6 @@
 // Actors, living and dead, and one of them.
 import { act, ask } from "../api.js";
-import { count, facts, h, moment, show } from "../dom.js";
+import { facts, h, moment, show } from "../dom.js";
 import { Table } from "../table.js";
 
 const STATES = { ALIVE: "good", DEAD: "bad", RESTARTING: "warn", PENDING: "warn" };
@@ -18,19 +18,12 @@ const COLUMNS = [
 ];
 
 export function actors(shown) {
-  const states = h("select", { ariaLabel: "State", onchange: () => table.change({ "is.state": states.value, offset: 0 }) });
   const table = new Table({
-    name: "actors", columns: COLUMNS, controls: [states], source: (params) => ask("actors", params),
+    name: "actors", columns: COLUMNS, states: true, source: (params) => ask("actors", params),
     open: (row) => { location.hash = `/actor?id=${row.id}`; },
   });
   shown.element.append(h("h1", {}, "Actors"), table.element);
-  shown.poll(async () => {
-    const found = await table.refresh();
-    const chosen = states.value;
-    show(states, h("option", { value: "" }, "all states"), Object.entries(found.states).sort().map(([state, amount]) =>
-      h("option", { value: state }, `${state} (${count(amount)})`)));
-    states.value = chosen in found.states ? chosen : "";
-  }, 3000);
+  shown.poll(() => table.refresh(), 3000);
 }
 
 export function actor(shown) {

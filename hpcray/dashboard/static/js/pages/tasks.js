@@ -36,23 +36,16 @@ function details(row) {
 
 export function tasks(shown) {
   const functions = h("div");
-  const states = h("select", { ariaLabel: "State", onchange: () => table.change({ "is.state": states.value, offset: 0 }) });
   const opened = h("div");
   const table = new Table({
-    name: "tasks", columns: COLUMNS, id: "id", controls: [states, nodesInput(shown, (nodes) => table.change({ nodes, offset: 0 }))],
+    name: "tasks", columns: COLUMNS, id: "id", states: true, controls: [nodesInput(shown, (nodes) => table.change({ nodes, offset: 0 }))],
     source: (params) => ask("tasks", params), open: (row) => { show(opened, details(row)); opened.scrollIntoView({ block: "nearest" }); },
   });
   table.params.nodes = shown.params.nodes || "";
   if (shown.params.q) table.params.q = table.search.value = shown.params.q;
   shown.element.append(h("h1", {}, "Tasks"), h("h2", {}, "By function"), functions, h("h2", {}, "One by one"), table.element, opened);
   shown.poll(async () => show(functions, functionTable((await ask("functions", { limit: 200 })).rows)));
-  shown.poll(async () => {
-    const found = await table.refresh();
-    const chosen = states.value;
-    show(states, h("option", { value: "" }, "all states"), Object.entries(found.states).sort().map(([state, amount]) =>
-      h("option", { value: state }, `${state} (${count(amount)})`)));
-    states.value = chosen in found.states ? chosen : "";
-  }, 4000);
+  shown.poll(() => table.refresh(), 4000);
 }
 
 export function functionPage(shown) {
