@@ -13,6 +13,8 @@ _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
 _CREDENTIALS = struct.Struct("3i")
 
+SOCKET_BUFFER = 4 << 20
+"""Bytes that the kernel takes at a time, where the system lets it."""
 Piece = Union[bytes, memoryview]
 
 

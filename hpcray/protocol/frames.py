@@ -11,10 +11,16 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from hpcray.common.buffer_pool import BufferPool
+
 HEADER = 20
 ROUTE = 16
 LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 31
+LONG = 1 << 16
+"""Bytes of a frame from which on a copy of it costs more than another system call."""
+LONG_BATCH = 2 << 20
+"""Bytes of long messages for one peer that travel together: while the next ones are made, these are on their way."""
 
 Frame = tuple[bytes, bytes, memoryview]
 
@@ -31,16 +37,35 @@ def pack(dest: bytes, src: bytes, body: bytes) -> bytes:
 class FrameReader:
     """Cuts a byte stream into frames. `feed` takes what a socket gave; a partial frame waits for its rest.
 
+    Args:
+        pool: memory for long frames; their rests are received in place. None: all goes through `feed`.
+
     Attributes:
         buffered: bytes of a partial frame.
+        vacancy: where the rest of a long frame belongs; what is received there goes to `filled`, not to `feed`.
     """
 
-    __slots__ = ("_need", "_parts", "buffered")
+    __slots__ = ("_long", "_need", "_parts", "_pool", "buffered", "vacancy")
 
-    def __init__(self) -> None:
+    def __init__(self, pool: BufferPool | None = None) -> None:
         self._parts: list[bytes] = []
         self.buffered = 0
         self._need = 4
+        self._pool = pool
+        self._long: memoryview | None = None
+        self.vacancy: memoryview | None = None
+
+    def filled(self, count: int) -> memoryview | None:
+        """Take note of `count` more bytes at the start of `vacancy`. Returns the long frame once it is complete."""
+        frame = self._long
+        assert frame is not None
+        self.buffered += count
+        if self.buffered < len(frame):
+            self.vacancy = frame[self.buffered :]
+            return None
+        self._long = self.vacancy = None
+        self.buffered, self._need = 0, 4
+        return frame.toreadonly()
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """Yield each complete frame (header included) as a view of an immutable buffer."""
@@ -66,5 +91,10 @@ class FrameReader:
         else:
             self._need = 4
         if pos < end:
-            self._parts = [bytes(view[pos:])]
             self.buffered = end - pos
+            if self._pool is not None and self._need > LONG:
+                self._long = self._pool.take(self._need)
+                self._long[: self.buffered] = view[pos:]
+                self.vacancy = self._long[self.buffered :]
+            else:
+                self._parts = [bytes(view[pos:])]

@@ -191,13 +191,17 @@ def deserialize(blob: bytes | memoryview) -> Any:
     return pickle.loads(view[pickle_at:table], buffers=buffers)
 
 
-def note_ref(ref: Any) -> bool:
-    """Called by a ref that is being pickled. False: not by us, so the copy is out of band and must be pinned."""
+def note_ref(ref: Any) -> int:
+    """Called by a ref that is being pickled.
+
+    Returns:
+        Its number among the refs in the value, from 1. 0: not by us, so the copy is out of band and must be pinned.
+    """
     refs = pickling.refs
     if refs is None:
-        return False
+        return 0
     refs.append(ref)
-    return True
+    return len(refs)
 
 
 def _contiguous(buffer: pickle.PickleBuffer) -> memoryview:

@@ -17,10 +17,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Union
 
 Report = tuple[str, int, int, "str | None"]
 """A finished transfer: "received" or "sent", the other node, the tag, and what went wrong (None: nothing)."""
+
+Received = Union[bytes, memoryview]
+"""A message that has arrived; a long one is a read-only view of memory that is used again when no view is left."""
 
 FOREVER = math.inf
 Range = Callable[[int, int], memoryview]
@@ -78,19 +81,19 @@ class ControlTransport(Protocol):
     rank: int
     size: int
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: Received) -> None:
         """Send without waiting. Messages of one pair arrive in the order sent.
 
         Args:
             dest: any rank but our own.
-            data: up to 2 GiB; must not change afterwards.
+            data: up to 2 GiB, bytes or a read-only view of them; must not change afterwards.
 
         Raises:
             PeerLost: `dest` is known dead. Nothing was sent.
             ValueError: `data` is too long.
         """
 
-    def poll(self) -> list[tuple[int, bytes]]:
+    def poll(self) -> list[tuple[int, Received]]:
         """What has arrived, as (source, data); also moves sends on. Empty when nothing came."""
 
     def lost(self) -> list[tuple[int, str]]:

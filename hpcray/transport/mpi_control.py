@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hpcray.transport.base import FOREVER, Backoff, PeerLost, TransportError
+from hpcray.common.buffer_pool import BufferPool
+from hpcray.transport.base import FOREVER, Backoff, PeerLost, Received, TransportError
 from hpcray.transport.ucx_engine import UcxEngine
 from hpcray.transport.world_doorbell import WorldDoorbell
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _TAG = 1
 _LONGEST = (1 << 31) - 1  # bytes of a message
 _PER_POLL = 256  # messages received in one `poll`
-_BUFFER = 1 << 20  # bytes; longer messages get a buffer of their own
+_SHORT = 1 << 16  # bytes; longer messages get a buffer of their own
 _SPARE = 8  # buffers kept for later
 _ARMINGS = 3  # attempts to arm the descriptor in one `arm`
 _CLOSE = 0.005  # seconds between two messages of a crowd
@@ -50,10 +51,11 @@ class MpiControl:
         self._received = [0] * self.size
         self._promised = [0] * self.size
         self._owing: set[int] = set()
-        self._sending: dict[int, deque[tuple[mpi.Request, bytes]]] = {}
+        self._sending: dict[int, deque[tuple[mpi.Request, Received]]] = {}
         self._late: dict[int, deque[tuple[mpi.Request, memoryview, memoryview | None]]] = {}
-        self._arrived: list[tuple[int, bytes]] = []
-        self._scratch = memoryview(bytearray(_BUFFER))
+        self._arrived: list[tuple[int, Received]] = []
+        self._buffers = BufferPool()
+        self._scratch = memoryview(bytearray(_SHORT))
         self._spare: list[memoryview] = []
         self._dead: dict[int, str] = {}
         self._newly_dead: list[tuple[int, str]] = []
@@ -63,7 +65,7 @@ class MpiControl:
         self._whole = False
         self._slept = False
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: Received) -> None:
         why = self._dead.get(dest)
         if why is not None:
             raise PeerLost(dest, why)
@@ -96,7 +98,7 @@ class MpiControl:
                 self._stuck.extend(sending)
                 del self._sending[dest]
 
-    def poll(self) -> list[tuple[int, bytes]]:
+    def poll(self) -> list[tuple[int, Received]]:
         if self._sending:
             self._reap()
         if self._late:
@@ -126,17 +128,17 @@ class MpiControl:
                 return False
             source = status.Get_source()
             size = status.Get_count(self._byte)
-            view = self._scratch[:size] if size <= _BUFFER else memoryview(bytearray(size))
+            view = self._scratch[:size] if size <= _SHORT else self._buffers.take(size)
             request = message.Irecv((view, self._byte))
             self._received[source] += 1
             if source not in self._late and request.Test():
-                self._arrived.append((source, bytes(view)))
+                self._arrived.append((source, bytes(view) if size <= _SHORT else view.toreadonly()))
                 return True
             # Its bytes are still coming (a long message), or it must wait its turn behind one like that.
-            whole = self._scratch if size <= _BUFFER else None
+            whole = self._scratch if size <= _SHORT else None
             self._late.setdefault(source, deque()).append((request, view, whole))
             if whole is not None:
-                self._scratch = self._spare.pop() if self._spare else memoryview(bytearray(_BUFFER))
+                self._scratch = self._spare.pop() if self._spare else memoryview(bytearray(_SHORT))
         except self._mpi.Exception as error:
             for rank in acknowledge(self._mpi, self._comm, error):
                 self._lose(rank, "MPI reports its process as failed")
@@ -154,7 +156,7 @@ class MpiControl:
                     self._lose(source, f"MPI receive failed: {error}")
                     break
                 waiting.popleft()
-                self._arrived.append((source, bytes(view)))
+                self._arrived.append((source, view.toreadonly() if whole is None else bytes(view)))
                 if whole is not None and len(self._spare) < _SPARE:
                     self._spare.append(whole)
                 self._backoff.touch()

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcray.common.keyed_hash import blake2b, compare_digest
-from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost
+from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost, Received
 from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
@@ -58,7 +58,7 @@ class _Link:
         self.received = 0
         self.unacknowledged = 0
         self.unacknowledged_bytes = 0
-        self.retained: deque[tuple[int, bytes]] = deque()
+        self.retained: deque[tuple[int, Received]] = deque()
         self.arriving: deque[tuple[Any, Any]] = deque()
 
 
@@ -96,7 +96,7 @@ class UcxControl:
         self._discards: list[tuple[Any, Any]] = []
         self._handshakes_arriving: deque[tuple[Any, bytearray, Any]] = deque()
         self._handshake_sends: list[tuple[float, Any, Any, Any]] = []  # and their endpoints, which are no peers'
-        self._arrived: list[tuple[int, bytes]] = []
+        self._arrived: list[tuple[int, Received]] = []
         self._dead: dict[int, str] = {}
         self._newly_dead: list[tuple[int, str]] = []
         self._backoff = Backoff()
@@ -134,7 +134,7 @@ class UcxControl:
 
     # ------------------------------------------------------------ base.ControlTransport
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: Received) -> None:
         why = self._dead.get(dest)
         if why is not None:
             raise PeerLost(dest, why)
@@ -147,7 +147,7 @@ class UcxControl:
             self._post(dest, link, link.sent, data)
         self._backoff.touch()
 
-    def poll(self) -> list[tuple[int, bytes]]:
+    def poll(self) -> list[tuple[int, Received]]:
         self._engine.progress()
         if self.alone:
             self._engine.heard()
@@ -245,7 +245,7 @@ class UcxControl:
 
     # ------------------------------------------------------------ inside
 
-    def _post(self, dest: int, link: _Link, number: int, data: bytes) -> None:
+    def _post(self, dest: int, link: _Link, number: int, data: Received) -> None:
         """Hand a frame to UCX. Where its link is broken, it goes with all that is sent again."""
         counts = _COUNTS.pack(number, link.received)
         mac = blake2b(counts, key=link.key_to, digest_size=16)
@@ -380,14 +380,14 @@ class JointControl:
         self._ranks = inner.size
         outer.alone = False
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: Received) -> None:
         rank = dest - self._first
         if 0 <= rank < self._ranks:
             self._inner.send(rank, data)
         else:
             self.outer.send(dest, data)
 
-    def poll(self) -> list[tuple[int, bytes]]:
+    def poll(self) -> list[tuple[int, Received]]:
         first = self._first
         return [*((first + rank, data) for rank, data in self._inner.poll()), *self.outer.poll()]
 

@@ -419,3 +419,25 @@ class TestPlacesThatTravelWithARef:
         for node in range(3, 9):
             table.recovery.on_add_location(m.AddLocation(return_id(), node))
         assert table.known_locations(return_id()) == (SIZE, (2, 3, 4, 5))
+
+    def test_a_small_value_travels_with_its_ref_and_needs_no_request(self, table: Table) -> None:
+        oid = put_id(owner=PEER)
+        table.owned(put_id())
+        entry = table.entries[put_id()]
+        assert table.known_locations(put_id(), len(entry.value) - 1) is None
+        hint = table.known_locations(put_id(), len(entry.value))
+        assert hint == (0, (), entry.value)
+        table.borrow(oid)
+        waiter = Waiter()
+        table.hint_locations(oid, *hint)
+        assert table.wait_local(oid, waiter) and table.entries[oid].value == entry.value and table.said() == []
+
+    def test_an_error_travels_with_no_ref_and_the_owners_answer_counts_more_than_a_value(self, table: Table) -> None:
+        table.create(return_id())
+        table.set_inline(return_id(), serialize_error(ValueError("no")))
+        assert table.known_locations(return_id(), 1 << 20) is None
+        oid = put_id(owner=PEER)
+        table.borrow(oid)
+        table.wait_ready(oid, Waiter())
+        table.hint_locations(oid, 0, (), b"late\0")
+        assert table.entries[oid].state == PENDING

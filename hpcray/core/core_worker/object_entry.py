@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 PENDING, INLINE, STORED, LINEAGE_ONLY = 0, 1, 2, 3
 TRANSITIONS: dict[int, frozenset[int]] = {
@@ -20,6 +20,9 @@ PENDING: no value yet. INLINE: `ObjectEntry.value` is the blob, perhaps an error
 `ObjectEntry.nodes`. LINEAGE_ONLY: nothing refers to the object, but lineage remembers it because a task that took it
 may have to run again.
 """
+
+Hint = Union[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...], bytes]]
+"""Facts about its object that travel with a ref: size in bytes and nodes that have it; or 0, none, and the value."""
 
 
 class Waiter:

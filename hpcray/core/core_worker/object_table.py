@@ -28,6 +28,7 @@ from hpcray.core.core_worker.object_entry import (
     PENDING,
     STORED,
     ArenaMapping,
+    Hint,
     ObjectEntry,
     Waiter,
 )  # fmt: skip
@@ -37,7 +38,17 @@ from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.protocol.messages.objects import ERROR
 
-__all__ = ["INLINE", "LINEAGE_ONLY", "PENDING", "STORED", "ArenaMapping", "ObjectEntry", "ObjectTable", "Waiter"]
+__all__ = [
+    "INLINE",
+    "LINEAGE_ONLY",
+    "PENDING",
+    "STORED",
+    "ArenaMapping",
+    "Hint",
+    "ObjectEntry",
+    "ObjectTable",
+    "Waiter",
+]
 
 _LINEAGE_LIMIT = 1 << 30
 _KNOWN_LOCATIONS = 4
@@ -297,23 +308,39 @@ class ObjectTable:
             entry.nodes = nodes
             self._ready(oid, entry)
 
-    def hint_locations(self, oid: bytes, size: int, nodes: Iterable[int]) -> None:
-        """A ref came with the locations its sender knew. They count unless the owner was sent an ObjectGet."""
+    def hint_locations(self, oid: bytes, size: int, nodes: Iterable[int], value: bytes = b"") -> None:
+        """A ref came with the locations its sender knew, or the value. They count unless the owner was sent an
+        ObjectGet."""
         entry = self.entries[oid]
+        if value:
+            if entry.state == PENDING and oid[:8] != self.me and not entry.owner_asked:
+                entry.state = INLINE
+                entry.value = value
+                self._ready(oid, entry)
+            return
         living = [node for node in nodes if node not in self.dead_nodes]
         if living and not entry.owner_asked:
             self.set_locations(oid, size, living)
 
-    def known_locations(self, oid: bytes) -> tuple[int, tuple[int, ...]] | None:
+    def known_locations(self, oid: bytes, room: int = 0) -> Hint | None:
         """The hint for a ref that leaves this process. No lock is needed.
 
+        Args:
+            room: bytes that the ref may take for the value itself.
+
         Returns:
-            The object's size in bytes, and nodes that have it; None when no store has it, or nothing is known.
+            The arguments of `hint_locations`: the object's size in bytes, and nodes that have it, or its small value;
+            None when nothing is known, or the value is an error, whose readers the owner wants to know of.
         """
         entry = self.entries.get(oid)
-        if entry is None or entry.state != STORED or not entry.nodes:
+        if entry is None:
             return None
-        return entry.size, tuple(entry.nodes[:_KNOWN_LOCATIONS])
+        if entry.state == STORED and entry.nodes:
+            return entry.size, tuple(entry.nodes[:_KNOWN_LOCATIONS])
+        value = entry.value
+        if entry.state == INLINE and 0 < len(value) <= room and value[-1] != ERROR:
+            return 0, (), value
+        return None
 
     def may_be_left_at(self, oid: bytes, node: int) -> None:
         """The worker that was to make `oid` is dead; perhaps it had written it into its node's store."""

@@ -51,4 +51,5 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 
 encode = _encoder.encode
+encode_into = _encoder.encode_into
 decode = _decoder.decode

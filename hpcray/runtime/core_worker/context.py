@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import RaySystemError
-from hpcray.core.core_worker.object_table import ObjectTable, Waiter
+from hpcray.core.core_worker.object_table import Hint, ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask, SchedulingClass
 from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
@@ -103,8 +103,8 @@ class CoreWorkerContext(Protocol):
     def when_ready(self, ref: Any, call: Callable[[BaseException | None], object]) -> Callable[[], None]:
         """Call `call(None)` once the object of `ref` exists; see `ObjectReader.when_ready`."""
 
-    def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
-        """Count a deserialized ref; `places` is the size of its object and the nodes that store it, if known."""
+    def ref_arrived(self, oid: bytes, hint: Hint | None) -> None:
+        """Count a deserialized ref; `hint` is what came with it about its object."""
 
     def pin_forever(self, ref: Any) -> None:
         """Keep the object of a ref that was pickled outside of arguments and values."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
-from hpcray.core.core_worker.object_entry import site_of
+from hpcray.core.core_worker.object_entry import Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
+from hpcray.protocol.frames import LONG, LONG_BATCH
 from hpcray.protocol.out_of_band import view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.runtime.core_worker import context
@@ -210,21 +211,26 @@ class CoreWorker:
         self.task_counter += 1
         return self.me + self.task_counter.to_bytes(5, "big")
 
-    def ref_arrived(self, oid: bytes, places: tuple[int, tuple[int, ...]] | None) -> None:
-        """Count a ref that this thread deserialized or made by hand. places: size and nodes of its object, if known."""
+    def ref_arrived(self, oid: bytes, hint: Hint | None) -> None:
+        """Count a ref that this thread deserialized or made by hand. hint: what came with it (`known_locations`)."""
         engine = self.engine
         with engine.lock:
             if released:  # perhaps of this object: it must not outlive its last ref
                 self.drain()
             self.table.refs.ref_deserialized(oid, self.local.protected)
-            if places is not None:
-                self.table.hint_locations(oid, *places)
+            if hint is not None:
+                self.table.hint_locations(oid, *hint)
             if engine.dirty:
                 engine.flush()
 
     def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
         self.unhandled_errors.seen((msg.id,))
         self.table.on_object_get(src, msg.id)
+        entry = self.table.entries.get(msg.id)
+        if entry is not None and len(entry.value) > LONG:
+            peer = self.engine.peer(src)
+            if len(entry.value) * len(peer.out) >= LONG_BATCH:
+                self.engine.flush_long(peer)
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.

@@ -33,14 +33,15 @@ from typing import Any
 
 import msgspec
 
+from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.ids import node_of, number_of, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.process_tree import PrestartedThread
-from hpcray.platform.sockets import connect_private, is_same_user, send_pieces
+from hpcray.platform.sockets import SOCKET_BUFFER, connect_private, is_same_user, send_pieces
 from hpcray.protocol.frames import HEADER, LENGTH, ROUTE, FrameError
-from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode
-from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, SOCKET_BUFFER, BusyPoll, Peer, PeerSocket, listen
+from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode, encode_into
+from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, BusyPoll, Peer, PeerSocket, listen
 
 TICK = 0.002
 """Seconds between two looks of the background thread while the foreground is active."""
@@ -70,6 +71,8 @@ RECV = 1 << 18
 """Bytes that one read takes at most."""
 MAX_BATCH = 64
 """Messages queued for one peer after which they are sent before the end of the turn."""
+_LONG_OUT = 4 << 20
+"""Bytes of the memory for long frames that is kept."""
 _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
@@ -114,6 +117,9 @@ class IoEngine:
         # `recv` would allocate RECV bytes each time: three system calls and two page faults, as malloc sees them. These
         # get memory as far as they are ever filled: a new worker does not touch all of them.
         self._inbox = memoryview(mmap.mmap(-1, RECV, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        keep_freed_memory()
+        self._long_frames = BufferPool(2, 8 << 20)
+        self._long_out = bytearray()
         self._writing = False
         self.peers: dict[bytes, Peer] = {}
         self._listener: socket.socket
@@ -548,6 +554,35 @@ class IoEngine:
             finally:
                 self._writing = False
 
+    def flush_long(self, peer: Peer) -> None:
+        """Write out at once what is queued for one peer, which is long: it travels while the next message is made.
+
+        `flush_peer` would do, but for two copies of the bytes into memory that was never used before."""
+        if self._writing or not peer.out:
+            return
+        self._writing = True
+        try:
+            fresh: list[Message] = []
+            out, peer.out = peer.out, fresh
+            buffer, link = self._long_out, peer.link
+            encode_into(out, buffer, HEADER)
+            buffer[:HEADER] = LENGTH.pack(len(buffer) - 4) + peer.route
+            sent = 0
+            with memoryview(buffer) as frame:
+                try:
+                    if not link.unsent:
+                        sent = link.sock.send(frame)
+                except BlockingIOError:
+                    pass
+                if sent < len(frame):
+                    self._keep_rest(link, bytes(frame[sent:]), 0)
+            if len(buffer) > _LONG_OUT:
+                self._long_out = bytearray()
+        except OSError:
+            self._cannot_write(peer.link)
+        finally:
+            self._writing = False
+
     def _keep_rest(self, link: PeerSocket, frame: bytes, sent: int) -> None:
         link.unsent.append(memoryview(frame)[sent:])
         self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
@@ -589,7 +624,7 @@ class IoEngine:
 
     def _read(self, link: PeerSocket) -> bool:
         """Handle what a link holds; False when there was nothing, or it has ended."""
-        inbox = self._inbox
+        inbox = link.inbox
         try:
             size = link.sock.recv_into(inbox)
         except BlockingIOError:
@@ -605,7 +640,7 @@ class IoEngine:
             if size >= HEADER and not link.reader.buffered and LENGTH.unpack_from(inbox)[0] + 4 == size:
                 frames = (inbox[:size],)  # just one, as a rule: it is decoded where it is
             else:
-                frames = link.reader.feed(bytes(inbox[:size]))
+                frames = self._gather(link, size)
             for frame in frames:
                 src = bytes(frame[12:20])
                 if link.proc is None:
@@ -625,6 +660,17 @@ class IoEngine:
             return False
         return True
 
+    def _gather(self, link: PeerSocket, size: int) -> Iterable[memoryview]:
+        """The frames that are complete, with `size` bytes more in the inbox of the link."""
+        reader = link.reader
+        if reader.vacancy is None:
+            frames = list(reader.feed(bytes(link.inbox[:size])))
+        else:
+            whole = reader.filled(size)
+            frames = [] if whole is None else [whole]
+        link.inbox = self._inbox if reader.vacancy is None else reader.vacancy
+        return frames
+
     def _write_rest(self, link: PeerSocket) -> None:
         try:
             if not send_pieces(link.sock, link.unsent, SOCKET_BUFFER):
@@ -637,7 +683,7 @@ class IoEngine:
     # ------------------------------------------------------------ links
 
     def _add_link(self, sock: socket.socket, proc: bytes | None) -> PeerSocket:
-        link = PeerSocket(sock, proc)
+        link = PeerSocket(sock, proc, self._inbox, self._long_frames)
         self._links[link.fd] = link
         self._epoll.register(link.fd, select.EPOLLIN)
         return link

@@ -22,6 +22,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _append = released.append
+_VALUE_ROOM = 8 << 10
+"""Bytes of the largest value that travels with a ref."""
+_VALUES_ROOM = 128 << 10
+"""Bytes that the n-th ref in one value takes for its own value, n times: all together some hundred KB at most."""
 
 
 def defer_release(item: Any) -> None:
@@ -131,10 +135,13 @@ class ObjectRef(Generic[T_co]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process
-        places = None if process is None else process.table.known_locations(self._id)
-        if not note_ref(self) and process is not None:
+        noted = note_ref(self)
+        if process is None:
+            return ObjectRef, (self._id,)
+        hint = process.table.known_locations(self._id, noted and min(_VALUE_ROOM, _VALUES_ROOM // noted))
+        if not noted:
             process.pin_forever(self)
-        return (ObjectRef, (self._id,)) if places is None else (placed_ref, (self._id, *places))
+        return (ObjectRef, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
 
     def __copy__(self) -> ObjectRef[T_co]:
         return self
@@ -218,11 +225,12 @@ class ObjectRef(Generic[T_co]):
         return self
 
 
-def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...]) -> ObjectRef[Any]:
-    """A ref that was pickled where its object was known to be in these nodes' stores: its owner gets no request."""
+def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes = b"") -> ObjectRef[Any]:
+    """A ref that was pickled where its object was known to be in these nodes' stores, or together with its value: its
+    owner gets no request."""
     ref = new_ref(object_id)
     if current.process is not None:
-        current.process.ref_arrived(object_id, (size, nodes))
+        current.process.ref_arrived(object_id, (size, nodes, value) if value else (size, nodes))
     return ref
 
 

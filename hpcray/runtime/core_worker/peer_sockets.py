@@ -9,29 +9,30 @@ from collections.abc import Mapping
 from time import monotonic
 from types import MappingProxyType
 
+from hpcray.common.buffer_pool import BufferPool
 from hpcray.common.ids import NIL_PROC, raylet_of
-from hpcray.platform.sockets import bind_private
+from hpcray.platform.sockets import SOCKET_BUFFER, bind_private
 from hpcray.platform.spin_window import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import Hello, Message, encode
 
-SOCKET_BUFFER = 4 << 20
 NO_NEIGHBORS: Mapping[int, str] = MappingProxyType({})
 
 
 class PeerSocket:
-    """One connected Unix socket."""
+    """One connected Unix socket. inbox: where the next bytes are received."""
 
-    __slots__ = ("fd", "proc", "reader", "sock", "unsent")
+    __slots__ = ("fd", "inbox", "proc", "reader", "sock", "unsent")
 
-    def __init__(self, sock: socket.socket, proc: bytes | None) -> None:
+    def __init__(self, sock: socket.socket, proc: bytes | None, inbox: memoryview, pool: BufferPool) -> None:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
         self.sock = sock
         self.fd = sock.fileno()
         self.proc = proc
-        self.reader = FrameReader()
+        self.inbox = inbox
+        self.reader = FrameReader(pool)
         self.unsent: list[bytes | memoryview] = []
 
 

@@ -140,7 +140,7 @@ class _Sharing:
         if self._control is not None:
             for source, data in self._control.poll():
                 moved = True
-                self._message(source, data[0], data[1:])
+                self._message(source, data[0], bytes(data[1:]))
             for rank, why in self._control.lost():
                 self._fail(f"node {rank} is lost: {why}")
         if self._moves != self._moves_seen:

@@ -12,20 +12,22 @@ import functools
 import heapq
 import select
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 
+from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.ids import HEAD, NIL_PROC
 from hpcray.protocol.frames import FrameError
 from hpcray.protocol.messages import GUEST, Hello, Message, decode
 from hpcray.runtime.raylet.local_sockets import RECEIVE, LocalListener, LocalSocket
 from hpcray.runtime.raylet.router import Router
-from hpcray.transport.base import FOREVER, ControlTransport, DataPlane
+from hpcray.transport.base import FOREVER, ControlTransport, DataPlane, Received
 
 _LENGTH = struct.Struct("<I")
+_CLOSED: list[memoryview] = []
 
 
 class EventHandler(Protocol):
@@ -69,6 +71,8 @@ class EventLoop:
         self._epoll = select.epoll()
         self._calls: dict[int, Callable[[int], None]] = {}
         self._links: dict[int, LocalSocket] = {}
+        keep_freed_memory()
+        self._long_frames = BufferPool()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._running = True
@@ -216,15 +220,15 @@ class EventLoop:
         for src, frame in deferred_to_head:
             self._events.messages(src, decode(frame[20:]))
 
-    def _read_batch(self, node: int, batch: bytes) -> None:
+    def _read_batch(self, node: int, batch: Received) -> None:
         """Handle frames from another node, in one message."""
         mine = self._router.mine
         view = memoryview(batch)
         pos, end = 0, len(batch)
         while pos < end:
             stop = pos + 4 + _LENGTH.unpack_from(batch, pos)[0]
-            dest = batch[pos + 4 : pos + 12]
-            src = batch[pos + 12 : pos + 20]
+            dest = bytes(batch[pos + 4 : pos + 12])
+            src = bytes(batch[pos + 12 : pos + 20])
             if dest in mine:
                 if dest == HEAD:
                     self._router.to_head.arrived(node)
@@ -238,7 +242,7 @@ class EventLoop:
     def _accept(self) -> None:
         while (accepted := self._listener.accept()) is not None:
             sock, pid = accepted
-            link = LocalSocket(sock, NIL_PROC, pid)
+            link = LocalSocket(sock, NIL_PROC, pid, self._long_frames)
             self._links[link.fd] = link
             self.watch(link.fd, functools.partial(self._link_ready, link))
 
@@ -250,19 +254,27 @@ class EventLoop:
 
     def _read(self, link: LocalSocket) -> bool:
         """Read once. Returns False when nothing has arrived."""
+        reader = link.reader
+        rest = reader.vacancy
+        frames: Iterable[memoryview]
         try:
-            data = link.sock.recv(RECEIVE)
+            if rest is None:
+                frames = reader.feed(data) if (data := link.sock.recv(RECEIVE)) else _CLOSED
+            elif size := link.sock.recv_into(rest):
+                frames = () if (whole := reader.filled(size)) is None else (whole,)
+            else:
+                frames = _CLOSED
         except BlockingIOError:
             return False
         except OSError:
-            data = b""
-        if not data:
+            frames = _CLOSED
+        if frames is _CLOSED:
             self._lose(link, "its connection closed")
             return False
         router = self._router
         mine, peers = router.mine, link.peers
         try:
-            for frame in link.reader.feed(data):
+            for frame in frames:
                 dest = bytes(frame[4:12])
                 if not link.kind:
                     self._read_hello(link, frame)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 from collections.abc import Callable
 
-from hpcray.platform.sockets import Piece, bind_private, peer_pid_and_uid, send_pieces
+from hpcray.common.buffer_pool import BufferPool
+from hpcray.platform.sockets import SOCKET_BUFFER, Piece, bind_private, peer_pid_and_uid, send_pieces
 from hpcray.protocol.frames import FrameReader
 
 RECEIVE = 256 * 1024
@@ -30,13 +32,13 @@ class LocalSocket:
 
     __slots__ = ("blocked", "closing", "fd", "kind", "out", "peers", "pid", "proc", "reader", "sock")
 
-    def __init__(self, sock: socket.socket, proc: bytes, pid: int) -> None:
+    def __init__(self, sock: socket.socket, proc: bytes, pid: int, pool: BufferPool | None = None) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.proc = proc
         self.kind = ""
         self.pid = pid
-        self.reader = FrameReader()
+        self.reader = FrameReader(pool)
         self.out: list[Piece] = []
         self.blocked = False
         self.closing = False
@@ -82,6 +84,8 @@ class LocalListener:
             pid, uid = peer_pid_and_uid(sock)
             if uid == os.getuid():
                 sock.setblocking(False)
+                with contextlib.suppress(OSError):
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)
                 return sock, pid
             sock.close()
 

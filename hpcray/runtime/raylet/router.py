@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.platform.sockets import Piece
-from hpcray.protocol.frames import pack
+from hpcray.protocol.frames import LONG, pack
 from hpcray.protocol.messages import Message, Undeliverable, encode
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.transport.base import ControlTransport, PeerLost
@@ -121,7 +121,8 @@ class Router:
             self.contacted.update(batches)
             for node, frames in batches.items():
                 try:
-                    self._control.send(node, b"".join(frames))
+                    for batch in _batches(frames):
+                        self._control.send(node, batch)
                 except PeerLost as error:
                     failed.append((node, error.why))
         return failed
@@ -203,6 +204,27 @@ class Router:
                     self._append(link, frame)
                 else:
                     self._to_node(dest, self.me, frame)
+
+
+def _batches(frames: list[Piece]) -> list[Piece]:
+    """The frames as messages: a long one alone and without a copy, so that it travels while the next one is read."""
+    if len(frames) == 1:
+        return frames
+    if max(map(len, frames)) < LONG:
+        return [b"".join(frames)]
+    batches: list[Piece] = []
+    short: list[Piece] = []
+    for frame in frames:
+        if len(frame) < LONG:
+            short.append(frame)
+            continue
+        if short:
+            batches.append(b"".join(short))
+            short = []
+        batches.append(frame)
+    if short:
+        batches.append(b"".join(short))
+    return batches
 
 
 class HeadLocation:

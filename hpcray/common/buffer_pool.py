@@ -1,0 +1,50 @@
+"""Memory for long messages that are received."""
+
+from __future__ import annotations
+
+_UNIT = 1 << 18
+_LARGEST_ON_HEAP = 8 << 20
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep up to 16 MB of freed memory: messages come and go, and untouched pages are slow to fill.
+
+    The GNU library takes what is shorter than the longest block that was ever mapped and freed from its heap, and keeps
+    twice as much of that. The block itself costs nothing, as no page of it is used.
+    """
+    bytearray(_LARGEST_ON_HEAP)
+
+
+class BufferPool:
+    """Buffers that are used again once no view of them is left: to fill untouched memory takes several times longer.
+
+    Args:
+        count: most buffers that are kept.
+        largest: bytes; longer ones are not kept.
+    """
+
+    def __init__(self, count: int = 8, largest: int = 16 << 20) -> None:
+        self._count = count
+        self._largest = largest
+        self._buffers: list[bytearray] = []
+
+    def take(self, size: int) -> memoryview:
+        """Return `size` writable bytes; they are the caller's while a view of them exists."""
+        for buffer in self._buffers:
+            if len(buffer) >= size and _is_unused(buffer):
+                return memoryview(buffer)[:size]
+        fresh = bytearray(-(-size // _UNIT) * _UNIT)
+        if len(fresh) <= self._largest:
+            if len(self._buffers) >= self._count:
+                del self._buffers[0]
+            self._buffers.append(fresh)
+        return memoryview(fresh)[:size]
+
+
+def _is_unused(buffer: bytearray) -> bool:
+    """Return True if the buffer has no view: its length can be changed then, and only then."""
+    try:
+        buffer.append(buffer.pop())
+    except BufferError:
+        return False
+    return True
