@@ -1,9 +1,10 @@
 """Writes the pages of docs/reference, and the stubs of `import ray`, from the code. Run it without arguments, or with
 `--check` to compare only.
 
-settings.md: the fields of `common.config.Config`. protocol.md: the messages of `protocol.messages`, with the handlers
-that the syntax trees of core/ and runtime/ show. states.md: every table of states in core/. Stubs: the modules of Ray
-in `compat.table`, for type checkers, which cannot see what is found when the program runs.
+settings.md: the fields of `common.config.Config`. commands.md: the command lines of `cli/`. protocol.md: the messages
+of `protocol.messages`, with the handlers that the syntax trees of core/ and runtime/ show. states.md: every table of
+states in core/. Stubs: the modules of Ray in `compat.table`, for type checkers, which cannot see what is found when the
+program runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import ModuleType, NoneType
 from typing import Any, get_args
 
+import click
 import msgspec
 
 from hpcray.compat import finder
@@ -101,6 +103,64 @@ def settings() -> str:
         "yes and no are 1 and 0. A variable that looks like a mistyped setting is reported at the start.\n\n"
         + table(["variable", "default", "type", "meaning"], *rows)
     )
+
+
+# ------------------------------------------------------------ commands
+
+
+def commands() -> str:
+    """The page on command lines."""
+    from hpcray.cli import launch
+    from hpcray.cli.__main__ import main as hpcray
+
+    parts = [
+        f"{NOTE}\n# Commands\n\nWhat `--help` of each command prints, as tables: `hpcray-launch`, then each subcommand "
+        "of `hpcray`. An option that may be repeated is marked with *….*\n"
+    ]
+    parts += [command_section(command, path) for path, command in [("hpcray-launch", launch.COMMAND), *tree_of(hpcray)]]
+    return "".join(parts)
+
+
+def tree_of(group: click.Group, path: str = "hpcray") -> Iterator[tuple[str, click.Command]]:
+    """Each command that a group leads to, with the words that call it."""
+    for name in sorted(group.commands):
+        command = group.commands[name]
+        if isinstance(command, click.Group):
+            yield from tree_of(command, f"{path} {name}")
+        if (not isinstance(command, click.Group) or command.invoke_without_command) and not command.hidden:
+            yield f"{path} {name}", command
+
+
+def command_section(command: click.Command, path: str) -> str:
+    """The usage, the meaning and the options of a command."""
+    context = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    parts = [f"\n## {path}\n\n```text\n{usage}\n```\n"]
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    parts += [f"\n{preformatted(text)}\n" for text in paragraphs if text]
+    rows = [option_row(param) for param in command.params if isinstance(param, click.Option) and not param.hidden]
+    parts.append("\n" + table(["option", "meaning"], *rows) if rows else "")
+    if command.epilog:
+        parts += [f"\n{preformatted(text)}\n" for text in inspect.cleandoc(command.epilog).split("\n\n")]
+    return "".join(parts)
+
+
+def preformatted(paragraph: str) -> str:
+    """A paragraph of a help text, which after `\\b` keeps its lines."""
+    if paragraph.startswith("\b"):
+        return f"```text\n{inspect.cleandoc(paragraph[1:].strip(chr(10)))}\n```"
+    return re.sub(r"([<>*_])", r"\\\1", " ".join(paragraph.split()))
+
+
+def option_row(option: click.Option) -> list[str]:
+    metavar = option.metavar or (option.type.name.upper() if not isinstance(option.type, click.Choice) else "")
+    choices = "\\|".join(map(str, option.type.choices)) if isinstance(option.type, click.Choice) else ""
+    value = "" if option.is_flag or option.count else f" {choices or metavar}"
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    meaning = joined(option.help or "")
+    if option.show_default and option.default not in (None, False, ()):
+        meaning += f" Default: {option.default}."
+    return [f"`{names}{value}`{'…' if option.multiple else ''}", meaning]
 
 
 # ------------------------------------------------------------ handlers, from syntax trees
@@ -430,8 +490,8 @@ def stubs() -> dict[Path, str]:
 
 def pages() -> dict[Path, str]:
     """File to what is to be in it."""
-    written = {PAGES / "settings.md": settings(), PAGES / "protocol.md": protocol(), PAGES / "states.md": states()}
-    return {**written, **stubs()}
+    written = {"settings": settings(), "commands": commands(), "protocol": protocol(), "states": states()}
+    return {**{PAGES / f"{name}.md": text for name, text in written.items()}, **stubs()}
 
 
 def stale(made: dict[Path, str]) -> list[str]:

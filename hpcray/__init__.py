@@ -41,6 +41,7 @@ if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
     from hpcray.util.executor import Executor
 
     ObjectID = ObjectRef
+    """The name that Ray gives `ObjectRef` too."""
 
 __all__ = [
     "ActorClass",

@@ -129,7 +129,7 @@ def _make_options(command: tuple[str, ...], module: bool, **given: Any) -> Launc
     return options
 
 
-_COMMAND = click.Command(
+COMMAND = click.Command(
     "hpcray-launch",
     params=[*_OPTIONS, click.Argument(["command"], nargs=-1, type=click.UNPROCESSED)],
     callback=_make_options,
@@ -142,13 +142,14 @@ _COMMAND = click.Command(
         "max_content_width": 120,
     },
 )
-_COMMAND.params[-1].metavar = "(script.py | -m module) [arg ...]"
+"""The command line of `hpcray-launch`; it returns `LaunchOptions`."""
+COMMAND.params[-1].metavar = "(script.py | -m module) [arg ...]"
 
 
 def parse_options(argv: Sequence[str]) -> LaunchOptions:
     """Options from a command line; exits with code 2 and a message where the line is wrong, with 0 after `--help`."""
     try:
-        found = _COMMAND.main(list(argv), "hpcray-launch", standalone_mode=False)
+        found = COMMAND.main(list(argv), "hpcray-launch", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

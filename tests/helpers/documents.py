@@ -4,7 +4,7 @@ A code block has a language. Tests run `python`, `bash` and `console` blocks; `t
 `mermaid` blocks are diagrams. An
 HTML comment directly before a block decides how it runs:
 
-    <!-- run: MODE -->         one of `MODES`
+    <!-- run: MODE -->         one of `MODES`; the blocks `cell` of a page are one program
     <!-- not run: REASON -->   not at all
 """
 
@@ -23,9 +23,9 @@ from helpers.jobs import ROOT
 
 RUN = "run: "
 NOT_RUN = "not run: "
-DEFAULT, BESIDE, DRAINED, DRY, OPTIONS = "", "beside a job", "drained", "dry", "options"
+DEFAULT, CELL, BESIDE, DRAINED, DRY, OPTIONS = "", "cell", "beside a job", "drained", "dry", "options"
 SLURM, ALLOCATION, TESTCLUSTER = "slurm", "slurm allocation", "testcluster"
-MODES = (BESIDE, DRAINED, DRY, OPTIONS, SLURM, ALLOCATION, TESTCLUSTER)
+MODES = (CELL, BESIDE, DRAINED, DRY, OPTIONS, SLURM, ALLOCATION, TESTCLUSTER)
 ON_SLURM = (SLURM, ALLOCATION, TESTCLUSTER)
 EXAMPLES = ("python", "bash", "console")
 LANGUAGES = (*EXAMPLES, "text", "mermaid")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.documents import BESIDE, DEFAULT, DRAINED, DRY, OPTIONS, Block, blocks, inline_code, pages
+from helpers.documents import BESIDE, CELL, DEFAULT, DRAINED, DRY, OPTIONS, Block, blocks, inline_code, pages
 from helpers.jobs import ROOT, Ended, Job, embedded
 from helpers.leaks import LeakCheck
 
@@ -111,6 +111,17 @@ def test_a_program_runs_and_prints_what_its_comments_show(block: Block, place: P
     assert ended.code == 0, ended.err
     printed = ended.out.splitlines()
     assert [line for line in block.output if line not in printed] == []
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in blocks(CELL)}))
+def test_the_cells_of_a_page_are_a_program_that_prints_what_they_show(page: str, place: Path) -> None:
+    cells = [block for block in blocks(CELL) if block.page == page]
+    (place / "example.py").write_text("\n".join(cell.text for cell in cells))
+    with Job(embedded(place / "example.py")) as job:
+        ended = job.wait(100)
+    assert ended.code == 0, ended.err
+    printed = ended.out.splitlines()
+    assert [line for cell in cells for line in cell.output if line not in printed] == []
 
 
 @examples("bash", "console", mode=DEFAULT)

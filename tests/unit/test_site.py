@@ -1,0 +1,143 @@
+"""The documentation as a web site: builds without a warning, its links lead somewhere, its search box answers."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from helpers.documents import links, pages
+from helpers.jobs import ROOT
+from helpers.site_search import SiteSearch
+
+import hpcray
+
+pytest.importorskip("mkdocs")
+pytest.importorskip("material")
+pytest.importorskip("mkdocstrings")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(found)]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # Material's, of the next version of MkDocs
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (0, "", "")
+    return found
+
+
+class _Targets(HTMLParser):
+    """What a page links and loads, and the anchors that it has."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("id", "name") and value:
+                self.anchors.add(value)
+            elif name in ("href", "src") and value:
+                self.links.append(value)
+
+
+def test_every_link_of_the_site_leads_to_a_page_and_an_anchor(site: Path) -> None:
+    found = {page: _Targets(page) for page in site.rglob("*.html")}
+    assert len(found) > 50
+    wrong = []
+    for page, targets in found.items():
+        for link in targets.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or page.name == "404.html":
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            target = target / "index.html" if target.is_dir() else target
+            known = found[target].anchors if target in found else set()
+            if not target.exists() or (parts.fragment and target in found and unquote(parts.fragment) not in known):
+                wrong.append(f"{page.relative_to(site)}: {link}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_site_loads_nothing_from_another_host(site: Path) -> None:
+    """A cluster may have no internet. Diagrams are the exception: the theme loads Mermaid where a page has one."""
+    loaded = [
+        tag
+        for page in site.rglob("*.html")
+        for tag in re.findall(r"<(?:script|link|img)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>", page.read_text())
+    ]
+    assert not loaded
+
+
+def test_addresses_elsewhere_are_whole() -> None:
+    elsewhere = [(page, link) for page in pages() for link in links(page) if ":" in link]
+    assert len(elsewhere) > 3
+    for page, link in elsewhere:
+        parts = urlsplit(link)
+        assert parts.scheme in ("https", "mailto") and (parts.netloc.count(".") or parts.scheme == "mailto"), (
+            page,
+            link,
+        )
+        assert not re.search(r"[\s<>]|TODO|example\.", link), (page, link)
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    known = _Targets(site / "reference" / "api" / "index.html").anchors
+    names = [name for name in hpcray.__all__ if not isinstance(getattr(hpcray, name), ModuleType)]
+    assert [name for name in names if f"hpcray.{name}" not in known] == []
+
+
+def test_every_command_has_a_section(site: Path) -> None:
+    from hpcray.cli.__main__ import main
+
+    page = (site / "reference" / "commands" / "index.html").read_text()
+    assert [name for name in [*main.commands] if f'id="hpcray-{name}' not in page] == []
+
+
+QUESTIONS = {
+    "how do I use my site's MPI": "how-to/site-mpi/",
+    "use system MPI": "how-to/site-mpi/",
+    "site mpi": "how-to/site-mpi/",
+    "how do I resume after the time limit": "how-to/resume/",
+    "resume after time limit": "how-to/resume/",
+    "how do I port my Ray script": "migrate/ray/",
+    "port ray script": "migrate/ray/",
+    "migrate from Ray": "migrate/ray/",
+    "dask jobqueue": "migrate/dask/",
+    "mpi4py futures": "migrate/mpi4py/",
+    "submitit": "migrate/submitit/",
+    "parsl": "migrate/parsl/",
+    "tutorial": "tutorial/",
+    "why not Ray on Slurm": "explain/why-not-ray-on-slurm/",
+}
+"""What a stranger types, and the page that the first hit has to be."""
+
+
+@pytest.fixture(scope="module")
+def search(site: Path) -> SiteSearch:
+    pytest.importorskip("py_mini_racer")
+    return SiteSearch(site)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_first_hit_of_the_search_box_answers(question: str, search: SiteSearch) -> None:
+    assert search.pages(question)[:1] == [QUESTIONS[question]], search.pages(question)[:4]
+
+
+@pytest.mark.parametrize("letter", string.ascii_lowercase)
+def test_no_word_breaks_the_search(letter: str, search: SiteSearch) -> None:
+    """lunr looks up every word that begins so; one that it has mixed up with another ends the search without a hit."""
+    assert search.pages(letter)
+
+
+def test_a_query_without_an_answer_has_no_hit(search: SiteSearch) -> None:
+    assert search.pages("xylophone") == []
