@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hpcray.runtime.core_worker import peer_sockets
-from hpcray.runtime.core_worker.peer_sockets import BusyPoll
+from hpcray.platform import busy_poll
+from hpcray.platform.busy_poll import BusyPoll
 
 LIMIT = 200e-6
 LOOK = 1e-6
@@ -23,7 +23,7 @@ class World:
         self.gap = 0.0
         self.due = float("inf")
         self.slept: list[float] = []
-        monkeypatch.setattr(peer_sockets, "monotonic", lambda: self.now)
+        monkeypatch.setattr(busy_poll, "monotonic", lambda: self.now)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
 
     def poll(self, timeout: float) -> list[tuple[int, int]]:

@@ -229,8 +229,7 @@ class CoreWorker:
         entry = self.table.entries.get(msg.id)
         if entry is not None and len(entry.value) > LONG:
             peer = self.engine.peer(src)
-            if len(entry.value) * len(peer.out) >= LONG_BATCH:
-                self.engine.flush_long(peer)
+            self.engine.flush_long_soon(peer, len(entry.value) * len(peer.out) >= LONG_BATCH)
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.

@@ -37,11 +37,12 @@ from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.ids import node_of, number_of, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
+from hpcray.platform.busy_poll import BusyPoll
 from hpcray.platform.process_tree import PrestartedThread
 from hpcray.platform.sockets import SOCKET_BUFFER, connect_private, is_same_user, send_pieces
 from hpcray.protocol.frames import HEADER, LENGTH, ROUTE, FrameError
 from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode, encode_into
-from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, BusyPoll, Peer, PeerSocket, listen
+from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, Peer, PeerSocket, listen
 
 TICK = 0.002
 """Seconds between two looks of the background thread while the foreground is active."""
@@ -554,10 +555,26 @@ class IoEngine:
             finally:
                 self._writing = False
 
-    def flush_long(self, peer: Peer) -> None:
-        """Write out at once what is queued for one peer, which is long: it travels while the next message is made.
+    def flush_long_soon(self, peer: Peer, now: bool) -> None:
+        """Write out what is queued for one peer, which is long, at the end of the turn, or now.
 
-        `flush_peer` would do, but for two copies of the bytes into memory that was never used before."""
+        `flush` would do, but for two more copies of the bytes, and while the message grows even more.
+        """
+        if now:
+            self._flush_long(peer)
+        elif peer in self.dirty:
+            self.dirty.remove(peer)
+            self.pending_calls.append(partial(self._end_long, peer))
+
+    def _end_long(self, peer: Peer) -> None:
+        with self.lock:
+            if self._writing:  # `flush` goes on with it
+                self.dirty.append(peer)
+            else:
+                peer.dirty = False
+                self._flush_long(peer)
+
+    def _flush_long(self, peer: Peer) -> None:
         if self._writing or not peer.out:
             return
         self._writing = True

@@ -235,7 +235,7 @@ class _NodeServer:
         info = _describe_node(node, place, data)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
-        self._loop = EventLoop(self._router, self._listener, control, data)
+        self._loop = EventLoop(self._router, self._listener, control, data, config.spin)
         self._prefault = Prefaulter(node.arena)
         head = Gcs(config) if self._rank == 0 else None
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)

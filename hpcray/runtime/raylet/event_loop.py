@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
+import os
 import select
 import struct
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ import msgspec
 
 from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.ids import HEAD, NIL_PROC
+from hpcray.platform.busy_poll import BusyPoll
 from hpcray.protocol.frames import FrameError
 from hpcray.protocol.messages import GUEST, Hello, Message, decode
 from hpcray.runtime.raylet.local_sockets import RECEIVE, LocalListener, LocalSocket
@@ -28,6 +30,8 @@ from hpcray.transport.base import FOREVER, ControlTransport, DataPlane, Received
 
 _LENGTH = struct.Struct("<I")
 _CLOSED: list[memoryview] = []
+_CPUS_TO_SPIN = 4
+"""With fewer, what this raylet waits for needs the one on which it would poll."""
 
 
 class EventHandler(Protocol):
@@ -52,6 +56,9 @@ class EventHandler(Protocol):
 class EventLoop:
     """Reads, dispatches and writes until `stop`.
 
+    Args:
+        spin: see `Config.spin`.
+
     Attributes:
         now: monotonic time of the current turn.
         last_heard: when the last message of each other node arrived.
@@ -59,7 +66,12 @@ class EventLoop:
     """
 
     def __init__(
-        self, router: Router, listener: LocalListener, control: ControlTransport | None, data: DataPlane | None
+        self,
+        router: Router,
+        listener: LocalListener,
+        control: ControlTransport | None,
+        data: DataPlane | None,
+        spin: float = 0.0,
     ) -> None:
         self.now = monotonic()
         self.last_heard: dict[int, float] = {}
@@ -69,6 +81,8 @@ class EventLoop:
         self._control = control
         self._data = data
         self._epoll = select.epoll()
+        spins = len(os.sched_getaffinity(0)) >= _CPUS_TO_SPIN
+        self._wait = BusyPoll(self._epoll, spin).poll if spins else self._epoll.poll
         self._calls: dict[int, Callable[[int], None]] = {}
         self._links: dict[int, LocalSocket] = {}
         keep_freed_memory()
@@ -147,7 +161,7 @@ class EventLoop:
 
     def _turn(self, sleep: float) -> None:
         calls = self._calls
-        ready = self._epoll.poll(sleep)
+        ready = self._wait(sleep)
         self.now = monotonic()
         for fd, event in ready:
             call = calls.get(fd)
