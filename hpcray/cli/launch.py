@@ -22,6 +22,7 @@ from hpcray.launch.launch_line import (
     uses_allocation,
     uses_srun,
 )
+from hpcray.launch.launchers import AUTO, NAMES
 from hpcray.launch.runner import run_launcher
 from hpcray.platform.status_line import TERMINAL_SIZE, terminal_size
 from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
@@ -74,6 +75,7 @@ def _node_option(name: str, flag: str = "", parse: Callable[[str], Any] | None =
 _N_HELP = "number of nodes (default: one per host, or 1)"
 _HOSTS_HELP = "hosts, one node each unless -n says more"
 _STORE_HELP = "object store of each node, such as 2g (default: its share)"
+_LAUNCHER_HELP = "what starts the nodes (default: srun in Slurm, flux in Flux, else what mpirun is)"
 _MPIRUN_HELP = "the mpirun to use (default: beside this Python, or on PATH)"
 _EXPORT_HELP = "variable to pass on to remote hosts"
 _SETTINGS = {"allow_interspersed_args": False, "help_option_names": ["-h", "--help"], "max_content_width": 120}
@@ -85,6 +87,7 @@ _OPTIONS = [
     _node_option("num_gpus", "--gpus-per-node", parse_count, help="GPUs of each node (default: those it was given)"),
     _node_option("object_store_memory", "--object-store", help=_STORE_HELP),
     click.Option(["--mpirun"], default="", metavar="PATH", help=_MPIRUN_HELP),
+    click.Option(["--launcher"], type=click.Choice(NAMES), default=AUTO, help=_LAUNCHER_HELP),
     click.Option(["export", "-x", "--export"], multiple=True, metavar="NAME", help=_EXPORT_HELP),
     click.Option(["--srun"], is_flag=True, help="start with srun or not at all (the default in a Slurm allocation)"),
     click.Option(["--overlap"], is_flag=True, help="share the allocation with other steps, such as another hpcray job"),

@@ -12,6 +12,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 
+from hpcray.launch.launchers import (
+    AUTO,
+    FLUX,
+    INTEL_MPI,
+    LAUNCHERS,
+    MPICH,
+    OPEN_MPI,
+    SRUN,
+    Placement,
+    flux_nodes,
+    in_flux,
+    recognise,
+)
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.runtime.node.options import NodeOptions
@@ -58,6 +71,7 @@ class LaunchOptions:
         srun: start with srun, inside a Slurm allocation, or not at all.
         overlap: share CPUs, memory and GPUs with the other steps of the allocation.
         dry_run: only print the line.
+        launcher: one of `launchers.NAMES`.
     """
 
     node: NodeOptions
@@ -69,6 +83,7 @@ class LaunchOptions:
     srun: bool = False
     overlap: bool = False
     dry_run: bool = False
+    launcher: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,8 @@ class LaunchSite:
         slurm: the allocation, and how srun starts MPI programs in it.
         hostfile: the hosts of the hostfile, in order; empty without one.
         recovers: whether mpirun is Open MPI's from PyPI, which can let the other ranks live when one dies.
+        launcher: the name of what `mpirun` is, `launchers.OPEN_MPI` or a key of `launchers.LAUNCHERS`.
+        flux_nodes: nodes of the Flux instance, where that is the launcher.
     """
 
     python: str
@@ -115,6 +132,8 @@ class LaunchSite:
     slurm: SrunSite = field(default_factory=lambda: SrunSite(Allocation(), {}))
     hostfile: tuple[str, ...] = ()
     recovers: bool = False
+    launcher: str = OPEN_MPI
+    flux_nodes: int | None = None
 
 
 def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
@@ -126,11 +145,15 @@ def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
     command = [site.python, "-m", "hpcray", *options.node.to_argv()]
     if uses_srun(options, site):
         return compose_srun(site.slurm, command, options.nodes, options.overlap)
+    if site.launcher != OPEN_MPI:
+        return LAUNCHERS[site.launcher].line(_placement(options, site), command)
     line = [site.mpirun]
     if site.root:
         line.append("--allow-run-as-root")
     line += _recovery(options, site)
     if uses_allocation(options, site):
+        # Slurm's jobs are known to Open MPI; PBS's are where it was built with PBS's library.
+        line += ["--hostfile", _node_file(site)] if _node_file(site) else []
         line += ["-n", str(options.nodes)] if options.nodes else []
         return [*line, "--map-by", "ppr:1:node:OVERSUBSCRIBE", "--bind-to", "none", *command]
     if options.hostfile:
@@ -152,6 +175,24 @@ def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
     return line + command
 
 
+def _placement(options: LaunchOptions, site: LaunchSite) -> Placement:
+    allocated = uses_allocation(options, site) or site.launcher == FLUX
+    nodes = options.nodes
+    if nodes is None and site.launcher == FLUX:
+        nodes = site.flux_nodes
+    elif nodes is None and allocated:
+        nodes = len(site.slurm.allocation.nodes) or None
+    elif nodes is None and options.hostfile:
+        nodes = len(site.hostfile) or None
+    hostfile = options.hostfile or (_node_file(site) if allocated and site.launcher in (MPICH, INTEL_MPI) else "")
+    return Placement(site.mpirun, nodes, options.hosts, hostfile, allocated, options.export)
+
+
+def _node_file(site: LaunchSite) -> str:
+    """PBS's list of the job's nodes; "" outside of PBS."""
+    return site.environ.get("PBS_NODEFILE", "") if site.slurm.allocation.kind == "pbs" else ""
+
+
 def driver_rank(options: LaunchOptions, site: LaunchSite) -> int:
     """The rank that will start the program."""
     rank: int | None = options.node.config.get("driver_rank")
@@ -164,6 +205,8 @@ def driver_rank(options: LaunchOptions, site: LaunchSite) -> int:
 def starts_here(options: LaunchOptions, site: LaunchSite) -> bool:
     """True if the rank that starts the program will run on this host, as far as the options show."""
     rank = driver_rank(options, site)
+    if site.launcher == FLUX:
+        return False  # Flux chooses the node
     if uses_srun(options, site) or uses_allocation(options, site):
         return site.slurm.allocation.node == rank  # the batch script runs on node 0, salloc's shell not always
     hosts = site.hostfile if options.hostfile else [name.partition(":")[0] for name in options.hosts]
@@ -173,17 +216,24 @@ def starts_here(options: LaunchOptions, site: LaunchSite) -> bool:
 
 
 def uses_allocation(options: LaunchOptions, site: LaunchSite) -> bool:
-    """True if the nodes are those of a Slurm job, and not named in the options."""
-    return _names_no_hosts(options) and site.slurm.allocation.kind == "slurm"
+    """True if the nodes are those of a job of Slurm or PBS, and not named in the options."""
+    return _names_no_hosts(options) and site.slurm.allocation.kind in ("slurm", "pbs")
 
 
 def _names_no_hosts(options: LaunchOptions) -> bool:
     return not (options.hosts or options.hostfile or options.mpirun)
 
 
+def _may_use_srun(options: LaunchOptions) -> bool:
+    return options.launcher in (AUTO, SRUN) and _names_no_hosts(options)
+
+
 def uses_srun(options: LaunchOptions, site: LaunchSite) -> bool:
     """True if srun starts the ranks: with `--srun`, and in an allocation wherever srun can."""
-    return options.srun or (uses_allocation(options, site) and not site.slurm.problem)
+    if options.srun or options.launcher == SRUN:
+        return True
+    in_slurm = site.slurm.allocation.kind == "slurm" and site.launcher != FLUX
+    return in_slurm and _may_use_srun(options) and not site.slurm.problem
 
 
 def _recovery(options: LaunchOptions, site: LaunchSite) -> list[str]:
@@ -218,14 +268,28 @@ def find_mpirun(requested: str, bin_dir: str) -> str:
     Raises:
         LaunchError: there is none.
     """
-    found = shutil.which(requested) if requested else shutil.which("mpirun", path=bin_dir) or shutil.which("mpirun")
+    if requested:
+        return find_launcher(requested)
+    # Of MPICH from PyPI there is only mpiexec beside Python; of Cray's PALS on PATH.
+    places = (("mpirun", bin_dir), ("mpiexec", bin_dir), ("mpirun", None), ("mpiexec", None))
+    found = next((path for name, place in places if (path := shutil.which(name, path=place))), None)
     if found is not None:
         return os.path.abspath(found)
-    if requested:
-        raise LaunchError(f"--mpirun {requested}: no such program")
     raise LaunchError(
         f"no mpirun in {bin_dir} or on PATH; hint: load the cluster's MPI module, or pip install 'hpcray[mpi]'"
     )
+
+
+def find_launcher(requested: str) -> str:
+    """Absolute path of the launcher that the user has chosen.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    found = shutil.which(requested)
+    if found is None:
+        raise LaunchError(f"--mpirun {requested}: no such program")
+    return os.path.abspath(found)
 
 
 def compose_srun(slurm: SrunSite, command: list[str], nodes: int | None, overlap: bool) -> list[str]:
@@ -352,13 +416,23 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
         LaunchError: no mpirun was found, and one is needed.
     """
     slurm = SrunSite(read_allocation(), os.environ)
-    needs_mpirun = not options.srun
-    if options.srun or (_names_no_hosts(options) and slurm.allocation.kind == "slurm"):
+    required = options.srun or options.launcher == SRUN
+    needs_mpirun = not required
+    flux = options.launcher == FLUX or (options.launcher == AUTO and _may_use_srun(options) and in_flux(os.environ))
+    if required or (_may_use_srun(options) and slurm.allocation.kind == "slurm" and not flux):
         mpi = protocol(os.environ, has_mpich())
         problem = try_srun(mpi, os.environ) if slurm.allocation.kind else ""
         slurm = SrunSite(slurm.allocation, os.environ, mpi, problem, EPILOG if os.access(EPILOG, os.X_OK) else "")
-        needs_mpirun = bool(problem) and not options.srun
-    mpirun = find_mpirun(options.mpirun, os.path.dirname(sys.executable)) if needs_mpirun else ""
+        needs_mpirun = bool(problem) and not required
+    mpirun, launcher = "", OPEN_MPI
+    if flux:
+        mpirun, launcher = find_launcher(options.mpirun or "flux"), FLUX
+    elif needs_mpirun:
+        mpirun = find_mpirun(options.mpirun, os.path.dirname(sys.executable))
+        launcher = options.launcher
+    recovers = bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel_prefix(), "bin")
+    if launcher in (AUTO, SRUN):
+        launcher = OPEN_MPI if recovers else recognise(mpirun)
     host = socket.gethostname()
     return LaunchSite(
         python=sys.executable,
@@ -369,7 +443,9 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
         no_input=_stdin_is_empty(),
         slurm=slurm,
         hostfile=_hosts_in(options.hostfile),
-        recovers=bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel_prefix(), "bin"),
+        recovers=recovers and launcher == OPEN_MPI,
+        launcher=launcher,
+        flux_nodes=flux_nodes(mpirun) if flux else None,
     )
 
 

@@ -20,6 +20,8 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from hpcray.common.rank_variables import FLUX, OPEN_MPI, PMI, read_rank
+
 _T = TypeVar("_T")
 _MB = 1 << 20
 _NO_END_TIME = (1 << 32) - 2  # seconds; Slurm writes "no limit" as one of the largest numbers of 32 bits
@@ -275,19 +277,14 @@ def _pbs(environ: Mapping[str, str], host: str) -> Allocation:
 
 def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int, int | None]:
     """(launcher, own rank, ranks, ranks on this host); ("", 0, 1, None) without a launcher."""
-    if "OMPI_COMM_WORLD_SIZE" in environ:
-        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-    elif _step(environ) and environ.get("SLURM_STEP_NUM_TASKS"):
+    found = read_rank(OPEN_MPI, environ) or read_rank(FLUX, environ)
+    if found is None and _step(environ) and environ.get("SLURM_STEP_NUM_TASKS"):
         counts = _counts(environ, "SLURM_STEP_TASKS_PER_NODE")
         node = _read(environ, "SLURM_NODEID", int, 0)
         here = counts[node] if node < len(counts) else None
         return "srun", _read(environ, "SLURM_PROCID", int, 0), _read(environ, "SLURM_STEP_NUM_TASKS", int, 1), here
-    elif "PMI_SIZE" in environ:
-        names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
-    else:
-        return "", 0, 1, None
-    rank, size, local = names
-    return "mpirun", _read(environ, rank, int, 0), _read(environ, size, int, 1), _read(environ, local, int, None)
+    found = found or read_rank(PMI, environ)
+    return ("", 0, 1, None) if found is None else ("mpirun", found.rank, found.size, found.here or None)
 
 
 def _nodes(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from hpcray.common.rank_variables import LAUNCHER_PREFIXES
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
 
-_FOREIGN = ("PMIX_", "OMPI_", "PMI_", "PRTE_")
 _DIRECTORY = "PMIX_SERVER_TMPDIR"
 _OF_ONE_PROCESS = re.compile(r"(?:ompi|prte|prterun)\.([1-9]\d*)")
 
@@ -39,7 +39,7 @@ _added: set[str] = set()
 
 def strip_launcher_variables(environ: MutableMapping[str, str]) -> None:
     """Remove the variables by which a process takes itself for an MPI rank, and those that this module has added."""
-    for name in [name for name in environ if name.startswith(_FOREIGN) or name in _added]:
+    for name in [name for name in environ if name.startswith(LAUNCHER_PREFIXES) or name in _added]:
         del environ[name]
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from hpcray.common.rank_variables import FLUX, OPEN_MPI, PMI, read_rank
 from hpcray.transport.base import StartError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Launch(Struct, frozen=True):
     """What the launcher says about this process.
 
     Attributes:
-        kind: "mpirun", "srun" or "pmi"; "" without a launcher.
+        kind: "mpirun" (Open MPI's), "srun", "flux" or "pmi" (every other); "" without a launcher.
         rank: own rank.
         size: number of ranks that were started.
         job: a name that the ranks of one job step share and no other job has.
@@ -66,15 +67,13 @@ class Launch(Struct, frozen=True):
 
 def read_launch(environ: Mapping[str, str]) -> Launch:
     """What the environment says. A process in a batch script, outside srun and mpirun, has no launcher."""
-    if "OMPI_COMM_WORLD_SIZE" in environ:
-        return Launch(
-            "mpirun",
-            int(environ.get("OMPI_COMM_WORLD_RANK", "0")),
-            int(environ["OMPI_COMM_WORLD_SIZE"]),
-            environ.get("PMIX_NAMESPACE", "") or environ.get("OMPI_MCA_ess_base_jobid", ""),
-            int(environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")),
-        )
-    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS"):
+    found = read_rank(OPEN_MPI, environ) or read_rank(FLUX, environ)
+    if (
+        found is None
+        and "SLURM_STEP_ID" in environ
+        and "SLURM_PROCID" in environ
+        and environ.get("SLURM_STEP_NUM_TASKS")
+    ):
         here = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
         uniform = "," not in environ.get("SLURM_STEP_TASKS_PER_NODE", ",")
         return Launch(
@@ -85,8 +84,10 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
             int(here.group()) if here and uniform else 0,
             environ.get("SLURM_STEP_NODELIST", ""),
         )
-    if "PMI_SIZE" in environ:
-        return Launch("pmi", int(environ.get("PMI_RANK", "0")), int(environ["PMI_SIZE"]), environ.get("PMI_JOBID", ""))
+    found = found or read_rank(PMI, environ)
+    if found is not None:
+        # Hydra gives no name: the ranks of one job on this host are children of one proxy.
+        return Launch(found.kind, found.rank, found.size, found.job or f"pid-{os.getppid()}", found.here)
     return Launch()
 
 
