@@ -1,4 +1,4 @@
-"""Who a rank is, as launchers say it in variables: Open MPI's mpirun; Hydra (MPICH, Intel MPI, MVAPICH), Cray's PALS
+"""The variables by which launchers tell a rank its number: Open MPI's mpirun; Hydra (MPICH, Intel MPI, MVAPICH), Cray's PALS
 and everything else that speaks PMI; Flux. (srun's step needs more: `platform.allocation`, `transport.startup`.)"""
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _QUERY_TIMEOUT = 20.0  # seconds
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the ranks of a launch go.
+    """The places of a launch's ranks.
 
     Attributes:
         program: path of the launcher.
@@ -127,7 +127,7 @@ def flux_nodes(program: str = "flux") -> int | None:
 
 
 def recognise(program: str) -> str:
-    """Which launcher an mpirun or mpiexec is, by what it says about itself; Open MPI's where it says nothing known."""
+    """The name of the launcher that an mpirun or mpiexec is, by what it says about itself; Open MPI's by default."""
     text = _output([program, "--version"]).lower()
     return next((name for mark, name in _BANNERS.items() if mark in text), OPEN_MPI)
 
