@@ -1,5 +1,5 @@
-"""The variables by which launchers tell a rank its number: Open MPI's mpirun; Hydra (MPICH, Intel MPI, MVAPICH), Cray's PALS
-and everything else that speaks PMI; Flux. (srun's step needs more: `platform.allocation`, `transport.startup`.)"""
+"""The variables with which launchers number their ranks: Open MPI's mpirun; Hydra (MPICH, Intel MPI, MVAPICH), Cray's
+PALS and everything else that speaks PMI; Flux. (srun's step needs more: `platform.allocation`, `transport.startup`.)"""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PMI = RankVariables(
     "pmi", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), ("PMI_JOBID", "PALS_APID", "PBS_JOBID")
 )
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PMI_", "PRTE_", "PALS_", "HYDI_", "HYDRA_", "MPI_LOCAL", "FLUX_TASK_")
-"""Of variables by which a process takes itself for a rank; processes of the user must not have them."""
+"""Prefixes of variables by which a process takes itself for a rank; processes of the user must not have them."""
 
 
 def read_rank(variables: RankVariables, environ: Mapping[str, str]) -> RankFacts | None:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX, SRUN, AUTO = "openmpi", "mpich", "intelmpi", "pals", "flux", "srun", "auto"
 NAMES = (AUTO, SRUN, OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX)
-"""What `--launcher` and the setting `launcher` may say. MVAPICH has MPICH's launcher."""
+"""The names for `--launcher` and the setting `launcher`. MVAPICH has MPICH's launcher."""
 _BANNERS = {
     "open mpi": OPEN_MPI,
     "open-mpi": OPEN_MPI,
@@ -60,7 +60,7 @@ class HydraLauncher:
     the others.
 
     Args:
-        intel: whether it is Intel's, which binds ranks unless it is told not to.
+        intel: whether it is Intel's, which binds ranks by default.
     """
 
     def __init__(self, intel: bool) -> None:
@@ -83,7 +83,7 @@ class HydraLauncher:
 
 
 class PalsLauncher:
-    """mpiexec of Cray's PALS, beside Cray MPICH, in a PBS job or where PALS is told its hosts."""
+    """mpiexec of Cray's PALS, beside Cray MPICH, in a PBS job or with a list of hosts."""
 
     def line(self, where: Placement, command: Sequence[str]) -> list[str]:
         line = [where.program, "--no-abort-on-failure", "--cpu-bind", "none", "--genvall"]
