@@ -3,6 +3,7 @@
     python benchmarks/startup.py
     python benchmarks/startup.py --nodes 4 --workers 8 --modules 2000 --delay 0.002
     python benchmarks/startup.py --only join
+    python benchmarks/startup.py --only ranks
 
 Makes a package of `--modules` modules and starts a job in which the program and a task on every worker import it. Every
 opening of a file below it takes `--delay` seconds longer, in whatever Python process: a `sitecustomize` in PYTHONPATH
@@ -10,6 +11,9 @@ puts the delay there, and counts. Four ways: as it is; with HPCRAY_PRELOAD; with
 
 Then the row "join": a job of one node is opened for further ones, and nodes join it, one after the other. Seconds from
 the start of a node's process until it is in the job's tables; and how long the job's raylet was silent meanwhile.
+
+And the rows "ranks": jobs of 1, 2 and 4 nodes on this machine, from the start of `hpcray-launch` to the answer of the
+first task, and to its end; beside `mpirun` with as many processes that do no more than start and end MPI.
 """
 
 from __future__ import annotations
@@ -75,6 +79,22 @@ actors = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(w
 assert len({pid for pid, _ in ray.get([actor.ready.remote() for actor in actors])}) == workers
 """
 
+_FIRST_TASK = """\
+import time
+import hpcray as ray
+
+ray.init()
+
+
+@ray.remote
+def first():
+    return 1
+
+
+ray.get(first.remote())
+print(time.monotonic())
+"""
+
 
 def main() -> None:
     """Run all four ways and print a table."""
@@ -83,13 +103,16 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="workers of each node (default 4)")
     parser.add_argument("--modules", type=int, default=300, help="modules of the package (default 300)")
     parser.add_argument("--delay", type=float, default=0.002, help="seconds per opening of a file (default 0.002)")
-    parser.add_argument("--only", choices=["packages", "join"], help="only this part")
+    parser.add_argument("--only", choices=["packages", "join", "ranks"], help="only this part")
     parser.add_argument("--joins", type=int, default=5, help="nodes that join (default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="jobs of each number of ranks (default 5)")
     parser.add_argument("--json", help="write the rows to this file")
     given = parser.parse_args()
-    rows = packages(given) if given.only != "join" else []
-    if given.only != "packages":
+    rows = packages(given) if given.only in (None, "packages") else []
+    if given.only in (None, "join"):
         rows.append(join(given.joins))
+    if given.only in (None, "ranks"):
+        rows += ranks(given.rounds)
     if given.json:
         Path(given.json).write_text(json.dumps(rows, indent=1))
 
@@ -147,6 +170,45 @@ def join(count: int) -> dict[str, Any]:
         f"{max(silences):.3f} s, load {os.getloadavg()[0]:.1f}"
     )
     return row
+
+
+def ranks(rounds: int) -> list[dict[str, Any]]:
+    """The rows "ranks", printed. Launches with and without hpcray alternate."""
+    with tempfile.TemporaryDirectory(prefix="hcs-", dir="/tmp") as directory:
+        program = Path(directory, "first.py")
+        program.write_text(_FIRST_TASK)
+        return _rank_rows(program, rounds)
+
+
+def _rank_rows(program: Path, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    print(f"{'ranks':8}{'first answer':>14}{'end':>10}{'MPI alone':>12}   seconds, medians of {rounds}")
+    for count in (1, 2, 4):
+        answers, ends, bare = list[float](), list[float](), list[float]()
+        for _ in range(rounds):
+            started = time.monotonic()
+            line = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(count)]
+            done = subprocess.run([*line, str(program)], stdout=subprocess.PIPE, check=True)
+            ends.append(time.monotonic() - started)
+            answers.append(float(done.stdout) - started)
+            bare.append(_mpi_alone(count))
+        row = {"name": f"ranks {count}", "answer": statistics.median(answers), "end": statistics.median(ends)}
+        rows.append(row | {"mpi": statistics.median(bare), "all": answers})
+        print(f"{count:<8}{row['answer']:>14.2f}{row['end']:>10.2f}{statistics.median(bare):>12.2f}", flush=True)
+    return rows
+
+
+def _mpi_alone(count: int) -> float:
+    """Seconds that mpirun takes for processes that start and end MPI."""
+    from hpcray.launch.launch_line import LaunchOptions, compose, probe_site
+    from hpcray.runtime.node.options import NodeOptions
+
+    options = LaunchOptions(NodeOptions(), nodes=count)
+    line = compose(options, probe_site(options))
+    line = [*line[: line.index(sys.executable)], sys.executable, "-c", "from mpi4py import MPI"]
+    started = time.monotonic()
+    subprocess.run(line, check=True)
+    return time.monotonic() - started
 
 
 def _cpu_seconds(pid: int) -> float:

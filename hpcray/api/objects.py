@@ -191,6 +191,12 @@ def wait(
     if not isinstance(ray_waitables, list):
         raise TypeError(f"{_LIST_EXPECTED}, got {type(ray_waitables)}")
     refs: list[Any] = list(ray_waitables)
+    try:
+        oids = list(map(_ident, refs))
+    except AttributeError:
+        oids = []
+    if (oids and oids == process.waits.distinct) and 0 < num_returns <= len(refs) and (timeout is None or timeout >= 0):
+        return process.wait(refs, num_returns, timeout, fetch_local, oids)  # what the last call has left over
     for ref in refs if set(map(type, refs)) != _REFS_ALONE else ():
         if not isinstance(ref, ObjectRef):
             if any(isinstance(item, ObjectRefGenerator) for item in refs):

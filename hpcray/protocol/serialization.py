@@ -176,10 +176,14 @@ def _load_argument_error(name: str, pid: int, ip: str, blob: bytes) -> BaseExcep
     return make_argument_error(name, deserialize(blob), pid, ip)
 
 
-def deserialize(blob: bytes | memoryview) -> Any:
-    """The value of a blob; of an ERROR blob, the exception (see `protocol.messages.objects.is_error`)."""
+def deserialize(blob: bytes | memoryview, load: Callable[..., Any] = pickle.loads) -> Any:
+    """The value of a blob; of an ERROR blob, the exception (see `protocol.messages.objects.is_error`).
+
+    Args:
+        load: unpickles; called as `pickle.loads`.
+    """
     if blob[-1] != MULTI:
-        return pickle.loads(blob)
+        return load(blob)
     view = memoryview(blob).toreadonly()
     end = len(view) - _TAIL.size
     pickle_at, count, _ = _TAIL.unpack_from(view, end)
@@ -188,7 +192,7 @@ def deserialize(blob: bytes | memoryview) -> Any:
     for slot in range(count):
         offset, length = _SLOT.unpack_from(view, table + slot * _SLOT.size)
         buffers.append(view[offset : offset + length])
-    return pickle.loads(view[pickle_at:table], buffers=buffers)
+    return load(view[pickle_at:table], buffers=buffers)
 
 
 def note_ref(ref: Any) -> int:

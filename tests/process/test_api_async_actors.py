@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import time
 
@@ -466,3 +467,80 @@ class TestGroupsOfTheSystem:
             ray.get(actor.leave.remote(), timeout=PATIENCE)
         with pytest.raises(exceptions.ActorDiedError):
             ray.get(looping, timeout=PATIENCE)
+
+
+def test_the_loop_takes_calls_in_whatever_else_it_waits_for():
+    """Its thread waits for messages itself: timers, its own sockets and threads that wake it must work all the same."""
+
+    @ray.remote
+    class Busy:
+        async def sleeps(self, seconds):
+            started = time.monotonic()
+            await asyncio.sleep(seconds)
+            return time.monotonic() - started
+
+        async def reads_a_pipe(self):
+            reader, writer = os.pipe()
+            ready = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().add_reader(reader, ready.set_result, None)
+            threading.Timer(0.05, os.write, (writer, b"x")).start()
+            await ready
+            asyncio.get_running_loop().remove_reader(reader)
+            return os.read(reader, 1)
+
+        async def woken_by_a_thread(self):
+            event, loop = asyncio.Event(), asyncio.get_running_loop()
+            threading.Timer(0.05, loop.call_soon_threadsafe, (event.set,)).start()
+            await event.wait()
+            return "woken"
+
+        async def spins(self, seconds):
+            until, turns = time.monotonic() + seconds, 0
+            while time.monotonic() < until:
+                await asyncio.sleep(0)
+                turns += 1
+            return turns
+
+        async def blocks(self, seconds):
+            time.sleep(seconds)
+
+        async def gets(self, box):
+            return await box[0], ray.get(box[0])
+
+        async def short(self):
+            return threading.get_ident()
+
+    busy = Busy.remote()
+    thread = ray.get(busy.short.remote())
+    slow = busy.sleeps.remote(0.2)
+    assert ray.get(busy.reads_a_pipe.remote(), timeout=PATIENCE) == b"x"
+    assert ray.get(busy.woken_by_a_thread.remote(), timeout=PATIENCE) == "woken"
+    assert 0.2 <= ray.get(slow, timeout=PATIENCE) < PATIENCE
+    spinning = busy.spins.remote(0.3)
+    assert ray.get([busy.short.remote() for _ in range(50)], timeout=PATIENCE) == [thread] * 50
+    assert not ray.wait([spinning], timeout=0)[0]
+    assert ray.get(spinning, timeout=PATIENCE) > 10
+    ray.get([busy.blocks.remote(0.05), busy.short.remote()], timeout=PATIENCE)
+    assert ray.get(busy.gets.remote([ray.put(3)]), timeout=PATIENCE) == (3, 3)
+
+
+def test_an_async_actor_that_only_computes_is_still_told_to_end():
+    @ray.remote
+    class Blocked:
+        async def blocks(self):
+            time.sleep(PATIENCE)
+
+        async def short(self):
+            return os.getpid()
+
+    blocked = Blocked.remote()
+    pid = ray.get(blocked.short.remote())
+    waiting = blocked.blocks.remote()
+    time.sleep(0.1)
+    ray.kill(blocked)
+    with pytest.raises(exceptions.ActorDiedError):
+        ray.get(waiting, timeout=PATIENCE)
+    until = time.monotonic() + PATIENCE
+    while os.path.exists(f"/proc/{pid}/cmdline") and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{pid}/cmdline")

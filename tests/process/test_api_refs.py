@@ -369,3 +369,44 @@ class TestOutOfScope:
         ref = ray.get(put.remote(1))
         with pytest.raises(ValueError, match="not owned by this worker"):
             self.watch(ref)
+
+
+class Fails:
+    """Does not unpickle."""
+
+    def __reduce__(self):
+        return self.fail, ()
+
+    @staticmethod
+    def fail():
+        raise ValueError("on purpose")
+
+
+def test_many_refs_in_a_value_are_read_again_and_again_and_outlive_it():
+    @ray.remote
+    def many(count):
+        return {"refs": [ray.put(i) for i in range(count)]}
+
+    outer = many.remote(100)
+    first, second = ray.get(outer)["refs"], ray.get([outer])[0]["refs"]
+    assert first == second and len(set(first)) == 100
+    del second, outer
+    gc.collect()
+    assert ray.get(first) == list(range(100))
+
+    kept = [ray.put(i) for i in range(20)]
+    boxes = ray.put([kept, kept[:5], np.zeros(100_000)])
+    read = ray.get(boxes)
+    assert read[0] == kept and read[1] == kept[:5]
+    del kept, boxes
+    gc.collect()
+    assert ray.get(read[0] + read[1]) == [*range(20), *range(5)]
+
+
+def test_a_value_with_many_refs_that_does_not_unpickle_loses_none():
+    refs = [ray.put(i) for i in range(20)]
+    for _ in range(3):
+        with pytest.raises(ray.exceptions.RaySystemError):
+            ray.get(ray.put([refs, Fails()]))
+    gc.collect()
+    assert ray.get(refs) == list(range(20))

@@ -142,6 +142,58 @@ class TestWait:
             found += ray.get(ready)
         assert sorted(found) == list(range(100))
 
+    @pytest.mark.parametrize("fetch_local", [True, False])
+    def test_what_is_left_over_may_grow_and_shrink_between_two_calls(self, gate, fetch_local):
+        pending = [gate.passed.remote(i) for i in range(30)]
+        assert ray.wait(pending, timeout=0.01, fetch_local=fetch_local) == ([], pending)
+        dropped = pending.pop(3)
+        added = echo.remote("added", 0.05)
+        pending.insert(7, added)
+        ready, pending = ray.wait(pending, fetch_local=fetch_local, timeout=PATIENCE)
+        assert (ready, len(pending)) == ([added], 29)
+        assert ray.wait([*pending, dropped], timeout=0.01, fetch_local=fetch_local)[0] == []
+        late = [*reversed(pending), dropped]
+        gate.open.remote()
+        while late:
+            ready, late = ray.wait(late, num_returns=min(7, len(late)), fetch_local=fetch_local, timeout=PATIENCE)
+            assert ready and len(ready) <= 7
+        assert ray.wait(pending, num_returns=29, fetch_local=fetch_local, timeout=PATIENCE) == (pending, [])
+
+    def test_large_values_that_are_left_over_are_found_too(self):
+        pending = [echo.remote(b"x" * 200_000, 0.01 * (i % 4)) for i in range(12)]
+        found = set()
+        while pending:
+            ready, pending = ray.wait(pending, timeout=PATIENCE)
+            found.update(ready)
+        assert len(found) == 12
+
+    def test_several_threads_wait_for_the_same_refs(self, gate):
+        refs = [gate.passed.remote(i) for i in range(5)]
+        found = []
+
+        def loop():
+            left = list(refs)
+            while left:
+                _, left = ray.wait(left, timeout=PATIENCE, fetch_local=False)
+            found.append(True)
+
+        threads = [threading.Thread(target=loop) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.1)
+        gate.open.remote()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert found == [True] * 4
+
+    def test_left_over_refs_are_refused_when_they_occur_twice(self):
+        _, rest = ray.wait([ray.put(i) for i in range(3)])
+        with pytest.raises(ValueError):
+            ray.wait(rest + rest)
+        rest.append(5)
+        with pytest.raises(TypeError):
+            ray.wait(rest)
+
     def test_wait_for_no_refs_returns_two_empty_lists(self):
         assert ray.wait([]) == ([], [])
 

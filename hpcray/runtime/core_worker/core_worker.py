@@ -33,13 +33,14 @@ from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
-from hpcray.runtime.core_worker.object_reader import ObjectReader
+from hpcray.runtime.core_worker.object_reader import ObjectReader, unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, carry_creation_sites, creation_site, make_ref, new_ref
 from hpcray.runtime.core_worker.object_writer import ObjectReplicator, ObjectWriter
 from hpcray.runtime.core_worker.peer_sockets import greet
 from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClient
 from hpcray.runtime.core_worker.task_retries import lost_blob
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
+from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 if TYPE_CHECKING:
     from hpcray.core.record_replay import Recorder
@@ -84,7 +85,10 @@ class CoreWorker:
         head: index of the node where the GCS is. job: what the driver has set for all workers; None before that.
         on_exit: called with the exit code when the raylet ends this process. on_death: called with a dead process.
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
+        handlers: of all messages, once it is started.
     """
+
+    handlers: BoundHandlers
 
     def __init__(
         self,
@@ -141,7 +145,9 @@ class CoreWorker:
         self.unhandled_errors = self.submitter.unhandled_errors
         self.reader = reader = ObjectReader(self, self.diagnostics.explain, self.unhandled_errors)
         # As attributes: a call costs what a method of this class costs.
-        self.get_one, self.get, self.wait, self.load_slots = reader.get_one, reader.get, reader.wait, reader.load_slots
+        self.waits: WaitManager = WaitManager(self, unknown_ref)
+        self.get_one, self.get, self.load_slots = reader.get_one, reader.get, reader.load_slots
+        self.wait = self.waits.wait
         self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
         self.when_ready, self.when_out_of_scope = reader.when_ready, reader.when_out_of_scope
 
@@ -152,8 +158,8 @@ class CoreWorker:
             handlers: those of a worker or of a driver, beside HANDLERS.
             listener: the socket for peers, if it had to exist before the raylet learned of this process.
         """
-        bound = BoundHandlers((self, HANDLERS), self.diagnostics.handlers, *handlers)
-        self.engine.start(self._sock, bound, self._peer_lost, self.drain, listener)
+        self.handlers = BoundHandlers((self, HANDLERS), self.diagnostics.handlers, *handlers)
+        self.engine.start(self._sock, self.handlers, self._peer_lost, self.drain, listener)
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if nothing can be requested any more."""

@@ -98,6 +98,7 @@ class IoEngine:
         peers: the processes that we have written to or heard of, by proc id; see `peer`.
         dirty: those with something to send.
         asleep: threads that wait without the lock: a KeyboardInterrupt may be raised in them.
+        loop_thread: the thread of an event loop that drives whenever it waits; 0 for none.
     """
 
     def __init__(
@@ -133,6 +134,8 @@ class IoEngine:
         self.asleep: set[int] = set()
         self._drain: Callable[[], None] = lambda: None
         self._parked: list[Waiter] = []
+        self._watched: dict[int, Callable[[], None]] = {}
+        self.loop_thread = 0
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
         self._sleep_until = AWAKE
@@ -186,7 +189,7 @@ class IoEngine:
 
     def listen(self) -> None:
         """Have the background thread drive now, and not at its next look, unless another thread does."""
-        if self.driver == IDLE and self._called.locked():
+        if self.driver == IDLE and self._called.locked() and get_ident() != self.loop_thread:
             with contextlib.suppress(RuntimeError):
                 self._called.release()
 
@@ -256,6 +259,23 @@ class IoEngine:
         if self.pending_calls:
             self._run_pending_calls()
         return waiter.count <= 0
+
+    def look(self) -> None:
+        """Handle what has come, without waiting, unless another thread drives (lock not held)."""
+        with self.lock:
+            if self.driver == IDLE and not self.closed:
+                self.driver = FOREGROUND
+                try:
+                    self._turn(AWAKE)
+                finally:
+                    self._leave()
+
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        """Make a call, under the lock, when a descriptor is readable; once, so that nobody who drives meanwhile sees it
+        again and again."""
+        change = self._epoll.modify if fd in self._watched else self._epoll.register
+        change(fd, select.EPOLLIN | select.EPOLLONESHOT)
+        self._watched[fd] = call
 
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
         gate = waiter.lock = threading.Lock()
@@ -349,6 +369,8 @@ class IoEngine:
                 self._kicked = False
             elif fd == self._listener.fileno():
                 self._accept()
+            elif fd in self._watched:
+                self._watched[fd]()
         if self._timers:
             now = monotonic()
             while self._timers and self._timers[0][0] <= now:

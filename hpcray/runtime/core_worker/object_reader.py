@@ -1,4 +1,4 @@
-"""Reading objects: get, wait, and calls that come when a value is there."""
+"""Reading objects: get, and calls that come when a value is there."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pickle import loads
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcray.common.exceptions import GetTimeoutError, LocalRayletDiedError, RaySystemError, store_full_error
 from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
-from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, Waiter
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
@@ -20,7 +20,7 @@ from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
-from hpcray.runtime.core_worker.object_refs import ObjectRef, defer_release, new_ref
+from hpcray.runtime.core_worker.object_refs import KnownRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
@@ -29,12 +29,22 @@ _UNREADABLE = {
     errno.ETIMEDOUT,
 }  # fmt: skip
 """Errors of a disk that has lost the bytes (None: the file ends before), not of a process that lacks something."""
-_NOT_URGENT = 1
-"""Priority of objects that `wait` needs: behind those that a `get` needs."""
+
+
+_MANY_REFS = 8
+"""Refs in a value from which on it is read with those that this process has."""
+_BLOBS = (bytes, memoryview)
+
+
+class _WithRefs(NamedTuple):
+    """A blob, and the refs in its value."""
+
+    blob: bytes | memoryview
+    refs: Sequence[ObjectRef[Any]]
 
 
 class ObjectReader:
-    """Turns refs into values: `get`, `wait` and callbacks.
+    """Turns refs into values: `get` and callbacks.
 
     Args:
         explain: called with (ids that are not available, timeout) under the engine's lock; returns the text of the
@@ -77,21 +87,28 @@ class ObjectReader:
             entry = entries.get(oid)
             if entry is None:
                 raise unknown_ref(oid)
-            if entry.state != INLINE and entry.mapping is None:
-                oids = [oid]
-                pins = self._table.pins
-                pins.begin_read(oids)
-                try:
-                    self._await_local(oids, timeout)
-                finally:
-                    pins.end_read(oids)
+            found = None
+            if entry.state != INLINE:
+                if entry.mapping is None:
+                    oids = [oid]
+                    pins = self._table.pins
+                    pins.begin_read(oids)
+                    try:
+                        self._await_local(oids, timeout)
+                    finally:
+                        pins.end_read(oids)
+                elif engine.dirty:
+                    engine.flush()
+                if entry.state != INLINE:
+                    found = self._found((oid,))
             elif engine.dirty:
                 engine.flush()
-            found = None if entry.state == INLINE else self._found((oid,))
             blob = entry.value
+            if entry.contained and found is None and len(entry.contained) >= _MANY_REFS:
+                found = self._found((oid,))
         if engine.pending_calls:
             engine.run_pending_calls()
-        if found is not None:  # it is in our node's store
+        if found is not None:  # it is in our node's store, or there are many refs in it
             values = self._values(found)
             return values[0] if values else self.get((ref,), timeout)[0]
         kind = blob[-1]
@@ -153,8 +170,9 @@ class ObjectReader:
         (lock held)."""
         found: list[Any] = []
         pins = self._table.pins
+        entries = self._table.entries
         for oid in oids:
-            entry = self._table.entries[oid]
+            entry = entries[oid]
             if entry.state == INLINE:
                 found.append(entry.value)
             elif entry.mapping is not None:
@@ -168,6 +186,8 @@ class ObjectReader:
                 found.append(serialize_error(store_full_error(pins.refused[oid])))
             else:
                 found.append(None)  # another one failed first
+            if entry.contained and len(entry.contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
+                found[-1] = _WithRefs(found[-1], entry.contained)
         return found
 
     def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
@@ -225,6 +245,8 @@ class ObjectReader:
                         error = error if error is not None else deserialize(item)
                     else:
                         values.append(deserialize(item))
+                elif type(item) is _WithRefs:
+                    values.append(deserialize(item.blob, KnownRefs(item.refs).load))
                 elif item is not None:
                     values.append(deserialize(item))
         except Exception as problem:  # unpickling runs user code
@@ -251,58 +273,6 @@ class ObjectReader:
                 raise GetTimeoutError(self._explain(open_ids, timeout))
         elif waiter.count < 0 or not waiter.eager:
             self._table.remove_waiter(oids, waiter)
-
-    def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout: float | None, fetch_local: bool
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`."""
-        with self._engine.lock:
-            self._context.check_alive()
-            self._context.drain()
-            done, rest = self._split(refs, num_returns, fetch_local)
-            if len(done) < num_returns:
-                waiter = Waiter(num_returns - len(done))
-                for ref in rest:
-                    if fetch_local:
-                        self._table.wait_local(ref._id, waiter, _NOT_URGENT)
-                    else:
-                        self._table.wait_ready(ref._id, waiter)
-                enough = self._context.block(waiter, None if timeout is None else monotonic() + timeout)
-                self._table.remove_waiter([ref._id for ref in rest], waiter)
-                done, rest = self._split(refs, num_returns, fetch_local)
-                if enough and len(done) < num_returns:  # they came, but not all of them had room here together
-                    done, rest = self._split(refs, num_returns, False)
-            else:
-                self._engine.flush()
-        self._engine.run_pending_calls()
-        return done, rest
-
-    def _split(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, local: bool
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """The first `num_returns` refs that are ready (`local`: whose value is here), and all others."""
-        entries, pins = self._table.entries, self._table.pins
-        odd = pins.refused or pins.files
-        done: list[ObjectRef[Any]] = []
-        rest: list[ObjectRef[Any]] = []
-        for index, ref in enumerate(refs):
-            entry = entries.get(ref._id)
-            if entry is None:
-                raise unknown_ref(ref._id)
-            if not local:
-                ready = entry.state != PENDING
-            elif entry.state == INLINE or entry.mapping is not None:
-                ready = True
-            else:
-                ready = bool(odd) and (ref._id in pins.refused or ref._id in pins.files)
-            if ready:
-                done.append(ref)
-                if len(done) == num_returns:
-                    rest.extend(refs[index + 1 :])
-                    break
-            else:
-                rest.append(ref)
-        return done, rest
 
     def when_ready_here(self, ref: ObjectRef[Any], call: Callable[[], object]) -> None:
         """Call `call()` (from any thread, no lock held) once the value can be read in this process.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
@@ -22,6 +25,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _append = released.append
+_id_of = attrgetter("_id")
 _VALUE_ROOM = 8 << 10
 """Bytes of the largest value that travels with a ref."""
 _VALUES_ROOM = 128 << 10
@@ -137,11 +141,11 @@ class ObjectRef(Generic[T_co]):
         process = current.process
         noted = note_ref(self)
         if process is None:
-            return ObjectRef, (self._id,)
+            return arrived_ref, (self._id,)
         hint = process.table.known_locations(self._id, noted and min(_VALUE_ROOM, _VALUES_ROOM // noted))
         if not noted:
             process.pin_forever(self)
-        return (ObjectRef, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
+        return (arrived_ref, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
 
     def __copy__(self) -> ObjectRef[T_co]:
         return self
@@ -225,6 +229,15 @@ class ObjectRef(Generic[T_co]):
         return self
 
 
+def arrived_ref(object_id: bytes) -> ObjectRef[Any]:
+    """A ref that was pickled."""
+    ref = new_ref(object_id)
+    process = current.process
+    if process is not None:
+        process.ref_arrived(object_id, None)
+    return ref
+
+
 def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes = b"") -> ObjectRef[Any]:
     """A ref that was pickled where its object was known to be in these nodes' stores, or together with its value: its
     owner gets no request."""
@@ -232,6 +245,39 @@ def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes
     if current.process is not None:
         current.process.ref_arrived(object_id, (size, nodes, value) if value else (size, nodes))
     return ref
+
+
+class KnownRefs(dict[bytes, ObjectRef[Any]]):
+    """The refs inside an object of this process, by id: a value that is read is made of these refs, not of copies. So
+    none is counted, and none has to be uncounted."""
+
+    def __init__(self, refs: Sequence[ObjectRef[Any]]) -> None:
+        super().__init__(zip(map(_id_of, refs), refs, strict=True))
+
+    def __missing__(self, object_id: bytes) -> ObjectRef[Any]:
+        return arrived_ref(object_id)
+
+    def load(self, data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
+        """Unpickle a value with these refs in it."""
+        return _RefUnpickler(self, data, buffers).load()
+
+
+class _RefUnpickler(pickle.Unpickler):
+    def __init__(self, known: KnownRefs, data: bytes | memoryview, buffers: Iterable[Any]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._known = known
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__:
+            if name == arrived_ref.__name__:
+                return self._known.__getitem__
+            if name == placed_ref.__name__:
+                return self._placed_ref
+        return super().find_class(module, name)
+
+    def _placed_ref(self, object_id: bytes, *hint: Any) -> ObjectRef[Any]:
+        ref = self._known.get(object_id)
+        return placed_ref(object_id, *hint) if ref is None else ref
 
 
 def carry_creation_sites() -> None:

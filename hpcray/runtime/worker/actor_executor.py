@@ -38,6 +38,7 @@ class ActorExecutor:
     Attributes:
         call: starts one call, in the order of arrival.
         shown_name: what the actor's output has as prefix: its repr, if its class has one.
+        takes_calls: whether `call` may be made where a call is read, under the engine's lock: an event loop drives.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class ActorExecutor:
         self.restarts = msg.restarts
         self.cls: Any = None
         self.instance: Any = None
-        self.is_async = False
+        self.is_async = self.takes_calls = False
         self.call: Callable[[bytes, m.ActorCall], None] = self.run
         self._runners: dict[str, CallRunner] = {}
         self._groups: dict[str, str] = {}
@@ -146,9 +147,11 @@ class ActorExecutor:
         if self.is_async:
             warn_of_blocking_get(self.worker.process)
         if self.is_async or spec.max_concurrency > 1 or spec.concurrency_groups:
-            self.worker.engine.busy_poll.stop()  # calls run in threads, which need the interpreter
-            self._runners[""] = self._runner("", spec.max_concurrency)
-            self.call = self._runners[""].call
+            runner = self._runners[""] = self._runner("", spec.max_concurrency)
+            self.call = runner.call
+            self.takes_calls = isinstance(runner, AsyncioCallRunner) and runner.drives
+            if not self.takes_calls:
+                self.worker.engine.busy_poll.stop()  # calls run in threads, which need the interpreter
         for group, limit in spec.concurrency_groups.items():
             self._runners[group] = self._runner(group, limit)
         if spec.concurrency_groups:
@@ -159,7 +162,8 @@ class ActorExecutor:
             raise ValueError(f"concurrency group {group!r}: max_concurrency must be greater than 0, not {limit}")
         name = f"{self.spec.class_name}:{group}" if group else self.spec.class_name
         if self.is_async:
-            return AsyncioCallRunner(self, self._generators, name, limit)
+            drives = not group and not self.spec.concurrency_groups
+            return AsyncioCallRunner(self, self._generators, name, limit, drives)
         return ThreadedCallRunner(self, name, limit)
 
     def finish(self, reason: str) -> None:
@@ -267,11 +271,13 @@ class ActorExecutor:
         named = ((name, options.get("concurrency_group")) for name, options in self.spec.methods.items())
         self._groups = {name: group for name, group in named if group}
         self.call = self._route
+        self.worker.queue_calls()
 
     def refuse_calls(self, refuse: Callable[[bytes, m.ActorCall], None]) -> None:
         """Hand every further call to `refuse`: the state of the actor is saved, and must not change."""
         self._refuses = True
         self.call = refuse
+        self.worker.queue_calls()
 
     def _route(self, src: bytes, msg: m.ActorCall) -> None:
         own = self.worker.options.get(msg.task)

@@ -22,6 +22,7 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime.worker.actor_event_loop import ActorEventLoop
 from hpcray.runtime.worker.context import ActorContext
 from hpcray.runtime.worker.replies import GeneratorExecutor
 
@@ -131,13 +132,23 @@ class ThreadedCallRunner:
 
 
 class AsyncioCallRunner:
-    """Calls on an asyncio `loop` in a thread of its own."""
+    """Calls on an asyncio `loop` in a thread of its own.
 
-    def __init__(self, actor: ActorContext, generators: GeneratorExecutor, name: str, limit: int) -> None:
+    Args:
+        drives: whether that thread also drives the engine; one thread of a process at most.
+
+    Attributes:
+        drives: the same; False where the program makes event loops of its own kind.
+    """
+
+    def __init__(
+        self, actor: ActorContext, generators: GeneratorExecutor, name: str, limit: int, drives: bool = False
+    ) -> None:
         self._actor = actor
+        self._engine = actor.worker.engine
         self._generators = generators
         self._limit = limit
-        # Written by one thread each, so without a lock: by who takes calls in, and by the loop's.
+        # Without a lock: `_taken` is written by who takes calls in, `_ended` by the loop's thread.
         self._pending: deque[tuple[bytes, m.ActorCall]] = deque()
         self._taken = self._ended = 0
         self._posted = self._closed = False
@@ -148,12 +159,22 @@ class AsyncioCallRunner:
         # Of our own: what blocks in the loop's default one, which is the user's, must not keep replies back.
         self.threads = ThreadPoolExecutor(limit, thread_name_prefix=f"{name}:io")
         self.loop = asyncio.new_event_loop()
+        self.drives = drives and type(self.loop) is asyncio.SelectorEventLoop
+        self._wake = self._post
+        if self.drives:
+            self.loop.close()
+            own = self.loop = ActorEventLoop(self._engine, self._start_pending, lambda: bool(self._pending))
+            self._wake = own.end_wait
         threading.Thread(target=self._run_loop, name=name, daemon=True).start()
 
     def call(self, src: bytes, msg: m.ActorCall) -> None:
         """See `CallRunner`."""
-        self._taken += 1
-        self._pending.append((src, msg))
+        with self._engine.lock:
+            self._taken += 1
+            self._pending.append((src, msg))
+            self._wake()
+
+    def _post(self) -> None:
         if not self._posted:
             self._posted = True
             self.loop.call_soon_threadsafe(self._start_pending)
@@ -205,9 +226,8 @@ class AsyncioCallRunner:
 
     def _flush(self) -> None:
         self._flush_posted = False
-        engine = self._actor.worker.engine
-        with engine.lock:
-            engine.flush()
+        with self._engine.lock:
+            self._engine.flush()
 
     async def _run(self, src: bytes, msg: m.ActorCall) -> None:
         actor = self._actor

@@ -36,6 +36,7 @@ from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.diagnostics.introspection import qualified_name
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
+from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
@@ -110,6 +111,7 @@ class TaskExecutor:
         self.reply: Callable[..., None] = self.replies.reply
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
+        self._await_work: Callable[[Waiter], object] = self.engine.wait
         self._prefetcher = QueuedArgumentPrefetcher(process)
         self._blobs: dict[bytes, m.FunctionDef] = {}
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
@@ -311,7 +313,7 @@ class TaskExecutor:
                     while not self.queue:
                         waiter.count = 1
                         self._idle = waiter
-                        self.engine.wait(waiter)
+                        self._await_work(waiter)
                         self._idle = None
                         self.replies.since_flush = 0
                     src, msg = self.queue.popleft()
@@ -336,6 +338,8 @@ class TaskExecutor:
                     self._take_env(msg.spec.hold.env)
                     self.actor = ActorExecutor(self, msg, self.drain, self.generators)
                     self.actor.construct()
+                    if self.actor.takes_calls:
+                        self._leave_calls_to(self.actor)
                 elif kind is _Terminated:
                     if self.actor is not None:
                         self.actor.stop_calls()
@@ -346,6 +350,24 @@ class TaskExecutor:
                 continue  # a cancellation that came after its task had ended
             except SystemExit:
                 self.leave("", 1)  # a SIGTERM that came when its call had just ended
+
+    def _leave_calls_to(self, actor: ActorExecutor) -> None:
+        """The thread of the actor's event loop drives, and starts the calls that it reads; this one gets the rest."""
+        with self.engine.lock:
+            self._await_work = functools.partial(wait_without_driving, self.engine)
+            if actor.takes_calls:
+                waiting = [item for item in self.queue if type(item[1]) is m.ActorCall]
+                for item in waiting:
+                    self.queue.remove(item)
+                    actor.call(*item)
+                self.process.handlers[m.ActorCall] = actor.call
+
+    def queue_calls(self) -> None:
+        """Take calls in through the queue again: where each of them goes has to be looked at."""
+        with self.engine.lock:
+            if self.actor is not None and self.actor.takes_calls:
+                self.actor.takes_calls = False
+                self.process.handlers[m.ActorCall] = self._on_call
 
     def _run_task(self, src: bytes, msg: m.PushTask) -> None:
         started = perf_counter()
