@@ -40,7 +40,7 @@ from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name
 from hpcray.platform.sockets import node_ip_address
-from hpcray.transport.startup import _without_tcp as without_tcp
+from hpcray.transport.startup import without_network
 from hpcray.transport.startup import import_mpi, unlink_shared_memory
 
 _LOCK = "alive"
@@ -221,7 +221,7 @@ def run_rank(text: str) -> NoReturn:
 def start_mpi(one_host: bool) -> Any:
     """Start MPI as a user's program would; open no port where none is needed, leave no file after a kill."""
     module = import_mpi()
-    with without_tcp(one_host):
+    with without_network(one_host):
         module.Init_thread(module.THREAD_MULTIPLE)
     unlink_shared_memory(module, module.COMM_WORLD)
     return module

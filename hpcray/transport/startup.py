@@ -355,7 +355,7 @@ def start_mpi(one_host: bool = False) -> Any:
     except AttributeError:
         module.Init_thread(module.THREAD_FUNNELED)
     else:
-        with _without_tcp(one_host):
+        with without_network(one_host):
             code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
         if code != module.SUCCESS:
             raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
@@ -365,12 +365,13 @@ def start_mpi(one_host: bool = False) -> Any:
 
 
 @contextmanager
-def _without_tcp(wanted: bool) -> Iterator[None]:
+def without_network(wanted: bool) -> Iterator[None]:
+    """Inside, Open MPI looks for no network. OFI's search for one takes a second."""
     own = any(path.startswith(sys.prefix) for path in _mapped("/libmpi.so"))
     if not wanted or not own or _BTL in os.environ or os.path.exists(os.path.expanduser(_USER_FILE)):
         yield
         return
-    os.environ[_BTL] = "^tcp"
+    os.environ[_BTL] = "^tcp,ofi"
     try:
         yield
     finally:

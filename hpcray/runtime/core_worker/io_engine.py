@@ -271,8 +271,7 @@ class IoEngine:
                     self._leave()
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
-        """Make a call, under the lock, when a descriptor is readable; once, so that nobody who drives meanwhile sees it
-        again and again."""
+        """Make a call, under the lock, when a descriptor is readable. Once: it may stay so while other threads drive."""
         change = self._epoll.modify if fd in self._watched else self._epoll.register
         change(fd, select.EPOLLIN | select.EPOLLONESHOT)
         self._watched[fd] = call
