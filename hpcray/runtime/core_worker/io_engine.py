@@ -271,7 +271,7 @@ class IoEngine:
                     self._leave()
 
     def watch(self, fd: int, call: Callable[[], None]) -> None:
-        """Make a call, under the lock, when a descriptor is readable. Once: it may stay so while other threads drive."""
+        """Make a call, under the lock, when a descriptor is readable. Once: it may stay so for a while."""
         change = self._epoll.modify if fd in self._watched else self._epoll.register
         change(fd, select.EPOLLIN | select.EPOLLONESHOT)
         self._watched[fd] = call

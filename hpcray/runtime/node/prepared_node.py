@@ -34,6 +34,7 @@ from hpcray.transport.startup import Launch
 TRANSFER_SLOTS = 4
 """Pieces of objects that an arena has room for beside the objects themselves, for transfers."""
 _REMOVAL_TIME = 120.0
+_OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass
@@ -93,6 +94,8 @@ class PreparedNode:
                 print(f"hpcray: node {launch.rank}: {TOO_FEW_HUGE_PAGES}", file=sys.stderr, flush=True)
             gc.disable()  # while this process and the template import: a collection would copy the pages they share
             gc.freeze()
+            if launch.size > 1 and config.data_plane != "mpi":
+                _import_numpy()
             template = start_fork_server(load_worker, session.path, arena.fd, session.lock_fd)
         except BaseException:
             session.remove()
@@ -114,6 +117,22 @@ class PreparedNode:
         self.template.reap()
         self.session.remove()
         self.arena.close()
+
+
+def _import_numpy() -> None:
+    """Import once what UCX's Python module needs in this process, and workers need too. It must start no threads."""
+    unset = _OPENBLAS_THREADS not in os.environ
+    if unset:
+        os.environ[_OPENBLAS_THREADS] = "1"
+    try:
+        import asyncio  # noqa: F401
+
+        import numpy  # noqa: F401
+    except ImportError:
+        pass  # whoever needs it reports that
+    finally:
+        if unset:
+            del os.environ[_OPENBLAS_THREADS]
 
 
 def load_worker() -> Callable[[str, int, int], NoReturn]:
