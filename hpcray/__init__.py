@@ -4,8 +4,8 @@ import sys as _sys
 
 __version__ = "0.1.0"
 
-# A node (`python -m hpcray`) and `hpcray-launch` need none of this, and start sooner without. A node's template process,
-# from which workers are forked, executes this file again, when `sys.argv` is the command's
+# A node (`python -m hpcray`) and `hpcray-launch` need none of this, and start sooner without. The template process of a
+# node, from which workers are forked, executes this file again, when `sys.argv` is the command's
 # (`runtime.node.prepared_node.load_worker`).
 _module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
 _is_command = _sys.argv[:1] == ["-m"] and _module in (["hpcray"], ["hpcray.cli.launch"])
