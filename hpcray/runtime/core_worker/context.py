@@ -90,9 +90,9 @@ class CoreWorkerContext(Protocol):
         """Return the values of `refs`; see `ObjectReader.get`."""
 
     def wait(
-        self, refs: Sequence[Any], num_returns: int, timeout: float | None, fetch_local: bool
+        self, refs: list[Any], num_returns: int, timeout: float | None, fetch_local: bool
     ) -> tuple[list[Any], list[Any]]:
-        """Split `refs` into ready ones and the rest; see `ObjectReader.wait`."""
+        """Split `refs` into ready ones and the rest; see `WaitManager.wait`."""
 
     def when_ready_here(self, ref: Any, call: Callable[[], object]) -> None:
         """Call `call()` once the value of `ref` can be read in this process."""

@@ -36,7 +36,7 @@ _MANY_REFS = 8
 _BLOBS = (bytes, memoryview)
 
 
-class _WithRefs(NamedTuple):
+class _ValueRefs(NamedTuple):
     """A blob, and the refs in its value."""
 
     blob: bytes | memoryview
@@ -187,7 +187,7 @@ class ObjectReader:
             else:
                 found.append(None)  # another one failed first
             if entry.contained and len(entry.contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
-                found[-1] = _WithRefs(found[-1], entry.contained)
+                found[-1] = _ValueRefs(found[-1], entry.contained)
         return found
 
     def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
@@ -245,7 +245,7 @@ class ObjectReader:
                         error = error if error is not None else deserialize(item)
                     else:
                         values.append(deserialize(item))
-                elif type(item) is _WithRefs:
+                elif type(item) is _ValueRefs:
                     values.append(deserialize(item.blob, KnownRefs(item.refs).load))
                 elif item is not None:
                     values.append(deserialize(item))
