@@ -20,7 +20,7 @@ from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
-from hpcray.runtime.core_worker.object_refs import KnownRefs, ObjectRef, defer_release, new_ref
+from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
@@ -246,7 +246,7 @@ class ObjectReader:
                     else:
                         values.append(deserialize(item))
                 elif type(item) is _ValueRefs:
-                    values.append(deserialize(item.blob, KnownRefs(item.refs).load))
+                    values.append(deserialize(item.blob, LocalRefs(item.refs).load))
                 elif item is not None:
                     values.append(deserialize(item))
         except Exception as problem:  # unpickling runs user code

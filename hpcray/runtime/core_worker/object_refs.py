@@ -247,7 +247,7 @@ def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes
     return ref
 
 
-class KnownRefs(dict[bytes, ObjectRef[Any]]):
+class LocalRefs(dict[bytes, ObjectRef[Any]]):
     """The refs inside an object of this process, by id: a value that is read is made of these refs, not of copies. So
     none is counted, and none has to be uncounted."""
 
@@ -259,11 +259,11 @@ class KnownRefs(dict[bytes, ObjectRef[Any]]):
 
     def load(self, data: bytes | memoryview, buffers: Iterable[Any] = ()) -> Any:
         """Unpickle a value with these refs in it."""
-        return _RefUnpickler(self, data, buffers).load()
+        return _RefReader(self, data, buffers).load()
 
 
-class _RefUnpickler(pickle.Unpickler):
-    def __init__(self, known: KnownRefs, data: bytes | memoryview, buffers: Iterable[Any]) -> None:
+class _RefReader(pickle.Unpickler):
+    def __init__(self, known: LocalRefs, data: bytes | memoryview, buffers: Iterable[Any]) -> None:
         super().__init__(io.BytesIO(data), buffers=buffers)
         self._known = known
 

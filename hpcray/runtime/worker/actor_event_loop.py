@@ -38,7 +38,7 @@ def wait_without_driving(engine: IoEngine, waiter: Waiter) -> None:
             waiter.lock = None
 
 
-class EngineSelector(selectors.EpollSelector):
+class LoopWaiter(selectors.EpollSelector):
     """Waits for what the loop has registered by driving the engine, which watches this selector's own epoll.
 
     Args:
@@ -99,11 +99,11 @@ class EngineSelector(selectors.EpollSelector):
 
 
 class ActorEventLoop(asyncio.SelectorEventLoop):
-    """An event loop whose thread drives the engine while it waits. Arguments: as of `EngineSelector`."""
+    """An event loop whose thread drives the engine while it waits. Arguments: as of `LoopWaiter`."""
 
     def __init__(self, engine: IoEngine, start_calls: Callable[[], None], has_calls: Callable[[], bool]) -> None:
         self._engine = engine
-        self._waiting = EngineSelector(engine, start_calls, has_calls)
+        self._waiting = LoopWaiter(engine, start_calls, has_calls)
         super().__init__(self._waiting)
 
     def run_forever(self) -> None:
@@ -111,7 +111,7 @@ class ActorEventLoop(asyncio.SelectorEventLoop):
         self._engine.loop_thread = get_ident()
         super().run_forever()
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """See `asyncio.AbstractEventLoop`. What a message causes in the loop's own thread needs no wake-up."""
