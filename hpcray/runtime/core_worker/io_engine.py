@@ -260,16 +260,6 @@ class IoEngine:
             self._run_pending_calls()
         return waiter.count <= 0
 
-    def look(self) -> None:
-        """Handle what has come, without waiting, unless another thread drives (lock not held)."""
-        with self.lock:
-            if self.driver == IDLE and not self.closed:
-                self.driver = FOREGROUND
-                try:
-                    self._turn(AWAKE)
-                finally:
-                    self._leave()
-
     def watch(self, fd: int, call: Callable[[], None]) -> None:
         """Make a call, under the lock, when a descriptor is readable. Once: it may stay so for a while."""
         change = self._epoll.modify if fd in self._watched else self._epoll.register

@@ -52,7 +52,7 @@ class LoopWaiter(selectors.EpollSelector):
         self._engine = engine
         self._start_calls = start_calls
         self._has_calls = has_calls
-        self._sleeper = Waiter(0)
+        self._sleeper, self._glance = Waiter(0), Waiter()
         self._watched = True
         self._looked = 0.0
         self.waits = False
@@ -67,7 +67,8 @@ class LoopWaiter(selectors.EpollSelector):
         if timeout is not None and timeout <= 0:
             if now - self._looked > _LOOK_INTERVAL:
                 self._looked = now
-                engine.look()
+                with engine.lock:
+                    engine.wait(self._glance, now)  # one turn, as its time is over
             self._start_calls()
             return super().select(0)
         sleeper = self._sleeper
