@@ -48,6 +48,10 @@ class BusyPoll(SpinWindow):
             self._window = self._limit
         return events
 
+    def arm(self, fd: int, again: bool) -> None:
+        """Report a descriptor that is readable: once, as it may stay so for a while, and once more for each call."""
+        (self._epoll.modify if again else self._epoll.register)(fd, select.EPOLLIN | select.EPOLLONESHOT)
+
     def stop(self) -> None:
         """Sleep at once from now on: the user's code runs in other threads, which need the interpreter."""
         self._limit = self._window = 0.0

@@ -98,7 +98,7 @@ class IoEngine:
         peers: the processes that we have written to or heard of, by proc id; see `peer`.
         dirty: those with something to send.
         asleep: threads that wait without the lock: a KeyboardInterrupt may be raised in them.
-        loop_thread: the thread of an event loop that drives whenever it waits; 0 for none.
+        watched: calls for descriptors of others (`BusyPoll.arm`). loop_thread: that of an event loop that drives, or 0.
     """
 
     def __init__(
@@ -134,8 +134,7 @@ class IoEngine:
         self.asleep: set[int] = set()
         self._drain: Callable[[], None] = lambda: None
         self._parked: list[Waiter] = []
-        self._watched: dict[int, Callable[[], None]] = {}
-        self.loop_thread = 0
+        self.watched, self.loop_thread = dict[int, Callable[[], None]](), 0
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
         self._sleep_until = AWAKE
@@ -260,12 +259,6 @@ class IoEngine:
             self._run_pending_calls()
         return waiter.count <= 0
 
-    def watch(self, fd: int, call: Callable[[], None]) -> None:
-        """Make a call, under the lock, when a descriptor is readable. Once: it may stay so for a while."""
-        change = self._epoll.modify if fd in self._watched else self._epoll.register
-        change(fd, select.EPOLLIN | select.EPOLLONESHOT)
-        self._watched[fd] = call
-
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
         gate = waiter.lock = threading.Lock()
         gate.acquire()
@@ -358,8 +351,8 @@ class IoEngine:
                 self._kicked = False
             elif fd == self._listener.fileno():
                 self._accept()
-            elif fd in self._watched:
-                self._watched[fd]()
+            elif fd in self.watched:
+                self.watched[fd]()
         if self._timers:
             now = monotonic()
             while self._timers and self._timers[0][0] <= now:

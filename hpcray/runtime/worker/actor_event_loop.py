@@ -57,7 +57,8 @@ class LoopWaiter(selectors.EpollSelector):
         self._looked = 0.0
         self.waits = False
         with engine.lock:
-            engine.watch(self.fileno(), self._ripe)
+            engine.watched[self.fileno()] = self._ripe
+            engine.busy_poll.arm(self.fileno(), again=False)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """See `selectors.BaseSelector`. Also returns, with an empty list, when a call has come."""
@@ -76,7 +77,7 @@ class LoopWaiter(selectors.EpollSelector):
             if not self._has_calls():
                 if not self._watched:
                     self._watched = True
-                    engine.watch(self.fileno(), self._ripe)
+                    engine.busy_poll.arm(self.fileno(), again=True)
                 sleeper.count = 1
                 self.waits = True
                 try:
