@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Union
 
 import msgspec
@@ -362,14 +363,23 @@ class NodeManager:
         """Number this run of the job, before the node table is sent."""
         self.run = msgspec.structs.replace(self.run, number=number)
 
-    def resume(self, now: float, nodes: Sequence[m.NodeInfo], dead: Mapping[int, str], run: m.RunInfo) -> None:
-        """Go on from what another head knew, instead of gathering. `dead`: in the order of the deaths."""
+    def resume(
+        self,
+        now: float,
+        nodes: Sequence[m.NodeInfo],
+        dead: Mapping[int, str],
+        run: m.RunInfo,
+        kept_at: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        """Go on from what another head knew, instead of gathering. `dead`: in the order of the deaths. `kept_at`: by
+        node that has left, see NodeDied."""
         self._set_state(UP)
         self.run = run
         self._infos = {info.index: info for info in nodes}
         self.size = max(self.size, *(info.index + 1 for info in nodes))
         self._ready = set(self._infos)
         self.dead = dict(dead)
+        self._kept_at = {node: tuple(keepers) for node, keepers in kept_at.items()}
         self._tracker.begin(now, (node for node in self.alive() if node != self.me))
 
     def admit(self, now: float, count: int = 1) -> int | None:
@@ -393,6 +403,13 @@ class NodeManager:
     def ready(self) -> list[m.NodeInfo]:
         """Living nodes that are connected to all others, in order."""
         return [self._infos[node] for node in self.alive() if node in self._ready]
+
+    def deaths(self) -> list[m.NodeDied]:
+        """All deaths of nodes, in order."""
+        return [
+            m.NodeDied(node, reason, epoch, list(self._kept_at.get(node, ())))
+            for epoch, (node, reason) in enumerate(self.dead.items(), 1)
+        ]
 
     def announce_standby(self, standby: int) -> list[Outcome]:
         """This node succeeds the head from now on: send all nodes a heartbeat that says so."""
@@ -571,11 +588,7 @@ class NodeManager:
         introduction = _JoiningNodes(nodes, set(living) - nodes, set(nodes))
         self._introductions.append(introduction)
         joined = m.NodeJoined([self._infos[node] for node in sorted(nodes)])
-        dead = [
-            m.NodeDied(node, reason, epoch, list(self._kept_at.get(node, ())))
-            for epoch, (node, reason) in enumerate(self.dead.items(), 1)
-        ]
-        table = m.NodeTable(self.session, [self._infos[node] for node in living], self.run, dead)
+        table = m.NodeTable(self.session, [self._infos[node] for node in living], self.run, self.deaths())
         out += [Send(raylet_of(node), joined) for node in sorted(introduction.others)]
         return out + [Send(raylet_of(node), table) for node in sorted(nodes)]
 

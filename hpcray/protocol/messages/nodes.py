@@ -290,20 +290,19 @@ class StateLogAck(Struct, array_like=True, tag=191):
 
 class HeadLost(Struct, array_like=True, tag=192):
     """r→r of the standby: this node cannot reach the head. The standby itself determines whether the head is dead. From
-    the head itself: it leaves the job, and the standby takes over."""
+    the head itself: it leaves the job, and the standby takes over. kept_at: then, as in NodeDied."""
 
     node: int
     reason: str
+    kept_at: list[int] = []
 
 
 class NewHead(Struct, array_like=True, tag=193):
     """r of the standby→every r: the head has died, and the sender replaces it. taken: how many of the receiver's
-    messages to the old head the sender has; the receiver sends the others again, then NodeInventory. reason, epoch:
-    of the old head's death, as in NodeDied."""
+    messages to the old head the sender has; the receiver sends the others again, then NodeInventory. died: the old
+    head's death."""
 
     node: int
     term: int
     taken: int
-    old: int
-    reason: str
-    epoch: int
+    died: NodeDied

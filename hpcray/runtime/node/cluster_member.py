@@ -404,7 +404,7 @@ class ClusterMember:
             left = self._node_manager.node_left(self._loop.now, event.node, event.reason, event.kept_at)
             self._raylet.apply(left)
         elif self._replicator is not None and self._can_hand_over():
-            self._replicator.hand_over(event.reason)
+            self._replicator.hand_over(event.reason, event.kept_at)
             self._loop.call_at(self._loop.now + _HAND_OVER_TIME, lambda: self._fence("no node took over"))
         else:
             self.end_job(0)

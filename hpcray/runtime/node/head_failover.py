@@ -72,7 +72,7 @@ class HeadReplicator:
         self._unacknowledged: deque[tuple[int, dict[int, int]]] = deque()
         self._held_replies: deque[tuple[int, Send]] = deque()
         self._new_replies: list[tuple[bytes, m.GcsReply]] = []
-        self._hand_over_at: tuple[int, str] | None = None
+        self._hand_over_at: tuple[int, m.HeadLost] | None = None
         node_manager.set_settled(lambda node: self._settled_frames().get(node, 0))
         writer.sinks.append(self.append)
         raylet.registrar = self
@@ -127,10 +127,10 @@ class HeadReplicator:
         """Return True if there is a standby that has the tables."""
         return self._has_rows
 
-    def hand_over(self, reason: str) -> None:
-        """Have the standby take over, once it has all rows of now."""
+    def hand_over(self, reason: str, kept_at: Iterable[int]) -> None:
+        """Have the standby take over, once it has all rows of now. kept_at: see NodeDied."""
         self.append([], False)
-        self._hand_over_at = self._serial, reason
+        self._hand_over_at = self._serial, m.HeadLost(self._raylet.node, reason, list(kept_at))
 
     def _settled_frames(self) -> dict[int, int]:
         return self._settled if self._standby != NO_NODE else self._raylet.router.to_head.taken
@@ -152,7 +152,7 @@ class HeadReplicator:
         while self._held_replies and self._held_replies[0][0] <= msg.serial:
             ready.append(self._held_replies.popleft()[1])
         if self._hand_over_at is not None and self._hand_over_at[0] <= msg.serial:
-            ready.append(Send(raylet_of(self._standby), m.HeadLost(self._raylet.node, self._hand_over_at[1])))
+            ready.append(Send(raylet_of(self._standby), self._hand_over_at[1]))
             self._hand_over_at = None
         return ready
 
@@ -257,6 +257,8 @@ class HeadStandby:
         if head_location.node != msg.node or msg.node == self._raylet.node:
             return _NOTHING
         if node_of(src) == msg.node:
+            if msg.kept_at:
+                self._raylet.router.kept_at[msg.node] = msg.kept_at
             self._cluster.head_died(msg.reason, True)
             return _NOTHING
         self._lost_by.add(node_of(src))
@@ -284,7 +286,7 @@ class HeadStandby:
         roster = head.take_over(now, self._replica, head_location.node)
         size = max(raylet.context.cluster_size, self._numbers)
         node_manager = NodeManager(size, roster.session, config, now, me, driver_rank=self._driver_rank)
-        node_manager.resume(now, roster.infos, roster.dead, raylet.run_info)
+        node_manager.resume(now, roster.infos, roster.dead, raylet.run_info, raylet.router.kept_at)
         old = head_location.node
         unlogged = raylet.forgotten_nodes - roster.dead.keys()
         died = node_manager.node_failed(now, old, reason)
@@ -323,14 +325,12 @@ class HeadStandby:
     def _announce_head(self, node_manager: NodeManager, old: int) -> None:
         """Send NewHead to all living nodes, with the number of their frames that are known here, and other deaths."""
         raylet, taken = self._raylet, self._taken or {}
-        others = [
-            m.NodeDied(node, why, at + 1) for at, (node, why) in enumerate(node_manager.dead.items()) if node != old
-        ]
+        deaths = {died.node: died for died in node_manager.deaths()}
+        last, others = deaths.pop(old), deaths.values()
         for node in node_manager.alive():
             if node != raylet.node:
-                died = (old, node_manager.dead[old], len(node_manager.dead))
                 term = raylet.head_location.epoch + 1
-                raylet.router.send(raylet_of(node), m.NewHead(raylet.node, term, taken.get(node, 0), *died))
+                raylet.router.send(raylet_of(node), m.NewHead(raylet.node, term, taken.get(node, 0), last))
                 for other in others:
                     raylet.router.send(raylet_of(node), other)
         for _, proc, reply in self._replies:  # before these requests are repeated: the first reply counts
@@ -343,13 +343,12 @@ class HeadStandby:
         router, head_location = self._raylet.router, self._raylet.head_location
         if msg.node == node_of(src) and msg.term > head_location.epoch:
             head_location.gone()
-            old = m.NodeDied(msg.old, msg.reason, msg.epoch)
-            router.send_now(msg.old, old)  # the old head may live: a NodeDied that reaches it ends it
+            router.send_now(msg.died.node, msg.died)  # the old head may live: a NodeDied that reaches it ends it
             self._replica, self._taken = TableSnapshot(), None
             self._silent_since = 0.0
             self._lost_by.clear()
             self._cluster.head_moved(now, msg.node)
-            self._cluster.node_died(old)
+            self._cluster.node_died(msg.died)
             head_location.moved_to(msg.node, msg.term, msg.taken)
             router.to_head.retaining = self._may_move()
         return _NOTHING

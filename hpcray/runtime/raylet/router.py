@@ -59,7 +59,7 @@ class Router:
         self._pending: dict[bytes, list[Message]] = {}
         self._batches: dict[int, list[Piece]] = {}
         self._exit_reasons: dict[bytes, str] = {}
-        self._kept_at: dict[int, list[int]] = {}
+        self.kept_at: dict[int, list[int]] = {}
 
     def attach(self, control: ControlTransport) -> None:
         """Use this wire from now on."""
@@ -102,7 +102,7 @@ class Router:
         """Make frames for this node undeliverable. kept_at: nodes that keep objects which its processes owned."""
         self.lost_nodes[node] = reason
         if kept_at:
-            self._kept_at[node] = kept_at
+            self.kept_at[node] = kept_at
         self._batches.pop(node, None)
 
     def send_now(self, node: int, msg: Message) -> None:
@@ -167,7 +167,7 @@ class Router:
             reason = f"node {node} is dead: {self.lost_nodes[node]}"
         else:
             reason = self._exit_reasons.get(dest, "no such process")
-        self.send(src, Undeliverable(dest, reason, self._kept_at.get(node, [])))
+        self.send(src, Undeliverable(dest, reason, self.kept_at.get(node, [])))
 
     def welcome(self, link: LocalSocket, welcome: Message, arena_fd: int) -> None:
         """Send the first message to a process, with the descriptor of the arena.
