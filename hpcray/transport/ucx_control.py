@@ -217,9 +217,9 @@ class UcxControl:
         self._to_resend.discard(rank)
 
     def close(self, abort: bool = False) -> None:
-        """The engine is closed by the data plane, after the last frames have left."""
+        """What is under way may still leave, unless the data plane has closed the engine."""
         for _ in range(_PER_POLL):
-            if not self._flights:
+            if not self._flights or self._engine.worker is None:
                 break
             self._engine.progress()
             self._reap()

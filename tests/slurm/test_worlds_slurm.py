@@ -97,7 +97,7 @@ def load():
         done += 8
 
 begun = time.monotonic()
-loader = threading.Thread(target=load)
+loader = threading.Thread(target=load, daemon=True)
 loader.start()
 here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
 keeper = Keeper.options(scheduling_strategy=here).remote()
@@ -107,7 +107,7 @@ folds = [spread.remote(name, keeper) for name in names[: ACTORS // 2]]
 kept = [make.remote(number) for number in range(OBJECTS // 3)]
 if grows:
     for count in (2, 2, 1):
-        cluster.scale(count, cpus=2, time=20)
+        cluster.scale(count, cpus=2, time=20, sbatch={"exclusive": True})
         pause()
 while len(alive()) < 6:
     time.sleep(0.1)
@@ -181,10 +181,11 @@ def digest_of(six: Slurm, nodes: int, *arguments: object) -> str:
     )
     facts = six.finish(job, 500.0)
     shown = "".join(path.read_text() for path in six.place.glob(f"*{job}*.out"))
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), six.output()
+    nodes_said = "".join(f"--- {path.name}\n{path.read_text()}" for path in six.place.rglob("nodes-*.out"))
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), six.output() + nodes_said
     print(*[line for line in shown.splitlines() if line.startswith(("grown", "shrunk", "facts"))], sep="\n")
     if arguments[0] == "grow":
-        assert "grown 6 " in shown and "shrunk 2 " in shown, shown
+        assert "grown 6 " in shown and "shrunk 2 " in shown, shown + nodes_said
     (digest,) = [line for line in shown.splitlines() if line.startswith("digest")]
     return digest
 

@@ -27,6 +27,14 @@ def test_without_a_program_it_is_of_another_world_and_stays() -> None:
     assert choose_standby(nodes[:1], 0, NO_NODE) == NO_NODE
 
 
+def test_the_present_one_stays_until_another_is_plainly_better() -> None:
+    nodes = [node(0), node(1), node(2, 2), node(3, 2), node(4, 4)]
+    assert choose_standby(nodes, 0, NO_NODE, (), 3) == 3
+    assert choose_standby(nodes[:2], 0, NO_NODE, (), 1) == 1
+    assert choose_standby(nodes, 0, NO_NODE, (), 1) == 2, "of the head's world"
+    assert choose_standby(nodes, 0, NO_NODE, {3}, 3) == 2, "it is about to leave"
+
+
 def test_of_two_halves_at_most_one_goes_on() -> None:
     for living in range(1, 10):
         for one in range(living + 1):

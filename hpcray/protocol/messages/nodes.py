@@ -283,7 +283,8 @@ class StateLogAppend(Struct, array_like=True, tag=190):
 
 
 class StateLogAck(Struct, array_like=True, tag=191):
-    """r of the standby→g: the rows of StateLogAppend `serial` are stored."""
+    """r of the standby→g: the rows of StateLogAppend `serial` are stored. 0: the sender is the standby no more, as the
+    head has said."""
 
     serial: int
 

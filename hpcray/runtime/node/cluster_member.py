@@ -434,6 +434,7 @@ class ClusterMember:
 
     def _leaving_changed(self, event: departures.LeavingChanged) -> None:
         self.drain.set_leaving(set(event.deadlines))
+        self._choose_standby()
 
     def _nodes_came_up(self, event: node_manager.NodesAdded) -> None:
         raylet = self._raylet

@@ -32,6 +32,8 @@ NEW_HEAD_TIMEOUT = 2.0
 """Seconds after `head_timeout` that a node which has lost the head waits for the successor."""
 REPLIES_KEPT = 5.0
 """Seconds that the standby keeps a reply of the head: later it has arrived, or is lost with the head."""
+DISMISSED = 0
+"""Instead of a serial number in a StateLogAck: this node is not the standby any more."""
 LOCK_RETRY = 10.0
 """Seconds between two attempts of a new head to lock the journal on disk."""
 _NOTHING: tuple[()] = ()
@@ -64,6 +66,7 @@ class HeadReplicator:
         self._writer = writer
         self._leaving = leaving
         self._standby = NO_NODE
+        self._dismissed = NO_NODE  # was the standby; until it knows that it is none any more, there is no other
         self._has_rows = False
         self._serial = 0
         self._sent_at = 0.0
@@ -81,17 +84,22 @@ class HeadReplicator:
     def choose(self) -> None:
         """Have a standby, if there can be one; called when nodes have come or gone."""
         ready, context = self._node_manager.ready(), self._raylet.context
-        if any(info.index == self._standby for info in ready):
+        living = {info.index for info in ready}
+        if self._dismissed in living:
             return
-        standby = choose_standby(ready, self._raylet.node, context.driver_rank, self._leaving())
+        self._dismissed = NO_NODE
+        standby = choose_standby(ready, self._raylet.node, context.driver_rank, self._leaving(), self._standby)
         if standby == self._standby:
             return
+        if self._standby in living:
+            self._dismissed, standby = self._standby, NO_NODE
         self._standby, self._has_rows = standby, False
         self._settled = self._settled_frames()
         self._unacknowledged.clear()
-        held, self._held_replies, self._new_replies = self._held_replies, deque(), []
+        held, self._new_replies = [effect for _, effect in self._held_replies], []
+        self._held_replies.clear()
         self._raylet.apply(self._node_manager.announce_standby(standby))
-        self._raylet.apply(effect for _, effect in held)
+        self._raylet.apply(held)
         if standby != NO_NODE:
             self._writer.write_all()
 
@@ -124,8 +132,8 @@ class HeadReplicator:
         return others
 
     def can_hand_over(self) -> bool:
-        """Return True if there is a standby that has the tables."""
-        return self._has_rows
+        """Return True if there is a standby that has the tables, or will in a moment."""
+        return self._standby != NO_NODE or self._dismissed != NO_NODE
 
     def hand_over(self, reason: str, kept_at: Iterable[int]) -> None:
         """Have the standby take over, once it has all rows of now. kept_at: see NodeDied."""
@@ -144,7 +152,10 @@ class HeadReplicator:
     def on_state_log_ack(self, src: bytes, msg: m.StateLogAck) -> Iterable[Any]:
         """Return the replies that the standby knows of now."""
         ready: list[Effect] = []
-        if node_of(src) != self._standby:
+        if msg.serial == DISMISSED and node_of(src) == self._dismissed:
+            self._dismissed = NO_NODE
+            self.choose()
+        if msg.serial == DISMISSED or node_of(src) != self._standby:
             return ready
         self._has_rows = True
         while self._unacknowledged and self._unacknowledged[0][0] <= msg.serial:
@@ -186,6 +197,7 @@ class HeadStandby:
         self._cluster = cluster
         self._open_journal = open_journal
         self._driver_rank = self._successor = raylet.context.driver_rank
+        self._is_standby = False
         self._replica = TableSnapshot()
         self._taken: dict[int, int] | None = None
         self._numbers = 0
@@ -233,7 +245,15 @@ class HeadStandby:
             self._lost_by.clear()
             self._raylet.router.to_head.settled(msg.settled)
             if self._driver_rank == NO_NODE:
-                self._successor = msg.standby
+                self._name_successor(src, msg.standby)
+
+    def _name_successor(self, head: bytes, standby: int) -> None:
+        """The head has said which node is the standby."""
+        me, self._successor = self._raylet.node, standby
+        if self._is_standby and standby != me:
+            self._replica, self._taken = TableSnapshot(), None
+            self._raylet.router.send(head, m.StateLogAck(DISMISSED))
+        self._is_standby = standby == me
 
     def on_state_log_append(self, now: float, src: bytes, msg: m.StateLogAppend) -> Iterable[Any]:
         """Apply changes of the head's tables, on the successor."""
@@ -344,7 +364,7 @@ class HeadStandby:
         if msg.node == node_of(src) and msg.term > head_location.epoch:
             head_location.gone()
             router.send_now(msg.died.node, msg.died)  # the old head may live: a NodeDied that reaches it ends it
-            self._replica, self._taken = TableSnapshot(), None
+            self._replica, self._taken, self._is_standby = TableSnapshot(), None, False
             self._silent_since = 0.0
             self._lost_by.clear()
             self._cluster.head_moved(now, msg.node)
