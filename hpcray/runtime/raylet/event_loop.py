@@ -61,7 +61,7 @@ class EventLoop:
 
     Attributes:
         now: monotonic time of the current turn.
-        last_heard: when the last message of each other node arrived.
+        last_heard: when the last message, or part of an object, of each other node arrived.
         each_turn: called at the end of each turn, when all that arrived is handled.
     """
 
@@ -223,7 +223,9 @@ class EventLoop:
         if came:
             self._flush()  # before more is polled
         if self._data is not None:
-            for what, _, tag, error in self._data.progress():
+            for what, node, tag, error in self._data.progress():
+                if error is None and what == "received" and node in self.last_heard:
+                    self.last_heard[node] = self.now  # its heartbeats may wait behind the object
                 self._events.transfer_ended(what, tag, error)
         for node, reason in control.lost():
             self._events.node_lost(node, reason)
