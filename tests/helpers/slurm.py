@@ -189,7 +189,7 @@ class Slurm:
         for host, pids in self.processes().items():
             found[host] = [told for pid in pids if (told := _describe(pid))]
         for host in self._up():
-            found.setdefault(host, []).extend(map(str, self._files(host)))
+            found.setdefault(host, []).extend(str(path) for top in self._files(host) for path in (top, *top.rglob("*")))
         found["jobs"] = self.said("squeue", "-h").splitlines()
         found["steps"] = self.said("squeue", "-h", "-s").splitlines()
         return {where: what for where, what in found.items() if what}

@@ -157,6 +157,14 @@ def test_a_new_head_knows_the_nodes_that_have_joined() -> None:
     assert member.alive() == [1, 5] and admitted(member) == 6
 
 
+def test_those_who_join_a_new_head_learn_who_keeps_objects_of_nodes_that_have_left() -> None:
+    member = NodeManager(3, "session", Config(), 0.0, me=1)
+    member.resume(0.0, [info(0), info(1), info(2)], {2: "left"}, m.RunInfo(), {2: [0, 1]})
+    outcomes = hello(member, admitted(member))
+    (table,) = [e.msg for e in outcomes if isinstance(e, Send) and isinstance(e.msg, m.NodeTable)]
+    assert table.dead == member.deaths() == [m.NodeDied(2, "left", 1, [0, 1])]
+
+
 def answers(outcomes: list[Any]) -> list[tuple[int, m.Message]]:
     """What those who are told of newcomers answer, and the newcomers."""
     found: list[tuple[int, m.Message]] = []

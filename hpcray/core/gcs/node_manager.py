@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Union
 
 import msgspec
@@ -369,7 +368,7 @@ class NodeManager:
         nodes: Sequence[m.NodeInfo],
         dead: Mapping[int, str],
         run: m.RunInfo,
-        kept_at: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        kept_at: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         """Go on from what another head knew, instead of gathering. `dead`: in the order of the deaths. `kept_at`: by
         node that has left, see NodeDied."""
@@ -379,7 +378,7 @@ class NodeManager:
         self.size = max(self.size, *(info.index + 1 for info in nodes))
         self._ready = set(self._infos)
         self.dead = dict(dead)
-        self._kept_at = {node: tuple(keepers) for node, keepers in kept_at.items()}
+        self._kept_at = {node: tuple(keepers) for node, keepers in (kept_at or {}).items()}
         self._tracker.begin(now, (node for node in self.alive() if node != self.me))
 
     def admit(self, now: float, count: int = 1) -> int | None:
