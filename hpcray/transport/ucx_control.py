@@ -217,7 +217,7 @@ class UcxControl:
         self._to_resend.discard(rank)
 
     def close(self, abort: bool = False) -> None:
-        """What is under way may still leave, unless the data plane has closed the engine."""
+        """Close the links. Frames under way may still leave, unless the data plane has closed the engine."""
         for _ in range(_PER_POLL):
             if not self._flights or self._engine.worker is None:
                 break
