@@ -24,10 +24,18 @@ def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
     with job(address) as process:
         lines = WorkerLines(process, _TIMEOUT)
+        found = False
         try:
             for line in lines.follow(wanted) if follow else lines.read(wanted):
+                found = True
                 who = f"{line.who} " if line.who else ""
                 prefix = click.style(f"({who}pid={line.pid}, node {line.node})", fg="cyan")
                 click.echo(f"{prefix} {line.text}", err=line.error)
         except KeyboardInterrupt:
             sys.exit(130)
+        if not found and (nodes or task or actor or pattern):
+            click.echo(
+                f"no line matches; {lines.lines} lines of {len(lines.processes)} processes were read; "
+                "hint: hpcray list actors, hpcray list tasks show the names; without options all lines are printed",
+                err=True,
+            )

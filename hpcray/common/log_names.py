@@ -23,6 +23,12 @@ def worker_log_name(proc: bytes, job: str, pid: int) -> str:
     return f"{_WORKER}-{proc.hex()}-{job}-{pid}"
 
 
+def split_rotation(name: str) -> tuple[str, int]:
+    """Return the name of a log file before it was rotated away, and how often since; 0: it is the present one."""
+    stem, _, number = name.rpartition(".")
+    return (stem, int(number)) if stem and number.isdecimal() else (name, 0)
+
+
 def parse_worker_log_name(name: str) -> tuple[bytes, int, bool] | None:
     """Return the worker's proc id, its pid, and whether the file has its standard error; None for another file."""
     stem, _, kind = name.rpartition(".")

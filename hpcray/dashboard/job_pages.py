@@ -298,7 +298,7 @@ class JobPages:
         rows = [
             {"node": raylets[raylet], "name": name, "size": size}
             for raylet, files in sizes.items()
-            for name, size in files.items()
+            for name, (size, _) in files.items()
         ]
         rows.sort(key=lambda row: (row["node"], row["name"]))
         missing = [f"node {node} does not answer" for raylet, node in raylets.items() if raylet not in sizes]

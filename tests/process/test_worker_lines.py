@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -78,6 +79,39 @@ def test_logs_follows_what_is_printed_later():
         assert "before" in job.line()
         ray.get(actor.speak.remote("later"))
         assert "later" in job.line()
+
+
+@ray.remote(num_cpus=0)
+class Ledger:
+    def speak(self, count):
+        for number in range(count):
+            print(f"entry {number:05}")
+
+    def crash(self):
+        faulthandler.enable(sys.__stderr__)
+        os.abort()
+
+
+def test_logs_has_the_lines_of_rotated_files_and_what_a_dying_actor_wrote(monkeypatch: pytest.MonkeyPatch):
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "4000")
+    ray.init(**INIT)
+    ledger = Ledger.remote()
+    ray.get(ledger.speak.remote(800))
+    lines = [line for line in logs("--actor", "Ledger").stdout.splitlines() if "entry" in line]
+    assert [line.rpartition(" ")[2] for line in lines] == [f"{number:05}" for number in range(800)]
+    assert all(line.startswith("(Ledger pid=") for line in lines)
+    with Job([*command("--follow", "--actor", "Ledger", "--grep", "entry")]) as job:
+        assert "entry 00000" in job.line()
+        ray.get(ledger.speak.remote(700))  # rotated several times between two looks
+        followed = [job.line() for _ in range(1499)]
+    assert [line.rpartition(" ")[2].strip() for line in followed[799:]] == [f"{number:05}" for number in range(700)]
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        ray.get(ledger.crash.remote())
+    for name in ("Ledger", ledger._actor_id.hex()[:12]):
+        assert "Fatal Python error: Aborted" in eventually(lambda name=name: logs("--actor", name).stderr)
+    nothing = logs("--actor", "Nobody")
+    assert nothing.returncode == 0 and "no line matches; " in nothing.stderr and "1 processes" in nothing.stderr
 
 
 PROGRAM = """\

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpcray.common.log_names import LOG_PIECE, LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME
+from hpcray.common.log_names import (
+    LOG_PIECE,
+    LOG_PREFIX_ACTOR_NAME,
+    LOG_PREFIX_JOB_ID,
+    LOG_PREFIX_TASK_NAME,
+    parse_worker_log_name,
+)
+from hpcray.runtime.raylet.rotated_files import read_on
 
 _MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME)
 _TAILED, _TAIL_BYTES = 4, 8 << 10  # files, and bytes of each
@@ -38,12 +46,22 @@ class LogFiles:
             return {"problem": f"Invalid glob filter: {pattern}. {error}"}
         return {"names": sorted(found)}
 
-    def sizes(self) -> dict[str, int]:
-        """Return the sizes of the files of workers, by name."""
-        try:
-            return {one.name: one.stat().st_size for one in self._directory.glob("worker-*") if one.is_file()}
-        except OSError:  # one was rotated at this moment
-            return {}
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return (size, inode) of the files of workers, by name, without those that are rotated at this moment."""
+        found = {}
+        for one in self._directory.glob("worker-*"):
+            with contextlib.suppress(OSError):
+                state = one.stat()
+                if stat.S_ISREG(state.st_mode):
+                    found[one.name] = state.st_size, state.st_ino
+        return found
+
+    def read_on(self, name: str, inode: int, offset: int) -> dict[str, Any]:
+        """Return the next "data" of a worker's file, rotated or not, and "inode", "offset" and "more": `read_on`."""
+        if parse_worker_log_name(name) is None or os.path.basename(name) != name:
+            return {"problem": f"{name} is no log file of a worker"}
+        data, inode, offset, more = read_on(str(self._directory / name), inode, offset, LOG_PIECE)
+        return {"data": data, "inode": inode, "offset": offset, "more": more}
 
     def tail(self, lines: int) -> list[tuple[str, float, str]]:
         """Return the last lines of what was written to last: (name of the file, time of its last change, line)."""

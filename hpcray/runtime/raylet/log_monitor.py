@@ -7,7 +7,6 @@ to them and sends it on, a limited amount at a time: a driver that prints slowly
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from hpcray.platform.inotify import DirectoryWatch
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.rotated_files import read_on
 from hpcray.runtime.raylet.router import Router
 
 DELAY = 0.02
@@ -182,41 +182,6 @@ class LogMonitor:
 
     def _next_piece(self, name: str, tail: _Tail) -> tuple[bytes, bool]:
         """Read on in a file, or in the one that took its place. Returns the bytes, and whether there may be more."""
-        with contextlib.suppress(OSError):  # a file that is rotated right now: its next line is a change again
-            while True:
-                files = _generations(os.path.join(self._directory, name))
-                inodes = [inode for _, inode in files]
-                if not inodes:
-                    break
-                if tail.inode not in inodes:
-                    tail.inode, tail.offset = inodes[-1], 0
-                place = inodes.index(tail.inode)
-                with open(files[place][0], "rb", buffering=0) as file:
-                    if os.fstat(file.fileno()).st_ino != tail.inode:
-                        continue
-                    file.seek(tail.offset)
-                    data = file.read(PIECE)
-                if data or not place:
-                    tail.offset += len(data)
-                    return data, len(data) == PIECE or place > 0
-                tail.inode, tail.offset = inodes[place - 1], 0  # read to its end, and rotated away
-        return b"", False
-
-
-def _generations(path: str) -> list[tuple[str, int]]:
-    """Return a log file and those that were rotated away, with their inodes, the newest first.
-
-    While its worker rotates them one number is missing: each file moves up by one, the oldest first.
-    """
-    found = []
-    numbers = itertools.count()
-    missing = 0
-    while missing < 2:
-        number = next(numbers)
-        source = f"{path}.{number}" if number else path
-        try:
-            found.append((source, os.stat(source).st_ino))
-            missing = 0
-        except FileNotFoundError:
-            missing += 1
-    return found
+        path = os.path.join(self._directory, name)
+        data, tail.inode, tail.offset, more = read_on(path, tail.inode, tail.offset, PIECE)
+        return data, more

@@ -17,6 +17,7 @@ usage      []                  CPU and memory of this node's processes: `NodeFig
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
 log_files  [pattern]           the names of log files: `LogFiles.find`
 log_piece  [name, start, size] a piece of one: `LogFiles.read`
+log_next   [name, inode, at]   the next piece of one, or of those that took its place: `LogFiles.read_on`
 log_sizes  []                  the sizes of the files of workers: `LogFiles.sizes`
 log_tail   [lines]             what was written to last: `LogFiles.tail`
 =========  ==================  =========================================================================
@@ -150,6 +151,7 @@ class RayletIntrospection:
             "events": events.rows,
             "log_files": log_files.find,
             "log_piece": log_files.read,
+            "log_next": log_files.read_on,
             "log_sizes": log_files.sizes,
             "log_tail": log_files.tail,
             "usage": figures.usage,

@@ -91,11 +91,12 @@ class WorkerLogFile(io.RawIOBase):
         end = text[-1:] == b"\n"
         if self._at_line_start:
             name, run = self._speaker()
+            if 0 < self._limits[0] < self._size + len(name) + size and self._size:
+                self._rotate()
+                name, self._named = name or self._named, ""  # it stands in the older file, which may be deleted soon
             if name and name != self._named:
                 self._named = name
                 text = name.encode("utf-8", "backslashreplace") + text
-            if 0 < self._limits[0] < self._size + len(text) and self._size:
-                self._rotate()
             if run[0] and run != self._run:
                 self._run = run
                 self._begin_part(run[0], len(text) - size)
