@@ -45,16 +45,20 @@ class KeptTable(DataTable[Any]):
             self.clear(columns=True)
             for name, width in columns:
                 self.add_column(name, width=width, key=name)
-        rows = rows[:_MOST_ROWS]
-        keys = [key for key, _ in rows]
+        # A str would be read as markup: names of functions, hosts and errors may have square brackets.
+        shown = [
+            (key, [_plain(cell) if isinstance(cell, str) else cell for cell in cells])
+            for key, cells in rows[:_MOST_ROWS]
+        ]
+        keys = [key for key, _ in shown]
         if keys == [row.key.value for row in self.ordered_rows]:
-            for key, cells in rows:
+            for key, cells in shown:
                 for (name, _), cell in zip(columns, cells, strict=True):
                     self.update_cell(key, name, cell)
             return
         chosen = self.chosen
         self.clear()
-        for key, cells in rows:
+        for key, cells in shown:
             self.add_row(*cells, key=key)
         if chosen in keys:
             self.move_cursor(row=keys.index(chosen), animate=False)
@@ -107,7 +111,7 @@ class LiveScreen(Screen[None]):
         if not self.is_mounted:
             return
         if problem:
-            self.query_one("#head", Static).update(f"[red]{problem}[/red]")
+            self.query_one("#head", Static).update(_plain(problem, "red"))
         else:
             self.show(found)
 
@@ -419,7 +423,7 @@ def function_lines(one: FunctionUse) -> list[str]:
     ]
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str, style: str = "") -> Any:
     from rich.text import Text
 
-    return Text(text)
+    return Text(text, style)

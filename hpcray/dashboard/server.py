@@ -62,6 +62,7 @@ def listen_on_port(port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((LOOPBACK, port))
+        sock.listen()  # before anybody is told of it
     except OSError:
         sock.close()
         raise

@@ -32,6 +32,7 @@ _STANDARD_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 _SUMMED = ("objects", "capacity", "used", "on_disk", "pinned", "evictable", "spilled", "waiting")
 _NODE_ID_COLUMNS = ("node_id", "driver_node_id")
 _MOST_PINS = 3
+_OWNER_COLUMNS = ("size", "objects", "owner")
 _STORE_COLUMNS = ("size", "state", "refs", "owner", "pinned by", "object", "created at")
 _MOST_IDS = 3
 _OWN_NODES = "that the job began with"
@@ -327,8 +328,32 @@ def show_stores(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"  {line}"
         if row["objects"] > len(row["list"]):
             yield _not_shown(row)
+    yield from _store_totals(rows)
+
+
+def _store_totals(rows: list[dict[str, Any]]) -> Iterator[str]:
     total = sum_stores(rows)
     yield f"all {total['nodes']} nodes: {_store_line(total)}"
+    listed = [obj for row in rows if not row["problem"] for obj in row["list"]]
+    owners = _owner_cells(listed)
+    if len(owners) > 1:
+        partial = len(listed) < total["objects"]
+        yield f"by owner{', of the objects listed' if partial else ''}:"
+        for line in table_lines(_OWNER_COLUMNS, owners, right=_OWNER_COLUMNS[:2]):
+            yield f"  {line}"
+    if listed and not any(obj["site"] for obj in listed):
+        yield "where refs were created is not recorded; hint: HPCRAY_RECORD_REF_CREATION_SITES=1 at the job's start"
+
+
+def _owner_cells(listed: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Cells of a table of owners: bytes and number of their objects without copies; those with most bytes first."""
+    found: dict[str, list[int]] = {}
+    for obj in listed:
+        if not obj["copy"]:
+            row = found.setdefault(obj["owner"], [0, 0])
+            row[0], row[1] = row[0] + obj["size"], row[1] + 1
+    largest = sorted(found.items(), key=lambda item: -item[1][0])
+    return [(format_size(size), str(count), owner) for owner, (size, count) in largest]
 
 
 def print_stores(rows: list[dict[str, Any]]) -> None:
@@ -344,7 +369,8 @@ def print_stores(rows: list[dict[str, Any]]) -> None:
             print_table(_STORE_COLUMNS, map(_store_cells, row["list"]))
             if row["objects"] > len(row["list"]):
                 print(_not_shown(row))
-    print(list(show_stores(rows))[-1])
+    for line in _store_totals(rows):
+        print(line)
 
 
 def _not_shown(row: dict[str, Any]) -> str:
@@ -409,6 +435,8 @@ def _process(row: dict[str, Any], everything: bool) -> Iterator[str]:
             runs = f" runs {call['name']} for {call['seconds']:.1f} s" if call else ""
             yield f"    thread {thread['name']!r}{runs}"
             yield from _frames(thread["frames"], everything)
+    if row["actor"] and not row["calls"] and not row["waits"]:
+        yield "    runs no call now"
     running = {call["task"]: call for call in row["calls"] if not call["thread"]}
     for coroutine in row["coroutines"]:
         call = running.get(coroutine["task"])

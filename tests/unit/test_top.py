@@ -99,6 +99,23 @@ def drive(what: Callable[[TopApp, Any, Callable[[str], Awaitable[str]]], Awaitab
     asyncio.run(main())
 
 
+def test_square_brackets_in_names_and_errors_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = job()
+    use.functions[0].name = "map[int] f[/x]"
+    monkeypatch.setattr(FakeJob, "sample", lambda self: use)
+
+    async def look(app: TopApp, pilot: Any, shows: Callable[[str], Awaitable[str]]) -> None:
+        await shows("map[int] f[/x]")
+
+        def fails(self: FakeJob) -> JobUse:
+            raise ConnectionError("no answer from f[/x]")
+
+        monkeypatch.setattr(FakeJob, "sample", fails)
+        await shows("no answer from f[/x]")
+
+    drive(look)
+
+
 def test_it_shows_nodes_functions_the_clock_and_the_log_in_80_columns() -> None:
     async def look(app: TopApp, pilot: Any, shows: Callable[[str], Awaitable[str]]) -> None:
         await shows("slow")

@@ -550,7 +550,7 @@ class ObjectInventory:
             else:
                 row |= store
             rows.append(row)
-        names = _names(stores)
+        names = _names(stores, {row["worker"]: row["class_name"] for row in gcs.call("actors")} if stores else {})
         for row in rows:
             row["list"] = [_describe(obj, names, known) for obj in row.get("list", ())]
             row.pop("processes", None)
@@ -581,12 +581,13 @@ def _by_owner(oids: Iterable[bytes]) -> dict[bytes, list[bytes]]:
     return found
 
 
-def _names(stores: dict[bytes, Any]) -> dict[bytes, str]:
-    """Return the names of processes for people."""
+def _names(stores: dict[bytes, Any], actors: dict[bytes, str]) -> dict[bytes, str]:
+    """Return the names of processes for people. actors: classes of actors by their processes."""
     found = {}
     for store in stores.values():
         for proc, pid, kind in store["processes"]:
-            found[proc] = f"{'driver' if kind != 'worker' else kind} {show_proc(proc).split()[-1]} (pid {pid})"
+            actor = f"actor {actors[proc]}, " if proc in actors else ""
+            found[proc] = f"{'driver' if kind != 'worker' else kind} {show_proc(proc).split()[-1]} ({actor}pid {pid})"
     return found
 
 
