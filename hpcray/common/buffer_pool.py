@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 _UNIT = 1 << 18
 _LARGEST_ON_HEAP = 8 << 20
 
@@ -19,25 +21,28 @@ class BufferPool:
     """Buffers that are used again once no view of them is left: to fill untouched memory takes several times longer.
 
     Args:
-        count: most buffers that are kept.
-        largest: bytes; longer ones are not kept.
+        room: bytes of the buffers that are kept; of a larger one nothing is kept.
     """
 
-    def __init__(self, count: int = 8, largest: int = 16 << 20) -> None:
-        self._count = count
-        self._largest = largest
-        self._buffers: list[bytearray] = []
+    def __init__(self, room: int = 32 << 20) -> None:
+        self._room = room
+        self._kept = 0
+        self._buffers: deque[bytearray] = deque()
 
     def take(self, size: int) -> memoryview:
         """Return `size` writable bytes; they are the caller's while a view of them exists."""
-        for buffer in self._buffers:
+        buffers = self._buffers
+        for _ in range(len(buffers)):
+            buffer = buffers.popleft()
+            buffers.append(buffer)  # so the one that was taken first is the next to be tried
             if len(buffer) >= size and _is_unused(buffer):
                 return memoryview(buffer)[:size]
         fresh = bytearray(-(-size // _UNIT) * _UNIT)
-        if len(fresh) <= self._largest:
-            if len(self._buffers) >= self._count:
-                del self._buffers[0]
-            self._buffers.append(fresh)
+        if len(fresh) <= self._room:
+            buffers.append(fresh)
+            self._kept += len(fresh)
+            while self._kept > self._room:
+                self._kept -= len(buffers.popleft())
         return memoryview(fresh)[:size]
 
 

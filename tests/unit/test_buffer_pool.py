@@ -42,3 +42,15 @@ def test_a_long_frame_is_received_in_place_between_short_ones() -> None:
                 found.append(bytes(whole[20:]))
             del room, whole
         assert found == bodies and in_place > LONG
+
+
+def test_no_more_memory_is_kept_than_there_is_room_for() -> None:
+    pool = BufferPool(1 << 20)
+    views = [pool.take(200_000) for _ in range(10)]
+    owners = [id(view.obj) for view in views]
+    large = pool.take(2 << 20)
+    kept = owners[-4:]
+    views.clear()
+    del large
+    again = [pool.take(200_000) for _ in range(4)]
+    assert sorted(id(view.obj) for view in again) == sorted(kept)

@@ -326,7 +326,7 @@ class ObjectTable:
         """The hint for a ref that leaves this process. No lock is needed.
 
         Args:
-            room: bytes that the ref may take for the value itself.
+            room: bytes that the ref may take for the value itself, if the object is ours.
 
         Returns:
             The arguments of `hint_locations`: the object's size in bytes, and nodes that have it, or its small value;
@@ -338,7 +338,7 @@ class ObjectTable:
         if entry.state == STORED and entry.nodes:
             return entry.size, tuple(entry.nodes[:_KNOWN_LOCATIONS])
         value = entry.value
-        if entry.state == INLINE and 0 < len(value) <= room and value[-1] != ERROR:
+        if entry.state == INLINE and 0 < len(value) <= room and value[-1] != ERROR and oid[:8] == self.me:
             return 0, (), value
         return None
 

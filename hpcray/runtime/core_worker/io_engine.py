@@ -120,7 +120,7 @@ class IoEngine:
         # get memory as far as they are ever filled: a new worker does not touch all of them.
         self._inbox = memoryview(mmap.mmap(-1, RECV, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         keep_freed_memory()
-        self._long_frames = BufferPool(2, 8 << 20)
+        self._long_frames = BufferPool(8 << 20)
         self._long_out = bytearray()
         self._writing = False
         self.peers: dict[bytes, Peer] = {}

@@ -142,7 +142,9 @@ class ObjectRef(Generic[T_co]):
         noted = note_ref(self)
         if process is None:
             return arrived_ref, (self._id,)
-        hint = process.table.known_locations(self._id, noted and min(_VALUE_ROOM, _VALUES_ROOM // noted))
+        # The driver's values alone: who reads one of another process that has died gets an OwnerDiedError.
+        room = min(_VALUE_ROOM, _VALUES_ROOM // noted) if noted and process.kind == "driver" else 0
+        hint = process.table.known_locations(self._id, room)
         if not noted:
             process.pin_forever(self)
         return (arrived_ref, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
