@@ -142,8 +142,8 @@ class ObjectRef(Generic[T_co]):
         noted = note_ref(self)
         if process is None:
             return arrived_ref, (self._id,)
-        # The driver's values alone: who reads one of another process that has died gets an OwnerDiedError.
-        room = min(_VALUE_ROOM, _VALUES_ROOM // noted) if noted and process.kind == "driver" else 0
+        # Those of programs alone: who reads a value of a worker that has died gets an OwnerDiedError.
+        room = min(_VALUE_ROOM, _VALUES_ROOM // noted) if noted and process.kind != "worker" else 0
         hint = process.table.known_locations(self._id, room)
         if not noted:
             process.pin_forever(self)

@@ -171,7 +171,9 @@ class WaitGraph:
 
     # ------------------------------------------------------------ processes
 
-    def _sent(self, worker: bytes, task: bytes, depth: int) -> None:
+    def _sent(
+        self, worker: bytes, task: bytes, depth: int, idle: str = ": the task or its result is on the way"
+    ) -> None:
         answer = self._query.ask([worker], "stack").get(worker)
         if answer is None:
             self._say(depth, f"{self._name(worker)} does not answer{self._kernel(worker)}", worker)
@@ -183,8 +185,7 @@ class WaitGraph:
             self._say(depth, f"{self._name(worker)} {since}{_innermost(answer)}", worker)
             return
         if call is None:
-            on_the_way = ": the task or its result is on the way" if task else ""
-            self._say(depth, f"{self._name(worker)} runs nothing now{on_the_way}", worker)
+            self._say(depth, f"{self._name(worker)} runs nothing now{idle}", worker)
             return
         where = _where(answer, call)
         runs = f"runs {call['name']}" if own else f"has it in its queue, behind {call['name']}, which runs"
@@ -213,7 +214,7 @@ class WaitGraph:
             return
         worker = row["worker"] or self._starting(row, depth + 1)
         if worker:
-            self._sent(worker, b"", depth + 1)
+            self._sent(worker, actor, depth + 1, "")
             return
         waiting = self._process.gcs.call("status")["waiting_actors"]
         wanted = next((other["resources"] for other in waiting if other["actor"] == actor), None)
