@@ -14,7 +14,7 @@ from typing import Protocol
 
 OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX, SRUN, AUTO = "openmpi", "mpich", "intelmpi", "pals", "flux", "srun", "auto"
 NAMES = (AUTO, SRUN, OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX)
-"""The names for `--launcher` and the setting `launcher`. MVAPICH has MPICH's launcher."""
+"""The names for `--launcher`. MVAPICH has MPICH's launcher."""
 _BANNERS = {
     "open mpi": OPEN_MPI,
     "open-mpi": OPEN_MPI,
@@ -56,8 +56,7 @@ class Launcher(Protocol):
 
 
 class HydraLauncher:
-    """mpiexec of MPICH, MVAPICH and Intel MPI. It passes the whole environment on, and a rank that dies does not end
-    the others.
+    """mpiexec of MPICH, MVAPICH and Intel MPI. It passes the whole environment on.
 
     Args:
         intel: whether it is Intel's, which binds ranks by default.
@@ -68,7 +67,7 @@ class HydraLauncher:
 
     def line(self, where: Placement, command: Sequence[str]) -> list[str]:
         line = [where.program]
-        # Intel's has no such option; there the job ends with any of its ranks.
+        # The ranks that live go on when one has died: MPICH's option, not Intel's.
         line += ["-genv", "I_MPI_PIN", "0"] if self._intel else ["-disable-auto-cleanup", "-bind-to", "none"]
         if where.hostfile:
             line += ["-f", where.hostfile]

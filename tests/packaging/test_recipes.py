@@ -241,3 +241,8 @@ def test_rattler_build_renders_the_conda_recipe() -> None:
     (variant,) = recipe.render(rattler.VariantConfig(), rattler.RenderConfig())
     shown = str(variant)
     assert "hpcray" in shown and __version__ in shown
+
+
+def test_issue_forms_and_hooks_are_valid() -> None:
+    schema, github = tool("check-jsonschema"), ROOT / ".github"
+    check(tool("pre-commit"), "validate-config", ROOT / ".pre-commit-config.yaml")
