@@ -22,7 +22,15 @@ ROOT = Path(__file__).resolve().parent.parent
 BELOW = "repository"
 INDEX = "docs/README.md"
 PICTURES = (".png", ".svg")
-LANGUAGES = {".py": "python", ".sbatch": "bash", ".toml": "toml", ".json": "json", ".sh": "bash", "": "bash"}
+LANGUAGES = {
+    ".py": "python",
+    ".sbatch": "bash",
+    ".toml": "toml",
+    ".ipynb": "json",
+    ".json": "json",
+    ".sh": "bash",
+    "": "bash",
+}
 BOOSTS = {
     "how-to/resume.md": 4.0,
     "explain/why": 3.0,

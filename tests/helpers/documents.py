@@ -72,6 +72,7 @@ def pages() -> list[Path]:
     return [
         ROOT / "README.md",
         *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("*.md")),
         ROOT / "launch" / "README.md",
         ROOT / "slurm" / "testcluster" / "README.md",
     ]

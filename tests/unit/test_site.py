@@ -7,12 +7,17 @@ import re
 import string
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from helpers.browser import chromium
 from helpers.documents import links, pages
 from helpers.jobs import ROOT
 from helpers.site_search import SiteSearch
@@ -141,3 +146,26 @@ def test_no_word_breaks_the_search(letter: str, search: SiteSearch) -> None:
 
 def test_a_query_without_an_answer_has_no_hit(search: SiteSearch) -> None:
     assert search.pages("xylophone") == []
+
+
+@pytest.fixture
+def served(site: Path) -> Iterator[str]:
+    """The address at which this machine serves the site."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_first_hit_is_the_same_in_a_browser(served: str) -> None:
+    with chromium() as browser:
+        page = browser.new_page()
+        for question in list(QUESTIONS)[::3]:
+            page.goto(served)
+            page.fill("input.md-search__input", question, timeout=60_000)
+            first = page.locator("a.md-search-result__link").first
+            first.wait_for(timeout=60_000)
+            assert first.get_attribute("href").removeprefix(served).split("?")[0] == QUESTIONS[question]

@@ -1,0 +1,57 @@
+"""The programs of examples/gallery, each by its own job script, in a small size. Each checks its own result."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers.jobs import ROOT
+from helpers.slurm import Slurm
+
+pytest.importorskip("gymnasium")
+pytest.importorskip("nbclient")
+pytest.importorskip("sklearn")
+pytest.importorskip("submitit")
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+GALLERY = sorted(path.parent.name for path in (ROOT / "examples" / "gallery").glob("*/job.sbatch"))
+ENVIRON = {"OMP_NUM_THREADS": "1"}  # the nodes of the cluster share the processors of this machine
+
+
+def submit(slurm: Slurm, name: str, *arguments: object, **environ: str) -> str:
+    (slurm.place / "examples").symlink_to(slurm.source / "examples")
+    environ = {**ENVIRON, "HOME": str(slurm.place), "TMPDIR": "/tmp", **environ}
+    return slurm.sbatch(f"examples/gallery/{name}/job.sbatch", *arguments, environ=environ)
+
+
+def check(slurm: Slurm, job: str) -> None:
+    facts = slurm.finish(job)
+    shown = slurm.output()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    assert re.search(r"^checked$", shown, re.MULTILINE), shown
+
+
+@pytest.mark.parametrize("name", [name for name in GALLERY if name not in ("nbody", "notebook")])
+def test_a_program_runs_as_its_job_script_starts_it(name: str, slurm: Slurm) -> None:
+    check(slurm, submit(slurm, name, "--quick"))
+    assert not [path.name for path in slurm.place.iterdir() if path.name.startswith(("sort-", "frames-"))]
+
+
+def test_an_ensemble_that_is_interrupted_ends_as_if_it_were_not(slurm: Slurm) -> None:
+    job = submit(slurm, "nbody", "--quick")
+    slurm.wait_output(job, "run 0 begins at steps [0, 0, 0, 0]")
+    slurm.said("scancel", "-s", "USR1", job)
+    slurm.wait(lambda: slurm.job(job)["Restarts"] == "1", f"the next run of job {job}")
+    check(slurm, job)
+    begun = re.search(r"run 1 begins at steps \[(.+)\]", slurm.output())
+    assert begun is not None and all(int(steps) > 0 for steps in begun[1].split(", ")), slurm.output()
+
+
+def test_there_are_eight_programs_each_with_a_picture_and_a_page() -> None:
+    assert len(GALLERY) == 8
+    for name in GALLERY:
+        directory = ROOT / "examples" / "gallery" / name
+        (picture,) = directory.glob("*.png")
+        assert picture.stat().st_size <= 80_000, picture
+        page = (directory / "README.md").read_text()
+        assert picture.name in page and "job.sbatch" in page
