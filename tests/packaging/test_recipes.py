@@ -243,6 +243,5 @@ def test_rattler_build_renders_the_conda_recipe() -> None:
     assert "hpcray" in shown and __version__ in shown
 
 
-def test_issue_forms_and_hooks_are_valid() -> None:
-    schema, github = tool("check-jsonschema"), ROOT / ".github"
+def test_hooks_are_valid() -> None:
     check(tool("pre-commit"), "validate-config", ROOT / ".pre-commit-config.yaml")
