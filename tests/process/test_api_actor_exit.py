@@ -231,6 +231,7 @@ def test_sigterm_ends_an_actor_after_the_calls_that_run_at_the_same_time(kind: t
     running = actor.get_later.remote(marks, [ray.put("value")])
     eventually(marks.lines)
     assert ray.get(actor.signal.remote(signal.SIGTERM)) == "sent"
+    time.sleep(0.2)  # its handler runs in the main thread; until then the thread of the event loop takes calls
     waiting = [actor.ping.remote() for _ in range(10)]
     time.sleep(0.2)
     marks.add()

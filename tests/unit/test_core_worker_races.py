@@ -20,6 +20,7 @@ from hpcray.runtime.core_worker.core_worker import HANDLERS, CoreWorker
 from hpcray.runtime.core_worker.object_reader import ObjectReader
 from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
+from hpcray.runtime.core_worker.wait_manager import WaitManager
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner
 
 ME, WORKER = make_proc(1, 7), make_proc(3, 20)
@@ -28,6 +29,8 @@ ME, WORKER = make_proc(1, 7), make_proc(3, 20)
 class Engine:
     def __init__(self) -> None:
         self.lock = threading.RLock()
+
+    pending_calls = ()
 
     def flush(self) -> None:
         """Nothing is queued."""
@@ -64,9 +67,10 @@ def test_wait_counts_objects_that_came_and_were_evicted_again() -> None:
     sent: list[m.Message] = []
     table = ObjectTable(ME, lambda dest, msg: sent.append(msg), lambda waiter: None, lambda *why: b"lost")
     context: Any = SimpleNamespace(
-        engine=Engine(), table=table, arenas={}, check_alive=lambda: None, drain=lambda: table.bury(deque())
-    )
-    reader = ObjectReader(context, unexplained, NOTHING_UNSEEN)
+        engine=Engine(), table=table, check_alive=lambda: None, drain=lambda: table.bury(deque()),
+        config=SimpleNamespace(record=""),
+    )  # fmt: skip
+    waits = WaitManager(context, ValueError)
     refs = [object_reader.new_ref(WORKER + bytes([0, 0, 0, 0, n]) + return_index(0)) for n in range(3)]
     for ref in refs:
         table.refs.ref_deserialized(ref._id, None)
@@ -79,7 +83,7 @@ def test_wait_counts_objects_that_came_and_were_evicted_again() -> None:
         return bool(waiter.count <= 0)
 
     context.block = come_one_after_the_other
-    done, rest = reader.wait(refs, 2, None, True)
+    done, rest = waits.wait(list(refs), 2, None, True)
     assert sum(isinstance(msg, m.Release) for msg in sent) == 2, "none is here any more"
     assert (done, rest) == (refs[:2], refs[2:])
 
