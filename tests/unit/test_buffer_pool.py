@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from hpcray.common.buffer_pool import BufferPool
 from hpcray.protocol.frames import LONG, FrameReader, pack
 
@@ -54,3 +57,15 @@ def test_no_more_memory_is_kept_than_there_is_room_for() -> None:
     del large
     again = [pool.take(200_000) for _ in range(4)]
     assert sorted(id(view.obj) for view in again) == sorted(kept)
+
+
+def test_to_keep_freed_memory_touches_no_page_of_it() -> None:
+    program = (
+        "import resource\n"
+        "from hpcray.common.buffer_pool import keep_freed_memory\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "keep_freed_memory()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64  # 2,048 of 4 KB where the block is written
