@@ -6,13 +6,17 @@ from collections import deque
 
 _UNIT = 1 << 18
 _LARGEST_ON_HEAP = 8 << 20
+RAYLET_ROOM = 32 << 20
+"""Bytes that a raylet keeps: the long messages of all processes of its node pass it, and a node has one."""
+PROCESS_ROOM = 8 << 20
+"""Bytes that a driver or a worker keeps: only its own messages pass it, and a node has many."""
 
 
 def keep_freed_memory() -> None:
     """Have the C library keep up to 16 MB of freed memory: messages come and go, and untouched pages are slow to fill.
 
     The GNU library takes what is shorter than the longest block that was ever mapped and freed from its heap, and keeps
-    twice as much of that. The block itself costs nothing, as no page of it is used: `bytes` asks for zeroed memory, which
+    twice as much of that. The block itself costs nothing, as no page of it is used: `bytes` asks for zeroed memory, as
     a fresh mapping is already; `bytearray` would write the zeros, 2,048 page faults in each process that starts.
     """
     bytes(_LARGEST_ON_HEAP)
@@ -25,7 +29,7 @@ class BufferPool:
         room: bytes of the buffers that are kept; of a larger one nothing is kept.
     """
 
-    def __init__(self, room: int = 32 << 20) -> None:
+    def __init__(self, room: int = RAYLET_ROOM) -> None:
         self._room = room
         self._kept = 0
         self._buffers: deque[bytearray] = deque()

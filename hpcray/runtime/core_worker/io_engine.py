@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
+from hpcray.common.buffer_pool import PROCESS_ROOM, BufferPool, keep_freed_memory
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.ids import node_of, number_of, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
@@ -120,7 +120,7 @@ class IoEngine:
         # get memory as far as they are ever filled: a new worker does not touch all of them.
         self._inbox = memoryview(mmap.mmap(-1, RECV, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         keep_freed_memory()
-        self._long_frames = BufferPool(8 << 20)
+        self._long_frames = BufferPool(PROCESS_ROOM)
         self._long_out = bytearray()
         self._writing = False
         self.peers: dict[bytes, Peer] = {}
