@@ -16,6 +16,7 @@ from hpcray.api.options import (
     check_num_returns,
     did_you_mean,
     stream_options,
+    transport_of,
     unsupported_by_methods,
 )
 from hpcray.api.session import require_session
@@ -82,6 +83,7 @@ class _Plan:
             group=given.get("call_group") or "",
             retry_exceptions=cloudpickle.loads(retry) if isinstance(retry, bytes) else retry,
             stream=isinstance(given.get("num_returns"), str),
+            transport=transport_of(given.get("tensor_transport")),
             **stream_options(given),
         )
         self.num_returns = check_num_returns(given.get("num_returns"))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, TypeVar, cast, overload
 
+from hpcray.api.options import transport_of
 from hpcray.api.progress import Progress
 from hpcray.api.session import require_session
 from hpcray.protocol.serializability import not_serializable
@@ -109,6 +110,8 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
         replicas: number of nodes that keep a copy, this one included; the copies exist when `put` returns. Where fewer
             nodes have room, a warning is logged once. Values up to the inline limit are stored in this process, without
             replicas.
+        _tensor_transport: the tensors in the value stay in this process until another one reads them; "auto", or
+            another transport's name.
 
     Returns:
         The ref of the object.
@@ -135,10 +138,13 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
             "The experimental `_owner` argument to `ray.put` has been removed in Ray 2.56. hint: the process that puts "
             "owns; let the actor that is to own the object call put()"
         )
-    if _tensor_transport not in (None, "object_store"):
-        raise NotImplementedError("put(_tensor_transport=…) is not supported; hint: leave it out")
     process = current.process or require_session()
-    ref = process.put(value)
+    if transport := transport_of(_tensor_transport):
+        from hpcray.runtime.core_worker.device_objects import DeviceValue  # few programs use it
+
+        ref: ObjectRef[T] = process.put(DeviceValue(value, transport))
+    else:
+        ref = process.put(value)
     if replicas > 1:
         process.replicator.replicate(ref, replicas)
     return ref

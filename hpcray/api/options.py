@@ -223,6 +223,29 @@ _COMMON: dict[str, Rule] = {
     "max_runtime": _seconds("max_runtime"),  # hpcray's own: longest run time in seconds
 }
 
+TRANSPORTS = ("auto", "cuda_ipc", "gloo", "nccl", "nixl", "object_store", "ucx")
+"""Ways of the tensors in a value between processes. By "object_store" they go with the value, as ever."""
+
+
+def transport_of(name: str | None) -> str:
+    """Return the name of a tensor transport as workers get it; "" for that of all objects.
+
+    Raises:
+        ValueError: there is no such transport.
+    """
+    if name is None:
+        return ""
+    if (problem := _transport_problem(name)) is not None:
+        raise ValueError(problem)
+    return "" if name.lower() == "object_store" else name.lower()
+
+
+def _transport_problem(name: str | None) -> str | None:
+    if name is None or name.lower() in TRANSPORTS:
+        return None
+    return f"Invalid tensor transport: {name.upper()}. hint: it is one of {', '.join(TRANSPORTS)}"
+
+
 TASK_RULES: Mapping[str, Rule] = {
     **_COMMON,
     "_expected_time": _seconds("_expected_time"),  # hpcray's own: seconds that its node should last
@@ -235,6 +258,7 @@ TASK_RULES: Mapping[str, Rule] = {
         lambda value: None if value is None else "Setting 'object_store_memory' is not implemented for tasks",
     ),
     "retry_exceptions": Rule((bool, list, tuple), _retry_problem, default_value=False),
+    "tensor_transport": Rule((str, _NONE), _transport_problem),
     "_generator_backpressure_num_objects": _backpressure("_generator_backpressure_num_objects"),
     PER_YIELD: _count(PER_YIELD, minimum=1, default=1),
 }
@@ -264,7 +288,7 @@ METHOD_RULES: Mapping[str, Rule] = {
         (bool, list, tuple, _NONE), lambda value: None if value is None else _retry_problem(value)
     ),
     "enable_task_events": Rule((bool, _NONE)),
-    "tensor_transport": Rule((str, _NONE)),
+    "tensor_transport": Rule((str, _NONE), _transport_problem),
     "_generator_backpressure_num_objects": TASK_RULES["_generator_backpressure_num_objects"],
     PER_YIELD: TASK_RULES[PER_YIELD],
 }
@@ -272,8 +296,10 @@ METHOD_RULES: Mapping[str, Rule] = {
 
 def unsupported_by_methods(given: Mapping[str, Any]) -> str:
     """Return the reason why calls of a method with these options are refused; "" for none."""
-    if given.get("tensor_transport") not in (None, "object_store"):
-        return f"tensor_transport={given['tensor_transport']!r} is not supported; hint: leave it out"
+    if transport_of(given.get("tensor_transport")) and isinstance(given.get("num_returns"), str):
+        return (
+            f"tensor_transport={given['tensor_transport']!r} is not supported for generators; hint: return the values"
+        )
     return ""
 
 
@@ -410,7 +436,7 @@ class _OptionsBase:
         return self.RULES[keyword].default_value if value is None else value
 
     def _find_unsupported(self) -> str:
-        for keyword in ("enable_tensor_transport", _ALL_STREAMS):
+        for keyword in (_ALL_STREAMS,):
             if self.given.get(keyword):
                 return f"the option {keyword} is not supported yet; hint: leave it out"
         return unsupported_field_error(self.given.get("runtime_env"))

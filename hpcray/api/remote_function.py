@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
-from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, yields
+from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
@@ -75,8 +75,11 @@ class RemoteFunction(Generic[P, R_co]):
             labels=options.given.get("_labels"),
             retry_exceptions=options.retry_exceptions,
             stream=self._num_returns == STREAMS,
+            transport=transport_of(options.given.get("tensor_transport")),
             **stream_options(options.given),
         )
+        if self._extra.stream and self._extra.transport:
+            raise ValueError("tensor_transport is not supported for generators; hint: return the values")
         self._slow = self._extra.announced
         functools.update_wrapper(cast(Any, self), function, updated=())
 

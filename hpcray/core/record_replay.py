@@ -97,9 +97,10 @@ _INPUTS: dict[str, _Parts] = {
     "owner": {
         "": (
             ObjectTable,
-            "create put_inline put_stored put_in_place abandon bury discard unmap when_freed cancel_when_freed "
-            "set_inline set_stored set_locations hint_locations may_be_left_at wait_ready wait_local remove_waiter "
-            "fail_all on_opened on_disk on_store_error on_replica on_object_get on_object_ready process_died",
+            "create put_inline put_stored put_in_place abandon bury discard unmap when_freed "
+            "cancel_when_freed set_inline set_stored set_locations hint_locations may_be_left_at wait_ready wait_local "
+            "remove_waiter fail_all on_opened on_disk on_store_error on_replica on_object_get on_object_ready "
+            "process_died",
         ),
         "refs": (
             ReferenceCounter,

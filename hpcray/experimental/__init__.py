@@ -15,7 +15,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.core_worker import current as running
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
-__all__ = ["get_local_object_locations", "get_object_locations", "internal_kv", "tqdm_ray"]
+__all__ = ["get_local_object_locations", "get_object_locations", "internal_kv", "tqdm_ray", "wait_tensor_freed"]
 
 locations = sys.modules[f"{__name__}.locations"] = sys.modules[__name__]  # Ray's module of this name
 
@@ -56,6 +56,21 @@ def get_local_object_locations(obj_refs: Sequence[ObjectRef[Any]]) -> dict[Objec
     if process is None:
         raise RuntimeError("hpcray is not initialized; hint: call init() first")
     return _located(process, list(dict.fromkeys(obj_refs)))
+
+
+def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
+    """Wait until no device object has this tensor any more: then it can be written to, and no reader sees it change.
+
+    Args:
+        tensor: was returned by a call with `tensor_transport`, or given to `put` with `_tensor_transport`.
+        timeout: in seconds; None waits without limit.
+
+    Raises:
+        TimeoutError: refs to a value with this tensor are left after `timeout`.
+    """
+    from hpcray.runtime.core_worker.device_objects import DeviceObjects  # few programs use it
+
+    DeviceObjects.of(require_session()).wait_freed(tensor, timeout)
 
 
 def _located(process: CoreWorker, refs: list[ObjectRef[Any]]) -> dict[ObjectRef[Any], Location]:

@@ -461,16 +461,25 @@ def test_object_locations_name_node_and_size(ray: Any) -> None:
     assert 800_000 <= place["object_size"] < 810_000
 
 
-@row("RDT: tensor_transport", missing="tensors go through the node stores; there are no objects in GPU memory yet")
-def test_tensor_transport_is_refused(ray: Any) -> None:
-    @ray.remote(num_cpus=0)
-    class Actor:
-        @ray.method(tensor_transport="nccl")
-        def f(self) -> int:
-            return 1
+@row(
+    "RDT: tensor_transport",
+    differs="tensors stay in their process until another reads them, then they go through the node stores, those on a "
+    "GPU too; no register_tensor_transport",
+)
+def test_tensor_transport(ray: Any) -> None:
+    torch = pytest.importorskip("torch")
 
-    with pytest.raises(NotImplementedError, match="tensor_transport"):
-        Actor.remote().f.remote()
+    @ray.remote(num_cpus=0, enable_tensor_transport=True)
+    class Actor:
+        @ray.method(tensor_transport="gloo")
+        def f(self) -> Any:
+            return torch.ones(3)
+
+        def g(self, tensor: Any) -> float:
+            return float(tensor.sum())
+
+    first, second = Actor.remote(), Actor.remote()
+    assert ray.get(second.g.remote(first.f.remote())) == 3
 
 
 @pytest.mark.slow

@@ -198,12 +198,6 @@ class TestOptionsOfMethods:
         names = ray.get([actor.f.options(name="own").remote(), actor.g.options(name="mine").remote(), actor.f.remote()])
         assert names == ["own", "mine", "Named.f"]
 
-    @hpcray_only
-    def test_unsupported_options_of_methods_are_refused(self):
-        actor = Threaded.remote()
-        with pytest.raises(NotImplementedError, match="tensor_transport"):
-            actor.thread.options(tensor_transport="nccl").remote()
-
 
 class TestOrder:
     @staticmethod

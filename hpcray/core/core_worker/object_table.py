@@ -121,7 +121,7 @@ class ObjectTable:
             entry.contained = contained
 
     def put_stored(self, oid: bytes, offset: int, size: int, contained: list[Any] | None) -> None:
-        """A pending object of ours was written and sealed in our node's store; we keep the creator's pin."""
+        """An object of ours, pending or inline, was written and sealed in our store; we keep the creator's pin."""
         entry = self.entries[oid]
         self.pins.map_block(oid, entry, offset, size, self._node)
         self._stored_here(oid, entry, size, contained)

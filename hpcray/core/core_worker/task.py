@@ -33,6 +33,7 @@ class ExtraOptions:
     that it yields are sent as they come, `window` values ahead at most (-1: any number); per_yield: how many values a
     `yield` gives, in a list or tuple; dynamic: all of them are one return value. retry_exceptions: True (all), False
     (none) or the classes after which it runs again. labels: what the submitter calls it by, None for nothing.
+    transport: name of the tensor transport of its values, "" means that of all objects.
     """
 
     name: str = ""
@@ -43,6 +44,7 @@ class ExtraOptions:
     window: int = -1
     labels: Any = None
     per_yield: int = 1
+    transport: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.announced or self.retry_exceptions or self.labels)
@@ -50,12 +52,12 @@ class ExtraOptions:
     @cached_property
     def announced(self) -> bool:
         """True when the worker must know of these options before the task comes."""
-        return bool(self.name or self.group or self.stream)
+        return bool(self.name or self.group or self.stream or self.transport)
 
     def announcement(self, task: bytes, skip: int, want: list[int] | None) -> CallOptions:
         """Return what the worker must know. skip: values of a stream that came already; want: the returns that its
         owner lacks, None for all."""
-        return CallOptions(task, self.name, self.group, skip, self.window, want, self.per_yield)
+        return CallOptions(task, self.name, self.group, skip, self.window, want, self.per_yield, self.transport)
 
 
 NO_EXTRA_OPTIONS = ExtraOptions()

@@ -112,7 +112,7 @@ class CallOptions(Struct, array_like=True, tag=121):
     """submitter→worker, ahead of a task or call that has options of its own. name: its option `name`; group: its
     concurrency group; skip: how many of the values that it yields came from an earlier run; window: how many may be
     sent that were not taken, -1: any number; missing: the only returns that its owner lacks, None: all; per_yield: how
-    many values each `yield` gives."""
+    many values each `yield` gives; transport: of the tensors in its values, which stay where they are made."""
 
     task: bytes
     name: str = ""
@@ -121,6 +121,7 @@ class CallOptions(Struct, array_like=True, tag=121):
     window: int = -1
     missing: list[int] | None = None
     per_yield: int = 1
+    transport: str = ""
 
 
 class StreamItem(Struct, array_like=True, tag=122):

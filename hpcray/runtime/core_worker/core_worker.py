@@ -86,6 +86,7 @@ class CoreWorker:
         on_exit: called with the exit code when the raylet ends this process. on_death: called with a dead process.
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
         handlers: of all messages, once it is started.
+        device_objects: tensors that stay here (`DeviceObjects`); None before the first.
     """
 
     handlers: BoundHandlers
@@ -104,6 +105,7 @@ class CoreWorker:
         self.config = config = Config(**welcome.config)
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbours, config.spin)
         self.dead: str | None = None
+        self.device_objects: Any = None
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
         self.arena = arena
         self.arenas = {self.node: arena}
@@ -428,6 +430,8 @@ class CoreWorker:
         if self._gc_thread is not None and self._gc_thread is not threading.current_thread():
             self._gc_thread.stop()
         self.reader.close()
+        if self.device_objects is not None:
+            self.device_objects.close()
         self.engine.close()
         for arena in self.arenas.values():
             arena.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import traceback
 from collections.abc import Callable, Sequence
@@ -9,7 +10,14 @@ from functools import partial
 from pickle import loads
 from typing import Any, NamedTuple
 
-from hpcray.common.exceptions import GetTimeoutError, LocalRayletDiedError, RaySystemError, store_full_error
+from hpcray.common.exceptions import (
+    GetTimeoutError,
+    LocalRayletDiedError,
+    ObjectLostError,
+    RayError,
+    RaySystemError,
+    store_full_error,
+)
 from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
@@ -385,8 +393,10 @@ def unknown_ref(oid: bytes) -> RaySystemError:
     return RaySystemError(f"ObjectRef({oid.hex()}) is not of this session; hint: was hpcray.shutdown() called since?")
 
 
-def unreadable(error: Exception) -> RaySystemError:
-    """Return what `get` raises for a value that does not unpickle."""
+def unreadable(error: Exception) -> RayError:
+    """Return what `get` raises for a value that does not unpickle, or whose tensors are lost."""
+    if isinstance(error, ObjectLostError):
+        return copy.copy(error)
     return RaySystemError(error, "".join(traceback.format_exception(error)))
 
 

@@ -109,6 +109,7 @@ class TaskExecutor:
         self.generators = GeneratorExecutor(self, self.replies)
         self.drain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
+        self._keeps_tensors = False
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
         self._await_work: Callable[[Waiter], object] = self.engine.wait
@@ -151,6 +152,11 @@ class TaskExecutor:
         self.options[msg.task] = msg
         if msg.group and self.actor is not None:
             self.actor.route_by_group()
+        if msg.transport and not self._keeps_tensors:
+            from hpcray.runtime.core_worker.device_objects import reply_with_device_values  # few programs use it
+
+            self._keeps_tensors = True
+            self.reply = functools.partial(reply_with_device_values, self.options.get, self.reply)
 
     def forget_options(self, task: bytes) -> None:
         """Forget the options of a task or call that has ended."""
