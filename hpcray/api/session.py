@@ -25,8 +25,8 @@ from hpcray.common.exceptions import JobDrainingError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
+from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
-from hpcray.platform.session_directory import OWN_SESSION
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
@@ -114,6 +114,7 @@ class ClientContext(Mapping[str, Any]):
 
 class _Session:
     entry: ClusterEntry | None = None
+    variables: JobVariables | None = None
     printer: WorkerOutputPrinter | None = None
     exit_code = 0
     hooked = False
@@ -374,8 +375,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
             entry.node.leave(1.0)
         raise
     _Session.entry, _Session.printer = entry, printer
-    if entry.node is None:
-        os.environ.setdefault(OWN_SESSION, entry.session_dir)  # commands that this program starts look there
+    _Session.variables = JobVariables(os.environ, entry.session_dir, entry.for_children)
     return entry, process
 
 
@@ -444,6 +444,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     """Leave the session. A session that this process started ends, with all of its processes and files."""
     current.forget_postponed()
     process, entry = current.process, _Session.entry
+    variables, _Session.variables = _Session.variables, None
     current.process = None
     _Session.entry = None
     if process is None or current.worker is not None:
@@ -452,9 +453,11 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         process.drain_client.wait_for_checkpoints()  # KeyboardInterrupt ends the wait
     finally:
         driver_signals.restore()
-        _leave(process, entry)
-        if entry is not None and entry.node is None and os.environ.get(OWN_SESSION) == entry.session_dir:
-            del os.environ[OWN_SESSION]
+        try:
+            _leave(process, entry)
+        finally:
+            if variables is not None:
+                variables.restore()
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:

@@ -30,6 +30,7 @@ _OTHER_VARIABLES = (
     "NODE_NAME",
     "RAY_LIBRARIES",
     "SERVE_TOKEN",
+    "SESSION",
     "TERMINAL",
     "TMPDIR",
 )

@@ -190,7 +190,8 @@ def run_rank(text: str) -> NoReturn:
     directory = find_directory(spec["shares"], os.environ)
     threading.Thread(target=_end_with_job, args=(directory,), daemon=True).start()
     set_mpi_variables(os.environ, under_srun=spec["srun"])
-    os.environ["HPCRAY_ADDRESS"] = str(directory.parent)  # hpcray.init() in a rank joins the job
+    # hpcray.init() in a rank joins the job, and commands look there: the inherited session may be another node's.
+    os.environ["HPCRAY_ADDRESS"] = os.environ["HPCRAY_SESSION"] = str(directory.parent)
     module = start_mpi(spec["one_host"])
     comm = module.COMM_WORLD
     rank, size = comm.Get_rank(), sum(count for _, _, count in spec["shares"])

@@ -101,7 +101,7 @@ def find_running_job(wanted: str | None = None, environ: Mapping[str, str] | Non
 
     Args:
         wanted: Slurm's id of the job, the name of its session, or a session directory; None or "auto": what
-            HPCRAY_ADDRESS or HPCRAY_SESSION says, else the job of this shell's allocation, else the only one.
+            HPCRAY_SESSION says, else HPCRAY_ADDRESS, else the job of this shell's allocation, else the only one.
         environ: the variables, of this process by default.
 
     Raises:
@@ -110,7 +110,7 @@ def find_running_job(wanted: str | None = None, environ: Mapping[str, str] | Non
     """
     environ = os.environ if environ is None else environ
     if wanted in (None, "auto"):
-        wanted = environ.get(ADDRESS) or environ.get(OWN_SESSION)
+        wanted = environ.get(OWN_SESSION) or environ.get(ADDRESS)
     if wanted is not None and os.path.isabs(wanted):
         try:
             return read_session(wanted).path

@@ -32,7 +32,8 @@ from hpcray.common.exceptions import StartupError
 from hpcray.platform.private_file import write_private_file
 
 ADDRESS = "HPCRAY_ADDRESS"
-"""Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it."""
+"""Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it, and
+what they start. For commands, OWN_SESSION comes before it."""
 OWN_SESSION = "HPCRAY_SESSION"
 """Variable with the session directory of the node that this program has started or joined, and of that of a worker.
 Commands, and `init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""

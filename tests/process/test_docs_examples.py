@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shlex
 import shutil
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,8 @@ print(sorted({node["NodeID"] for node in ray.nodes()}))
 """
 # A job with an actor, a task that waits for another one, a driver that waits in `get`, and a metric.
 BUSY = """\
+import json
+import os
 import sys
 import time
 
@@ -57,7 +59,7 @@ actor = Actor.remote()
 ref = ray.get(actor.ready.remote())
 result = outer.remote([load.remote()])
 time.sleep(1.5)  # the metrics are written once a second
-print("ready", flush=True)
+print(json.dumps({name: text for name, text in os.environ.items() if name.startswith("HPCRAY_")}), flush=True)
 ray.get(result)
 """
 DRY_RUN = """\
@@ -139,26 +141,19 @@ def test_launch_lines_are_composed(block: Block, place: Path) -> None:
 
 
 @pytest.fixture
-def busy(tmp_path: Path, own_sessions: None) -> Iterator[Callable[[], str]]:
-    """A job that runs meanwhile. Gives its session directory."""
+def busy(tmp_path: Path, own_sessions: None) -> Iterator[dict[str, str]]:
+    """A job that runs meanwhile. Gives the variables that its program hands to what it starts."""
     program = tmp_path / "busy.py"
     program.write_text(BUSY)
     with Job(embedded(program), {"HPCRAY_RECORD": "1"}) as job:
-        assert job.line() == "ready"
-        yield session
+        yield json.loads(job.line())
         job.send(signal.SIGINT)
         job.wait()
 
 
-def session() -> str:
-    found = list(Path(os.environ["HPCRAY_TMPDIR"]).glob("hpcray-*/*/info.json"))
-    assert len(found) == 1, found
-    return str(found[0].parent)
-
-
 @examples("bash", "console", mode=BESIDE)
-def test_commands_inspect_a_running_job(block: Block, place: Path, busy: Callable[[], str]) -> None:
-    ended = shell(block.commands, {"HPCRAY_ADDRESS": busy()})
+def test_commands_inspect_a_running_job(block: Block, place: Path, busy: dict[str, str]) -> None:
+    ended = shell(block.commands, busy)
     if "hpcray why" in block.text:
         assert "task outer was sent to" in ended.out and "Actor" in ended.out
     if "hpcray timeline" in block.text:

@@ -13,7 +13,7 @@ from hpcray.platform.running_jobs import (
     find_running_job,
     running_jobs,
 )
-from hpcray.platform.session_directory import ADDRESS, SessionDirectory
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, SessionDirectory
 
 
 @pytest.fixture
@@ -77,6 +77,7 @@ def test_a_job_is_named_by_slurms_id_its_session_or_its_directory(environ: dict[
 def test_the_environment_of_a_program_and_of_an_allocation_decide(environ: dict[str, str], job) -> None:
     one, two = job("one"), job("two", "4711")
     assert find_running_job(None, {**environ, ADDRESS: one}) == one
+    assert find_running_job(None, {**environ, ADDRESS: one, OWN_SESSION: two}) == two, "the program's own"
     assert find_running_job(None, {**environ, "SLURM_JOB_ID": "4711"}) == two
     assert find_running_job("one", {**environ, ADDRESS: two, "SLURM_JOB_ID": "4711"}) == one, "a name comes first"
     with pytest.raises(SeveralRunningJobsError):

@@ -23,7 +23,7 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_tree import forward_signals
 from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
-from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
+from hpcray.platform.session_directory import ADDRESS, read_session
 from hpcray.protocol.messages import ATTACHED, DRIVER
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.raylet_ready import RayletReady
@@ -51,11 +51,13 @@ class ClusterEntry:
         session_dir: the session directory of the node to join.
         kind: "driver" when the job is this process's, else "attached".
         node: the raylet that was started for it, if one was.
+        for_children: the `init()` of processes that this one starts joins it too.
     """
 
     session_dir: str
     kind: str
     node: NodeChild | None = None
+    for_children: bool = False
 
 
 class NodeChild:
@@ -96,7 +98,7 @@ class NodeChild:
             if sys.exc_info()[0] is not None:
                 os.close(ready_read)
         try:
-            self.session_dir = os.environ[OWN_SESSION] = self._wait_ready(ready_read, timeout)
+            self.session_dir = self._wait_ready(ready_read, timeout)
         except BaseException:
             self.leave(1.0)
             raise
@@ -123,9 +125,6 @@ class NodeChild:
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
-        for name in (ADDRESS, OWN_SESSION):
-            if os.environ.get(name) == self.session_dir:
-                del os.environ[name]
         code = self.wait(timeout)
         if code is None:
             self._child.kill()
@@ -220,8 +219,7 @@ def _enter_as_rank(launch: Launch, options: NodeOptions, environ: MutableMapping
         raise
     if launch.rank == options.settings().driver_rank:
         # Processes that the driver starts belong to this job; they are no ranks themselves.
-        environ[ADDRESS] = node.session_dir
-        return ClusterEntry(node.session_dir, DRIVER, node)
+        return ClusterEntry(node.session_dir, DRIVER, node, for_children=True)
     forward_signals(node.pid, drain_signals(options.settings(), launch, environ))
     _outlive_user_signals()
     return _leave(node.wait() or 0)

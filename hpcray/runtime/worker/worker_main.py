@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from hpcray.platform.accelerators import restore_device_visibility
+from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
-from hpcray.platform.session_directory import OWN_SESSION
 from hpcray.platform.stacks import enable_stack_dump
 from hpcray.runtime.core_worker.core_worker import connect, current
 from hpcray.runtime.core_worker.peer_sockets import listen
@@ -63,7 +63,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     worker = TaskExecutor(process, environment)
     current.process = process
     current.worker = worker
-    os.environ[OWN_SESSION] = session_dir
+    JobVariables(os.environ, session_dir)
     signal.signal(signal.SIGINT, worker.interrupted)
     signal.signal(signal.SIGTERM, worker.terminated)
     sys.breakpointhook = _breakpoint
