@@ -89,7 +89,14 @@ def _print_list(found: Sequence[Breakpoint], verbose: bool) -> None:
     now = time.time()
     for place, one in enumerate(found):
         file = one.file if verbose else "/".join(PurePath(one.file).parts[-2:])
-        row = [place, one.name, f"{file}:{one.line}", format_duration(max(0.0, now - one.since)), one.node, one.pid]
+        row = [
+            place,
+            one.name,
+            f"{file}:{one.line}",
+            format_duration(max(0.0, now - one.since)),
+            f"node {one.node}",
+            one.pid,
+        ]
         more = [one.token, one.task_id, one.worker_id, one.actor_id, one.node_id] if verbose else []
         rows.append([*row, *more])
     print_table([*names, *ids], rows)
