@@ -18,10 +18,26 @@ from hpcray.dag.constants import (
     PARENT_CLASS_NODE_KEY,
 )
 from hpcray.dag.dag_node import DAGNode
+from hpcray.experimental.collective_groups import (
+    CommunicatorHandle,
+    create_collective_group,
+    destroy_all_collective_groups,
+    destroy_collective_group,
+    get_collective_groups,
+)
 from hpcray.util import collective
 from hpcray.util.collective import ReduceOp
 
-__all__ = ["allgather", "allreduce", "reducescatter"]
+__all__ = [
+    "CommunicatorHandle",
+    "allgather",
+    "allreduce",
+    "create_collective_group",
+    "destroy_all_collective_groups",
+    "destroy_collective_group",
+    "get_collective_groups",
+    "reducescatter",
+]
 
 
 class _AllGather:

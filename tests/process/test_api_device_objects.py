@@ -125,6 +125,31 @@ def test_the_loss_of_the_process_is_said() -> None:
         ray.get(ref)
 
 
+def test_collective_groups_are_made_found_and_ended() -> None:
+    groups = importlib.import_module(f"{NAME}.experimental.collective")
+    util = importlib.import_module(f"{NAME}.util.collective")
+    actors = [Holder.remote() for _ in range(2)]
+    made = groups.create_collective_group(actors, backend="gloo", name="two")
+    assert groups.get_collective_groups([actors[1]], backend="gloo") == [made] and made.get_rank(actors[1]) == 1
+    assert groups.get_collective_groups(actors, backend="nccl") == [] and made.get_rank(None) == -1
+
+    def rank(_: Any) -> int:
+        return int(util.get_rank("two"))
+
+    assert ray.get([actor.__ray_call__.remote(rank) for actor in actors]) == [0, 1]
+    with pytest.raises(RuntimeError, match="already in group for backend"):
+        groups.create_collective_group(actors[:1], backend="gloo")
+    ray.kill(actors[0])
+    groups.destroy_collective_group("two")
+    assert groups.get_collective_groups() == []
+    again = groups.create_collective_group(actors[1:], backend="gloo")
+    groups.destroy_collective_group(again)
+    with pytest.raises(ValueError, match="No group with name"):
+        groups.destroy_collective_group("two")
+    with pytest.raises(ValueError, match="must be unique"):
+        groups.create_collective_group([actors[1]] * 2, backend="gloo")
+
+
 def test_wrong_use_is_refused() -> None:
     holder = Holder.remote()
     with pytest.raises(ValueError, match="Invalid tensor transport: CARRIER"):
