@@ -189,7 +189,7 @@ class Slurm:
         for host, pids in self.processes().items():
             found[host] = [told for pid in pids if (told := _describe(pid))]
         for host in self._up():
-            found.setdefault(host, []).extend(str(path) for top in self._files(host) for path in (top, *top.rglob("*")))
+            found.setdefault(host, []).extend(path for top in self._files(host) for path in _tree(top))
         found["jobs"] = self.said("squeue", "-h").splitlines()
         found["steps"] = self.said("squeue", "-h", "-s").splitlines()
         return {where: what for where, what in found.items() if what}
@@ -227,6 +227,11 @@ class Slurm:
     @staticmethod
     def _namespace(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/ns/pid")
+
+
+def _tree(top: Path) -> list[str]:
+    """The path and all below it. What is removed meanwhile is left out (`Path.rglob` raises then)."""
+    return [str(top), *(os.path.join(place, name) for place, dirs, files in os.walk(top) for name in (*dirs, *files))]
 
 
 def _describe(pid: int) -> str:
