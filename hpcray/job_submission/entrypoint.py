@@ -15,6 +15,9 @@ from hpcray.platform.process_tree import ProcessIdentity, descendants
 _POLL = 0.05  # seconds between looks at processes that shall end
 # It reads until the supervisor's end of the pipe is closed, whatever ended the supervisor.
 _GUARD = 'read _; kill -9 "-$0"'
+# The command begins when it is told to, which is when the guard watches: a supervisor killed between the two starts
+# would leave it running.
+_GATED = 'read _ || exit; exec /bin/sh -c "$0" </dev/null'
 
 
 class Entrypoint:
@@ -34,8 +37,8 @@ class Entrypoint:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # of this thread; the child inherits it
         # A group of its own: a script may end its group (`kill 0`), which must not be ours.
         self._child = subprocess.Popen(
-            command, shell=True, start_new_session=True, env=environ, cwd=directory,
-            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            ["/bin/sh", "-c", _GATED, command], start_new_session=True, env=environ, cwd=directory,
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             self._guard = subprocess.Popen(
@@ -45,6 +48,9 @@ class Entrypoint:
         except BaseException:
             self._kill_group()
             raise
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as gate:  # killed already: wait() says so
+            gate.write(b"\n")
 
     def wait(self) -> int:
         """Wait for the end of the command, and end what it has left behind. Returns the exit code, or minus a signal's
