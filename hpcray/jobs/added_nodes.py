@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import time as clock
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import SubmitError
+from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_state
 from hpcray.jobs.submission import SLURM, JobRequest, Time, check_request, choose_executor, without_outer_job
 from hpcray.jobs.submitted_job import default_folder
 from hpcray.platform.private_file import write_private_file
@@ -27,6 +29,9 @@ _ANSWER_MARGIN = 10.0
 _POLL = 0.1
 _TOKENS = "join-tokens"
 _NAME = "hpcray-nodes"
+_LOG_LINES = 10
+_unknown_since: dict[str, float] = {}
+"""By batch job: when Slurm was first seen not to know it (monotonic seconds)."""
 _started_here: list[subprocess.Popen[bytes]] = []
 """Nodes that this process has started: Popen would warn of those that run on."""
 
@@ -62,11 +67,13 @@ def scale(
         The batch job's id, the process ids with the local executor, or the ids of the nodes that were removed.
 
     Raises:
-        SubmitError: an option is not valid, or sbatch refused the job. ConnectionError: there is no such job on this
-            host. StartupError: no node can join it.
+        SubmitError: an option is not valid, sbatch refused the job, or, with `wait`, the new nodes ended before all
+            of them were in; nodes that are in stay. ConnectionError: there is no such job on this host.
+            StartupError: no node can join it.
     """
     where = find_running_job(address)
-    alive = [row for row in list_nodes(where) if row["Alive"]]
+    known = list_nodes(where)
+    alive = [row for row in known if row["Alive"]]
     if (nodes is None) == (to is None):
         raise SubmitError("scale() needs one of nodes and to; hint: nodes=4 adds four nodes, to=4 makes them four")
     more = nodes if nodes is not None else (to or 0) - len(alive)
@@ -76,7 +83,12 @@ def scale(
     kind = choose_executor(executor)
     token = _write_join_token(where, kind == SLURM)
     started = [_submit(request, token)] if kind == SLURM else _start_here(request, token)
-    while wait and sum(row["Alive"] for row in list_nodes(where)) < len(alive) + more:
+    # A node that has died since stays in the list: neither its death nor one among the others is waited for.
+    while wait and len(list_nodes(where)) < len(known) + more:
+        if kind == SLURM:
+            _check_batch_job(started[0], token)
+        else:
+            _check_processes(started, token)
         clock.sleep(_POLL)
     return started
 
@@ -150,6 +162,40 @@ def _start_here(request: JobRequest, token: str) -> list[str]:
     return [str(child.pid) for child in _started_here[-request.nodes :]]
 
 
+def _check_processes(pids: Sequence[str], token: str) -> None:
+    """Raise SubmitError if one of the nodes that this process has started has ended."""
+    for child in _started_here:
+        if str(child.pid) in pids and (code := child.poll()) is not None:
+            raise _never_joined(f"process {child.pid}", f"ended with code {code}", f"{token}.out")
+
+
+def _check_batch_job(job_id: str, token: str) -> None:
+    """Raise SubmitError if the batch job of new nodes has ended: failed, cancelled, or refused by Slurm later."""
+    # query_state asks Slurm at most every CACHE_TIME seconds. Slurm may not know a job yet that it has just accepted.
+    state = query_state(job_id)
+    if state not in ("PENDING", "RUNNING", "UNKNOWN", GONE) or (state == GONE and _forgotten(job_id)):
+        raise _never_joined(f"batch job {job_id}", f"is {state}", _batch_log(token, job_id))
+
+
+def _forgotten(job_id: str) -> bool:
+    since = _unknown_since.setdefault(job_id, clock.monotonic())
+    return clock.monotonic() - since > REGISTRATION_TIME
+
+
+def _batch_log(token: str, job_id: str) -> str:
+    return os.path.join(os.path.dirname(token), f"nodes-{job_id}.out")
+
+
+def _never_joined(what: str, how: str, log: str) -> SubmitError:
+    try:
+        with open(log, errors="replace") as file:
+            tail = "".join(deque(file, _LOG_LINES)).rstrip()
+    except OSError:
+        tail = ""
+    text = f"its last lines:\n{tail}" if tail else "which is empty or missing"
+    return SubmitError(f"not all new nodes joined: {what} {how}; hint: its log is {log}, {text}")
+
+
 def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
     """The options of sbatch for nodes that join."""
     return {
@@ -169,7 +215,7 @@ def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
 
 
 def _submit(request: JobRequest, token: str) -> str:
-    log = os.path.join(os.path.dirname(token), "nodes-%j.out")
+    log = _batch_log(token, "%j")
     script = batch_script(sbatch_options(request, log), token, node_command(token))
     with without_outer_job():
         found = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)

@@ -20,7 +20,8 @@ import pytest
 
 import hpcray as ray
 from hpcray import cluster
-from hpcray.common.exceptions import StartupError
+from hpcray.common.exceptions import StartupError, SubmitError
+from hpcray.jobs import added_nodes
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import descendants
@@ -225,6 +226,30 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
         with pytest.raises(ValueError, match="runs the program"):
             cluster.remove_nodes([0])
         assert cluster.remove_nodes([1]), "it is gone already"
+
+
+def test_who_waits_for_new_nodes_that_end_at_once_gets_their_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ["sh", "-c", "echo no such interface; exit 3"]
+    monkeypatch.setattr(added_nodes, "node_command", lambda *given: broken)
+    with ray.init("local", num_cpus=1):
+        with pytest.raises(SubmitError, match=r"(?s)process \d+ ended with code 3; .*no such interface"):
+            cluster.scale(2, cpus=1, executor="local", wait=True)
+        assert alive() == 1
+
+
+def test_who_waits_for_nodes_of_a_batch_job_that_is_cancelled_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, line in {"sbatch": "echo 77", "squeue": "echo '77|CANCELLED'"}.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b"{}")  # no UCX is needed to be cancelled
+    monkeypatch.setattr("hpcray.jobs.slurm_queue._Cache.time", float("-inf"))
+    with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match="batch job 77 is CANCELLED; .*nodes-77.out"):
+        cluster.scale(2, cpus=1, executor="slurm", wait=True)
 
 
 def raylets_below(pid: int) -> list[int]:
