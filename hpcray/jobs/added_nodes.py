@@ -22,13 +22,12 @@ from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
 from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
-from hpcray.runtime.node.node_command import batch_script, node_command
+from hpcray.runtime.node.node_command import added_job_name, batch_script, node_command
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
 _POLL = 0.1
 _TOKENS = "join-tokens"
-_NAME = "hpcray-nodes"
 _LOG_LINES = 10
 _unknown_since: dict[str, float] = {}
 """By batch job: when Slurm was first seen not to know it (monotonic seconds)."""
@@ -57,7 +56,8 @@ def scale(
         to: so many in all, instead of `nodes`.
         time: limit of the new nodes, as for `submit`; they leave the job in good order before it.
         gpus, cpus, mem: of each new node.
-        partition, sbatch: of the batch job, as for `submit`.
+        partition, sbatch: of the batch job, as for `submit`. The end of the job cancels its batch jobs by their name:
+            not one that gets another `job-name`.
         executor: "slurm", "local" (processes on this machine), or "auto".
         wait: return when the new nodes are in.
         address: the job, as for the commands' `--job`: Slurm's id, the session's name, or a session directory; default:
@@ -79,7 +79,9 @@ def scale(
     more = nodes if nodes is not None else (to or 0) - len(alive)
     if more <= 0:
         return remove_nodes(idle_nodes(where)[: -more or 0], address=where) if more else []
-    request = check_request(_NAME, more, gpus, cpus, mem, time, partition, False, None, sbatch)
+    request = check_request(
+        added_job_name(read_session(where).session), more, gpus, cpus, mem, time, partition, False, None, sbatch
+    )
     kind = choose_executor(executor)
     token = _write_join_token(where, kind == SLURM)
     started = [_submit(request, token)] if kind == SLURM else _start_here(request, token)

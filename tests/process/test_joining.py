@@ -25,6 +25,7 @@ from hpcray.jobs import added_nodes
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import descendants
+from hpcray.platform.session_directory import read_session
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.node.join_token import read_join_token, request_join_token
 
@@ -250,6 +251,24 @@ def test_who_waits_for_nodes_of_a_batch_job_that_is_cancelled_is_told(
     monkeypatch.setattr("hpcray.jobs.slurm_queue._Cache.time", float("-inf"))
     with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match="batch job 77 is CANCELLED; .*nodes-77.out"):
         cluster.scale(2, cpus=1, executor="slurm", wait=True)
+
+
+def test_the_end_of_the_job_cancels_the_batch_jobs_of_nodes_that_have_not_come(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, line in {"sbatch": f"cat > {tmp_path}/script; echo 77", "scancel": f"echo $* >> {tmp_path}/said"}.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
+    with ray.init("local", num_cpus=1):
+        name = f"hpcray-added-{read_session(need_process().session_dir).session}"
+        assert cluster.scale(2, cpus=1, executor="slurm") == ["77"]
+        (token,) = tmp_path.rglob("*.join-token")
+        assert f"#SBATCH --job-name={name}\n" in (tmp_path / "script").read_text()
+    until(lambda: (tmp_path / "said").exists())
+    assert (tmp_path / "said").read_text() == f"--name={name}\n" and not token.exists()
 
 
 def raylets_below(pid: int) -> list[int]:

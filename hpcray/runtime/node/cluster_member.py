@@ -231,6 +231,12 @@ class ClusterMember:
         else:
             self._router.send(HEAD, m.Exit(code))
 
+    def close(self) -> None:
+        """The raylet's loop has ended."""
+        self.drain.close()
+        self.autoscaling.close(not self.fenced)
+        self._join_acceptor.close()
+
     # ------------------------------------------------------------ what this process observes
 
     def child_ended(self) -> None:

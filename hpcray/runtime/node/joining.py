@@ -6,6 +6,7 @@ needs to find the job and to prove that it belongs to it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -34,10 +35,14 @@ from hpcray.core.gcs.handshake import (
     link_key,
 )
 from hpcray.core.gcs.node_manager import NodeManager
+from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
+from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import JoinToken
+from hpcray.runtime.node.node_command import added_job_name
+from hpcray.runtime.node.node_provider import cancel_by_name
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.transport.base import ControlTransport, StartError, TransportError
@@ -119,10 +124,7 @@ class JoinAcceptor:
             then(b"", f"no node can join this job: {error}")
             return
         if path:
-            head = self._raylet.head
-            assert head is not None
-            gcs = head.gcs if isinstance(head, RecoveringGcs) else head
-            gcs.queries.kv.put(path.encode(), b"%d" % other_hosts, True, _PATHS)
+            self._kv().put(path.encode(), b"%d" % other_hosts, True, _PATHS)
         then(msgspec.json.encode(self._token()), "")
 
     def take_over(self, head: Gcs) -> None:
@@ -136,11 +138,31 @@ class JoinAcceptor:
             except (OSError, TransportError) as error:
                 self._raylet.log(f"nodes that have {path.decode()} cannot join any more: {error}")
 
-    def _token(self) -> JoinToken:
-        node_manager, engine, context = self._node_manager(), self._wires.engine(), self._raylet.context
+    def close(self) -> None:
+        """The job has ended: no node can join it any more. Cancels the batch jobs of those that were to."""
+        if self._node_manager() is None:
+            return
+        paths = [path.decode() for path, other_hosts in self._kv().items(b"", _PATHS) if other_hosts == b"1"]
+        for path in paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        if paths:
+            cancel_by_name(added_job_name(self._session()), outside_of_job(os.environ))
+
+    def _kv(self) -> KeyValueStore:
+        head = self._raylet.head
+        assert head is not None
+        return (head.gcs if isinstance(head, RecoveringGcs) else head).queries.kv
+
+    def _session(self) -> str:
+        node_manager = self._node_manager()
         assert node_manager is not None
+        return node_manager.session
+
+    def _token(self) -> JoinToken:
+        engine, context = self._wires.engine(), self._raylet.context
         return JoinToken(
-            node_manager.session,
+            self._session(),
             engine.secret,
             self._raylet.node,
             engine.address(),

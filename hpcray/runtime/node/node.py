@@ -350,8 +350,7 @@ class _NodeServer:
             self._prefault.stop()
             for child in self._observers:
                 child.stop()
-            cluster.drain.close()
-            cluster.autoscaling.close(not cluster.fenced)
+            cluster.close()
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()

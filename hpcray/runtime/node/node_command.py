@@ -17,6 +17,11 @@ _SINGLE = '[ -n "${0}" ] || export {0}="$SLURM_JOB_ID"'
 _BY_SLURM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
+def added_job_name(session: str) -> str:
+    """Name of the batch jobs of nodes that were added by hand; by it the job cancels them. The autoscaler's differ."""
+    return f"hpcray-added-{session}"
+
+
 def node_command(
     token: str, cpus: float | None = None, gpus: float | None = None, resources: Mapping[str, float] | None = None,
     settings: Mapping[str, str] | None = None,

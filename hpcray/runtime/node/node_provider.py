@@ -183,14 +183,19 @@ class JobNodeProvider:
         """Cancel by name: also what sbatch was still submitting."""
         self._commands.close()
         if everything and self._submitted:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(
-                    ["scancel", f"--name={self._name}"],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=_CANCEL_TIMEOUT,
-                    env=self._environ,
-                )
+            cancel_by_name(self._name, self._environ)
+
+
+def cancel_by_name(name: str, environ: Mapping[str, str]) -> None:
+    """Cancel the batch jobs of this name, and wait until Slurm has heard of it."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            ["scancel", f"--name={name}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CANCEL_TIMEOUT,
+            env=dict(environ),
+        )
 
 
 def _amount(node_type: NodeType, name: str) -> float | None:
