@@ -71,6 +71,8 @@ _KINDS = {
     "Count": "count",
     "CountOrMinusOne": "count, or -1",
     "str": "text",
+    "LauncherName": "text",
+    "ExecutorName": "text",
     "bool": "yes or no",
 }
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
@@ -84,25 +86,36 @@ def attributes(docstring: str) -> dict[str, str]:
 
 def settings() -> str:
     """The page on settings."""
-    from hpcray.common.config import RAY_VARIABLES, Config
+    from hpcray.common.config import Config
+    from hpcray.common.launch_config import LaunchConfig
 
-    meanings = attributes(Config.__doc__ or "")
+    head = ["variable", "default", "type", "meaning"]
+    return (
+        f"{NOTE}\n# Settings\n\n"
+        "Each setting is an environment variable of the job, a key of a configuration file of the site or the user "
+        "([site.md](../how-to/site.md)), there by the lower-case name without the prefix, and, if it is a setting of a "
+        "node, a keyword argument of `hpcray.init` by the same name. Times are in seconds, sizes in bytes; yes and no "
+        "are 1 and 0. A variable that looks like a mistyped setting is reported at the start. `hpcray config show` "
+        "prints the value and the source of each setting.\n\n"
+        f"## Settings of a node\n\n{table(head, *_rows(Config))}\n"
+        f"## Settings of commands and of a node's place\n\n{table(head, *_rows(LaunchConfig))}"
+    )
+
+
+def _rows(config: type) -> list[list[str]]:
+    """A row for each field of a dataclass of settings."""
+    from hpcray.common.config import RAY_VARIABLES
+
+    meanings = attributes(config.__doc__ or "")
     rows = []
-    for field in fields(Config):
+    for field in fields(config):
         ray = RAY_VARIABLES.get(field.name, "")
         kind = _KINDS.get(str(field.type), str(field.type))
         default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
         meaning = meanings[field.name]
         meaning += f" `{ray}` is read too." if ray and ray not in meaning else ""
         rows.append([f"`HPCRAY_{field.name.upper()}`", f"`{default}`", kind, meaning[0].upper() + meaning[1:]])
-    return (
-        f"{NOTE}\n# Settings\n\n"
-        "Each setting is an environment variable of the job, a field of `Config` in `hpcray/common/config.py`, and a "
-        "keyword argument of `hpcray.init`, there by the lower-case name without the prefix. Times are in seconds, "
-        "sizes in bytes; "
-        "yes and no are 1 and 0. A variable that looks like a mistyped setting is reported at the start.\n\n"
-        + table(["variable", "default", "type", "meaning"], *rows)
-    )
+    return rows
 
 
 # ------------------------------------------------------------ commands

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn, TypeVar
 
 from hpcray.api.session import leave_unfinished, require_session
-from hpcray.common.config import Config
 from hpcray.common.ids import HEAD
 from hpcray.platform import checkpoints
 from hpcray.platform.allocation import end_time
+from hpcray.platform.config_files import node_config
 from hpcray.protocol.messages import DrainRequest
 from hpcray.runtime.core_worker import drain_client
 from hpcray.runtime.core_worker.actor_submitter import MARK
@@ -32,7 +32,7 @@ def time_left() -> float | None:
     process = current.process
     if process is not None:
         return drain_client.time_left(process.run)
-    end = Config.from_env(os.environ).end_time or end_time()
+    end = node_config(os.environ).end_time or end_time()
     return max(0.0, end - time.time()) if end else None
 
 
@@ -101,7 +101,7 @@ def exit_unfinished() -> NoReturn:
     """
     process = current.process
     if process is None:
-        raise SystemExit(Config.from_env(os.environ).drain_exit_code)
+        raise SystemExit(node_config(os.environ).drain_exit_code)
     leave_unfinished(process)
 
 
@@ -124,7 +124,7 @@ def checkpoint_dir() -> str:
     if process is not None:
         found = process.run.checkpoints
     else:
-        found = checkpoint_directory(Config.from_env(os.environ), os.environ)
+        found = checkpoint_directory(node_config(os.environ), os.environ)
     if not found:
         raise RuntimeError(
             "no checkpoint directory is known outside a Slurm job; hint: set HPCRAY_CHECKPOINT_DIR to one that all "

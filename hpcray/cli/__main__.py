@@ -18,11 +18,12 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
+from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
-from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
+from hpcray.cli.job_option import check_configuration, errors_as_messages, job_option, parse_sbatch_options
 from hpcray.cli.option_types import version_option
 from hpcray.cli.profile import profile
 from hpcray.cli.progress import progress
@@ -30,7 +31,7 @@ from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.jobs.client_mode import client_mode_command
-from hpcray.jobs.submission import check_request, choose_executor
+from hpcray.jobs.submission import SLURM, check_request, choose_executor, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
@@ -53,7 +54,7 @@ _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", 
 
 @click.group(
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, dashboard, debug, job_group, profile, progress, top],
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, config, dashboard, debug, job_group, profile, progress, top],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
@@ -61,6 +62,8 @@ def main() -> None:
 
     To start a program, see: hpcray-launch --help
     """
+    if click.get_current_context().invoked_subcommand not in ("doctor", "version"):
+        check_configuration()
 
 
 @main.command()
@@ -167,7 +170,9 @@ def submit(
                 script, options["nodes"], options["gpus_per_node"], options["cpus_per_node"], options["mem"], limit,
                 options["partition"], False, dict(map(_pair, variables)), sbatch,
             )  # fmt: skip
-            line, environ = client_mode_command(words, request, choose_executor(options["executor"]))
+            kind = choose_executor(options["executor"])
+            request = with_configured_place(request) if kind == SLURM else request
+            line, environ = client_mode_command(words, request, kind)
             sys.stdout.flush()
             os.execve(line[0], line, environ)
         job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)

@@ -13,6 +13,7 @@ import click
 
 from hpcray.common.exceptions import RayError
 from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
+from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -36,6 +37,13 @@ def errors_as_messages(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         raise click.ClickException(str(error)) from None
+
+
+def check_configuration() -> None:
+    """End the command with a message where a configuration file is not valid: any command may need a directory that it
+    names."""
+    with errors_as_messages(ConfigFileError):
+        file_settings(os.environ)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from hpcray.launch.launch_line import (
 )
 from hpcray.launch.launchers import AUTO, NAMES
 from hpcray.launch.runner import run_launcher
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.status_line import TERMINAL_SIZE, terminal_size
 from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
 
@@ -167,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         site = probe_site(options)
         line = compose(options, site)
-    except LaunchError as error:
+        tmpdir = launch_config(os.environ).tmpdir
+    except (LaunchError, ValueError) as error:
         print(f"hpcray-launch: {error}", file=sys.stderr)
         return 2
     if options.dry_run:
@@ -175,6 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if not options.node.driver:
         os.execvp(line[0], line)
+    if tmpdir:
+        os.environ["HPCRAY_TMPDIR"] = tmpdir  # for srun's epilog, which reads no configuration files
     by_srun, here = uses_srun(options, site), starts_here(options, site)
     if uses_allocation(options, site) and not by_srun:
         print(

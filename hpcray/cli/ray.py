@@ -14,7 +14,7 @@ import click
 from hpcray.cli import observe
 from hpcray.cli.debug import debug
 from hpcray.cli.job import job
-from hpcray.cli.job_option import job_option, session_directory
+from hpcray.cli.job_option import check_configuration, job_option, session_directory
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.state.options import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
@@ -44,6 +44,7 @@ _MISSING = {
 @click.version_option(RAY_VERSION, prog_name="ray")
 def main() -> None:
     """Ray's command line, for clusters of hpcray. See also: hpcray --help"""
+    check_configuration()
 
 
 @click.command()

@@ -1,4 +1,5 @@
-"""Settings of one node, in one dataclass. The environment variable `HPCRAY_<NAME>` sets the field of that name."""
+"""Settings of one node, in one dataclass. The environment variable `HPCRAY_<NAME>` sets the field of that name; so does
+the key `<name>` of a configuration file (`platform/config_files.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -19,15 +20,27 @@ Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
+_T = TypeVar("_T")
+PREFIX = "HPCRAY_"
+"""Of the variable of a setting; its name in upper case follows."""
 _HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
 _OTHER_VARIABLES = (
+    "ACCOUNT",
     "ADDRESS",
+    "CONFIG",
     "CONSOLE",
+    "CONSTRAINT",
+    "EXECUTOR",
     "EXIT_FILE",
     "INSTANCE_ID",
+    "JOBS",
+    "LAUNCHER",
+    "MPIRUN",
+    "NETWORK_DEVICES",
     "NODE_ID",
     "NODE_NAME",
+    "PARTITION",
     "RAY_LIBRARIES",
     "SERVE_TOKEN",
     "SESSION",
@@ -258,7 +271,7 @@ class Config:
                 texts[row.name] = _in_bytes(texts[row.name])
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
-        values = {**_converted(cls, texts, sources, strict=False), **_converted(cls, overrides, {}, strict=True)}
+        values = {**convert(cls, texts, sources, strict=False), **convert(cls, overrides, {}, strict=True)}
         return _check_heartbeats(cls(**values))
 
     @staticmethod
@@ -325,9 +338,7 @@ def _in_our_units(text: str, units: int) -> str:
         return text
 
 
-def _converted(
-    config: type[Config], values: Mapping[str, Any], sources: Mapping[str, str], *, strict: bool
-) -> dict[str, Any]:
+def convert(config: type[_T], values: Mapping[str, Any], sources: Mapping[str, str], *, strict: bool) -> dict[str, Any]:
     """Values of settings, each checked against the type of its field.
 
     Args:
@@ -346,10 +357,16 @@ def _converted(
     except msgspec.ValidationError as error:
         field = str(error).rpartition("$.")[2].rstrip("`")
         kind = type(getattr(config, field))
-        hint = _HINT if kind is not str else f"hint: the default is {getattr(config, field)!r}"
+        hint = _HINT if kind is not str else f"hint: {_what_is_valid(config, field)}"
         source = sources.get(field, f"{field}={values[field]!r}")
         raise ValueError(f"{source} is not a valid {kind.__name__}; {hint}") from None
     return {field: getattr(made, field, value) for field, value in values.items()}
+
+
+def _what_is_valid(config: type[Any], field: str) -> str:
+    """What an error says of a setting that is text: its values where there are few, else its default."""
+    choices = get_args(get_type_hints(config)[field])
+    return f"one of {', '.join(choices)}" if choices else f"the default is {getattr(config, field)!r}"
 
 
 def _check_heartbeats(config: Config) -> Config:

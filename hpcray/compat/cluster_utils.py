@@ -27,6 +27,7 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
+from hpcray.platform.config_files import node_config
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
@@ -177,7 +178,7 @@ class Cluster:
             self._wait_until_in(node, node._process)
 
     def _wait_until_in(self, node: ClusterNode, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + Config.from_env(os.environ).start_timeout + _START_MARGIN
+        deadline = time.monotonic() + node_config(os.environ).start_timeout + _START_MARGIN
         while self._find(node) is None:
             code = process.poll()
             if code is not None or time.monotonic() > deadline:
@@ -217,7 +218,7 @@ class Cluster:
     def _wait_for_death(self, node: ClusterNode) -> None:
         """Wait until the head has declared a killed node dead: at once, or where its wire reports no error, when it has
         been silent for `node_timeout`."""
-        deadline = time.monotonic() + Config.from_env(os.environ).node_timeout + _DEATH_MARGIN
+        deadline = time.monotonic() + node_config(os.environ).node_timeout + _DEATH_MARGIN
         while (process := current.process) is not None and time.monotonic() < deadline:
             if not any(row["NodeID"] == node.node_id and row["Alive"] for row in process.gcs.nodes()):
                 return
@@ -340,7 +341,7 @@ class Cluster:
     def _wait_for_address(self) -> str:
         assert self._launcher is not None
         path = os.path.join(self._directory, _ADDRESS_FILE)
-        deadline = time.monotonic() + Config.from_env(os.environ).start_timeout + _START_MARGIN
+        deadline = time.monotonic() + node_config(os.environ).start_timeout + _START_MARGIN
         while not os.path.exists(path):
             code = self._launcher.poll()
             if code is not None or time.monotonic() > deadline:

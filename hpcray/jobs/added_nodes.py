@@ -15,7 +15,15 @@ import msgspec
 
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_state
-from hpcray.jobs.submission import SLURM, JobRequest, Time, check_request, choose_executor, without_outer_job
+from hpcray.jobs.submission import (
+    SLURM,
+    JobRequest,
+    Time,
+    check_request,
+    choose_executor,
+    with_configured_place,
+    without_outer_job,
+)
 from hpcray.jobs.submitted_job import default_folder
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
@@ -83,6 +91,7 @@ def scale(
         added_job_name(read_session(where).session), more, gpus, cpus, mem, time, partition, False, None, sbatch
     )
     kind = choose_executor(executor)
+    request = with_configured_place(request) if kind == SLURM else request
     token = _write_join_token(where, kind == SLURM)
     started = [_submit(request, token)] if kind == SLURM else _start_here(request, token)
     # A node that has died since stays in the list: neither its death nor one among the others is waited for.

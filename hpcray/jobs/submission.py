@@ -13,7 +13,7 @@ import sys
 import threading
 import time as clock
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hpcray.common.sizes import parse_size
 from hpcray.jobs import PickledCall
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.options import NodeOptions
@@ -71,11 +72,13 @@ def submit(
         cpus_per_node: CPUs of each node; default: Slurm's default, this machine's share.
         mem: memory of each node, bytes or text such as "16g" (Slurm only; without effect with the local executor).
         time: limit: minutes, one of sbatch's forms ("1:30:00", "2-12"), or a timedelta; default: Slurm's, none locally.
-        partition: Slurm's partition.
+        partition: Slurm's partition; default: that of the setting `partition`, else Slurm's. Settings name an account
+            and a constraint in the same way, where `sbatch` has none.
         name: of the job; default: the script's or the function's.
         folder: where jobs are kept, each in a directory of its own (0700); under Slurm a shared file system. Default:
-            $HPCRAY_JOBS, or `.hpcray-jobs` in the working directory.
-        executor: "slurm", "local", or "auto": Slurm where sbatch is installed and configured.
+            the setting `jobs`, or `.hpcray-jobs` in the working directory.
+        executor: "slurm", "local", or "auto": that of the setting `executor`, else Slurm where sbatch is installed and
+            configured.
         env: variables of the job, beside those of this process.
         requeue: True: the job may start again, up to 3 times, after its time limit or a preemption; a number is the
             limit of such starts. A function with a method `checkpoint(*args, **kwargs)` (submitit's `Checkpointable`)
@@ -98,6 +101,7 @@ def submit(
         raise SubmitError(
             f"{wrong} needs Slurm, and this job would run on this machine; hint: leave it out, or executor='slurm'"
         )
+    request = request if kind == LOCAL else with_configured_place(request)
     import_submitit()
     base = Path(folder) if folder is not None else default_folder()
     gpus = None if kind == SLURM else request.gpus_per_node
@@ -224,6 +228,23 @@ def check_request(
     )
 
 
+def with_configured_place(request: JobRequest) -> JobRequest:
+    """The request with the partition, account and constraint of the configuration, where it has none of its own.
+
+    Raises:
+        SubmitError: a setting is not valid.
+    """
+    environ, own = outside_of_job(os.environ), request.partition or str(request.sbatch.get("partition", ""))
+    try:
+        partition = own or launch_config(environ).partition
+        configured = launch_config(environ, partition)  # with the settings of that partition
+    except ValueError as error:
+        raise SubmitError(str(error)) from None
+    wanted = {"account": configured.account, "constraint": configured.constraint}
+    sbatch = {**{option: text for option, text in wanted.items() if text}, **request.sbatch}
+    return replace(request, partition="" if "partition" in request.sbatch else partition, sbatch=sbatch)
+
+
 def parse_time(given: Time) -> int:
     """Seconds of a time limit, at least 1.
 
@@ -280,11 +301,17 @@ def choose_executor(requested: str) -> str:
     """The executor to use: "slurm" or "local".
 
     Args:
-        requested: one of these, or "auto": Slurm where sbatch is installed and configured, else local.
+        requested: one of these, or "auto": that of the setting `executor`, else Slurm where sbatch is installed and
+            configured, else local.
 
     Raises:
-        SubmitError: no such executor, or "slurm" without sbatch.
+        SubmitError: no such executor, "slurm" without sbatch, or a setting is not valid.
     """
+    if requested == "auto":
+        try:
+            requested = launch_config(os.environ).executor
+        except ValueError as error:
+            raise SubmitError(str(error)) from None
     if requested not in (SLURM, LOCAL, "auto"):
         raise SubmitError(f"executor={requested!r} is none; hint: 'auto', 'slurm' or 'local'")
     if requested == SLURM and shutil.which("sbatch") is None:

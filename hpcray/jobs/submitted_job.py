@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
 from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, slurm_queue
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.process_tree import ProcessIdentity
 
 T = TypeVar("T")
@@ -269,8 +270,8 @@ def _text(path: Path) -> str | None:
 
 
 def default_folder() -> Path:
-    """The folder of jobs: $HPCRAY_JOBS, or `.hpcray-jobs` in the working directory."""
-    return Path(os.environ.get("HPCRAY_JOBS") or ".hpcray-jobs").expanduser().absolute()
+    """The folder of jobs: the setting `jobs`, or `.hpcray-jobs` in the working directory."""
+    return Path(launch_config(os.environ).jobs or ".hpcray-jobs").expanduser().absolute()
 
 
 def make_folder(base: Path, name: str) -> Path:

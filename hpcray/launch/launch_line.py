@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from hpcray.common.launch_config import LaunchConfig
 from hpcray.launch.launchers import (
     AUTO,
     FLUX,
@@ -25,12 +26,15 @@ from hpcray.launch.launchers import (
     recognise,
 )
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
+from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.runtime.node.options import NodeOptions
 
 # Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
 _FORWARD_PREFIXES = ("HPCRAY_", "UCX_", "RAPIDS_")
-_FORWARD_NAMES = frozenset({"PYTHONPATH", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"})
+_FORWARD_NAMES = frozenset(
+    {"LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED", "XDG_CONFIG_HOME"}
+)
 _LOOPBACK = "localhost"
 _UCX_LAYER = (
     *("--mca", "pml", "ucx", "--mca", "osc", "^ucx", "--mca", "opal_common_ucx_tls", "any"),
@@ -197,7 +201,7 @@ def driver_rank(options: LaunchOptions, site: LaunchSite) -> int:
     rank: int | None = options.node.config.get("driver_rank")
     if rank is not None:
         return rank
-    text = site.environ.get("HPCRAY_DRIVER_RANK", "")
+    text = configured_environment(site.environ).get("HPCRAY_DRIVER_RANK", "")
     return int(text) if text.isdecimal() else 0  # the ranks report what is wrong with it
 
 
@@ -254,7 +258,7 @@ def forwarded_options(environ: Iterable[str], export: Iterable[str]) -> list[str
     return [word for name in sorted(names | set(export)) for word in ("-x", name)]
 
 
-def find_mpirun(requested: str, bin_dir: str) -> str:
+def find_mpirun(requested: str, bin_dir: str, option: str = "--mpirun") -> str:
     """Absolute path of the mpirun to use. Open MPI starts its own helpers on other hosts by this path.
 
     The one beside this Python comes first: it is there only when Open MPI was installed into this environment, and
@@ -263,12 +267,13 @@ def find_mpirun(requested: str, bin_dir: str) -> str:
     Args:
         requested: the user's choice: a path, a name on PATH, or "".
         bin_dir: the directory of this Python's programs.
+        option: where the choice was made, for the message.
 
     Raises:
         LaunchError: there is none.
     """
     if requested:
-        return find_launcher(requested)
+        return find_launcher(requested, option)
     # Of MPICH from PyPI there is only mpiexec beside Python; of Cray's PALS on PATH.
     places = (("mpirun", bin_dir), ("mpiexec", bin_dir), ("mpirun", None), ("mpiexec", None))
     found = next((path for name, place in places if (path := shutil.which(name, path=place))), None)
@@ -279,7 +284,7 @@ def find_mpirun(requested: str, bin_dir: str) -> str:
     )
 
 
-def find_launcher(requested: str) -> str:
+def find_launcher(requested: str, option: str = "--mpirun") -> str:
     """Absolute path of the launcher that the user has chosen.
 
     Raises:
@@ -287,7 +292,7 @@ def find_launcher(requested: str) -> str:
     """
     found = shutil.which(requested)
     if found is None:
-        raise LaunchError(f"--mpirun {requested}: no such program")
+        raise LaunchError(f"{option} {requested}: no such program; hint: hpcray config show says where it was set")
     return os.path.abspath(found)
 
 
@@ -410,6 +415,22 @@ def try_srun(mpi: str, environ: Mapping[str, str]) -> str:
     return (reasons[0] if reasons else done.stderr.strip()) + missing
 
 
+def with_configured_launcher(options: LaunchOptions, configured: LaunchConfig, kind: str, flux: bool) -> LaunchOptions:
+    """The options with the launcher that the site or the user prefers, where the command line leaves that open. Pure.
+
+    Args:
+        configured: their settings; srun and flux count only in a job of theirs.
+        kind: of the allocation.
+        flux: whether this is a Flux instance.
+    """
+    name = configured.launcher
+    if options.launcher != AUTO or options.srun or not _names_no_hosts(options):
+        return options
+    if (name == SRUN and kind != "slurm") or (name == FLUX and not flux):
+        return options
+    return replace(options, launcher=name)
+
+
 def probe_site(options: LaunchOptions) -> LaunchSite:
     """Examine this host. In an allocation, one step that does nothing shows whether srun can start MPI.
 
@@ -417,6 +438,8 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
         LaunchError: no mpirun was found, and one is needed.
     """
     slurm = SrunSite(read_allocation(), os.environ)
+    configured = launch_config(os.environ)
+    options = with_configured_launcher(options, configured, slurm.allocation.kind, in_flux(os.environ))
     required = options.srun or options.launcher == SRUN
     needs_mpirun = not required
     flux = options.launcher == FLUX or (options.launcher == AUTO and _may_use_srun(options) and in_flux(os.environ))
@@ -429,7 +452,8 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
     if flux:
         mpirun, launcher = find_launcher(options.mpirun or "flux"), FLUX
     elif needs_mpirun:
-        mpirun = find_mpirun(options.mpirun, os.path.dirname(sys.executable))
+        own, option = options.mpirun or configured.mpirun, "--mpirun" if options.mpirun else "mpirun ="
+        mpirun = find_mpirun(own, os.path.dirname(sys.executable), option)
         launcher = options.launcher
     recovers = bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel_prefix(), "bin")
     if launcher in (AUTO, SRUN):

@@ -10,10 +10,12 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
+
+from hpcray.common.launch_config import LauncherName
 
 OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX, SRUN, AUTO = "openmpi", "mpich", "intelmpi", "pals", "flux", "srun", "auto"
-NAMES = (AUTO, SRUN, OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX)
+NAMES: tuple[str, ...] = get_args(LauncherName)
 """The names for `--launcher`. MVAPICH has MPICH's launcher."""
 _BANNERS = {
     "open mpi": OPEN_MPI,

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.config_files import configured_environment
 from hpcray.platform.private_file import write_private_file
 
 ADDRESS = "HPCRAY_ADDRESS"
@@ -148,7 +149,12 @@ class SessionDirectory:
 
 
 def session_root(environ: Mapping[str, str]) -> str:
-    """The user's directory of session directories: the first temporary directory whose path is short enough."""
+    """The user's directory of session directories: the first temporary directory whose path is short enough.
+
+    Raises:
+        ValueError: a configuration file is not valid.
+    """
+    environ = configured_environment(environ)
     name = f"hpcray-{os.getuid()}"
     tail = len(f"/{name}/01234567/{_LONGEST_SOCKET_NAME}")
     for variable in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.arena import Arena
+from hpcray.platform.config_files import configured_environment
 from hpcray.platform.direct_io import PAGE, DirectWriter, bounce_buffer, open_unnamed_file, read_direct
 from hpcray.platform.overflow_file import OVERFLOW_SIZE, OverflowMapping
 
@@ -74,8 +75,9 @@ class TmpDirectory(Struct, frozen=True):
 
 
 def tmp_directories(environ: Mapping[str, str] | None = None) -> tuple[TmpDirectory, ...]:
-    """The directories that the environment names, then /tmp; each path once, missing ones left out."""
-    environ = os.environ if environ is None else environ
+    """The directories that the configuration and the environment name, then /tmp; each path once, missing ones left
+    out."""
+    environ = configured_environment(os.environ if environ is None else environ)
     named = [(environ.get(variable, ""), variable) for variable in _VARIABLES]
     found: dict[str, TmpDirectory] = {}
     for path, variable in [*named, ("/tmp", "")]:

@@ -23,6 +23,14 @@ from typing import Any
 from hpcray.common.config import Config
 from hpcray.platform import resource_limits
 from hpcray.platform.allocation import read_allocation
+from hpcray.platform.config_files import (
+    SYSTEM_FILE,
+    ConfigFileError,
+    config_files,
+    configured_environment,
+    launch_config,
+    node_config,
+)
 from hpcray.platform.gpu_visibility import gpu_visibility_variable, visible_gpus
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
@@ -289,6 +297,17 @@ def examine_software() -> list[DoctorFinding]:
     ]
 
 
+def examine_configuration(environ: Mapping[str, str]) -> DoctorFinding:
+    """The configuration files of this process, or what is wrong with them."""
+    try:
+        found = [path for path, _ in config_files(environ) if os.path.exists(path)]
+        configured_environment(environ)
+    except ConfigFileError as error:
+        text, _, hint = str(error).partition("; hint: ")
+        return _software("configuration", text, FAIL, hint)
+    return _software("configuration", ", ".join(found) or f"no file: neither {SYSTEM_FILE} nor one of this user")
+
+
 def package_version(name: str, otherwise: str = "not installed") -> str:
     """Version of an installed package, or `otherwise`."""
     try:
@@ -325,7 +344,10 @@ def examine_binding(environ: Mapping[str, str]) -> list[DoctorFinding]:
     if len(nodes) > 1:
         value = _worker_places(plan.workers) if requested else "the cores of their rank (HPCRAY_BIND=0)"
         found.append(_host("workers", value))
-    if UCX_NET_DEVICES in environ:
+    devices = launch_config(environ).network_devices
+    if UCX_NET_DEVICES not in environ and devices:
+        found.append(_host("RDMA ports", f"{devices} (the setting network_devices)"))
+    elif UCX_NET_DEVICES in environ:
         found.append(_host("RDMA ports", f"{environ[UCX_NET_DEVICES]} ({UCX_NET_DEVICES} of the site or the user)"))
     elif plan.adapters:
         found.append(_host("RDMA ports", f"{plan.adapters} ({UCX_NET_DEVICES}, if UCX has them)"))
@@ -342,7 +364,7 @@ def _worker_places(plan: WorkerPlan) -> str:
 
 def _settings(environ: Mapping[str, str]) -> Config:
     try:
-        return Config.from_env(environ)
+        return node_config(environ)
     except ValueError:
         return Config()  # a job reports the error
 
@@ -404,6 +426,7 @@ def examine_directories(environ: Mapping[str, str]) -> list[DoctorFinding]:
     """The place of the session directory, and the directories for temporary files with their file systems."""
     root = session_root(environ)
     parent = os.path.dirname(root)
+    environ = configured_environment(environ)
     requested = environ.get("HPCRAY_TMPDIR") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or parent
     home = inspect_tmp_directory(parent)
     level, hint = OK, ""
@@ -469,6 +492,10 @@ def examine(
     environ = dict(os.environ)
     on_step("reading the versions")
     found = examine_software()
+    configuration = examine_configuration(environ)
+    found.append(configuration)
+    if configuration.level == FAIL:
+        return found  # what follows depends on it
     found += [_software("variable", text, WARN) for text in Config.unknown_variables(environ)]
     on_step("loading MPI and UCX")
     wires = probe_wires()

@@ -25,6 +25,7 @@ from hpcray.core.gcs.autoscaler import (
 from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import WORKER
@@ -91,7 +92,7 @@ class AutoscalerRunner:
     def _make_provider(self, config: Config, session: str, fresh: bool) -> NodeProvider:
         kind = config.node_provider
         if kind == "slurm" or (kind == "auto" and has_slurm(os.environ)):
-            folder = Path(os.environ.get("HPCRAY_JOBS") or ".hpcray-jobs").expanduser().absolute() / "join-tokens"
+            folder = Path(launch_config(os.environ).jobs or ".hpcray-jobs").expanduser().absolute() / "join-tokens"
             self._token = str(folder / f"{session}.join-token")
             end = self._raylet.run_info.end
             return JobNodeProvider(self._raylet.loop, session, self._token, end, os.environ, not fresh)

@@ -23,6 +23,7 @@ from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
 from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import silenced_output, write_exit_code
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
@@ -195,7 +196,9 @@ def _open_world(node: PreparedNode) -> tuple[ControlTransport | None, DataPlane 
     # Not imported before: an embedded node needs neither MPI nor UCX.
     from hpcray.transport.selection import offers, open_transports
 
-    if node.bound.adapters and offers(node.bound.adapters):
+    if devices := launch_config(os.environ).network_devices:
+        set_preferred_adapters(os.environ, devices)  # of the site or the user: where UCX has them not, it says so
+    elif node.bound.adapters and offers(node.bound.adapters):
         set_preferred_adapters(os.environ, node.bound.adapters)
     control, data = open_transports(node.config)
     data.register(node.arena.view(0, node.arena.whole), node.arena.view)

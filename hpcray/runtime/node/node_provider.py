@@ -18,6 +18,7 @@ from hpcray.common.resources import UNIT
 from hpcray.core.gcs.autoscaler import PENDING, RUNNING, InstanceState
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.allocation import read_allocation
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
@@ -122,6 +123,8 @@ class JobNodeProvider:
 
     def _options(self, node_type: NodeType, count: int) -> dict[str, str | int | bool | None]:
         outer, config = self._outer, node_type.node_config
+        place = config.get("partition", outer.get("SLURM_JOB_PARTITION"))
+        configured = launch_config(outer, str(place) if place else None)
         own_partition = config.get("partition", outer.get("SLURM_JOB_PARTITION")) == outer.get("SLURM_JOB_PARTITION")
         cpus, gpus = (math.ceil(node_type.resources.get(name, 0) / UNIT) for name in ("CPU", "GPU"))
         if node_type.name == DEFAULT_TYPE:
@@ -134,8 +137,9 @@ class JobNodeProvider:
             "nodes": 1,
             "ntasks-per-node": 1,
             "array": None if count == 1 else f"1-{count}",
-            "partition": outer.get("SLURM_JOB_PARTITION"),
-            "account": outer.get("SLURM_JOB_ACCOUNT"),
+            "partition": outer.get("SLURM_JOB_PARTITION") or configured.partition or None,
+            "account": outer.get("SLURM_JOB_ACCOUNT") or configured.account or None,
+            "constraint": configured.constraint or None,
             "qos": outer.get("SLURM_JOB_QOS"),
             "time": self._minutes_left() if own_partition else None,
             "cpus-per-task": cpus or None,

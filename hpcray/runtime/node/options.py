@@ -16,6 +16,7 @@ from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
 from hpcray.common.sizes import parse_size
 from hpcray.platform import resource_limits
+from hpcray.platform.config_files import node_config
 from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
 
@@ -266,7 +267,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: a setting or a variable is not valid.
         """
-        config = Config.from_env(os.environ, **self.config)
+        config = node_config(os.environ, **self.config)
         parse_labels(config.labels)
         if config.node_types:
             _check_node_types(config.node_types)

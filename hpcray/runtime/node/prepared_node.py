@@ -17,6 +17,7 @@ from typing import NoReturn
 from hpcray.common.config import Config
 from hpcray.platform.accelerators import node_accelerators
 from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, default_arena_size
+from hpcray.platform.config_files import configured_environment
 from hpcray.platform.console import take_exit_file_path
 from hpcray.platform.fork_server import ForkServerClient, start_fork_server
 from hpcray.platform.gpu_visibility import node_gpus
@@ -34,6 +35,7 @@ from hpcray.transport.startup import Launch
 TRANSFER_SLOTS = 4
 """Pieces of objects that an arena has room for beside the objects themselves, for transfers."""
 _REMOVAL_TIME = 120.0
+_JOURNAL = "HPCRAY_JOURNAL_DIR"
 _OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -80,7 +82,9 @@ class PreparedNode:
         run = read_run(config, launch)
         if token is None:
             # Nodes that this job starts itself (`init(address="local")` in a task) do not use its journal.
-            os.environ.pop("HPCRAY_JOURNAL_DIR", None)
+            os.environ.pop(_JOURNAL, None)
+            if configured_environment(os.environ).get(_JOURNAL):
+                os.environ[_JOURNAL] = ""  # comes before the one of a configuration file
         if launch.rank == 0:
             for text in Config.unknown_variables(os.environ):
                 print(f"hpcray: {text}", file=sys.stderr, flush=True)
