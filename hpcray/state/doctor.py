@@ -305,7 +305,7 @@ def examine_configuration(environ: Mapping[str, str]) -> DoctorFinding:
     except ConfigFileError as error:
         text, _, hint = str(error).partition("; hint: ")
         return _software("configuration", text, FAIL, hint)
-    return _software("configuration", ", ".join(found) or f"no file: neither {SYSTEM_FILE} nor one of this user")
+    return _software("configuration", ", ".join(found) or f"no file, such as {SYSTEM_FILE}")
 
 
 def package_version(name: str, otherwise: str = "not installed") -> str:
