@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import generate
 
 from hpcray.common.config import Config
+from hpcray.common.launch_config import LaunchConfig
 from hpcray.protocol.messages import Message
 
 MESSAGES = frozenset(kind.__name__ for kind in get_args(Message))
@@ -57,7 +58,9 @@ def test_every_module_of_ray_has_a_stub_and_no_other_is_left() -> None:
 
 def test_every_setting_has_a_row_with_a_meaning() -> None:
     rows = [line.split(" | ") for line in generate.settings().splitlines() if line.startswith("| `HPCRAY_")]
-    assert [row[0] for row in rows] == [f"| `HPCRAY_{field.name.upper()}`" for field in fields(Config)]
+    assert [row[0] for row in rows] == [
+        f"| `HPCRAY_{field.name.upper()}`" for field in (*fields(Config), *fields(LaunchConfig))
+    ]
     assert not [row[0] for row in rows if len(row[3].strip(" |")) < 10]
 
 
