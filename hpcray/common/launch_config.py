@@ -24,8 +24,8 @@ class LaunchConfig:
         mpirun: the mpirun or mpiexec to use: a path, or a name on PATH; "": the one beside this Python, or on PATH.
         executor: where `submit` and `nodes add` run jobs, as their `--executor`.
         partition: of the jobs that they submit, where these name none.
-        account: likewise.
-        constraint: likewise: features that nodes must have.
+        account: of these jobs, likewise.
+        constraint: of these jobs, likewise: features that nodes must have.
         jobs: folder of submitted jobs, on a file system that all nodes share; "": `.hpcray-jobs` in the working
             directory.
         tmpdir: node-local directory, with a short path, for session directories and other temporary files; "": the
