@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.documents import blocks
 
 from hpcray.common import config as config_module
 from hpcray.common.config import Config
@@ -276,10 +277,9 @@ def test_the_command_prints_values_and_sources(site: Path) -> None:
         assert found.returncode == 1 and found.stderr == f"Error: {path}:1: tik is no setting; hint: tick?\n"
 
 
-@pytest.mark.parametrize("page", ["docs/how-to/site.md"])
-def test_the_configuration_files_of_the_pages_are_valid(site: Path, page: str) -> None:
-    blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 5
-    for block in blocks:
-        write(site, "user", block)
+def test_the_configuration_files_in_the_docs_are_valid(site: Path) -> None:
+    found = [block for block in blocks() if block.language == "toml"]
+    assert len(found) >= 5
+    for block in found:
+        write(site, "user", block.text)
         assert configured_environment(os.environ) is not os.environ
