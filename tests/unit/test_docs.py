@@ -23,7 +23,7 @@ REFERENCE = ROOT / "docs" / "reference"
 """Generated pages; their sentences are docstrings, see tests/unit/test_laws.py."""
 VARIABLE = re.compile(r"HPCRAY_[A-Z][A-Z_]*[A-Z]")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
-CODE_PATH = re.compile(r"(?:hpcray|tests|benchmarks|examples|slurm|launch)/[\w./-]+")
+CODE_PATH = re.compile(r"(?<!\.config/)(?<!CONFIG_HOME/)(?:hpcray|tests|benchmarks|examples|slurm|launch)/[\w./-]+")
 
 
 @pytest.mark.parametrize("page", PAGES)
