@@ -22,7 +22,7 @@ CountOrMinusOne = Annotated[int, msgspec.Meta(ge=-1)]
 
 _T = TypeVar("_T")
 PREFIX = "HPCRAY_"
-"""Of the variable of a setting; its name in upper case follows."""
+"""Beginning of the variable of a setting; the name in upper case follows."""
 _HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
 _OTHER_VARIABLES = (
@@ -364,7 +364,7 @@ def convert(config: type[_T], values: Mapping[str, Any], sources: Mapping[str, s
 
 
 def _what_is_valid(config: type[Any], field: str) -> str:
-    """What an error says of a setting that is text: its values where there are few, else its default."""
+    """Hint for a setting that is text: its values where there are few, else its default."""
     choices = get_args(get_type_hints(config)[field])
     return f"one of {', '.join(choices)}" if choices else f"the default is {getattr(config, field)!r}"
 

@@ -9,9 +9,9 @@ from typing import Literal
 from hpcray.common.config import PREFIX, convert
 
 LauncherName = Literal["auto", "srun", "openmpi", "mpich", "intelmpi", "pals", "flux"]
-"""What starts the nodes of a job."""
+"""Launcher of the nodes of a job."""
 ExecutorName = Literal["auto", "slurm", "local"]
-"""Where submitted jobs run."""
+"""Place of submitted jobs."""
 
 
 @dataclass(frozen=True)
