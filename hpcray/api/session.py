@@ -235,14 +235,14 @@ def init(
         address or os.environ.get("RAY_ADDRESS") or None,
         options,
         {**given, "labels": labels, "object_store_memory": object_store_memory},
-        lambda process: _start_driver(process, namespace, environment, logging_config, lifetime, log_to_driver),
+        lambda process: _start_driver(
+            process, namespace, environment, logging_config, lifetime, log_to_driver, settings
+        ),
     )
-    if settings.get("_tracing_startup_hook"):
-        # By name, as the hook: it is above this package, and loads OpenTelemetry.
-        importlib.import_module("hpcray.util.tracing.tracing_helper").start(settings["_tracing_startup_hook"])
     return ClientContext()
 
 
+_OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
 post_init_hooks: list[Callable[[], object]] = []
 """Called when this process has joined a job as a driver."""
 
@@ -319,6 +319,7 @@ def _start_driver(
     logging_config: LoggingConfig | None,
     actor_lifetime: str,
     log_to_driver: bool | None,
+    settings: Mapping[str, Any],
 ) -> None:
     job_fields = announce(process, namespace, environment.env_vars(), log_to_driver)
     if not _Session.hooked:
@@ -332,6 +333,9 @@ def _start_driver(
             runtime_envs.job["logging_config"] = logging_config.to_dict()
         if actor_lifetime == "detached":
             runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
+        if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
+            # By name, as the hook: it is above this package, and loads OpenTelemetry.
+            importlib.import_module("hpcray.util.tracing.tracing_helper").start(hook)
     except BaseException:
         shutdown()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -49,6 +50,8 @@ _OTHER_VARIABLES = (
 )
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
+OTLP_FILE = "otlp-file:"
+"""What a value of the setting `trace` begins with."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
@@ -179,6 +182,8 @@ class Config:
         metrics_export: "socket": a process of each node serves the node's metrics on `metrics.s` in its session
             directory; a directory: it also writes them there every 15 s, for node_exporter's textfile collector; "":
             only what the program measures is served.
+        trace: "otlp-file:DIRECTORY": OpenTelemetry's spans of all calls and their execution go to files in it, one for
+            each process, %j in it is the Slurm job's number (`docs/how-to/metrics.md`); "": there are none.
     """
 
     start_timeout: Seconds = 60.0
@@ -245,6 +250,7 @@ class Config:
     journal_dir: str = ""
     log_dir: str = ""
     metrics_export: str = ""
+    trace: str = ""
 
     @property
     def chunk(self) -> int:
@@ -272,7 +278,7 @@ class Config:
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**convert(cls, texts, sources, strict=False), **convert(cls, overrides, {}, strict=True)}
-        return _check_heartbeats(cls(**values))
+        return _check_trace(_check_heartbeats(cls(**values)))
 
     @staticmethod
     def from_system_config(ray_settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -378,3 +384,13 @@ def _check_heartbeats(config: Config) -> Config:
             f"{config.node_timeout:g} s and head_timeout={config.head_timeout:g} s; hint: HPCRAY_HEARTBEAT_INTERVAL"
         )
     return config
+
+
+def _check_trace(config: Config) -> Config:
+    """Make the directory of `trace` absolute: workers may run in other directories. Refuse what names none."""
+    directory = config.trace.removeprefix(OTLP_FILE)
+    if not config.trace or (directory != config.trace and os.path.isabs(directory)):
+        return config
+    if directory in ("", config.trace):
+        raise ValueError(f"trace={config.trace!r} names no directory; hint: HPCRAY_TRACE={OTLP_FILE}DIRECTORY")
+    return replace(config, trace=OTLP_FILE + os.path.abspath(directory))

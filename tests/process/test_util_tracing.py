@@ -119,3 +119,90 @@ def test_a_hook_that_is_none_is_refused(tmp_path):
     script.write_text("import engine_under_test as ray\nray.init(num_cpus=1, _tracing_startup_hook='no_colon')\n")
     done = run_script(script)
     assert done.returncode and "must be in format" in done.stderr
+
+
+OTLP_PROGRAM = """
+import os, sys
+import engine_under_test as ray
+
+@ray.remote
+def child(a):
+    if a == 3:
+        raise ValueError("as the test wants it")
+    return a
+
+@ray.remote
+def parent(a):
+    os.chdir("/")  # the directory of the files stays where the program began
+    return ray.get(child.remote(a))
+
+if __name__ == "__main__":
+    ray.init(num_cpus=2)
+    print(ray.get([parent.remote(i) for i in range(3)]))
+    try:
+        ray.get(parent.remote(3))
+    except ValueError:
+        print("failed")
+    ray.kill(ray.remote(type("A", (), {"ready": lambda self: 1})).remote())
+    os.kill(os.getpid(), 9) if "killed" in sys.argv else ray.shutdown()
+"""
+
+
+def test_trace_writes_lines_that_the_collector_reads(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(OTLP_PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCRAY_TRACE", "otlp-file:spans-%j")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    done = run_script(tmp_path / "script.py")
+    assert done.stdout.split("\n")[-3:-1] == ["[0, 1, 2]", "failed"], done.stderr
+    files = list((tmp_path / "spans-17").glob("*.jsonl"))
+    assert len(files) >= 2 and {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
+    spans, services, pids = {}, set(), set()
+    for file in files:
+        for line in file.read_text().splitlines():
+            (of_resource,) = json.loads(line)["resourceSpans"]
+            resource = {one["key"]: one["value"] for one in of_resource["resource"]["attributes"]}
+            services.add(resource["service.name"]["stringValue"])
+            pids.add(int(resource["process.pid"]["intValue"]))
+            for span in of_resource["scopeSpans"][0]["spans"]:
+                assert len(span["traceId"]) == 32 and int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
+                spans[span["spanId"]] = span
+    assert services == {"hpcray"} and len(pids) == len(files)
+    executed = [one for one in spans.values() if one["name"].endswith("child ray.remote_worker")]
+    assert len(executed) == 4 and {one["kind"] for one in executed} == {5}  # consumers
+    for one in executed:
+        names = []
+        while "parentSpanId" in one:
+            above = spans[one["parentSpanId"]]
+            assert above["traceId"] == one["traceId"]
+            names.append(above["name"].partition(".")[2])
+            one = above
+        assert names == ["child ray.remote", "parent ray.remote_worker", "parent ray.remote"]
+    (failed,) = (one for one in executed if one["status"]["code"] == 2)
+    assert failed["events"][0]["name"] == "exception" and "as the test wants it" in json.dumps(failed["events"])
+
+
+def test_spans_that_ended_before_a_kill_are_in_the_files(tmp_path, monkeypatch):
+    (tmp_path / "script.py").write_text(OTLP_PROGRAM)
+    monkeypatch.setenv("HPCRAY_TRACE", f"otlp-file:{tmp_path}/spans")
+    done = run_script(tmp_path / "script.py", "killed")
+    assert done.returncode == -9
+    text = "".join(file.read_text() for file in (tmp_path / "spans").iterdir())
+    assert text.count("parent ray.remote_worker") == 4 and text.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "expected"),
+    [
+        ("otlp-file:DIR", "sys.modules['opentelemetry.sdk'] = None", "hint: pip install 'hpcray[tracing]'"),
+        ("otlp-file:/proc/none", "", "hint: HPCRAY_TRACE=otlp-file:DIRECTORY"),
+        ("otlp-file:", "", "names no directory; hint: HPCRAY_TRACE=otlp-file:DIRECTORY"),
+        ("jaeger", "", "names no directory; hint: HPCRAY_TRACE=otlp-file:DIRECTORY"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_by_init(tmp_path, monkeypatch, value, before, expected):
+    script = tmp_path / "script.py"
+    script.write_text(f"import sys\n{before}\nimport engine_under_test as ray\nray.init(num_cpus=1)\n")
+    monkeypatch.setenv("HPCRAY_TRACE", value.replace("DIR", str(tmp_path)))
+    done = run_script(script)
+    assert done.returncode == 1 and expected in done.stderr.splitlines()[-1]

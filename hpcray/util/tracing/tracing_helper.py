@@ -107,7 +107,7 @@ def _trace() -> Any:
         return importlib.import_module("opentelemetry.trace")
     except ImportError as error:
         raise ImportError(
-            "tracing needs OpenTelemetry; hint: pip install opentelemetry-api opentelemetry-sdk", name="opentelemetry"
+            "tracing needs OpenTelemetry; hint: pip install 'hpcray[tracing]'", name="opentelemetry"
         ) from error
 
 
