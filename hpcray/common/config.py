@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -387,10 +386,7 @@ def _check_heartbeats(config: Config) -> Config:
 
 
 def _check_trace(config: Config) -> Config:
-    """Make the directory of `trace` absolute: workers may run in other directories. Refuse what names none."""
-    directory = config.trace.removeprefix(OTLP_FILE)
-    if not config.trace or (directory != config.trace and os.path.isabs(directory)):
-        return config
-    if directory in ("", config.trace):
+    """Refuse a destination of spans that is no directory of files."""
+    if config.trace and config.trace.removeprefix(OTLP_FILE) in ("", config.trace):
         raise ValueError(f"trace={config.trace!r} names no directory; hint: HPCRAY_TRACE={OTLP_FILE}DIRECTORY")
-    return replace(config, trace=OTLP_FILE + os.path.abspath(directory))
+    return config

@@ -16,12 +16,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from msgspec import Struct
 
-from hpcray.common.config import PREFIX, RAY_VARIABLES, Config, convert
+from hpcray.common.config import OTLP_FILE, PREFIX, RAY_VARIABLES, Config, convert
 from hpcray.common.launch_config import LaunchConfig
 from hpcray.common.sizes import parse_size
 
@@ -134,7 +134,11 @@ def node_config(environ: Mapping[str, str], **given: Any) -> Config:
     Raises:
         ValueError: a setting is not valid.
     """
-    return Config.from_env(configured_environment(environ), **given)
+    found = Config.from_env(configured_environment(environ), **given)
+    if not found.trace:
+        return found
+    # Processes of the job may run in other directories.
+    return replace(found, trace=OTLP_FILE + os.path.abspath(found.trace.removeprefix(OTLP_FILE)))
 
 
 def launch_config(environ: Mapping[str, str], partition: str | None = None) -> LaunchConfig:
