@@ -50,7 +50,7 @@ _OTHER_VARIABLES = (
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
 OTLP_FILE = "otlp-file:"
-"""What a value of the setting `trace` begins with."""
+"""First part of a value of the setting `trace`."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
