@@ -60,11 +60,12 @@ def test_signal_to_mpirun(leak_check: LeakCheck, tmp_path: Path, mode: str, numb
 def test_user_signals_to_all_ranks_reach_the_program(leak_check: LeakCheck, tmp_path: Path, mode: str) -> None:
     script = write(
         tmp_path,
-        "import signal, hpcray as ray\n"
+        "import signal, time, hpcray as ray\n"
         "ray.init()\n"
-        "signal.signal(signal.SIGUSR1, lambda number, frame: print('got', number, flush=True))\n"
+        "got = []\n"
+        "signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number) or print('got', number, flush=True))\n"
         "print('ready', flush=True)\n"
-        "signal.pause()\n"
+        "while not got: time.sleep(0.05)\n"  # signal.pause() would miss a signal that comes just before it
         "print(len(ray.nodes()), flush=True)\n",
     )
     with Job(as_module(2, script) if mode == MODULE else under_mpirun(2, script)) as job:

@@ -12,12 +12,13 @@ from hpcray.common.log_names import (
     LOG_PIECE,
     LOG_PREFIX_ACTOR_NAME,
     LOG_PREFIX_JOB_ID,
+    LOG_PREFIX_TASK_ID,
     LOG_PREFIX_TASK_NAME,
     parse_worker_log_name,
 )
 from hpcray.runtime.raylet.rotated_files import read_on
 
-_MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_NAME)
+_MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_ID, LOG_PREFIX_TASK_NAME)
 _TAILED, _TAIL_BYTES = 4, 8 << 10  # files, and bytes of each
 
 

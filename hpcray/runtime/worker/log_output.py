@@ -54,20 +54,26 @@ class WorkerLogFile(io.RawIOBase):
         self._path = ""
         self._speaker: Callable[[], tuple[str, tuple[bytes, float]]] = lambda: ("", _NO_RUN)
         self._named = ""
+        self._other: WorkerLogFile | None = None
         self._run = _NO_RUN
         self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
         self._at_line_start = True
         self._size = 0
 
-    def open(self, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]]) -> None:
+    def open(
+        self, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]], other: WorkerLogFile | None = None
+    ) -> None:
         """Begin the file.
 
         Args:
             path: of the file.
             speaker: returns the line that names who writes ("" if it is not known), and which run of which task it is.
+            other: the file with this worker's other output. A name that is written here is written there too: child
+                processes of a task write to either without one, and the two files are read one after the other.
         """
         self._path = path
         self._speaker = speaker
+        self._other = other
         self._open()
 
     @cached_property
@@ -96,19 +102,34 @@ class WorkerLogFile(io.RawIOBase):
                 name, self._named = name or self._named, ""  # it stands in the older file, which may be deleted soon
             if name and name != self._named:
                 self._named = name
-                text = name.encode("utf-8", "backslashreplace") + text
+                line = name.encode("utf-8", "backslashreplace")
+                text = line + text
+                if self._other is not None:
+                    self._other.take_name(name, line)
             if run[0] and run != self._run:
                 self._run = run
                 self._begin_part(run[0], len(text) - size)
         self._at_line_start = end
         self._size += len(text)
+        self._write(text)
+        return size
+
+    def take_name(self, name: str, line: bytes) -> None:
+        """Name the writer of what follows, as the other file does; not within a line."""
+        if self._path and self._at_line_start and name != self._named:
+            self._named = name
+            self._end_part(os.lseek(self._fd, 0, os.SEEK_END))
+            self._run = _NO_RUN
+            self._size += len(line)
+            self._write(line)
+
+    def _write(self, text: bytes) -> None:
         view = memoryview(text)
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
             except OSError:
                 break  # the disk is full; that is no reason to fail the task
-        return size
 
     def parts(self, task: bytes) -> list[tuple[int, int | None]]:
         """Return where a task has written: from where to where, for each of its runs; None: to the end of the file."""
@@ -117,9 +138,12 @@ class WorkerLogFile(io.RawIOBase):
     def _begin_part(self, task: bytes, before: int) -> None:
         """Another task writes from here on, after so many bytes."""
         here = os.lseek(self._fd, 0, os.SEEK_END)  # native code and child processes write too
-        if self._parts:
-            self._parts[-1].end = here
+        self._end_part(here)
         self._parts.append(_Part(task, here + before))
+
+    def _end_part(self, here: int) -> None:
+        if self._parts and self._parts[-1].end is None:
+            self._parts[-1].end = here
 
     def _open(self) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -162,7 +186,7 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     for suffix, file in _FILES.items():
-        file.open(f"{path}.{suffix}", speaker)
+        file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"])
     sys.stdout, sys.stderr = _STREAMS
     worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
 
