@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import click
 
-from hpcray.cli.job_option import enter_slurm_job, errors_as_messages, without_options
+from hpcray.cli.job_option import errors_as_messages, without_options
 from hpcray.cli.option_types import typed
+from hpcray.cli.slurm_entry import enter_slurm_job
 from hpcray.common.exceptions import RayError
 from hpcray.common.sizes import parse_size
 from hpcray.compat.names.serve_submission import parse_runtime_env_args

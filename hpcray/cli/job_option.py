@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import click
 
+from hpcray.cli.slurm_entry import enter_slurm_job, slurm_jobs_meant
 from hpcray.common.exceptions import RayError
-from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
 from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
@@ -20,13 +19,12 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state import attached
 
 _SLURM = "slurm://"
-_ENTERED = "HPCRAY_ENTERED_JOB"  # set where `enter_slurm_job` has brought a command
 _NO_GUESS = 2  # exit code where more than one job could be meant
 
 job_option = click.option(
     "--job", "--address", "address", default="auto", metavar="JOB",
-    help="Slurm's id, the name of the session, or a session directory (default: what HPCRAY_ADDRESS or HPCRAY_SESSION "
-    "says, the job of this allocation, or the only one; see hpcray jobs).",
+    help="Slurm's id or name of the job, the name of the session, or a session directory (default: what HPCRAY_SESSION "
+    "or else HPCRAY_ADDRESS says, the job of this allocation, or the only one; see hpcray jobs).",
 )  # fmt: skip
 
 
@@ -65,9 +63,18 @@ def session_directory(wanted: str) -> str:
     except SeveralRunningJobsError as error:
         _end_without_guess(str(error))
     except NoRunningJobError as error:
-        if found := _slurm_job(name):
+        if name == "auto":
+            name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
+        found = slurm_jobs_meant(name)
+        if len(found) > 1:
+            lines = [f"  --job {one.job_id}  {one.name}  {one.node_list}  {one.time_left} left" for one in found]
+            _end_without_guess("\n".join([f"no job on this machine, and {len(found)} of this user in Slurm:", *lines]))
+        if found:
+            # A name of Slurm's means the only session there; that of a session, or its directory, goes on with it.
+            named = [] if name in ("auto", found[0].job_id, found[0].name) else ["--job", name]
             words = without_options(sys.argv[1:], "--job", "--address")
-            enter_slurm_job(found.job_id, _command_module(), words, found)
+            end = words.index("--") if "--" in words else len(words)
+            enter_slurm_job(found[0].job_id, _command_module(), [*words[:end], *named, *words[end:]], found[0])
         raise click.ClickException(str(error)) from None
 
 
@@ -76,45 +83,10 @@ def parse_sbatch_options(texts: Sequence[str]) -> dict[str, str | bool]:
     return {name: value if equals else True for name, equals, value in (text.partition("=") for text in texts)}
 
 
-def enter_slurm_job(job_id: str, module: str, words: Sequence[str], found: ActiveJob | None = None) -> NoReturn:
-    """Become the same command on the first node of a Slurm job, where the job's sockets are.
-
-    Args:
-        job_id: Slurm's id.
-        module: of the command line.
-        words: its arguments.
-        found: what is known of the job, for the line that says so.
-    """
-    if shutil.which("srun") is None:
-        raise click.ClickException(f"job {job_id}: there is no srun on this machine")
-    if found is not None:
-        click.echo(f"hpcray: job {job_id} ({found.name}, {found.node_list}), through srun --overlap", err=True)
-    environ = {name: text for name, text in os.environ.items() if name not in (ADDRESS, OWN_SESSION, "RAY_ADDRESS")}
-    line = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none"]
-    line += ["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    os.execvpe("srun", [*line, sys.executable, "-m", module, *words], {**environ, _ENTERED: job_id})
-
-
 def _command_module() -> str:
     """The module of the command line that runs: `hpcray`'s or `ray`'s."""
     spec = sys.modules[click.get_current_context().find_root().command.callback.__module__].__spec__
     return spec.name if spec is not None else "hpcray.cli"
-
-
-def _slurm_job(name: str) -> ActiveJob | None:
-    """The running Slurm job that is meant; None where Slurm knows none, or has been asked already."""
-    if os.environ.get(_ENTERED) or shutil.which("srun") is None or not (name == "auto" or name.isdecimal()):
-        return None
-    running = [one for one in active_jobs() if one.state == "RUNNING"]
-    if name == "auto":
-        allocation = os.environ.get("SLURM_JOB_ID", "")
-        running = [one for one in running if one.job_id == allocation] or running
-    else:
-        running = [one for one in running if one.job_id == name]
-    if len(running) > 1:
-        lines = "\n".join(f"  --job {one.job_id}  {one.name}  {one.node_list}  {one.time_left} left" for one in running)
-        _end_without_guess(f"no job on this machine, and {len(running)} of this user in Slurm:\n{lines}")
-    return running[0] if running else None
 
 
 def _end_without_guess(text: str) -> NoReturn:
