@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.text import Text
@@ -30,12 +30,14 @@ from hpcray.cli.progress import progress
 from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
+from hpcray.common.launch_config import ExecutorName
 from hpcray.jobs.client_mode import client_mode_command
-from hpcray.jobs.submission import SLURM, check_request, choose_executor, with_configured_place
+from hpcray.jobs.submission import LOCAL, check_request, choose_executor, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
+from hpcray.platform.batch_systems import SLURM
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, examine, merge, package_version
 from hpcray.state.doctor_step import examine_job, examine_nodes, judge_clocks
 from hpcray.state.reports import print_table
@@ -136,9 +138,9 @@ def _print_findings(rows: list[DoctorRow], nodes: int) -> None:
 @click.option("--cpus-per-node", type=int, help="CPUs of each node.")
 @click.option("--mem", help="Memory of each node, such as 16g (Slurm).")
 @click.option("-t", "--time", "limit", help="Time limit as for sbatch: minutes, 1:30:00, 2-12.")
-@click.option("-p", "--partition", help="Slurm's partition.")
+@click.option("-p", "--partition", help="Slurm's partition, or the queue of PBS or Flux.")
 @click.option("-J", "--name", help="Name of the job (default: the script's).")
-@click.option("--executor", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True)
+@click.option("--executor", type=click.Choice(get_args(ExecutorName)), default="auto", show_default=True)
 @click.option("--requeue", type=int, default=0, metavar="K", help="Start again up to K times after the time limit.")
 @click.option("-x", "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the job.")
 @click.option("--sbatch", "extra", multiple=True, metavar="OPTION[=VALUE]", help="A further option, as account=a1.")
@@ -171,6 +173,8 @@ def submit(
                 options["partition"], False, dict(map(_pair, variables)), sbatch,
             )  # fmt: skip
             kind = choose_executor(options["executor"])
+            if kind not in (SLURM, LOCAL):
+                raise SubmitError(f"--driver here needs Slurm, and this would run in {kind}; hint: --driver batch")
             request = with_configured_place(request) if kind == SLURM else request
             line, environ = client_mode_command(words, request, kind)
             sys.stdout.flush()

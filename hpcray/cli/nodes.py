@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import get_args
 
 import click
 
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options, session_directory
 from hpcray.common.exceptions import StartupError, SubmitError
+from hpcray.common.launch_config import ExecutorName
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
@@ -48,9 +50,9 @@ def nodes() -> None:
 @click.option("--gpus-per-node", "gpus", type=int, help="GPUs of each node.")
 @click.option("--cpus-per-node", "cpus", type=int, help="CPUs of each node.")
 @click.option("--mem", help="Memory of each node, such as 16g (Slurm).")
-@click.option("-p", "--partition", help="Slurm's partition.")
+@click.option("-p", "--partition", help="Slurm's partition, or the queue of PBS or Flux.")
 @click.option("--sbatch", "extra", multiple=True, metavar="OPTION[=VALUE]", help="A further option, as account=a1.")
-@click.option("--executor", type=click.Choice(["auto", "slurm", "local"]), default="auto", show_default=True)
+@click.option("--executor", type=click.Choice(get_args(ExecutorName)), default="auto", show_default=True)
 @click.option("--wait", is_flag=True, help="Return when the nodes are in the job.")
 @job_option
 def add(

@@ -10,7 +10,7 @@ from hpcray.common.config import PREFIX, convert
 
 LauncherName = Literal["auto", "srun", "openmpi", "mpich", "intelmpi", "pals", "flux"]
 """Launcher of the nodes of a job."""
-ExecutorName = Literal["auto", "slurm", "local"]
+ExecutorName = Literal["auto", "slurm", "pbs", "flux", "local"]
 """Place of submitted jobs."""
 
 

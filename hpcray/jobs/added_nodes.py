@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import subprocess
+import sys
 import time as clock
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,17 +16,20 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import SubmitError
+from hpcray.jobs.batch_queue import query_batch, submit_batch
 from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_state
 from hpcray.jobs.submission import (
-    SLURM,
+    LOCAL,
     JobRequest,
     Time,
+    batch_request,
     check_request,
     choose_executor,
     with_configured_place,
     without_outer_job,
 )
 from hpcray.jobs.submitted_job import default_folder
+from hpcray.platform.batch_systems import SLURM
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
@@ -66,7 +71,7 @@ def scale(
         gpus, cpus, mem: of each new node.
         partition, sbatch: of the batch job, as for `submit`. The end of the job cancels its batch jobs by their name:
             not one that gets another `job-name`.
-        executor: "slurm", "local" (processes on this machine), or "auto".
+        executor: "slurm", "pbs", "flux", "local" (processes on this machine), or "auto".
         wait: return when the new nodes are in.
         address: the job, as for the commands' `--job`: Slurm's id, the session's name, or a session directory; default:
             the job of this program, else the only one on this host.
@@ -91,15 +96,22 @@ def scale(
         added_job_name(read_session(where).session), more, gpus, cpus, mem, time, partition, False, None, sbatch
     )
     kind = choose_executor(executor)
-    request = with_configured_place(request) if kind == SLURM else request
-    token = _write_join_token(where, kind == SLURM)
-    started = [_submit(request, token)] if kind == SLURM else _start_here(request, token)
+    request = request if kind == LOCAL else with_configured_place(request)
+    token = _write_join_token(where, kind != LOCAL)
+    if kind == LOCAL:
+        started, log = _start_here(request, token), f"{token}.out"
+    elif kind == SLURM:
+        started = [_submit(request, token)]
+        log = _batch_log(token, started[0])
+    else:
+        log = _batch_log(token, os.urandom(4).hex())  # its name is needed before there is an id
+        started = [submit_batch(kind, batch_request(request, log), _node_script(request, token))]
     # A node that has died since stays in the list: neither its death nor one among the others is waited for.
     while wait and len(list_nodes(where)) < len(known) + more:
-        if kind == SLURM:
-            _check_batch_job(started[0], token)
+        if kind == LOCAL:
+            _check_processes(started, log)
         else:
-            _check_processes(started, token)
+            _check_batch_job(kind, started[0], log)
         clock.sleep(_POLL)
     return started
 
@@ -173,19 +185,19 @@ def _start_here(request: JobRequest, token: str) -> list[str]:
     return [str(child.pid) for child in _started_here[-request.nodes :]]
 
 
-def _check_processes(pids: Sequence[str], token: str) -> None:
+def _check_processes(pids: Sequence[str], log: str) -> None:
     """Raise SubmitError if one of the nodes that this process has started has ended."""
     for child in _started_here:
         if str(child.pid) in pids and (code := child.poll()) is not None:
-            raise _never_joined(f"process {child.pid}", f"ended with code {code}", f"{token}.out")
+            raise _never_joined(f"process {child.pid}", f"ended with code {code}", log)
 
 
-def _check_batch_job(job_id: str, token: str) -> None:
-    """Raise SubmitError if the batch job of new nodes has ended: failed, cancelled, or refused by Slurm later."""
-    # query_state asks Slurm at most every CACHE_TIME seconds. Slurm may not know a job yet that it has just accepted.
-    state = query_state(job_id)
+def _check_batch_job(kind: str, job_id: str, log: str) -> None:
+    """Raise SubmitError if the batch job of new nodes has ended: failed, cancelled, or refused later."""
+    # Both ask at most every two seconds. A batch system may not know a job yet that it has just accepted.
+    state = query_state(job_id) if kind == SLURM else query_batch(kind, [job_id]).get(job_id, GONE)
     if state not in ("PENDING", "RUNNING", "UNKNOWN", GONE) or (state == GONE and _forgotten(job_id)):
-        raise _never_joined(f"batch job {job_id}", f"is {state}", _batch_log(token, job_id))
+        raise _never_joined(f"batch job {job_id}", f"is {state}", log)
 
 
 def _forgotten(job_id: str) -> bool:
@@ -223,6 +235,12 @@ def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
         "no-kill": True,
         **request.sbatch,
     }
+
+
+def _node_script(request: JobRequest, token: str) -> str:
+    """The batch script of nodes that join, for PBS and Flux: one process, or the MPI world of several."""
+    several = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
+    return f"#!/bin/sh\nexec {shlex.join(several if request.nodes > 1 else node_command(token))}\n"
 
 
 def _submit(request: JobRequest, token: str) -> str:

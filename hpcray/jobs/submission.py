@@ -20,9 +20,12 @@ from typing import Any
 
 from hpcray.common.exceptions import SubmitError
 from hpcray.common.sizes import parse_size
-from hpcray.jobs import PickledCall
+from hpcray.jobs import PickledCall, write_pickle
+from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
+from hpcray.jobs.batch_queue import submit_batch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
+from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
@@ -33,7 +36,7 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+)
 _TIME_HINT = "hint: minutes, 'hours:minutes:seconds', 'days-hours:minutes' as in sbatch, or a timedelta"
 _LONGEST_NOTICE = 60  # seconds
 _REQUEUES = 3  # of requeue=True
-SLURM, LOCAL = "slurm", "local"
+LOCAL = "local"
 _NO_TIME_LIMIT = 60 * 24 * 3650  # minutes; submitit needs a number
 _environ_lock = threading.Lock()
 # Running local jobs of this process. They may outlive it; the list keeps Popen from warning of that.
@@ -72,18 +75,19 @@ def submit(
         cpus_per_node: CPUs of each node; default: Slurm's default, this machine's share.
         mem: memory of each node, bytes or text such as "16g" (Slurm only; without effect with the local executor).
         time: limit: minutes, one of sbatch's forms ("1:30:00", "2-12"), or a timedelta; default: Slurm's, none locally.
-        partition: Slurm's partition; default: that of the setting `partition`, else Slurm's. Settings name an account
-            and a constraint in the same way, where `sbatch` has none.
+        partition: Slurm's partition, or the queue of PBS or Flux; default: that of the setting `partition`, else the
+            site's. Settings name an account and a constraint in the same way, where `sbatch` has none.
         name: of the job; default: the script's or the function's.
         folder: where jobs are kept, each in a directory of its own (0700); under Slurm a shared file system. Default:
             the setting `jobs`, or `.hpcray-jobs` in the working directory.
-        executor: "slurm", "local", or "auto": that of the setting `executor`, else Slurm where sbatch is installed and
-            configured.
+        executor: "slurm", "pbs", "flux", "local", or "auto": that of the setting `executor`, else the batch system that
+            is installed and configured here.
         env: variables of the job, beside those of this process.
         requeue: True: the job may start again, up to 3 times, after its time limit or a preemption; a number is the
             limit of such starts. A function with a method `checkpoint(*args, **kwargs)` (submitit's `Checkpointable`)
             names with it the next call; anything else starts from its beginning and finds its own checkpoints.
-        sbatch: further options of sbatch by their long names, `{"account": "a1", "exclusive": True}`.
+        sbatch: further options of sbatch or `flux batch` by their long names, `{"account": "a1", "exclusive": True}`,
+            or of qsub by their letters, `{"W": "group_list=a"}`; "account" and "constraint" everywhere.
 
     Returns:
         The job: `result()`, `state`, `stdout()`, `stderr()`, `cancel()`, `wait()`, `done()`.
@@ -99,19 +103,23 @@ def submit(
     wrong = "partition" if request.partition else "sbatch" if request.sbatch else ""
     if kind == LOCAL and wrong:
         raise SubmitError(
-            f"{wrong} needs Slurm, and this job would run on this machine; hint: leave it out, or executor='slurm'"
+            f"{wrong} needs a batch system, and this job would run on this machine; hint: leave it out, or "
+            "executor='slurm'"
         )
     request = request if kind == LOCAL else with_configured_place(request)
-    import_submitit()
+    if kind in (SLURM, LOCAL):
+        import_submitit()
+    elif request.requeues:
+        raise SubmitError(f"requeue needs Slurm, and this job would run in {kind}; hint: leave it out")
     base = Path(folder) if folder is not None else default_folder()
-    gpus = None if kind == SLURM else request.gpus_per_node
+    gpus = request.gpus_per_node if kind == LOCAL else None
     launch = BatchLaunch(
         nodes=request.nodes,
         node=NodeOptions(num_cpus=request.cpus_per_node, num_gpus=gpus, driver=script),
         call=call,
         slurm=kind == SLURM,
         requeues=request.requeues,
-        time=request.time if kind == LOCAL else None,
+        time=request.time if kind != SLURM else None,
         env=request.env,
     )
     return _start(launch, request, kind, make_folder(base.expanduser().absolute(), request.name))
@@ -119,7 +127,11 @@ def submit(
 
 def _start(launch: BatchLaunch, request: JobRequest, kind: str, own: Path) -> SubmittedJob[Any]:
     try:
-        job_id = _submit_to_executor(launch, request, own)
+        if kind in (SLURM, LOCAL):
+            job_id = _submit_to_executor(launch, request, own)
+        else:
+            write_pickle(own / LAUNCH, launch)
+            job_id = submit_batch(kind, batch_request(request, str(own / SCRIPT_OUTPUT)), _batch_script(own))
     except BaseException:
         shutil.rmtree(own, ignore_errors=True)
         raise
@@ -298,26 +310,30 @@ def import_submitit() -> Any:
 
 
 def choose_executor(requested: str) -> str:
-    """The executor to use: "slurm" or "local".
+    """The executor to use: "slurm", "pbs", "flux" or "local".
 
     Args:
-        requested: one of these, or "auto": that of the setting `executor`, else Slurm where sbatch is installed and
-            configured, else local.
+        requested: one of these, or "auto": that of the setting `executor`, else Flux inside of a Flux
+            instance, else Slurm, PBS or Flux where they are installed and configured, else local.
 
     Raises:
-        SubmitError: no such executor, "slurm" without sbatch, or a setting is not valid.
+        SubmitError: no such executor, a batch system without its commands, or a setting is not valid.
     """
     if requested == "auto":
         try:
             requested = launch_config(os.environ).executor
         except ValueError as error:
             raise SubmitError(str(error)) from None
-    if requested not in (SLURM, LOCAL, "auto"):
-        raise SubmitError(f"executor={requested!r} is none; hint: 'auto', 'slurm' or 'local'")
-    if requested == SLURM and shutil.which("sbatch") is None:
-        raise SubmitError("no sbatch on PATH; hint: submit from a login node, or executor='local'")
+    if requested not in (*BATCH_SYSTEMS, LOCAL, "auto"):
+        raise SubmitError(f"executor={requested!r} is none; hint: 'auto', 'slurm', 'pbs', 'flux' or 'local'")
+    if requested in BATCH_SYSTEMS and shutil.which(command := BATCH_SYSTEMS[requested].submit_command) is None:
+        raise SubmitError(f"no {command} on PATH; hint: submit from a login node, or executor='local'")
     if requested != "auto":
         return requested
+    if os.environ.get("FLUX_URI") and has_flux(os.environ):
+        return FLUX  # an instance inside a job of Slurm, too
+    if shutil.which("sbatch") is None:
+        return PBS if has_pbs(os.environ) else FLUX if has_flux(os.environ) else LOCAL
     return SLURM if shutil.which("sbatch") is not None and _slurm_is_configured() else LOCAL
 
 
@@ -328,6 +344,34 @@ def _slurm_is_configured() -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return True
     return "configuration source" not in found.stderr  # scontrol's message without slurm.conf
+
+
+def batch_request(request: JobRequest, output: str) -> BatchRequest:
+    """The request as PBS and Flux take it.
+
+    Args:
+        output: path of the file for what the batch script prints.
+    """
+    options = dict(request.sbatch)
+    account, constraint = (str(options.pop(name, "")) for name in ("account", "constraint"))
+    return BatchRequest(
+        name=request.name,
+        nodes=request.nodes,
+        cpus=request.cpus_per_node,
+        gpus=request.gpus_per_node,
+        mem=request.mem,
+        time=request.time,
+        partition=request.partition,
+        account=account,
+        constraint=constraint,
+        output=output,
+        options=options,
+    )
+
+
+def _batch_script(folder: Path) -> str:
+    command = f"{_python()} -m hpcray.jobs.batch_job {shlex.quote(str(folder))}"
+    return f"#!/bin/sh\ncd {shlex.quote(os.getcwd())} || exit 1\nexec {command}\n"
 
 
 def _submit_to_executor(launch: BatchLaunch, request: JobRequest, folder: Path) -> str:

@@ -25,6 +25,9 @@ from typing import Any, Generic, TypeVar
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
 from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, slurm_queue
+from hpcray.jobs.batch_job import SCRIPT_OUTPUT, STEM
+from hpcray.jobs.batch_queue import cancel_batch, query_batch
+from hpcray.platform.batch_systems import FLUX, PBS
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.process_tree import ProcessIdentity
 
@@ -46,8 +49,8 @@ class JobRecord:
     """The facts of a job at its submission.
 
     Attributes:
-        job_id: Slurm's, or the pid of the local controller.
-        executor: "slurm" or "local".
+        job_id: the batch system's, or the pid of the local controller.
+        executor: "slurm", "pbs", "flux" or "local".
         submitted: Unix time, seconds.
         time_limit: seconds, or None.
         started: start of the local controller, in clock ticks since boot.
@@ -105,7 +108,7 @@ class SubmittedJob(Generic[T]):
         UNKNOWN: Slurm does not answer at present. Without accounting, Slurm forgets a job some minutes after its end;
         one without a result is then FAILED, or CANCELLED after `cancel()`.
         """
-        return self._state(slurm_queue.query_state)
+        return self._state(lambda job_id: _query(self.executor, [job_id]).get(job_id, slurm_queue.GONE))
 
     def _state(self, query_slurm: Any) -> str:
         outcome = self._outcome()
@@ -117,6 +120,11 @@ class SubmittedJob(Generic[T]):
         if found == "FAILED" and (self.folder / CANCELLED).exists():
             return "CANCELLED"
         return str(found)
+
+    @property
+    def _stem(self) -> str:
+        """The name of the job in the names of its files."""
+        return STEM if self.executor in (PBS, FLUX) else self.job_id
 
     def _local_state(self) -> str:
         if self._controller() is not None:
@@ -188,7 +196,7 @@ class SubmittedJob(Generic[T]):
 
     def _outcome(self) -> JobOutcome | None:
         """The outcome in the job's own result file; None without one."""
-        path = self.folder / f"{self.job_id}_0_result.pkl"
+        path = self.folder / f"{self._stem}_0_result.pkl"
         try:
             with open(path, "rb") as file:
                 kind, found = pickle.load(file)
@@ -202,7 +210,7 @@ class SubmittedJob(Generic[T]):
 
     def _late_outcome(self) -> JobOutcome | None:
         delay = _LOCAL_FILE_DELAY
-        if self.executor == "slurm":
+        if self.executor != "local":
             state = self.state
             if state == "COMPLETED":
                 delay = _SHARED_FILE_DELAY
@@ -216,7 +224,7 @@ class SubmittedJob(Generic[T]):
 
     def log_path(self, stream: str) -> Path:
         """The file of "out" or "err"."""
-        return self.folder / f"{self.job_id}_0_log.{stream}"
+        return self.folder / f"{self._stem}_0_log.{stream}"
 
     def stdout(self) -> str | None:
         """The job's standard output so far; None before its start."""
@@ -224,19 +232,23 @@ class SubmittedJob(Generic[T]):
 
     def stderr(self) -> str | None:
         """The job's standard error so far; None before its start."""
-        return _text(self.log_path("err"))
+        found = _text(self.log_path("err"))
+        return found or _text(self.folder / SCRIPT_OUTPUT) or found  # of PBS and Flux, where Python did not start
 
     def cancel(self) -> None:
         """End the job: SIGTERM first, SIGKILL if it stays. No effect on a job that has ended.
 
         Raises:
-            JobError: Slurm refused.
+            JobError: the batch system refused.
         """
         if self._outcome() is not None:
             return
         (self.folder / CANCELLED).touch(0o600)
         if self.executor == "slurm":
             slurm_queue.cancel(self.job_id)
+            return
+        if self.executor in (PBS, FLUX):
+            cancel_batch(self.executor, self.job_id)
             return
         if self._controller() is not None:
             os.kill(int(self.job_id), signal.SIGTERM)  # the controller passes it on
@@ -261,6 +273,11 @@ def _state_of(outcome: JobOutcome) -> str:
     if outcome.ok:
         return "COMPLETED"
     return {"SIGTERM": "CANCELLED", "time": "TIMEOUT"}.get(outcome.ended_by, "FAILED")
+
+
+def _query(executor: str, job_ids: list[str]) -> dict[str, str]:
+    """States of jobs of one batch system, by id; forgotten ones are left out."""
+    return query_batch(executor, job_ids) if executor in (PBS, FLUX) else slurm_queue.query_states(job_ids)
 
 
 def _text(path: Path) -> str | None:
@@ -333,8 +350,14 @@ def find_job(job_id: str, folder: str | os.PathLike[str] | None = None) -> Submi
 
 
 def states(jobs: Iterable[SubmittedJob[Any]]) -> dict[str, str]:
-    """The state of each job by the name of its folder, with one query to Slurm for all of them."""
+    """The state of each job by the name of its folder, with one query to each batch system for all of its jobs."""
     jobs = list(jobs)
-    queried = [job.job_id for job in jobs if job.executor == "slurm" and job._outcome() is None]
-    in_slurm = slurm_queue.query_states(queried)
-    return {job.folder.name: job._state(lambda ident: in_slurm.get(ident, slurm_queue.GONE)) for job in jobs}
+    asked: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.executor != "local" and job._outcome() is None:
+            asked.setdefault(job.executor, []).append(job.job_id)
+    found = {(kind, ident): state for kind, ids in asked.items() for ident, state in _query(kind, ids).items()}
+    return {
+        job.folder.name: job._state(lambda ident, kind=job.executor: found.get((kind, ident), slurm_queue.GONE))
+        for job in jobs
+    }

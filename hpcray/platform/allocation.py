@@ -46,7 +46,7 @@ class Allocation(Struct, frozen=True):
     """The resources of this process. None or an empty name: the environment does not say.
 
     Attributes:
-        kind: "slurm", "pbs", "mpirun" or "" (started by hand).
+        kind: "slurm", "pbs", "flux", "mpirun" or "" (started by hand).
         job: the batch system's id of the job.
         step: Slurm's id of the step that this process runs in; "" in a batch script or salloc's shell.
         nodes: names of the nodes: of the step if in one, else of the job.
@@ -109,6 +109,9 @@ def read_allocation(environ: Mapping[str, str] | None = None, host: str | None =
     if "PBS_NODEFILE" in environ:
         return _pbs(environ, host)
     kind, rank, ranks, here = _ranks(environ)
+    if environ.get("FLUX_URI") or read_rank(FLUX, environ):
+        job = environ.get("FLUX_JOB_ID", "")
+        return Allocation(kind="flux", job=job, rank=rank, ranks=ranks, ranks_here=here)
     return Allocation(kind=kind, rank=rank, ranks=ranks, ranks_here=here)
 
 
@@ -124,19 +127,21 @@ def end_time(environ: Mapping[str, str] | None = None) -> float | None:
 
 
 def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0) -> float | None:
-    """`end_time`; where Slurm has not set the variable, one query to its controller. For one process of the job only.
+    """`end_time`; where the batch system has set no variable, one query to Slurm, PBS or Flux. For one process of the
+    job only.
 
     Args:
         timeout: seconds; a controller that does not answer by then counts as one that does not know.
     """
     environ = os.environ if environ is None else environ
     known = end_time(environ)
-    job = job_to_ask(environ)
-    if known is not None or not job or "SLURM_JOB_END_TIME" in environ:
+    query = _end_query(environ)
+    if known is not None or query is None or "SLURM_JOB_END_TIME" in environ:
         return known
+    line, read_end = query
     try:
         done = subprocess.run(
-            ["squeue", "--noheader", "--jobs", job, "--format=%L"],
+            line,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -146,8 +151,44 @@ def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    left = parse_time_left(done.stdout.partition("\n")[0])  # parts of a heterogeneous job have the same
-    return None if left is None else time.time() + left
+    return read_end(done.stdout, time.time())
+
+
+def _end_query(environ: Mapping[str, str]) -> tuple[list[str], Callable[[str, float], float | None]] | None:
+    """The command that the batch system answers with the end of this job, and the reader of its answer."""
+    if job := job_to_ask(environ):
+        return ["squeue", "--noheader", "--jobs", job, "--format=%L"], _end_in_squeue
+    if job := environ.get("PBS_JOBID", ""):
+        return ["qstat", "-f", job], end_in_qstat
+    if environ.get("FLUX_URI"):
+        return ["flux", "job", "timeleft"], _end_in_flux
+    return None
+
+
+def _end_in_squeue(text: str, now: float) -> float | None:
+    left = parse_time_left(text.partition("\n")[0])  # parts of a heterogeneous job have the same
+    return None if left is None else now + left
+
+
+def _end_in_flux(text: str, now: float) -> float | None:
+    left = _read({"left": text.strip()}, "left", float, 0.0)
+    return now + left if 0 < left < _NO_END_TIME else None
+
+
+def end_in_qstat(text: str, now: float) -> float | None:
+    """The end of a job, as Unix time, in what `qstat -f` prints of it; None for one without a limit.
+
+    Args:
+        text: the answer.
+        now: Unix time.
+    """
+    fields = dict(re.findall(r"^ {4}([\w.]+) = (.*)$", text, re.MULTILINE))
+    limit = parse_time_left(fields.get("Resource_List.walltime", ""))
+    if limit is None:
+        return None
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(fields.get("stime", ""), "%a %b %d %H:%M:%S %Y")) + limit
+    return now + limit - (parse_time_left(fields.get("resources_used.walltime", "")) or 0.0)
 
 
 def job_to_ask(environ: Mapping[str, str]) -> str:
@@ -263,6 +304,8 @@ def _pbs(environ: Mapping[str, str], host: str) -> Allocation:
         slots = parse_hostfile(file.read())
     nodes = tuple(name.partition(".")[0] for name, _ in slots)
     _, rank, ranks, here = _ranks(environ)
+    # A host is listed once for each of its MPI processes (mpiprocs), by default once; NCPUS is for each process.
+    threads = _read(environ, "NCPUS", int, 0)
     return Allocation(
         kind="pbs",
         job=environ.get("PBS_JOBID", ""),
@@ -271,7 +314,7 @@ def _pbs(environ: Mapping[str, str], host: str) -> Allocation:
         rank=rank,
         ranks=ranks,
         ranks_here=here,
-        cpus_per_node=tuple(count for _, count in slots),
+        cpus_per_node=tuple(max(count, threads) for _, count in slots),
     )
 
 

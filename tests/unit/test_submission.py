@@ -111,8 +111,8 @@ def test_submission_without_submitit_gives_a_hint(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_executor_is_local_without_sbatch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SubmitError, match="hint: 'auto', 'slurm' or 'local'"):
-        submission.choose_executor("pbs")
+    with pytest.raises(SubmitError, match="hint: 'auto', 'slurm', 'pbs', 'flux' or 'local'"):
+        submission.choose_executor("lsf")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert submission.choose_executor("auto") == "local"
     with pytest.raises(SubmitError, match="no sbatch on PATH"):
@@ -137,7 +137,7 @@ def test_auto_takes_slurm_where_it_is_configured(
 
 
 def test_the_local_executor_refuses_options_of_slurm(tmp_path: Path) -> None:
-    with pytest.raises(SubmitError, match="partition needs Slurm"):
+    with pytest.raises(SubmitError, match="partition needs a batch system"):
         hpcray.cluster.submit(print, executor="local", partition="gpu", folder=tmp_path)
 
 

@@ -65,7 +65,8 @@ def checkpoint_directory(config: Config, environ: Mapping[str, str]) -> str:
     """Return the directory of this job's checkpoints, the same in all its runs; "" when it is not known."""
     if config.checkpoint_dir:
         return os.path.abspath(os.path.expanduser(config.checkpoint_dir))
-    home, job = environ.get("SLURM_SUBMIT_DIR"), environ.get("SLURM_JOB_ID")
+    home = environ.get("SLURM_SUBMIT_DIR") or environ.get("PBS_O_WORKDIR")
+    job = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID")
     return os.path.join(home, _DIRECTORY, job) if home and job else ""
 
 
