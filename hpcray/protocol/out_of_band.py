@@ -22,7 +22,7 @@ import cloudpickle
 
 from hpcray.common.exception_pickling import CUSTOM
 from hpcray.common.madvise import madvise
-from hpcray.protocol import arrow_pickling
+from hpcray.protocol import arrow_pickling, code_pickling
 
 _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
@@ -310,6 +310,7 @@ _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
 }
 """By module and name of the class."""
 
+code_pickling.keep_file_names()
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
 _reducers[memoryview] = _reduce_memoryview
 Pickler.dispatch_table = _reducers
