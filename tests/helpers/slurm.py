@@ -34,6 +34,8 @@ def boot(nodes: int = 4, name: str = "test", binding: bool = False) -> Cluster:
     name = f"{name}-{os.getpid()}"
     top = f"/run/hpcray-testcluster/{name}"
     shared = [(str(ROOT), f"{top}/hpcray"), (sys.prefix, f"{top}/venv")]
+    if not any(place.startswith(sys.prefix + "/") or sys.prefix == place for place in (str(ROOT), sys.base_prefix)):
+        shared.append((sys.prefix, sys.prefix))  # where scripts of the environment look for its interpreter
     if libraries := os.environ.get("HPCRAY_RAY_LIBRARIES"):
         shared.append((os.path.realpath(libraries), f"{top}/ray"))
     if sys.base_prefix != "/usr":  # the environment's interpreter is a link to it

@@ -5,6 +5,7 @@ HPCRAY_SCREENSHOTS=docs/how-to pytest -m slow tests/mpi/test_dashboard_browser.p
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 
-from helpers.browser import chromium, picture
+from helpers.browser import SCREENSHOTS, chromium, picture
 from helpers.dashboards import Dashboard
 from helpers.jobs import Job, as_module
 from helpers.scripts import write
@@ -25,7 +26,9 @@ from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE = 30_000  # ms
-EVIL = '<img src=x onerror="document.title=1">'
+# Names that are markup. The pictures of the docs show an ordinary name instead.
+PICTURES = bool(os.environ.get(SCREENSHOTS))
+EVIL = "report" if PICTURES else '<img src=x onerror="document.title=1">'
 
 # Short tasks, longer ones, an actor that was killed, objects, a group, waits; names that are markup; until it is ended.
 PROGRAM = """\
@@ -207,6 +210,7 @@ def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     expect(rows).to_have_count(4)
 
 
+@pytest.mark.skipif(PICTURES, reason="the names are ordinary where pictures are made")
 def test_markup_in_names_is_text(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.click("Tasks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -25,7 +26,7 @@ def submit(slurm: Slurm, name: str, *arguments: object, **environ: str) -> str:
 
 
 def check(slurm: Slurm, job: str) -> None:
-    facts = slurm.finish(job)
+    facts = slurm.finish(job, timeout=300)
     shown = slurm.output()
     assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
     assert re.search(r"^checked$", shown, re.MULTILINE), shown
@@ -34,7 +35,8 @@ def check(slurm: Slurm, job: str) -> None:
 @pytest.mark.parametrize("name", [name for name in GALLERY if name not in ("nbody", "notebook")])
 def test_a_program_runs_as_its_job_script_starts_it(name: str, slurm: Slurm) -> None:
     check(slurm, submit(slurm, name, "--quick"))
-    assert not [path.name for path in slurm.place.iterdir() if path.name.startswith(("sort-", "frames-"))]
+    left = (path.name for path in slurm.place.iterdir() if path.suffix != ".out")
+    assert not [one for one in left if one.startswith(("sort-", "frames-"))]
 
 
 def test_an_ensemble_that_is_interrupted_ends_as_if_it_were_not(slurm: Slurm) -> None:
@@ -45,6 +47,17 @@ def test_an_ensemble_that_is_interrupted_ends_as_if_it_were_not(slurm: Slurm) ->
     check(slurm, job)
     begun = re.search(r"run 1 begins at steps \[(.+)\]", slurm.output())
     assert begun is not None and all(int(steps) > 0 for steps in begun[1].split(", ")), slurm.output()
+
+
+def test_a_notebook_submits_a_job_waits_for_it_and_draws_its_result(slurm: Slurm) -> None:
+    job = submit(slurm, "notebook", RESAMPLES="2000", PICTURE=str(slurm.place / "coefficients.png"))
+    facts = slurm.finish(job, timeout=300)
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output()
+    cells = json.loads((slurm.place / "bootstrap-executed.ipynb").read_text())["cells"]
+    shown = "".join("".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", []))
+    assert {"2 nodes", "2000 fits", "checked"} <= set(re.findall(r"^.*?(\d+ \w+|checked)$", shown, re.MULTILINE)), shown
+    assert (slurm.place / "coefficients.png").stat().st_size > 5_000
+    assert not (slurm.source / "examples" / "gallery" / "notebook" / ".hpcray-jobs").exists()
 
 
 def test_there_are_eight_programs_each_with_a_picture_and_a_page() -> None:
