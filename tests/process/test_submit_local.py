@@ -201,3 +201,23 @@ def test_nothing_outlives_a_controller_that_is_killed(start: Start, tmp_path: Pa
     with pytest.raises(JobError):
         job.result(timeout=60)
     assert job.state in ("FAILED", "CANCELLED")
+
+
+def seen_labels() -> list[tuple[str, float]]:
+    import hpcray as ray
+    from hpcray.platform.config_files import node_config
+
+    @ray.remote
+    def seen() -> float:
+        return node_config(os.environ).drain_margin
+
+    ray.init()
+    return [(node["Labels"].get("site", ""), ray.get(seen.remote())) for node in ray.nodes()]
+
+
+def test_the_nodes_and_workers_of_a_job_see_the_configuration_of_its_submitter(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site.toml").write_text("labels = 'site=north'\ndrain_margin = 7\n")
+    monkeypatch.setenv("HPCRAY_CONFIG", str(tmp_path / "site.toml"))
+    assert start(seen_labels, nodes=2).result(60) == [("north", 7.0)] * 2
