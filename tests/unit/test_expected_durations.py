@@ -58,3 +58,9 @@ def test_what_the_user_says_counts(leases: Leases) -> None:
 
 def test_a_job_whose_nodes_stay_asks_as_ever() -> None:
     assert Leases().strategies(100e6) == [""]
+
+
+def test_long_tasks_go_to_nodes_that_stay_after_a_class_was_closed_too(leases: Leases) -> None:
+    """What closes a class, such as the removal of a placement group, leaves the placement by durations."""
+    leases.admit_through(lambda scheduling_class: None)
+    assert leases.strategies(100e6) == [lasting("", 100 * DURATION_MARGIN)]

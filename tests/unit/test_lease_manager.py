@@ -503,3 +503,30 @@ class TestSplit:
         client.leases.split_by_function(client.scheduling_class)
         client.leases.taken_back(HERE, [ahead.id])
         assert ahead.scheduling_class is not client.scheduling_class and list(ahead.scheduling_class.queue) == [ahead]
+
+    def test_functions_wait_apart_after_classes_are_closed_too(self):
+        """What closes a class, such as the removal of a placement group, leaves the split of the others."""
+        client = Client()
+        client.submit(2)
+        client.grant()
+        client.leases.split_by_function(client.scheduling_class)
+        client.leases.admit_through(lambda scheduling_class: None)
+        other = FunctionDescriptor(b"g" * 16, "g", b"")
+        task = PendingTask(ME + bytes([9, 0, 0, 0, 0]), other, "", b"", 1, None, None, 3)
+        client.leases.submit(task, client.scheduling_class)
+        assert task.scheduling_class is not client.scheduling_class
+        assert task not in client.scheduling_class.queue
+
+    def test_what_a_closed_class_refuses_is_refused_although_it_is_split(self):
+        client = Client()
+        closed = []
+        client.submit(2)
+        client.grant()
+        client.leases.split_by_function(client.scheduling_class)
+        client.leases.admit_through(
+            lambda scheduling_class: closed.append if scheduling_class is client.scheduling_class else None
+        )
+        other = FunctionDescriptor(b"g" * 16, "g", b"")
+        task = PendingTask(ME + bytes([9, 0, 0, 0, 0]), other, "", b"", 1, None, None, 3)
+        client.leases.submit(task, client.scheduling_class)
+        assert closed == [task]

@@ -256,17 +256,13 @@ class LeaseManager:
         """Give each function of a class a class of its own, as a raylet holds back leases: tasks of one function block,
         perhaps until one of another function has run.
 
-        Few jobs ever need it. `submit` pays nothing for that before this call: it replaces it.
+        Few jobs ever need it: see `_submit_by_policy`.
         """
         if scheduling_class in self._by_function or any(
             scheduling_class in classes.values() for classes in self._by_function.values()
         ):
             return
-        if not self._by_function:
-            submit = self.submit
-            self.submit = lambda task, scheduling_class: submit(  # type: ignore[method-assign]
-                task, self._class_of(task, scheduling_class)
-            )
+        self.submit = self._submit_by_policy  # type: ignore[method-assign]
         running = [next(iter(worker.inflight.values())) for worker in scheduling_class.rotation if worker.inflight]
         functions = [task.fn.id for task in running or scheduling_class.queue if task.fn is not None]
         most = max(functions, key=functions.count, default=b"")
@@ -298,13 +294,9 @@ class LeaseManager:
 
     def expect_durations(self) -> None:
         """Have tasks that take long, as those of their function that have run show, placed on nodes that stay for so
-        long (`labels.lasting`). Only a job whose nodes come and go pays for that: this call replaces `submit`."""
-        if not self._expects:
-            self._expects = True
-            submit = self.submit
-            self.submit = lambda task, scheduling_class: submit(  # type: ignore[method-assign]
-                task, self._lasting_class(task, scheduling_class)
-            )
+        long (`labels.lasting`). Only jobs whose nodes come and go need it: see `_submit_by_policy`."""
+        self._expects = True
+        self.submit = self._submit_by_policy  # type: ignore[method-assign]
 
     def _lasting_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         shape = scheduling_class.shape
@@ -318,10 +310,10 @@ class LeaseManager:
     def admit_through(self, refusal: Callable[[SchedulingClass], Refuse | None]) -> None:
         """Call `refusal` from now on before tasks of a class are queued or sent: None admits them.
 
-        Few jobs ever refuse a task. `submit` and `pump` pay nothing for that before this call: it replaces them.
+        Few jobs ever refuse a task: see `_submit_by_policy`; `pump` is replaced likewise.
         """
         self._refusal = refusal
-        self.submit = self._submit_if_admitted  # type: ignore[method-assign]
+        self.submit = self._submit_by_policy  # type: ignore[method-assign]
         self.pump = self._pump_if_admitted  # type: ignore[method-assign]
 
     def take_back_ahead(self, scheduling_class: SchedulingClass) -> None:
@@ -331,9 +323,17 @@ class LeaseManager:
                 worker.asked_back = True
                 self._send(worker.proc, ReturnTasks())
 
-    def _submit_if_admitted(self, task: PendingTask, scheduling_class: SchedulingClass) -> bool:
+    def _submit_by_policy(self, task: PendingTask, scheduling_class: SchedulingClass) -> bool:
+        """Submit a task under all that `admit_through`, `expect_durations` and `split_by_function` have set up.
+
+        Each of the three puts this method in the place of `submit`, so that the jobs that use none of them, which are
+        most, pay nothing for it.
+        """
         refuse = self._refusal(scheduling_class)
         if refuse is None:
+            if self._expects:
+                scheduling_class = self._lasting_class(task, scheduling_class)
+            scheduling_class = self._class_of(task, scheduling_class)
             return LeaseManager.submit(self, task, scheduling_class)
         task.scheduling_class = scheduling_class
         refuse(task)
