@@ -43,7 +43,7 @@ from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import gcs as gcs_module
 from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.raylet.lease_scheduler import HANDLES as RAYLET_HANDLES
+from hpcray.core.raylet.local_lease_manager import HANDLES as RAYLET_HANDLES
 from hpcray.protocol import messages as m
 
 SIZES = (10, 32, 100, 316, 1000)

@@ -31,7 +31,7 @@ from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.worker_pool import WorkerPool
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import Message

@@ -202,8 +202,8 @@ class Backoff:
     def lively(self) -> bool:
         """Whether to look again without sleep, as something moved just now: who is woken loses 50 us.
 
-        Not where somebody else, the awaited peer perhaps, wants this core too: whoever sleeps is woken on a free one,
-        but of two that yield to each other none is ever moved.
+        Not where another process, perhaps the awaited peer, wants this core too: the kernel moves a process that sleeps
+        to a free core when it wakes it, whereas two processes that yield to each other stay on one core.
         """
         now = time.monotonic()
         if now - self._last >= self.SPIN:

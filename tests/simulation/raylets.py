@@ -16,7 +16,7 @@ from hpcray.common.resources import to_units
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import Message, decode, encode

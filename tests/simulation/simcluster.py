@@ -16,8 +16,8 @@ from hpcray.common.resources import Resources
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Preload, Send
 from hpcray.core.gcs import gcs as gcs_module
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.raylet.lease_scheduler import HANDLES as RAYLET_HANDLES
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import HANDLES as RAYLET_HANDLES
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.local_resources import ResourceAllocation
 from hpcray.protocol import messages as m
 

@@ -15,7 +15,7 @@ from hpcray.common.ids import HEAD
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import CAPTURING, GROUP, SLOTS, name_in, names_in, to_units
 from hpcray.core.gcs.placement_group_manager import CREATED, REMOVED, GcsPlacementGroup
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.local_resources import COMMITTED, GPU, Bundle
 from hpcray.protocol import messages as m
 

@@ -23,7 +23,7 @@ from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.gcs.actor_manager import Actor, ActorManager
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -10,11 +10,11 @@ from typing import Any
 from hpcray.common.config import Config
 from hpcray.common.ids import PUT_INDEX, make_proc, node_of, raylet_of
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import GUEST
-from hpcray.runtime.node.shutdown import forget_node
+from hpcray.runtime.node.node_death import forget_node
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalListener

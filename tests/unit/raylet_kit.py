@@ -8,7 +8,7 @@ from hpcray.common.config import Config
 from hpcray.common.ids import make_proc
 from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Preload, Send
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 
 UNIT = 10_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.node import run_info
+from hpcray.runtime.node.end_step import end_step
 from hpcray.runtime.node.node_signals import ended_by_sigterm
 from hpcray.transport.startup import Launch
 
@@ -24,7 +24,7 @@ def test_a_rank_of_srun_that_cannot_start_prints_why_and_ends_the_step(
     program.write_text(f'#!/bin/sh\necho "$@" >{asked}\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert run_info.end_step(Launch("srun", 2, 4), ValueError("no room; hint: make some"), STEP)
+    assert end_step(Launch("srun", 2, 4), ValueError("no room; hint: make some"), STEP)
     assert asked.read_text().split() == ["--signal=TERM", "7.3"], "with SIGTERM, so that they tidy up"
     said = capsys.readouterr().err
     assert said.startswith("hpcray: rank 2 on ")
@@ -35,13 +35,13 @@ def test_a_rank_of_srun_that_cannot_start_prints_why_and_ends_the_step(
 def test_a_failing_rank_ends_no_step_where_no_rank_waits_for_it(
     launch: Launch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not run_info.end_step(launch, ValueError("no room"), STEP)
+    assert not end_step(launch, ValueError("no room"), STEP)
     assert capsys.readouterr().err == "", "who started it tells the error"
 
 
 def test_a_failing_rank_prints_why_without_scancel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert run_info.end_step(Launch("srun", 1, 2), ValueError("no room"), STEP)
+    assert end_step(Launch("srun", 1, 2), ValueError("no room"), STEP)
 
 
 def test_sigterm_inside_mpi_removes_the_session_directory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hpcray.common.resources import bundle_of, names_in, to_units
 from hpcray.core.effects import Effect, ForkWorker, Send
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.state_log import TableSnapshot
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 
 DRIVER = make_proc(0, 1)

@@ -11,7 +11,7 @@ from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, make_proc
 from hpcray.common.resources import ASSIGNED_GPUS, REPORT_AFTER, to_units
 from hpcray.core.raylet.lease_queue import RESERVE_AFTER
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.local_resources import (
     DeviceAllocator,
     LocalResources,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raylet_kit import CPU1, Node, spec
 
 from hpcray.common.ids import HEAD, make_proc
-from hpcray.core.raylet.lease_scheduler import ASSIGNED_TIMEOUT
+from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT
 from hpcray.protocol import messages as m
 
 

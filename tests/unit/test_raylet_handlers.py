@@ -8,7 +8,7 @@ import pytest
 
 from hpcray.core.gcs import gcs, node_manager
 from hpcray.core.object_store import object_store
-from hpcray.core.raylet import lease_scheduler
+from hpcray.core.raylet import local_lease_manager
 from hpcray.runtime.node import cluster_member
 from hpcray.runtime.raylet import raylet
 
@@ -20,7 +20,7 @@ def test_no_message_and_no_effect_of_a_raylet_has_two_handlers() -> None:
 
 @pytest.mark.parametrize(
     "handled",
-    [gcs.RECOVERING_HANDLES, node_manager.HANDLES, object_store.HANDLES, lease_scheduler.HANDLES],
+    [gcs.RECOVERING_HANDLES, node_manager.HANDLES, object_store.HANDLES, local_lease_manager.HANDLES],
     ids=["gcs", "node_manager", "object_store", "lease_manager"],
 )
 def test_a_raylet_has_a_handler_for_every_message_of_its_cores(handled: Iterable[type]) -> None:

@@ -9,7 +9,7 @@ from raylet_kit import CPU1, CPU2, FAR, UNIT, Node, spec
 
 from hpcray.common.ids import HEAD
 from hpcray.common.resources import names_in, to_units
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.local_resources import (
     ALLOCATION_TRANSITIONS,
     BUNDLE_TRANSITIONS,

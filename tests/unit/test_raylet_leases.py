@@ -9,8 +9,8 @@ from raylet_kit import CPU1, CPU2, FAR, JOB, UNIT, Node
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, make_proc, node_of
 from hpcray.common.resources import to_units
-from hpcray.core.raylet import lease_scheduler
-from hpcray.core.raylet.lease_scheduler import ASSIGNED_TIMEOUT, LocalLeaseManager
+from hpcray.core.raylet import local_lease_manager
+from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT, LocalLeaseManager
 from hpcray.protocol import messages as m
 
 
@@ -435,7 +435,7 @@ def test_each_environment_has_workers_of_its_own() -> None:
 
 def test_the_lease_manager_handles_exactly_the_messages_in_its_list() -> None:
     node = Node()
-    assert set(node.core._handlers) == set(lease_scheduler.HANDLES)
+    assert set(node.core._handlers) == set(local_lease_manager.HANDLES)
     with pytest.raises(KeyError):
         node.handle(HEAD, m.Stop(0))
 

@@ -110,7 +110,7 @@ def _first_two(open_demands: Iterable[UnmetDemand]) -> set[tuple[bytes, int]]:
 GRANT_ARRIVES = 1.0
 """Seconds within which a GrantLeases that was not refused reaches its holder, and the holder's report the GCS."""
 BOUND_GRANT_ARRIVES = 3.0
-"""Seconds of the same for requests that may queue at their node, see `raylet.PATIENCE`."""
+"""Seconds of the same for requests that may queue at their node, see `ASSIGNED_TIMEOUT` of the local lease manager."""
 BUSY_NODE_AFTER = 1.0
 """Seconds without room after which a request queues at a busy node: local requests there must not starve it."""
 QUEUED_PER_NODE, QUEUED_AT_ONCE = 4, 64

@@ -32,7 +32,7 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 CALLBACKS_SHARE = 0.5
 """Share of the time that the driver's callbacks may take; the rest is for the actors' checkpoints."""
 SIGNALLED = 128
-"""Exit code of a process that signal 0 had ended; that of signal n is n more."""
+"""A process that signal n ended has the exit code SIGNALLED + n."""
 SIGTERM_CODE = SIGNALLED + 15
 DEADLINE_STEP = 0.5
 """Seconds by which a new deadline must be earlier to be announced."""

@@ -23,7 +23,7 @@ from hpcray.core.gcs.standby import NO_NODE, is_majority
 from hpcray.protocol import messages as m
 
 _OWN_STALL = 2.0
-"""A look this many periods after the one before means that this process itself stood still."""
+"""If two checks are more than this many periods apart, this process itself was stopped."""
 SUSPECTED_FROM = 0.5
 """Share of the timeout from which on a silent node is suspected."""
 _VERDICT_AFTER = 2.0
@@ -82,7 +82,7 @@ class HeartbeatTracker:
         return [(node, now - when) for node, when in self._heard.items() if now - when > self._timeout]
 
     def suspects(self, now: float) -> dict[int, float]:
-        """Nodes that may be dying, and the seconds of their tracker."""
+        """Return the suspected nodes, with the seconds for which each has been silent."""
         limit = SUSPECTED_FROM * self._timeout
         return {node: now - when for node, when in self._heard.items() if now - when > limit}
 
@@ -355,7 +355,8 @@ class NodeManager:
         self._kept_at: dict[int, tuple[int, ...]] = {}
 
     def set_settled(self, settled: Callable[[int], int]) -> None:
-        """How many messages of a node to the head the head's successor would know of; heartbeats carry that."""
+        """Set the function that says, for a node, how many of its messages to the head the standby has: heartbeats
+        carry this number."""
         self._settled = settled
 
     def begin_run(self, number: int) -> None:
@@ -670,7 +671,8 @@ class NodeManager:
 class HeadFailureDetector:
     """The side of all other raylets: sends heartbeats, and notices when the head is dead.
 
-    It judges from the node table on: before that the head waits for others, with a deadline of its own.
+    It starts to watch when the node table has come. Until then the head may wait for other ranks, for which it has a
+    deadline.
 
     Attributes:
         alone: whether no other node was heard of while the head was silent: this node is cut off.

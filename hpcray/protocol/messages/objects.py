@@ -86,7 +86,7 @@ class OnDisk(Struct, array_like=True, tag=75):
 
 
 class DiskRead(Struct, array_like=True, tag=76):
-    """p→own r: the sender does not need the file of this object any more. Answers one OnDisk.
+    """p→own r: the sender does not need the file of this object any more. Each OnDisk is answered by one DiskRead.
 
     error: why it could not be read; the message counts as an Open(id, size, nodes) then.
     """

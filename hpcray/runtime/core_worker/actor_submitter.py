@@ -346,7 +346,7 @@ class ActorSubmitter:
             client.where = {"pid": msg.pid, "name": msg.name, "namespace": msg.namespace, "ip": msg.ip}
         if msg.state == ALIVE:
             if client.inflight and next(iter(client.inflight.values())).worker != msg.worker:
-                self._interrupted(client)  # that it restarted went down with a head
+                self._interrupted(client)  # the old head died before it could report this restart
             if client.failing:
                 self._end_failing(client)
             client.worker = msg.worker

@@ -73,7 +73,7 @@ class DrainClient:
                 self._start([callback])
 
     def take_part(self) -> None:
-        """Note that the program knows of the drain: it called `should_drain`, or got an error of it (lock held)."""
+        """Note that the program knows of the drain: it called `draining()`, or got an error of it (lock held)."""
         if not self.takes_part:
             self.takes_part = True
             if self._ready.is_set():

@@ -19,7 +19,7 @@ _FIRST_LOOK, _GROWTH = 16, 8
 """Refs that are looked at first, and how many times as many each time after that: as a rule one of the first is
 ready."""
 _EXISTS = bytes([0, 1, 1, 1]).ljust(256, b"\1")
-"""By the state of an object: whether there is one."""
+"""Translation table from states of objects to 1 if the object exists, else 0."""
 _id_of, _state_of, _waiters_of = attrgetter("_id"), attrgetter("state"), attrgetter("ready_waiters")
 Refs = list[ObjectRef[Any]]
 
@@ -183,4 +183,4 @@ class WaitManager:
 
 
 _PENDING = bytes([1]).ljust(256, b"\0")
-"""By the state of an object: whether there is none."""
+"""Translation table from states of objects to 1 if the object is still pending, else 0."""

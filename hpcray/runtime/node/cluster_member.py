@@ -20,6 +20,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
 from hpcray.runtime.node.autoscaler_runner import AutoscalerRunner
 from hpcray.runtime.node.child_process import ChildProcess
+from hpcray.runtime.node.driver_child import DriverChild
 from hpcray.runtime.node.head_failover import (
     HeadReplicator,
     HeadStandby,
@@ -28,10 +29,12 @@ from hpcray.runtime.node.head_failover import (
     may_have_standby,
 )
 from hpcray.runtime.node.joining import JoinAcceptor
+from hpcray.runtime.node.node_death import forget_node
 from hpcray.runtime.node.node_departure import NodeDeparture
 from hpcray.runtime.node.node_drain import NodeDrain
 from hpcray.runtime.node.node_transports import NodeTransports
-from hpcray.runtime.node.shutdown import DriverChild, NodeShutdown, RayletSignals, forget_node
+from hpcray.runtime.node.raylet_signals import RayletSignals
+from hpcray.runtime.node.shutdown import NodeShutdown
 from hpcray.runtime.node.state_log_writer import StateLogWriter
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
 from hpcray.transport.base import DataPlane, TransportError

@@ -39,7 +39,7 @@ class JoinToken(msgspec.Struct, frozen=True):
 
     Attributes:
         session: name of the job's session.
-        secret: the job's secret, which never goes over the network.
+        secret: the job's secret. Only this file and MPI, among the ranks of one world, carry it.
         head: the node of the head. address: its UCX worker. host: its host name.
         one_host: whether only nodes of that host can join.
         session_dir: the head's session directory on its host.

@@ -19,7 +19,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.gcs.standby import NO_NODE
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
@@ -37,17 +37,15 @@ from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.node.child_process import ChildProcess, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.node.driver_child import DriverChild
+from hpcray.runtime.node.end_step import end_step, reported_by_launcher
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
-from hpcray.runtime.node.run_info import end_step, reported_by_launcher, requeue_job
-from hpcray.runtime.node.shutdown import (
-    DriverChild,
-    NodeShutdown,
-    watchdog,
-)
+from hpcray.runtime.node.requeue import requeue_job
+from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors

@@ -1,21 +1,14 @@
-"""This run of the job as Slurm and the settings describe it: its end, its checkpoints, its signals, its requeue."""
+"""This run of the job as Slurm and the settings describe it: its end, its checkpoints, its signals."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from hpcray.common.config import Config
-from hpcray.common.exceptions import StartupError
-from hpcray.platform.allocation import ask_end_time, end_time, job_to_ask
+from hpcray.platform.allocation import ask_end_time, end_time
 from hpcray.protocol.messages import RunInfo
 from hpcray.transport.startup import Launch
 
@@ -25,10 +18,6 @@ _SHARE = 0.25
 """The largest share of a short job's time that its drain takes."""
 _SIGNALS = {"USR1": signal.SIGUSR1, "TERM": signal.SIGTERM}
 _REQUEUE = ("auto", "scontrol", "exit")
-_SCONTROL_TIME = 10.0
-_DAMPING, _LONGEST_DAMPING = 0.01, 3.0
-_ALIVE = ("RUNNING", "SIGNALING")
-"""States of a job that Slurm has not ended: SIGNALING follows a signal of `--signal` for a while."""
 
 
 def read_run(config: Config, launch: Launch, environ: Mapping[str, str] | None = None) -> RunInfo:
@@ -96,91 +85,3 @@ def drain_signals(config: Config, launch: Launch, environ: Mapping[str, str]) ->
             f"drain_signals={config.drain_signals!r} is not valid; hint: auto, none, or some of {', '.join(_SIGNALS)}"
         )
     return tuple(_SIGNALS[name] for name in names)
-
-
-def requeue_job(config: Config, environ: Mapping[str, str] | None = None) -> str:
-    """Requeue this job, if the settings require it and Slurm has not decided otherwise.
-
-    A job that is preempted by requeue runs on for the partition's GraceTime, and counts as failed when it ends by then.
-    One that was cancelled, or is out of time, is no longer running for Slurm, and is not requeued.
-
-    Returns:
-        The error; "" when there was none.
-    """
-    environ = os.environ if environ is None else environ
-    job = job_to_ask(environ)
-    if config.requeue == "exit" or (not job and config.requeue == "auto"):
-        return ""
-    if not job:
-        return "this is no Slurm job (no SLURM_JOB_ID); hint: HPCRAY_REQUEUE=exit"
-    try:
-        shown = _scontrol("show", "job", "-o", job)
-        if wants_requeue(config.requeue, shown):
-            _scontrol("requeue", job)
-    except (OSError, subprocess.SubprocessError) as error:
-        trouble = str(getattr(error, "stderr", "") or error).strip()
-        return f"{trouble}; hint: `scontrol requeue {job}` by hand; the job needs `#SBATCH --requeue`"
-    return ""
-
-
-def reported_by_launcher(error: StartupError, launch: Launch) -> StartupError:
-    """End the other ranks for this reason that this one does not start (`end_step`). Returns the error to raise."""
-    return StartupError(str(error), reported_by="launcher") if end_step(launch, error) else error
-
-
-def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None = None) -> bool:
-    """Print why this rank cannot start, and end the others, which would wait for it in `MPI_Init`: by Slurm, or by an
-    mpirun that runs with `--enable-recovery`. (Any other mpirun ends all ranks by itself when one fails.)
-
-    Returns:
-        Whether the reason was printed; if Slurm does not end the others, their start times out.
-    """
-    environ = os.environ if environ is None else environ
-    launcher = _patient_mpirun() if launch.kind == "mpirun" else 0
-    if (launch.kind != "srun" and not launcher) or launch.size == 1:
-        return False
-    where = f"rank {launch.rank} on {socket.gethostname()}"
-    print(f"hpcray: {where} does not start, and so the job does not: {error}", file=sys.stderr, flush=True)
-    if launcher:
-        with contextlib.suppress(OSError):
-            os.kill(launcher, signal.SIGTERM)
-        return True
-    # Many ranks may fail alike: the first scancel ends the others before they run theirs.
-    time.sleep(random.uniform(0, min(_DAMPING * launch.rank, _LONGEST_DAMPING)))
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-        # SIGTERM lets them tidy up. Without --signal, scancel kills the tasks of a step at once.
-        line = ["scancel", "--signal=TERM", step]
-        subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SCONTROL_TIME)
-    return True
-
-
-def _patient_mpirun() -> int:
-    """Return the pid of the parent if it is an mpirun that survives a rank's death, or its daemon here; else 0."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError):
-        line = Path(f"/proc/{parent}/cmdline").read_bytes()
-        if b"--enable-recovery" in line or b"/prted\0" in line:
-            return parent
-    return 0
-
-
-def wants_requeue(setting: str, shown: str) -> bool:
-    """Return whether a job is to be requeued. shown: the output of `scontrol show job -o` for it."""
-    facts = dict(part.split("=", 1) for part in shown.split() if "=" in part)
-    if facts.get("JobState") not in _ALIVE:
-        return False
-    preempted = facts.get("PreemptTime", "None") not in ("None", "") and facts.get("Requeue") == "1"
-    return setting == "scontrol" or preempted
-
-
-def _scontrol(*command: str) -> str:
-    # Slurm sends SIGTERM to all processes of a job that is requeued, also to the scontrol that waits for the reply.
-    return subprocess.run(
-        ["sh", "-c", "trap '' TERM; exec scontrol \"$@\"", "sh", *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_SCONTROL_TIME,
-        check=True,
-    ).stdout

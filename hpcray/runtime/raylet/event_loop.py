@@ -216,7 +216,7 @@ class EventLoop:
     def _poll_transports(self, control: ControlTransport) -> None:
         came = False
         for node, batch in control.poll():
-            if node not in self._router.lost_nodes:  # a node that was declared dead stays dead
+            if node not in self._router.lost_nodes:  # dead, or given up by this node until the head decides
                 self.last_heard[node] = self.now
                 self._read_batch(node, batch)
                 came = True

@@ -13,7 +13,7 @@ from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.core.effects import Send
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.figures_gathering import FIGURES, FiguresGathering, FiguresReport
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.host_figures import GpuSampler, host_cpu_seconds, network_bytes, process_usage
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop

@@ -17,7 +17,7 @@ from hpcray.common.ids import HEAD, node_of, raylet_of, show_proc
 from hpcray.core import effects as fx
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m

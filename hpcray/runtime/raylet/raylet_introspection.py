@@ -35,7 +35,7 @@ from hpcray.common.ids import raylet_of
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.figures_gathering import FIGURES
-from hpcray.core.raylet.lease_scheduler import LocalLeaseManager
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.record_replay import Recorder, portion
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
