@@ -5,7 +5,7 @@
     python benchmarks/churn.py --spill               # three times as much is alive as the stores hold
 
 It starts the job itself (`hpcray-launch`). On every node an actor puts objects of 1 KB to 4 MB, drops others at random,
-and reads some of its neighbour's, checked bit by bit; twice it fills the store until an object does not fit. At the end
+and reads some of its neighbor's, checked bit by bit; twice it fills the store until an object does not fit. At the end
 everything is dropped. It prints, and judges:
 
 - utilisation: the share of the arena that was in use when an object did not fit (fragmentation takes the rest);
@@ -62,7 +62,7 @@ class Churner:
         self._bytes = 0
 
     def churn(self, count: int) -> list[tuple[list[Any], int, int]]:
-        """Make `count` objects, dropping others. Some of them, for a neighbour to read."""
+        """Make `count` objects, dropping others. Some of them, for a neighbor to read."""
         for _ in range(count):
             self._drop(self._limit)
             self._put()

@@ -4,7 +4,7 @@ Run by run.py under mpirun: with two ranks it measures latency, bandwidth one wa
 at once, and what mpi4py needs for a broadcast and an allgather. Latency is half a round trip, the median of all; fetch
 is a request of 8 bytes and its answer of `size` bytes, from the first byte to the last, which is what a `get` does.
 Bandwidth is a window of messages and one small answer, as in osu_bw; the best repetition, since this measures wires and
-not the neighbours. Every message arrives in a place of its own, as objects do.
+not the neighbors. Every message arrives in a place of its own, as objects do.
 """
 
 from __future__ import annotations

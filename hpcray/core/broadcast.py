@@ -130,12 +130,12 @@ class Relay:
         return [Go(child) for child in self._sent]
 
     def failed(self, reason: str, source: int = -1) -> list[Effect]:
-        """A step failed here, or a neighbour reports a failure. All neighbours get the reason, once."""
+        """A step failed here, or a neighbor reports a failure. All neighbors get the reason, once."""
         if self.over:
             return []
         self.over, self.failure = True, reason
-        neighbours = [*([parent(self._rank)] if self._rank else []), *self._sent]
-        return [Fail(dest, reason) for dest in neighbours if dest != source]
+        neighbors = [*([parent(self._rank)] if self._rank else []), *self._sent]
+        return [Fail(dest, reason) for dest in neighbors if dest != source]
 
     def waits_for(self) -> str:
         """For whom or what, for an error message."""

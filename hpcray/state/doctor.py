@@ -390,7 +390,7 @@ def examine_memory(environ: Mapping[str, str]) -> list[DoctorFinding]:
     found = [_host("memory", value), examine_shared_memory()]
     if not _settings(environ).same_host:
         text = "nodes of this host do not read in each other's stores: objects go over the wires (HPCRAY_SAME_HOST=0)"
-        found.append(_host("neighbours", text, NOTE))
+        found.append(_host("neighbors", text, NOTE))
     return found
 
 

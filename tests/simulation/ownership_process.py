@@ -43,7 +43,7 @@ class Process:
         )
         self.table.recovery.remake_with(self.remake)
         self.visiting = Visiting(self)
-        self.table.pins.use_neighbors(world.neighbours(self.node), self.visiting)
+        self.table.pins.use_neighbors(world.neighbors(self.node), self.visiting)
         self.table.recovery.hibernate = self.hibernate  # type: ignore[method-assign]
         self.to_remake: deque[Submitted] = deque()
         self.remaking = False

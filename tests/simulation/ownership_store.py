@@ -53,7 +53,7 @@ class Store:
             self.free(oid)
 
     def receive(self, src: bytes, msg: Any, visit: bool = False) -> None:
-        """visit: it came on the connection of a process of a neighbour."""
+        """visit: it came on the connection of a process of a neighbor."""
         if not self.alive or (visit and src in self.known_dead):
             return
         if type(msg) is m.Open:

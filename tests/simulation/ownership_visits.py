@@ -1,6 +1,6 @@
-"""Neighbours in the ownership simulation: processes that read in the stores of other nodes of their host.
+"""Neighbors in the ownership simulation: processes that read in the stores of other nodes of their host.
 
-A connection to a neighbour's store keeps its own order and none with anything else. It may never come to be, or end
+A connection to a neighbor's store keeps its own order and none with anything else. It may never come to be, or end
 while both live: what the store has said is lost then. What the process has said is not: a store reads all of it.
 """
 
@@ -23,7 +23,7 @@ ANSWERS = {m.Opened: "on_opened", m.StoreError: "on_store_error"}
 
 
 class Way:
-    """From one process to one neighbour's store.
+    """From one process to one neighbor's store.
 
     state: MEETING, OPEN, CUT (it has ended, which the process has not seen yet), OVER. there, back: what is on it.
     """
@@ -100,13 +100,13 @@ class Visiting:
             self.ways[node].end(OVER)
 
 
-class Neighbours:
-    """The part of a world in which nodes are neighbours.
+class Neighbors:
+    """The part of a world in which nodes are neighbors.
 
     Attributes:
         host: so many nodes each share one. cuts: so many connections will end while both ends live. full: a
-            neighbour's store may have no room.
-        near: what happened between neighbours. cut_ways: processes and nodes between which that was so.
+            neighbor's store may have no room.
+        near: what happened between neighbors. cut_ways: processes and nodes between which that was so.
     """
 
     pick: Callable[[int], int]
@@ -122,7 +122,7 @@ class Neighbours:
         self.near: Counter[str] = Counter()
         self.cut_ways: set[tuple[bytes, int]] = set()
 
-    def neighbours(self, node: int) -> list[int]:
+    def neighbors(self, node: int) -> list[int]:
         return [
             other.node for other in self.stores if other.node != node and other.node // self.host == node // self.host
         ]

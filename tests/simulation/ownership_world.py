@@ -15,7 +15,7 @@ from ownership_oracle import Oracle, Watched
 from ownership_parts import LARGE, Frame, Ref
 from ownership_process import Process
 from ownership_store import Store
-from ownership_visits import Neighbours
+from ownership_visits import Neighbors
 
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, make_proc, node_of, number_of, owner_of, raylet_of
 from hpcray.core.core_worker.object_table import Hint, ObjectTable
@@ -27,7 +27,7 @@ ALL_TABLES = 25
 """Events after which the tables of all processes are checked."""
 
 
-class World(Losing, Neighbours):
+class World(Losing, Neighbors):
     """All processes, all stores, the network. `pick(n)` draws a number below n.
 
     Attributes:
@@ -48,9 +48,9 @@ class World(Losing, Neighbours):
         cuts: int = 0,
     ) -> None:
         """losses: so many nodes die, and many more copies vanish; lineage: its limit, in bytes; host: so many nodes
-        each share one; cuts: so many connections between neighbours end."""
+        each share one; cuts: so many connections between neighbors end."""
         Losing.__init__(self, losses, lineage)
-        Neighbours.__init__(self, host, cuts)
+        Neighbors.__init__(self, host, cuts)
         self.pick = pick
         self.deaths = deaths
         self.dead: set[bytes] = set()
@@ -327,7 +327,7 @@ class World(Losing, Neighbours):
     def unpin(self) -> bool:
         """Room is short in a store: it asks for what is pinned and not read."""
         process = self.one(self.living)
-        node = self.one([process.node, *(n for n in self.neighbours(process.node) if self.stores[n].alive)])
+        node = self.one([process.node, *(n for n in self.neighbors(process.node) if self.stores[n].alive)])
         process.table.pins.give_up(LARGE * (1 + self.pick(3)), node)
         return True
 

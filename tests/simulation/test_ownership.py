@@ -76,7 +76,7 @@ def test_nothing_is_freed_early_and_nothing_leaks_when_processes_die(
 def test_nothing_is_freed_early_and_nothing_leaks_when_nodes_are_neighbors(
     script: list[int], seed: int, processes: int, nodes: int, host: int, losses: int
 ) -> None:
-    """And what is read in a neighbour's store stays there, whatever becomes of the connection, or of the node."""
+    """And what is read in a neighbor's store stays there, whatever becomes of the connection, or of the node."""
     run(
         picker(script, seed), 20 + len(script) // 3, seed % 3, processes, nodes, losses=losses, host=host,
         cuts=seed % 5,
@@ -145,7 +145,7 @@ def test_long_histories_of_neighbors_keep_all_invariants(seed: int) -> None:
     )  # fmt: skip
 
 
-def test_the_neighbours_reach_what_they_are_to_check() -> None:
+def test_the_neighbors_reach_what_they_are_to_check() -> None:
     seen: Counter[str] = Counter()
     for seed in range(120):
         world = run(Random(seed).randrange, 900, 2, 5, 4, losses=3, host=4, cuts=5)
@@ -202,7 +202,7 @@ def test_a_million_steps_of_losses(lineage: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_million_steps_of_neighbours() -> None:
+def test_a_million_steps_of_neighbors() -> None:
     steps = 0
     for seed in range(2000, 2400):
         steps += run(

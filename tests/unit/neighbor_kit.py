@@ -75,7 +75,7 @@ class Nothing:
 
 
 class Node:
-    """Node 1 of four: a real raylet and its loop, one turn at a time. Nodes 2 and 3 are its neighbours."""
+    """Node 1 of four: a real raylet and its loop, one turn at a time. Nodes 2 and 3 are its neighbors."""
 
     def __init__(self, tmp: Path) -> None:
         self.wire = Wire()

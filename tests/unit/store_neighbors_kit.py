@@ -1,4 +1,4 @@
-"""Processes of neighbouring nodes that read in the store of `store_kit`, and owners that read what they keep there."""
+"""Processes of neighboring nodes that read in the store of `store_kit`, and owners that read what they keep there."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_doctor_notes_that_nodes_of_a_host_share_no_stores() -> None:
-    assert named(doctor.examine_memory({"HPCRAY_SAME_HOST": "0"}), "neighbours").level == NOTE
+    assert named(doctor.examine_memory({"HPCRAY_SAME_HOST": "0"}), "neighbors").level == NOTE
     assert len(doctor.examine_memory({"HPCRAY_SAME_HOST": "1"})) == len(doctor.examine_memory({})) == 2
 
 

@@ -1,4 +1,4 @@
-"""A process connects to a neighbour's raylet: the arena comes, or does not, and nothing is left of what failed."""
+"""A process connects to a neighbor's raylet: the arena comes, or does not, and nothing is left of what failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient
 
 ME = make_proc(0, 5)
 SIZE = 1 << 20
-NAME = "arena-of-a-neighbour"
+NAME = "arena-of-a-neighbor"
 
 
 class Table:

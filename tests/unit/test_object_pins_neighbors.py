@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from neighbours_kit import FAR, NEAR, NEXT, OID, OPENED, Visits, borrow, ours, process, read, want
+from neighbors_kit import FAR, NEAR, NEXT, OID, OPENED, Visits, borrow, ours, process, read, want
 from table_kit import PEER, RAYLET, SIZE, Owner, Table, put_id, return_id
 
 from hpcray.common.ids import raylet_of

@@ -1,9 +1,9 @@
-"""Neighbours that die, and copies that are kept where we read too."""
+"""Neighbors that die, and copies that are kept where we read too."""
 
 from __future__ import annotations
 
 import pytest
-from neighbours_kit import FAR, NEAR, OID, Visits, borrow, ours, process, read, want
+from neighbors_kit import FAR, NEAR, OID, Visits, borrow, ours, process, read, want
 from table_kit import PEER, RAYLET, SIZE, Owner, Table, put_id, return_id
 
 from hpcray.common.ids import raylet_of
@@ -168,7 +168,7 @@ class TestCopies:
         assert table.replicas.held == {return_id(): {NEAR}}
 
     @pytest.mark.parametrize("kind", ["lost", "full", "cut", "came", "died"])
-    def test_the_last_copy_that_is_known_is_gone_while_we_ask_a_neighbour(
+    def test_the_last_copy_that_is_known_is_gone_while_we_ask_a_neighbor(
         self, table: Owner, visits: Visits, kind: str
     ) -> None:
         """It may come in time; whatever becomes of that, the object is not forgotten."""

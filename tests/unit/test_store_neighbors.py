@@ -1,4 +1,4 @@
-"""Processes of neighbouring nodes that read in this node's store, in place; owners that read what they keep here."""
+"""Processes of neighboring nodes that read in this node's store, in place; owners that read what they keep here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of neighbouring nodes and objects on disk: what comes back for them, and what does not."""
+"""Processes of neighboring nodes and objects on disk: what comes back for them, and what does not."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _rounded(size: int) -> int:
 
 
 class Allocator:
-    """Best-fit over warm free blocks first, then untouched space; neighbours coalesce.
+    """Best-fit over warm free blocks first, then untouched space; neighbors coalesce.
 
     Offsets are multiples of 64; those of blocks of 1 MiB or more are multiples of 4096. Sizes are rounded up
     likewise. Costs O(log n) comparisons plus one short list shift per call, n being the number of free blocks.

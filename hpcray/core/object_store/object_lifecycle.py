@@ -483,7 +483,7 @@ class ObjectLifecycle:
 
     def lend_from_disk(self, obj: StoredObject, out: list[Effect]) -> None:
         """There is no room to bring an object back from disk: processes of this node read its file, other nodes are
-        sent it from there. A process of a neighbour gets an error: its own node pulls the object then."""
+        sent it from there. A process of a neighbor gets an error: its own node pulls the object then."""
         reason = self.full_reason(obj, "finds no room")
         for proc in list(obj.openers):
             del obj.openers[proc]

@@ -2,7 +2,7 @@
 
 An object is created by a process of the node (its *primary* copy) or pulled from another node (a *replica*). It is
 WAITING for a block, then CREATING or PULLING, then SEALED (`stored_object.TRANSITIONS`). Processes, of this node or of
-neighbouring ones, pin it with Create and Open and unpin it with Release; the creator's Release before the seal takes
+neighboring ones, pin it with Create and Open and unpin it with Release; the creator's Release before the seal takes
 the creation back. A process has at most one Open of an object under way to read it, and one to pin a replica; it gets
 an answer to each, and gives up each by itself. Replicas without a pin may be evicted; primaries stay until their owner
 frees them or dies, in memory or, when room is short, SPILLED to disk (`spill_manager`), from where they are RESTORED
@@ -306,7 +306,7 @@ class ObjectStore:
     def _open_without_bytes(self, now: float, obj: StoredObject, src: bytes, msg: m.Open, out: list[Effect]) -> None:
         lifecycle = self.lifecycle
         if node_of(src) != self._node and obj.only_on_disk and not lifecycle.queue.has_room(obj.size):
-            # The neighbour's own node can read it straight from the disk, into a store that may be less full.
+            # The neighbor's own node can read it straight from the disk, into a store that may be less full.
             out.append(Send(src, m.StoreError(obj.id, "full", NO_ROOM_TO_RESTORE)))
             return
         lifecycle.await_object(now, obj, src, msg.nodes, msg.pin_replica, out)

@@ -44,7 +44,7 @@ class SpillSegments:
         self.used = 0
 
     def allocate_slots(self, sizes: Iterable[int]) -> list[SpillSlot]:
-        """Neighbouring places in one segment."""
+        """Neighboring places in one segment."""
         segment = self._segments.get(self._current)
         if segment is None or segment.full:
             self._current += 1

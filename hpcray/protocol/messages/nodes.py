@@ -69,11 +69,11 @@ class NodeAcquainted(Struct, array_like=True, tag=201):
 
 
 class ClusterGrew(Struct, array_like=True, tag=202):
-    """r→its p: nodes have joined the job. cluster_size: number of nodes, those that have died included. neighbours: as
+    """r→its p: nodes have joined the job. cluster_size: number of nodes, those that have died included. neighbors: as
     in Welcome."""
 
     cluster_size: int
-    neighbours: dict[int, str]
+    neighbors: dict[int, str]
 
 
 class OpenJob(Struct, array_like=True, tag=203):

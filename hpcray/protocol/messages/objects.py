@@ -46,7 +46,7 @@ class Seal(Struct, array_like=True, tag=63):
 
 class Open(Struct, array_like=True, tag=64):
     """p→own r: pin the object for the sender; pull it from one of `nodes` if necessary. Answer: Opened or StoreError.
-    p→r of a neighbour: the same, to read it there in place.
+    p→r of a neighbor: the same, to read it there in place.
 
     priority: 0 a get waits for it, 1 a wait needs it, 2 it is prefetched. pin_replica: the sender does not read the
     object; the replica there stays, in memory or on disk, until the sender releases it with `unpin_replica`. Answer:

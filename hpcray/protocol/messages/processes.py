@@ -76,7 +76,7 @@ class RunInfo(Struct, array_like=True, frozen=True):
 
 class Welcome(Struct, array_like=True, tag=2):
     """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
-    neighbours: the session directories of the other nodes of this host, by node. overflow: path of the overflow file
+    neighbors: the session directories of the other nodes of this host, by node. overflow: path of the overflow file
     of this store."""
 
     proc: bytes
@@ -89,7 +89,7 @@ class Welcome(Struct, array_like=True, tag=2):
     config: dict[str, Any]
     run: RunInfo = RunInfo()
     head: int = 0
-    neighbours: dict[int, str] = {}
+    neighbors: dict[int, str] = {}
     overflow: str = ""
 
 

@@ -103,7 +103,7 @@ class CoreWorker:
         self.me = me = welcome.proc
         self.node = node_of(me)
         self.config = config = Config(**welcome.config)
-        self.engine = engine = IoEngine(me, session_dir, welcome.neighbours, config.spin)
+        self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
         self.dead: str | None = None
         self.device_objects: Any = None
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
@@ -141,8 +141,8 @@ class CoreWorker:
         self._borrowed: BorrowedObjects = BorrowedObjects(self, self.writer)
         self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
         self.compiled_graphs: CompiledGraphs = CompiledGraphs(engine)
-        self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbours)
-        self.table.pins.use_neighbors(welcome.neighbours, self.neighbor_stores)
+        self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbors)
+        self.table.pins.use_neighbors(welcome.neighbors, self.neighbor_stores)
         self.diagnostics = diagnostics(self)
         self.unhandled_errors = self.submitter.unhandled_errors
         self.reader = reader = ObjectReader(self, self.diagnostics.explain, self.unhandled_errors)
@@ -388,9 +388,9 @@ class CoreWorker:
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
         self.cluster_size = msg.cluster_size
-        self.engine.add_neighbors(msg.neighbours)
-        self.neighbor_stores.add(msg.neighbours)
-        self.table.pins.add_neighbors(sorted(msg.neighbours))
+        self.engine.add_neighbors(msg.neighbors)
+        self.neighbor_stores.add(msg.neighbors)
+        self.table.pins.add_neighbors(sorted(msg.neighbors))
         self.submitter.cluster_grew()
 
     def _node_died(self, msg: m.NodeDied) -> None:

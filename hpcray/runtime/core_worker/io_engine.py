@@ -87,7 +87,7 @@ class IoEngine:
     Args:
         me: our proc id.
         session_dir: where the sockets of our node's processes are.
-        neighbours: the same of other nodes of this host, by node.
+        neighbors: the same of other nodes of this host, by node.
         spin: see `Config.spin`.
 
     Attributes:
@@ -102,7 +102,7 @@ class IoEngine:
     """
 
     def __init__(
-        self, me: bytes, session_dir: str, neighbours: Mapping[int, str] = NO_NEIGHBORS, spin: float = 0.0
+        self, me: bytes, session_dir: str, neighbors: Mapping[int, str] = NO_NEIGHBORS, spin: float = 0.0
     ) -> None:
         self.me = me
         self.lock = threading.RLock()
@@ -110,7 +110,7 @@ class IoEngine:
         self.pending_calls: list[Callable[[], object]] = []
         self.dirty: list[Peer] = []
         self._my_node = node_of(me)
-        self._dirs = {**neighbours, self._my_node: session_dir}
+        self._dirs = {**neighbors, self._my_node: session_dir}
         self._lost: set[int] = set()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
         self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None

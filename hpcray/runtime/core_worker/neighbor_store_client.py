@@ -1,4 +1,4 @@
-"""Reading in a neighbour's store: a connection to its raylet, and its arena.
+"""Reading in a neighbor's store: a connection to its raylet, and its arena.
 
 A process connects to a raylet of its host, other than its own, when it first wants what is there. From then on it opens
 and releases objects there as the processes of that node do; all else that it has to say to that raylet goes through its
@@ -62,7 +62,7 @@ class NeighborStoreClient:
     Lock held in all methods.
 
     Args:
-        directories: the neighbours' session directories, by node.
+        directories: the neighbors' session directories, by node.
     """
 
     def __init__(self, context: CoreWorkerContext, directories: Mapping[int, str]) -> None:
@@ -94,7 +94,7 @@ class NeighborStoreClient:
         self._engine.send_to(peer, m.Hello(os.getpid(), m.GUEST))
 
     def on_welcome(self, src: bytes, msg: m.Welcome) -> None:
-        """Map the store of a neighbour whose raylet has accepted us."""
+        """Map the store of a neighbor whose raylet has accepted us."""
         node = node_of(src)
         if node not in self._peers:
             return

@@ -1,4 +1,4 @@
-"""What a raylet does when another node has been declared dead."""
+"""Reports a node that has been declared dead to all parts of this raylet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a signal to a raylet means: a drain, the end of the job, or a signal for the program."""
+"""Signals to a raylet: each is a drain, the end of the job, or for the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts this Slurm job back into the queue, once its drain is over."""
+"""Requeues this Slurm job once its drain is over."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
     Attributes:
-        queue: what came and has not started. lessee: who holds the lease. holds, env: what goes with it; a worker has
-            one environment for life.
+        queue: what came and has not started. lease_holder: who holds the lease. holds, env: what goes with it; a
+            worker has one environment for life.
         environment: the rest of its runtime_env. options: of tasks that have their own.
         cancelled: tasks that were cancelled while they ran.
         log_parts: returns the name of a log file, and the parts of it that a task wrote.
@@ -97,7 +97,7 @@ class TaskExecutor:
         self.running: bytes | None = None
         self.thread_locals: dict[int, dict[str, Any]] = {}
         self.register_thread()
-        self.lessee = b""
+        self.lease_holder = b""
         self.holds: dict[str, int] = {}
         self.env: dict[str, str] = {}
         self.environment = environment
@@ -164,7 +164,7 @@ class TaskExecutor:
         self.cancelled.discard(task)
 
     def _on_leased(self, src: bytes, msg: m.LeaseAttached) -> None:
-        self.lessee = src
+        self.lease_holder = src
         self.holds = self.process.placement_groups.enter(msg.resources, msg.strategy)
         if thread_count_changes(self.holds.get("CPU", 0)):
             self._on_work(src, msg)
@@ -524,7 +524,7 @@ class TaskExecutor:
         """Take no more tasks: the one that runs is the last (called by that task)."""
         with self.engine.lock:
             self.return_tasks(None, False)
-            self.engine.send(self.lessee, m.TasksReturned([], True, True))
+            self.engine.send(self.lease_holder, m.TasksReturned([], True, True))
             self.queue = _ReturningQueue(self.engine, self.queue)
             self.queue.append((b"", _Retire()))
             self.engine.flush()
@@ -538,7 +538,7 @@ class TaskExecutor:
                 engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
             # Only the submitter's answer shows that it has read the replies: a broken connection would lose them.
             self._retirement = Waiter()
-            engine.send(self.lessee, m.TasksReturned([], False, True))
+            engine.send(self.lease_holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
             if self._is_needed():
                 self.lend_cpu()

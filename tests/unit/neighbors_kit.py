@@ -1,4 +1,4 @@
-"""A process of node 1, which has neighbours, and what is done with it."""
+"""A process of node 1, which has neighbors, and what is done with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPENED = m.Opened(OID, 4096, SIZE, False)
 
 
 class Visits:
-    """What a table asks of its neighbours' stores."""
+    """What a table asks of its neighbors' stores."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
@@ -69,7 +69,7 @@ def ours(table: Table, nodes: tuple[int, ...] = (NEAR,)) -> ObjectEntry:
 
 
 def process(visits: Visits) -> Owner:
-    """It has met no neighbour."""
+    """It has met no neighbor."""
     table = Owner()
     table.pins.use_neighbors([NEAR, NEXT], visits)
     return table

@@ -101,7 +101,7 @@ def another(tmp_path: Path) -> Iterator[Proc]:
     end(made)
 
 
-def test_only_what_is_seen_of_this_host_is_a_neighbour(tmp_path: Path) -> None:
+def test_only_what_is_seen_of_this_host_is_a_neighbor(tmp_path: Path) -> None:
     me = msgspec.structs.replace(NODE, session_dir=str(tmp_path))
     there = msgspec.structs.replace(me, index=1)
     elsewhere = msgspec.structs.replace(me, index=2, host="there")
