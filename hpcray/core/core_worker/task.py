@@ -69,8 +69,9 @@ class PendingTask:
     keep: the object refs that its arguments mention; they protect those objects until the reply.
     slots: the object ids of its top-level ref arguments, in slot order. attempt: runs beyond the first.
     parent: the call that submitted it; set in actors alone (`ObjectTable.record_parents`).
-    scheduling_class: of a task, its `SchedulingClass`; of an actor call, its `ActorClient`. waiting: of an actor call, 1 while its arguments are not
-    ready, 0 when they are, -1 when it was cancelled or one of them failed: it is passed over when its turn comes.
+    scheduling_class: of a task, its `SchedulingClass`; of an actor call, its `ActorClient`.
+    waiting: of an actor call, 1 while its arguments are not ready, 0 when they are, -1 when it was cancelled or one of
+    them failed: it is passed over when its turn comes.
     """
 
     __slots__ = (
