@@ -32,6 +32,7 @@ from hpcray.platform.config_files import (
     node_config,
 )
 from hpcray.platform.gpu_visibility import gpu_visibility_variable, visible_gpus
+from hpcray.platform.installation import installation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
 from hpcray.platform.session_directory import session_root
@@ -287,10 +288,13 @@ def _first_line(command: list[str]) -> str:
     return first if done.returncode == 0 else f"does not work: {first}"
 
 
-def examine_software() -> list[DoctorFinding]:
-    """Versions of hpcray, Python and NumPy, and the environment."""
+def examine_software(environ: Mapping[str, str]) -> list[DoctorFinding]:
+    """Versions of hpcray, Python and NumPy, the way of installation, and the environment."""
+    installed = installation(environ)
     return [
         _software("hpcray", package_version("hpcray", "from a source directory")),
+        _software("installation", installed.way),
+        *([_software("module", installed.problem, WARN, installed.hint)] if installed.problem else []),
         _software("Python", f"{platform.python_version()} at {sys.executable}"),
         _software("NumPy", package_version("numpy")),
         _software("environment", f"{sys.prefix} on {file_system_type(sys.prefix) or 'an unknown file system'}"),
@@ -491,7 +495,7 @@ def examine(
     """
     environ = dict(os.environ)
     on_step("reading the versions")
-    found = examine_software()
+    found = examine_software(environ)
     configuration = examine_configuration(environ)
     found.append(configuration)
     if configuration.level == FAIL:

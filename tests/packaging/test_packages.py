@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email
+import re
 import subprocess
 import sys
 import tarfile
@@ -27,7 +28,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_metadata_is_what_a_reviewer_looks_for(packages: dict[str, Path]) -> None:
     check(tool("twine"), "check", "--strict", *packages.values())
     with zipfile.ZipFile(packages[".whl"]) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (name for name in wheel.namelist() if re.fullmatch(r"hpcray-[\d.]+\.dist-info/METADATA", name))
         facts = email.message_from_bytes(wheel.read(name))
         license_text = wheel.read(name.replace("METADATA", "licenses/LICENSE"))
     assert facts["License-Expression"] == "Apache-2.0" and license_text == (ROOT / "LICENSE").read_bytes()
@@ -53,3 +54,12 @@ def test_the_sdist_has_the_tests_and_what_people_look_for(packages: dict[str, Pa
     top = {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "pyproject.toml"}
     assert top | {"tests/conftest.py", "examples/digits.py", "slurm/cpu.sbatch", "launch/hpcray-launch"} <= names
     assert not {name for name in names if name.startswith("packaging/")}, "recipes hold the checksum of the sdist"
+
+
+@pytest.mark.timeout(900)
+def test_all_extras_can_be_installed_together(packages: dict[str, Path]) -> None:
+    """pip finds versions that suit all of them at once, and so for each of them alone and for any two."""
+    extras = ",".join(project()["project"]["optional-dependencies"])
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    done = subprocess.run([*command, f"{packages['.whl']}[{extras}]"], capture_output=True, text=True, timeout=800)
+    assert not done.returncode, done.stderr

@@ -173,8 +173,30 @@ def test_recipes_of_a_release_have_its_checksum(tmp_path: Path, make_recipes: Mo
 # ------------------------------------------------------------ their own tools
 
 
-def test_the_citation_is_valid() -> None:
-    check(tool("cffconvert"), "--validate")
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ("citation-file-format", "CITATION.cff"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/bug.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/idea.yml"),
+        ("github-workflows", ".github/workflows/ci.yml"),
+    ],
+)
+def test_a_file_for_others_has_their_schema(schema: str, path: str) -> None:
+    check(tool("check-jsonschema"), "--builtin-schema", f"vendor.{schema}", ROOT / path)
+
+
+def test_the_workflow_runs_the_whole_check_and_every_supported_python() -> None:
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    ran = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert ran["check"][-1] == "bash .ci/run" and os.access(ROOT / ".ci" / "run", os.R_OK)
+    assert ran["pythons"][-1].startswith("pytest") and ran["packages"][-1] == "nox -s packages"
+    names = [line.rpartition(" ")[2] for line in project()["project"]["classifiers"] if ":: 3." in line]
+    assert {*jobs["pythons"]["strategy"]["matrix"]["python"], "3.11"} == set(names)  # Debian 12 has 3.11
+    files = {path.name for path in (ROOT / ".github" / "ISSUE_TEMPLATE").iterdir()}
+    assert files == {"bug.yml", "config.yml", "idea.yml"}
 
 
 def test_the_modulefile_is_lua() -> None:
@@ -201,6 +223,11 @@ def test_lmod_loads_the_module(tmp_path: Path) -> None:
     assert next(line for line in found if line.startswith("PATH=")).startswith(f"PATH={root / __version__}/bin:")
     packages = root / __version__ / "lib" / "python3.11" / "site-packages"
     assert next(line for line in found if line.startswith("PYTHONPATH=")).startswith(f"PYTHONPATH={packages}")
+    (packages / "hpcray").symlink_to(ROOT / "hpcray")
+    code = "import os; from hpcray.platform.installation import installation; print(installation(os.environ).way)"
+    shell = f"eval \"$({LMOD} bash load hpcray)\"; cd /; '{sys.executable}' -c '{code}'"
+    way = check("bash", "-c", shell, MODULEPATH=str(modules), **clean).strip()
+    assert way.startswith(f"environment module hpcray/{__version__} at {root / __version__}"), way
 
 
 def test_the_apptainer_definition_is_parsed_whole() -> None:
@@ -211,7 +238,8 @@ def test_the_apptainer_definition_is_parsed_whole() -> None:
     recipe = stages if not isinstance(stages, dict) else next(iter(stages.values()))
     assert recipe.fromHeader == "debian:bookworm-slim"
     assert any("mpi4py" in line for line in recipe.install)
-    assert "hpcray version" in "".join(recipe.test)
+    tested = [line for line in recipe.install if "/tests.sh" in line]  # spython's way to keep the section %test
+    assert recipe.test.endswith("/tests.sh") and any("hpcray version" in line for line in tested)
 
 
 def test_the_files_that_the_container_needs_exist() -> None:
