@@ -388,3 +388,39 @@ def _is_dead_for_good(actor):
     except exceptions.ActorUnavailableError:
         return False
     return False
+
+
+def test_a_kill_ends_the_calls_of_an_actor_whose_argument_never_comes():
+    @ray.remote(resources={"nowhere": 1})
+    def never():
+        return 0
+
+    @ray.remote
+    class Waits:
+        def __init__(self, argument):
+            self.argument = argument
+
+        def call(self):
+            return self.argument
+
+    @ray.remote
+    def call_and_kill(handle):
+        call = handle.call.remote()
+        ray.kill(handle)
+        try:
+            ray.get(call, timeout=60)
+        except exceptions.ActorDiedError:
+            return True
+
+    argument = never.remote()
+    ours, lent = Waits.remote(argument), Waits.remote(argument)
+    call = ours.call.remote()
+    ray.kill(ours)
+    with pytest.raises(exceptions.ActorDiedError, match=r"killed by `ray.kill`"):
+        ray.get(call, timeout=60)
+    with pytest.raises(exceptions.ActorDiedError):
+        ray.get(ours.call.remote(), timeout=60)
+    call = lent.call.remote()
+    assert ray.get(call_and_kill.remote(lent), timeout=60)
+    with pytest.raises(exceptions.ActorDiedError):
+        ray.get(call, timeout=60)

@@ -153,8 +153,19 @@ def test_a_kill_may_come_before_the_actor_is_registered() -> None:
     head.handle(OTHER, m.KillActor(ACTOR, True, "it was killed by kill()"))
     assert head.create(spec()).ok
     assert head.started_on() == []
-    (state,) = head.take(m.ActorStateUpdate, OWNER)
+    (*_, state) = head.take(m.ActorStateUpdate, OWNER)
     assert state.state == "DEAD" and "kill()" in state.reason
+
+
+def test_who_waits_for_an_actor_that_is_killed_before_it_is_registered_hears_of_it_at_once() -> None:
+    """Its creator waits for the constructor's arguments, which may never come."""
+    head, early, late = Head(4), make_proc(0, 11), make_proc(0, 12)
+    head.handle(early, m.WatchActor(ACTOR))
+    head.handle(OTHER, m.KillActor(ACTOR, True, "it was killed by kill()"))
+    head.handle(late, m.WatchActor(ACTOR))
+    for proc in (OWNER, early, late):
+        (state,) = head.take(m.ActorStateUpdate, proc)
+        assert state.state == "DEAD" and "kill()" in state.reason and "never ran" in state.reason
 
 
 def test_a_name_is_taken_until_its_actor_is_dead() -> None:

@@ -21,7 +21,12 @@ from hpcray.common.resources import REPORT_AFTER, Resources, group_of, plain, to
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.cluster_resources import ClusterResources
-from hpcray.core.gcs.pending_actor_lookups import PendingActorLookups, PendingLookup, unknown_actor
+from hpcray.core.gcs.pending_actor_lookups import (
+    PendingActorLookups,
+    PendingLookup,
+    killed_unregistered,
+    unknown_actor,
+)
 from hpcray.core.gcs.state_log import DirtyRows
 from hpcray.protocol import messages as m
 
@@ -196,8 +201,9 @@ class ActorManager:
         self._dirty_rows.add(rows.WATCH, msg.actor + src)
         if actor is None:
             if self.pending_lookups.may_come(msg.actor):
-                self.pending_lookups.lookup_of(msg.actor).watchers.add(src)
-                return []
+                lookup = self.pending_lookups.lookup_of(msg.actor)
+                lookup.watchers.add(src)
+                return [Send(src, killed_unregistered(msg.actor, lookup))] if lookup.killed else []
             return [Send(src, unknown_actor(msg.actor))]
         if actor.state != DEAD:
             actor.watchers.add(src)
@@ -208,8 +214,12 @@ class ActorManager:
         out: list[Effect] = []
         actor = self.actors.get(msg.actor)
         if actor is None and msg.no_restart and self.pending_lookups.may_come(msg.actor):
-            self.pending_lookups.lookup_of(msg.actor).killed = msg.reason or "it was killed"
+            lookup = self.pending_lookups.lookup_of(msg.actor)
+            lookup.killed = (msg.reason or "it was killed") + _NEVER_RAN
             self._dirty_rows.add(rows.KILLED, msg.actor)
+            # It is registered when the constructor's arguments are there, perhaps never: calls must not wait so long.
+            dead = killed_unregistered(msg.actor, lookup)
+            out.extend(Send(proc, dead) for proc in sorted({*lookup.watchers, owner_of(msg.actor)}))
         if actor is None or actor.state == DEAD:
             return out
         if msg.no_restart:

@@ -91,3 +91,8 @@ class PendingActorLookups:
 def unknown_actor(actor: bytes) -> ActorStateUpdate:
     """The answer about an actor that will never be registered."""
     return ActorStateUpdate(actor, "DEAD", b"", 0, "no such actor is known in this job", b"")
+
+
+def killed_unregistered(actor: bytes, lookup: PendingLookup) -> ActorStateUpdate:
+    """The state of an actor that was killed and whose creator has not registered it yet."""
+    return ActorStateUpdate(actor, "DEAD", b"", 0, lookup.killed, b"")
