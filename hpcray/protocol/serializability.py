@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 import cloudpickle
 
+from hpcray.protocol.out_of_band import pickling
+
 _INDENT = 4
 _WIDTH = 80
 _SHOWN = 1000
@@ -122,10 +124,13 @@ class _Search:
 
 
 def _error_of(obj: Any) -> Exception | None:
+    outer, pickling.refs = pickling.refs, []  # nobody reads the pickle: a ref in it must not be kept for its sake
     try:
         cloudpickle.dumps(obj)
     except Exception as error:  # pickling runs any code
         return error
+    finally:
+        pickling.refs = outer
     return None
 
 

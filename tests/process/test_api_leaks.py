@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -231,3 +232,14 @@ def test_the_drivers_descriptors_are_closed_again():
         cycle()
     gc.collect()
     eventually(lambda: descriptors() <= before + 8)
+
+
+def test_a_value_that_does_not_pickle_keeps_no_ref():
+    before = entries()
+    refs = [ray.put(np.zeros(LARGE)), ray.put(1)]
+    with pytest.raises(TypeError):
+        echo.remote([refs, threading.Lock()])
+    with pytest.raises(TypeError):
+        ray.put({"refs": refs, "lock": threading.Lock()})
+    refs.clear()
+    eventually(lambda: gc.collect() >= 0 and entries() == before, "the objects to go")

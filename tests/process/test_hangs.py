@@ -155,6 +155,45 @@ def test_a_callback_that_raises_costs_nobody_anything(capfd):
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
+def test_a_signal_handler_may_wait_while_the_wait_it_interrupts_is_under_way():
+    """The main thread drives in the first round; in the second another thread does, and ends meanwhile."""
+    out = run_alone("""
+        import os, signal, threading, time
+        import hpcray as ray
+        ray.init(num_cpus=4)
+
+        @ray.remote
+        def sleep(seconds):
+            time.sleep(seconds)
+            return seconds
+
+        def handle(*_):
+            print("handled", ray.get(sleep.remote(0.5), timeout=30))
+
+        def other():
+            ray.get(sleep.remote(0.4), timeout=30)
+
+        def ask():
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+        ray.get([sleep.remote(0) for _ in range(4)])
+        signal.signal(signal.SIGUSR1, handle)
+        for threads in ([ask], [other, ask]):
+            for target in threads:
+                threading.Thread(target=target).start()
+                time.sleep(0.05)
+            print(ray.get(sleep.remote(1), timeout=30))
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            ray.get(sleep.remote(600))
+        except KeyboardInterrupt:
+            print("interrupted")
+        """)
+    assert out.split("\n")[:-1] == ["handled 0.5", "1"] * 2 + ["handled 0.5", "interrupted"]
+
+
 def test_interrupts_of_main_leave_the_other_threads_going():
     """Ctrl-C may hit main just as another thread hands the driving over to it."""
     out = run_alone(

@@ -11,7 +11,8 @@ something drives by itself, so a reply costs no thread switch. A background thre
 
 Whoever drives flushes after each turn. `lock` is never held while user code runs, with one exception: the garbage
 collector (or a signal) may run a destructor (or a handler) of the user anywhere. The lock is reentrant for their sake.
-What they submit goes through `call_soon`; `wait` raises an error in them.
+What they submit goes through `call_soon`; `wait` raises an error in them. A handler that interrupts a thread which
+waits without the lock may wait itself (`_wait_in_handler`).
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class IoEngine:
         self.asleep: set[int] = set()
         self._drain: Callable[[], None] = lambda: None
         self._parked: list[Waiter] = []
+        self._park_of: dict[int, Waiter] = {}
+        self._driving = 0
         self.watched, self.loop_thread = dict[int, Callable[[], None]](), 0
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
@@ -260,13 +263,16 @@ class IoEngine:
         return waiter.count <= 0
 
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
+        me = get_ident()
+        if self._driving == me or me in self._park_of:
+            return self._wait_in_handler(waiter, deadline)
+        self._park_of[me] = waiter
         gate = waiter.lock = threading.Lock()
         gate.acquire()
         self._parked.append(waiter)
         if self.driver == BACKGROUND:
             self.wake()
         timeout = -1.0 if deadline is None else min(max(0.0, deadline - monotonic()), LONGEST_SLEEP)
-        me = get_ident()
         completed = False
         self.lock.release()
         try:
@@ -278,6 +284,7 @@ class IoEngine:
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
+            self._park_of.pop(me, None)
             waiter.lock = None
             if waiter in self._parked:
                 self._parked.remove(waiter)
@@ -286,9 +293,51 @@ class IoEngine:
                 self._leave()
         return waiter.turn or deadline is None or monotonic() < deadline
 
+    def _wait_in_handler(self, waiter: Waiter, deadline: float | None) -> bool:
+        """`wait` for a signal handler that interrupted a wait of this thread. That wait cannot go on before the handler
+        returns: if it drives, the handler drives in its place, and if it is parked, nobody hands over to it meanwhile.
+
+        Returns:
+            False when the deadline has passed.
+        """
+        me = get_ident()
+        self.lock.release()
+        try:
+            if self.holds_lock():
+                raise RaySystemError(_REENTRANT_WAIT)
+        finally:
+            self.lock.acquire()
+        drives, was_asleep, sleep_until = self._driving == me, me in self.asleep, self._sleep_until
+        parked = self._park_of.pop(me, None)
+        if parked is not None and parked in self._parked:
+            self._parked.remove(parked)
+        try:
+            if drives or (parked is not None and parked.turn):
+                while waiter.count > 0 and not self.closed and self._turn(deadline):
+                    pass
+            else:
+                self.wait(waiter, deadline)
+            return deadline is None or monotonic() < deadline
+        finally:
+            if was_asleep:
+                self.asleep.add(me)
+            if parked is not None:
+                self._park_of[me] = parked
+            if drives:
+                self._driving, self._sleep_until = me, sleep_until
+                if not self.closed:
+                    os.eventfd_write(self._kick, 1)  # what the interrupted wait sleeps for may have come meanwhile
+            elif parked is not None and parked.count > 0 and not parked.turn:
+                self._parked.append(parked)
+                if self.driver == IDLE:
+                    self._leave()
+                elif self.driver == BACKGROUND:
+                    self.wake()
+
     def _leave(self) -> None:
         """Stop driving: hand over to a parked thread, or let the background thread know."""
         self.activity += 1
+        self._driving = 0
         while self._parked:
             heir = self._parked.pop(0)
             if self.closed and heir.lock is not None:
@@ -312,6 +361,7 @@ class IoEngine:
         Returns:
             False when the deadline has passed.
         """
+        self._driving = me = get_ident()
         if self.pending_calls and self._run_pending_calls():
             return deadline is None or monotonic() < deadline
         if released:
@@ -323,7 +373,6 @@ class IoEngine:
             until = deadline
         self._sleep_until = until
         timeout = -1.0 if until == FOREVER else min(max(0.0, until - monotonic()), LONGEST_SLEEP)
-        me = get_ident()
         self.lock.release()
         try:
             if self.holds_lock():
