@@ -432,6 +432,31 @@ def test_a_forked_child_is_not_in_the_job():
     assert ray.get(echo.remote(1), timeout=PATIENCE) == 1
 
 
+@ray.remote
+class Forks:
+    def fork(self, how):
+        child = os.fork()
+        if not child:
+            if how == "return":
+                return 0
+            raise {"raise": ValueError, "exit": SystemExit}[how]
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class AsyncForks(Forks.__ray_actor_class__):
+    async def ready(self):
+        return True
+
+
+def test_a_child_that_a_task_forks_ends_where_its_code_does():
+    """It came to wait for tasks, with the worker's own epoll."""
+    task, actor = ray.remote(Forks.__ray_actor_class__.fork), Forks.remote()
+    group = ray.remote(AsyncForks).remote()
+    for how, code in (("return", 0), ("raise", 1), ("exit", 0)):
+        calls = [task.remote(None, how), actor.fork.remote(how), group.fork.remote(how)]
+        assert ray.get(calls, timeout=PATIENCE) == [code] * 3
+
+
 # ---------------------------------------------------------------- full sockets
 
 

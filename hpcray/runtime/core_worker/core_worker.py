@@ -524,6 +524,8 @@ def _forked() -> None:
     if current.process is not None:
         current.process.engine.close_after_fork()
     current.process = None
+    if current.worker is not None:
+        current.worker.begin_forked_child()
     current.worker = None
 
 

@@ -364,6 +364,8 @@ class ActorExecutor:
 
         Any exit code but 0 means a crash, as in Ray: the process ends, and the actor is restarted if it may be.
         """
+        if self.worker.forked:
+            self.worker.leave("", 1 if getattr(exit_, "code", 0) else 0)  # the child alone
         if isinstance(exit_, SystemExit) and exit_.code != 0:
             print(f"hpcray: actor {self.spec.class_name} raised SystemExit({exit_.code!r})", file=sys.stderr)
             self._close_runners()

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
@@ -79,6 +80,19 @@ class _ReturningQueue(deque[tuple[bytes, Any]]):
             super().append(item)
 
 
+def _end_forked_child(
+    src: bytes, task: bytes, num_returns: int, value: Any, error: BaseException | None, *rest: Any
+) -> NoReturn:
+    """Take the place of `Replies.reply`."""
+    try:
+        if error is not None:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0 if error is None else 1)
+
+
 class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
@@ -88,6 +102,7 @@ class TaskExecutor:
         environment: the rest of its runtime_env. options: of tasks that have their own.
         cancelled: tasks that were cancelled while they ran.
         log_parts: returns the name of a log file, and the parts of it that a task wrote.
+        forked: whether this is a child process that a task has forked, and not the worker.
     """
 
     def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
@@ -109,6 +124,7 @@ class TaskExecutor:
         self.generators = GeneratorExecutor(self, self.replies)
         self.drain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
+        self.forked = False
         self._keeps_tensors = False
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
@@ -578,10 +594,16 @@ class TaskExecutor:
 
     # ------------------------------------------------------------ leaving
 
+    def begin_forked_child(self) -> None:
+        """This is a process that a task has forked: end it when that task's code returns or raises, as Python ends a
+        program. The caller of the task hears from the parent alone."""
+        self.forked = True
+        self.reply = _end_forked_child
+
     def leave(self, reason: str, code: int = 0) -> NoReturn:
         """End this worker on purpose (without a `reason`: as if it crashed); buffers are written, exit handlers run."""
-        if os.getpid() != self._pid:
-            os._exit(code)  # a process that a task has forked: none of this is its own
+        if self.forked:
+            os._exit(code)  # none of this is its own
         self._leaving.acquire()  # for ever: one thread is enough
         self._leave_in_time(code)
         if self.actor is not None:
