@@ -58,6 +58,7 @@ def announce(
         () if process.config.preload else imported_libraries(),
         notebook_shell() is not None,
     )
+    process.is_driver = True
     if process.job is None:
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.
         process.set_job(job)

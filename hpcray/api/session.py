@@ -26,6 +26,7 @@ from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.platform.job_variables import JobVariables
+from hpcray.platform.log_format import check_rotation
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
@@ -199,6 +200,7 @@ def init(
     if not settings.get("_skip_env_hook"):
         runtime_env = modify_runtime_env(runtime_env, os.environ)
     check_namespace(namespace)
+    check_rotation()
     if logging_config is not None and not isinstance(logging_config, LoggingConfig):
         raise TypeError(f"logging_config must be a LoggingConfig, got {type(logging_config)}")
     _configure_logging(configure_logging, logging_level, logging_format)
@@ -269,7 +271,8 @@ def _enter_session(
             logger.info("Connecting to existing Ray cluster at address: %s...", where)
         entry, process = _join(where, options)
         if entry.node is None:
-            _warn_of_ignored_arguments({**given, **options.config})
+            # `announce` heeds log_to_driver.
+            _warn_of_ignored_arguments({**given, **options.config, "log_to_driver": None})
         start(process)
         logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
         for hook in post_init_hooks:

@@ -224,8 +224,11 @@ def logs(
     if job_id is None:
         print_worker_lines(address, follow, task, actor, nodes, pattern)
         return
-    with errors_as_messages(*_ERRORS):
+    try:
         job = find_job(job_id, folder)
+    except _ERRORS as error:
+        hint = f"for lines of a running job: hpcray logs --actor {job_id}, or --task {job_id}"
+        raise click.ClickException(f"{error}; {hint}") from None
     offsets = {"out": 0, "err": 0}
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
     try:

@@ -16,6 +16,7 @@ import click
 
 from hpcray.api import runtime_context
 from hpcray.cli.job_option import job, job_option, session_directory
+from hpcray.cli.top_cells import headline
 from hpcray.core.object_store.allocator import format_size
 from hpcray.core.record_replay import replay as replay_core
 from hpcray.platform import metrics_endpoint as node_metrics
@@ -23,6 +24,7 @@ from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
 from hpcray.runtime.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
+from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LogError, LogReader
 from hpcray.state.metrics_export import export_metrics
 from hpcray.state.node_metrics import common_labels, own_metrics
@@ -36,6 +38,7 @@ from hpcray.state.reports import (
     print_stores,
     print_table,
     print_text,
+    show_actors,
     show_autoscaler,
     show_demand,
     show_stacks,
@@ -68,12 +71,14 @@ def _print_lines(lines: Iterable[str]) -> None:
 @job_option
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
 def status(address: str, as_json: bool) -> None:
-    """Show the job that runs on this machine: nodes with used and total resources, waiting work, placement groups."""
+    """Show a running job: nodes with used and total resources, waiting work, placement groups, actors that died."""
     with job(address) as process:
         nodes, total = runtime_context.nodes(), runtime_context.cluster_resources()
         free, now = runtime_context.available_resources(), process.gcs.call("status")
         groups = process.gcs.call("placement_groups")
-        stores = {one.index: one.store for one in JobOverview(process).sample().nodes if one.store}
+        use = JobOverview(process).sample()
+        actors = LiveJob(process).actors()
+    stores = {one.index: one.store for one in use.nodes if one.store}
     # What the nodes say now: the head hears of a store's use in steps of one per cent.
     free[_STORE] = sum(store["capacity"] - store["used"] for store in stores.values())
     total[_STORE] = sum(store["capacity"] for store in stores.values())
@@ -88,6 +93,7 @@ def status(address: str, as_json: bool) -> None:
         known = {"nodes": nodes, "total": total, "available": free, "stores": stores}
         _print_json({**known, **waits, "placement_groups": rows})
         return
+    print_text(headline(use).plain.rstrip())
     print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now), stores))
     for name in sorted(total):
         if not name.startswith("node:"):
@@ -95,6 +101,7 @@ def status(address: str, as_json: bool) -> None:
             left, whole = map(format_size, map(int, amounts)) if "memory" in name else (f"{one:.4g}" for one in amounts)
             click.echo(f"{name}: {left} of {whole} free")
     _print_lines(show_demand(now, groups))
+    _print_lines(show_actors(actors))
     _print_lines(show_autoscaler(now))
 
 

@@ -96,7 +96,7 @@ def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
     parts += [f"{whole.failed} failed"] if whole.failed else []
     parts += [f"{lost} of {len(use.nodes)} nodes lost"] if lost else []
     text = f"{format_duration(seconds)}{left}: {', '.join(parts)}"
-    order = sorted(use.functions, key=lambda one: (-one.running, -one.queued, -one.seconds))
+    order = sorted(use.functions, key=lambda one: (-one.running, -one.queued, -one.total))
     for one in order[:_MOST_FUNCTIONS]:
         part = f"{one.name} {one.ended - one.failed}/{one.ended + one.running + one.queued}"
         part += f", {one.failed} failed" if one.failed else ""

@@ -59,6 +59,8 @@ def slurm_jobs_meant(name: str) -> list[ActiveJob]:
         running, name = named, "auto"
     if len(running) < 2 and not name.isdecimal():  # else it is a session's name, or an id of a job that has ended
         return running
+    if not running:
+        return []
     asked = sorted(running, key=lambda job: -job.submitted)[:_MOST_ASKED]
     with ThreadPoolExecutor(len(asked)) as threads:
         return [job for job, runs in zip(asked, threads.map(partial(_runs_session, name), asked), strict=True) if runs]

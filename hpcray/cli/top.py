@@ -28,7 +28,9 @@ _PLAIN_WIDTH = 200  # all columns
 def top(address: str, interval: float, once: bool, as_json: bool) -> None:
     """Show a running job live: nodes with CPU, memory, GPU, store and network; functions with times; actors; logs.
 
-    Needs `pip install 'hpcray[observe]'` except for --once and --json.
+    It stays when the job ends, and says so. Needs `pip install 'hpcray[observe]'` except for --once and --json.
+
+    Exit code: 0, also where the job has ended; 1 where there is no job; 143 after SIGTERM.
     """
     with job(address) as process:
         source = LiveJob(process)
@@ -42,7 +44,9 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
             from hpcray.cli.top_app import TopApp
         except ImportError as error:
             raise click.ClickException(f"{error}; hint: pip install 'hpcray[observe]', or --once") from None
-        TopApp(source, interval).run()
+        app = TopApp(source, interval)
+        app.run()
+    sys.exit(app.return_code or 0)
 
 
 def _print(use: JobUse) -> None:
@@ -52,7 +56,7 @@ def _print(use: JobUse) -> None:
     click.echo(head.plain)
     names = [name for name, _ in top_cells.node_columns(_PLAIN_WIDTH)]
     print_table(names, [[f"node {one.index}", *top_cells.node_cells(one, _PLAIN_WIDTH)[1:]] for one in use.nodes])
-    whole = sum(one.seconds for one in use.functions)
+    whole = sum(one.total for one in use.functions)
     names = [name for name, _ in top_cells.function_columns(_PLAIN_WIDTH)]
     print_table(names, [top_cells.function_cells(one, _PLAIN_WIDTH, whole) for one in use.functions])
 

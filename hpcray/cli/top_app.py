@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -23,11 +25,11 @@ from hpcray.state.reports import format_duration
 _MOST_ROWS = 1000
 _WIDE = 110  # columns of a terminal
 _ORDERS: dict[str, Callable[[FunctionUse], Any]] = {
-    "total time": lambda one: (-one.seconds, -one.running, -one.queued),
-    "running": lambda one: (-one.running, -one.seconds),
-    "queued": lambda one: (-one.queued, -one.seconds),
-    "failed": lambda one: (-one.failed, -one.seconds),
-    "p99": lambda one: (-one.p99, -one.seconds),
+    "total time": lambda one: (-one.total, -one.running, -one.queued),
+    "running": lambda one: (-one.running, -one.total),
+    "queued": lambda one: (-one.queued, -one.total),
+    "failed": lambda one: (-one.failed, -one.total),
+    "p99": lambda one: (-one.p99, -one.total),
 }
 
 
@@ -91,7 +93,9 @@ class LiveScreen(Screen[None]):
         self.set_interval(self.period, self.refresh_rows)
 
     def refresh_rows(self) -> None:
-        """Ask, unless an answer is awaited, or another screen covers this one."""
+        """Ask, unless an answer is awaited, another screen covers this one, or nobody is there any more."""
+        if self._says_end():
+            return
         if not self._asking and self.is_current:
             self._asking = True
             self._ask()
@@ -110,10 +114,17 @@ class LiveScreen(Screen[None]):
         self._asking = False
         if not self.is_mounted:
             return
-        if problem:
-            self.query_one("#head", Static).update(_plain(problem, "red"))
-        else:
+        if not problem:
             self.show(found)
+        elif not self._says_end():
+            self.query_one("#head", Static).update(_plain(problem, "red"))
+
+    def _says_end(self) -> bool:
+        """Show that the job has ended, if it has; what is below stays."""
+        end = self.app.end_of_job() if isinstance(self.app, TopApp) else ""
+        if end:
+            self.query_one("#head", Static).update(_plain(end, "bold red"))
+        return bool(end)
 
     def ask(self) -> Any:
         """Get what `show` needs; in a thread."""
@@ -173,7 +184,7 @@ class JobScreen(LiveScreen):
         self.query_one("#head", Static).update(top_cells.headline(use))
         nodes = [(str(one.index), top_cells.node_cells(one, width)) for one in use.nodes]
         self.query_one("#nodes", KeptTable).show(top_cells.node_columns(width), nodes)
-        whole = sum(one.seconds for one in use.functions)
+        whole = sum(one.total for one in use.functions)
         rows = [
             (one.name, top_cells.function_cells(one, width, whole))
             for one in sorted(use.functions, key=_ORDERS[self.order])
@@ -252,7 +263,7 @@ class NodeScreen(LiveScreen):
             rows.append((key, [row["pid"], kind, f"{busy:.0%}", format_size(row["rss"]), row["state"], runs]))
         rows.sort(key=lambda row: row[1][0])
         self.query_one("#processes", KeptTable).show(columns, rows)
-        whole = sum(each.seconds for each in use.functions)
+        whole = sum(each.total for each in use.functions)
         cells = [(each.name, top_cells.function_cells(each, width, whole)) for each in use.functions]
         self.query_one("#functions", KeptTable).show(top_cells.function_columns(width), cells)
         height = max(1, self.query_one("#log", Static).size.height)
@@ -405,6 +416,20 @@ class TopApp(App[None]):
     def __init__(self, source: JobSource, period: float = 2.0) -> None:
         super().__init__()
         self._source, self._period = source, period
+        self._end = ""
+
+    def on_mount(self) -> None:
+        """Have signals that end this command leave the terminal as it was."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.exit, None, 128 + number)
+
+    def end_of_job(self) -> str:
+        """Return a line that says that the job has ended, with the time at which that was seen; "" while it runs."""
+        if not self._end and (reason := self._source.ended):
+            when = time.strftime("%H:%M:%S")
+            self._end = f"the job has ended at {when}; below are its last figures; q quits ({reason})"
+        return self._end
 
     def get_default_screen(self) -> Screen[None]:
         """The first screen."""
@@ -417,7 +442,7 @@ def function_lines(one: FunctionUse) -> list[str]:
     """All that is known of a function."""
     return [
         f"{one.running} run, {one.queued} are queued; {one.ended} have ended, {one.failed} of them in an error",
-        f"{format_duration(one.seconds)} in all, p50 {format_duration(one.p50)}, p99 {format_duration(one.p99)}",
+        f"{format_duration(one.total)} in all, p50 {format_duration(one.p50)}, p99 {format_duration(one.p99)}",
         "",
         *top_cells.distribution(one),
     ]

@@ -94,13 +94,12 @@ def is_slow(use: NodeUse) -> bool:
 
 def function_cells(one: FunctionUse, width: int, whole: float) -> list[Any]:
     """The cells of a function, as many as `function_columns`. whole: seconds of all functions."""
-    times = (
-        [format_duration(one.p50), format_duration(one.p99), format_duration(one.seconds)] if one.ended else [""] * 3
-    )
+    times = [format_duration(one.p50), format_duration(one.p99)] if one.ended else ["", ""]
+    times.append(format_duration(one.total) if one.ended or one.running else "")
     failed = Text(str(one.failed), style="red") if one.failed else ""
     cells: list[Any] = [one.name, str(one.running or ""), str(one.queued or ""), str(one.ended or ""), failed, *times]
     if width >= _WIDE:
-        cells += [f"{one.rate:.3g}" if one.rate else "", bar(one.seconds / whole) if whole else ""]
+        cells += [f"{one.rate:.3g}" if one.rate else "", bar(one.total / whole) if whole else ""]
     return cells
 
 

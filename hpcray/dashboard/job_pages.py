@@ -105,7 +105,7 @@ class JobPages:
         """The job as a whole, with a new sample, and the samples so far."""
         use = self.sample()
         status = self._process.gcs.call("status")
-        whole = sum(one.seconds for one in use.functions)
+        whole = sum(one.total for one in use.functions)
         return {
             "now": self._history[-1],
             "nodes": job_totals.node_states(use.nodes),
@@ -130,7 +130,7 @@ class JobPages:
         if not use.nodes:
             raise ValueError(f"there is no node {index}")
         (node,) = use.nodes
-        whole = sum(one.seconds for one in use.functions)
+        whole = sum(one.total for one in use.functions)
         found = {
             **job_totals.node_row(node),
             "resources": node.resources,

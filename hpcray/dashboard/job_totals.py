@@ -93,8 +93,8 @@ def function_row(one: FunctionUse, whole: float) -> dict[str, Any]:
         "ended": one.ended,
         "failed": one.failed,
         "rate": one.rate,
-        "seconds": one.seconds,
-        "share": one.seconds / whole if whole else 0.0,
+        "seconds": one.total,
+        "share": one.total / whole if whole else 0.0,
         "p50": one.p50,
         "p99": one.p99,
     }

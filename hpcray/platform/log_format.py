@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from hpcray.common.sizes import parse_size
+
 TEXT_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
 INTERNAL_TIMESTAMP_LOG_KEY = "_ray_timestamp_ns"
 """Attribute of log records: the time in nanoseconds. In lines its name is `timestamp_ns`."""
@@ -20,6 +22,7 @@ STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), Non
 """Attributes that every log record has; others were given with `extra`, or are the context."""
 FLATTENED = frozenset({"ray_serve_extra_fields"})
 """Attributes with further attributes in them."""
+_MAX_BYTES, _BACKUP_COUNT = "RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT"
 _STAMPS = "_gives_ray_timestamp_ns"
 
 Context = Callable[[], Mapping[str, Any]]
@@ -181,9 +184,26 @@ def _add(found: dict[str, Any], name: str, value: Any) -> None:
 
 def rotation_limits() -> tuple[int, int]:
     """Return the size from which on a log file is rotated, and how many older ones are kept."""
-    return _number("RAY_ROTATION_MAX_BYTES", 512 << 20), _number("RAY_ROTATION_BACKUP_COUNT", 5)
+    return _read(_MAX_BYTES, parse_size, 512 << 20), _read(_BACKUP_COUNT, int, 5)
 
 
-def _number(variable: str, default: int) -> int:
+def check_rotation() -> None:
+    """Raise ValueError where a variable of the rotation is no size, or no number; workers heed those that are."""
+    for variable, parse in ((_MAX_BYTES, parse_size), (_BACKUP_COUNT, int)):
+        text = os.environ.get(variable, "").strip()
+        if text not in ("", "0"):
+            try:
+                wrong = parse(text) < 0
+            except ValueError:
+                wrong = True
+            if wrong:
+                raise ValueError(f"{variable}={text!r} is not valid; hint: {_MAX_BYTES}=10m, {_BACKUP_COUNT}=5")
+
+
+def _read(variable: str, parse: Callable[[str], int], default: int) -> int:
+    """The value of a variable; 0 is one (no rotation), and what is not valid is `check_rotation`'s."""
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else default
+    try:
+        return 0 if text.strip() == "0" else max(0, parse(text)) if text else default
+    except ValueError:
+        return default

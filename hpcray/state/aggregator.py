@@ -268,9 +268,7 @@ class StateAggregator:
 
     def _people(self) -> list[ProcessInfo]:
         """Drivers and workers, without this process where it is attached only for the query."""
-        job = self._process.job
-        is_driver = job is not None and job.driver == self._process.me
-        me = self._process.me if self._process.kind == "attached" and not is_driver else b""
+        me = self._process.me if self._process.kind == "attached" and not self._process.is_driver else b""
         nodes = self._nodes().values()
         return [one for node in nodes for one in node.processes if one.kind != "raylet" and one.proc != me]
 

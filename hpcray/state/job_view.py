@@ -19,6 +19,10 @@ _TAIL = 50  # lines
 class JobSource(Protocol):
     """Where a view of a job gets its rows from. Every call may take seconds, and raise ConnectionError."""
 
+    @property
+    def ended(self) -> str:
+        """Why there is nothing more to ask: the job, or the node that is asked, is gone; "" while it is there."""
+
     def sample(self) -> JobUse:
         """All nodes and functions."""
 
@@ -53,6 +57,11 @@ class LiveJob:
         self._overview = JobOverview(process)
         self._of_node: dict[int, JobOverview] = {}
         self._query = ClusterQuery(process, _QUERY_TIMEOUT)
+
+    @property
+    def ended(self) -> str:
+        """See `JobSource`."""
+        return self._process.dead or ""
 
     def sample(self) -> JobUse:
         """See `JobSource`."""

@@ -87,6 +87,7 @@ def metric_rows(node: NodeUse, functions: list[FunctionUse]) -> list[MetricRow]:
             "object_transfer_bytes", "Bytes of objects that came from other nodes, and that went there", "State",
             {"Pulled": store["pulled_bytes"], "Sent": store["sent_bytes"]}, COUNTER,
         ),
+        *_wire_rows(node),
         {
             **_row("resources", "Resources of this node, logical", GAUGE),
             "samples": [
@@ -106,6 +107,29 @@ def metric_rows(node: NodeUse, functions: list[FunctionUse]) -> list[MetricRow]:
     ]  # fmt: skip
     if node.latency is not None:
         rows.append(_gauge("node_message_round_trip_seconds", "A control message to this node and back", node.latency))
+    return rows
+
+
+def _wire_rows(node: NodeUse) -> list[MetricRow]:
+    """What travels between raylets: messages on the control wire, bytes of objects on that of objects."""
+    wire, store = node.row["wire"], node.store
+    sent, received = wire["sent"], wire["received"]
+    wires = {
+        "control": (("Sent", *sent), ("Received", *received)),
+        "objects": (("Sent", store["sent"], store["sent_bytes"]), ("Received", store["pulled"], store["pulled_bytes"])),
+    }
+    rows = [
+        _row(
+            "wire_messages", "Messages to and from other nodes; on the wire of objects a message is an object", COUNTER
+        ),
+        _row("wire_bytes", "Their bytes", COUNTER),
+    ]
+    for row in rows:
+        row["samples"] = []
+    for name, figures in wires.items():
+        for state, *amounts in figures:
+            for row, amount in zip(rows, amounts, strict=True):
+                row["samples"].append([[["Wire", name], ["State", state]], amount])
     return rows
 
 

@@ -67,7 +67,8 @@ class FunctionUse:
 
     Attributes:
         ended, failed: runs since the start of the workers. rate: ended per second since the sample before.
-        seconds: run time of the ended ones in all. p50, p99: of one, in seconds, to about a tenth.
+        seconds: run time of the ended ones in all. elapsed: that of the running ones so far. p50, p99: of one that has
+            ended, in seconds, to about a tenth.
     """
 
     name: str
@@ -80,6 +81,12 @@ class FunctionUse:
     p50: float = 0.0
     p99: float = 0.0
     buckets: dict[int, int] = field(default_factory=dict)
+    elapsed: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Run time in seconds of all runs, ended or not."""
+        return self.seconds + self.elapsed
 
 
 @dataclass
@@ -223,6 +230,6 @@ def _functions(report: Mapping[str, Any], before: Mapping[str, FunctionUse], ela
         rate = max(0, ended - last.ended) / elapsed if last is not None and elapsed > 0 else 0.0
         found.append(FunctionUse(
             name, report["running"].get(name, 0), report["queued"].get(name, 0), ended, failed, rate, us / 1e6,
-            quantile(buckets, 0.5), quantile(buckets, 0.99), buckets,
+            quantile(buckets, 0.5), quantile(buckets, 0.99), buckets, report["elapsed"].get(name, 0) / 1e6,
         ))  # fmt: skip
-    return sorted(found, key=lambda one: (-one.seconds, -one.running, -one.queued, one.name))
+    return sorted(found, key=lambda one: (-one.total, -one.running, -one.queued, one.name))

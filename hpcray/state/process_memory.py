@@ -9,7 +9,7 @@ from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 
 def largest_processes(process: CoreWorker, limit: int, timeout: float) -> list[dict[str, Any]]:
-    """The processes with most resident memory, the largest first.
+    """The processes with most resident memory but for the one that asks, the largest first.
 
     Args:
         limit: how many. timeout: seconds that a raylet or process may take.
@@ -19,7 +19,7 @@ def largest_processes(process: CoreWorker, limit: int, timeout: float) -> list[d
     """
     query = ClusterQuery(process, timeout)
     nodes = query.nodes()
-    people = {one.proc: one for node in nodes for one in node.processes}
+    people = {one.proc: one for node in nodes for one in node.processes if one.proc != process.me}
     raylets = [one.proc for one in people.values() if one.kind == "raylet"]
     used = [row for rows in query.ask(raylets, "usage").values() for row in rows if row["proc"] in people]
     largest = sorted(used, key=lambda row: -int(row["rss"]))[:limit]

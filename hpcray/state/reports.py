@@ -22,7 +22,7 @@ from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users
 from hpcray.runtime.diagnostics.cluster_query import show_kernel
-from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState
+from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState, WorkerState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
 _WIDEST_CELL, _NARROWEST_CELL = 60, 8  # characters, on a terminal
@@ -33,8 +33,16 @@ _SUMMED = ("objects", "capacity", "used", "on_disk", "pinned", "evictable", "spi
 _NODE_ID_COLUMNS = ("node_id", "driver_node_id")
 _MOST_PINS = 3
 _OWNER_COLUMNS = ("size", "objects", "owner")
-_STORE_COLUMNS = ("size", "state", "refs", "owner", "pinned by", "object", "created at")
+_STORE_COLUMNS = ("size", "objects", "state", "refs", "owner", "pinned by", "object")
+_SITE = "created at"
+# What people look for comes first: a narrow terminal leaves the last columns out.
+_FIRST_COLUMNS: dict[type[StateSchema], tuple[str, ...]] = {
+    ActorState: ("actor_id", "class_name", "name", "state", "died", "restarts", "node_id", "pid", "reason"),
+    TaskState: ("task_id", "name", "state", "duration", "node_id", "worker_pid", "error_type", "error_message"),
+    WorkerState: ("worker_id", "worker_type", "is_alive", "node_id", "pid", "exit_type", "exit_detail"),
+}
 _MOST_IDS = 3
+_MOST_DEAD = 3
 _OWN_NODES = "that the job began with"
 
 
@@ -118,6 +126,8 @@ def list_table(
         names.append("reason")
     if timed:
         names.insert(names.index("state" if isinstance(rows[0], TaskState) else "status") + 1, "duration")
+    first = [name for name in _FIRST_COLUMNS.get(type(rows[0]), ()) if name in names] if rows else []
+    names = [*first, *(name for name in names if name not in first)]
     cells = []
     for row in rows:
         shown = type(row).humanify(row.asdict())
@@ -130,6 +140,7 @@ def list_table(
             ended = cause.get("end_time_ms")
             shown["died"] = time.strftime("%H:%M:%S", time.localtime(ended / 1000)) if ended else ""
             shown["restarts"] = row["num_restarts"] or ""
+            shown["pid"] = row["pid"] or ""
             shown["reason"] = " ".join(cause.get("error_message", "").split())
         if timed:
             shown["duration"] = _duration(row, now)
@@ -167,7 +178,9 @@ def _table(
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """One line: errors and names may have several, and escape sequences."""
+    text = "" if value is None else str(value)
+    return text if text.isprintable() else " ".join(text.replace("\x1b", " ").split())
 
 
 def _cut(value: Any, width: int) -> Any:
@@ -306,6 +319,25 @@ def _amounts(resources: Mapping[str, float]) -> str:
     return "{" + ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items())) + "}"
 
 
+def show_actors(actors: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How many actors there are in each state, and the last that died; nothing where there are none.
+
+    Args:
+        actors: rows of `LiveJob.actors`.
+    """
+    counts = Counter(row["state"] for row in actors)
+    if counts:
+        yield f"actors: {', '.join(f'{count} {state}' for state, count in sorted(counts.items()))}"
+    dead = sorted((row for row in actors if row["ended"] is not None), key=lambda row: -row["ended"])
+    for row in dead[:_MOST_DEAD]:
+        name = f" {row['name']!r}" if row["name"] else ""
+        when = time.strftime("%H:%M:%S", time.localtime(row["ended"]))
+        reason = " ".join(row["reason"].split())
+        yield f"  {row['class']}{name} died at {when} on node {row['node']}: {reason}; hint: hpcray why {row['actor']}"
+    if len(dead) > _MOST_DEAD:
+        yield f"  and {len(dead) - _MOST_DEAD} more; hint: hpcray list actors -f state=DEAD"
+
+
 def sum_stores(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Totals over the nodes that answered; used, on_disk, evictable and capacity in bytes, the others in objects."""
     answered = [row for row in rows if not row["problem"]]
@@ -324,7 +356,8 @@ def show_stores(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"{where}: {row['problem']}"
             continue
         yield f"{where}: {_store_line(row)}"
-        for line in table_lines(_STORE_COLUMNS, map(_store_cells, row["list"]), right=("size",)):
+        columns, cells = _store_table(row["list"])
+        for line in table_lines(columns, cells, right=("size", "objects")):
             yield f"  {line}"
         if row["objects"] > len(row["list"]):
             yield _not_shown(row)
@@ -336,7 +369,7 @@ def _store_totals(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"all {total['nodes']} nodes: {_store_line(total)}"
     listed = [obj for row in rows if not row["problem"] for obj in row["list"]]
     owners = _owner_cells(listed)
-    if len(owners) > 1:
+    if owners:
         partial = len(listed) < total["objects"]
         yield f"by owner{', of the objects listed' if partial else ''}:"
         for line in table_lines(_OWNER_COLUMNS, owners, right=_OWNER_COLUMNS[:2]):
@@ -366,11 +399,11 @@ def print_stores(rows: list[dict[str, Any]]) -> None:
         lines = show_stores([row])
         print(next(lines))
         if not row["problem"]:
-            print_table(_STORE_COLUMNS, map(_store_cells, row["list"]))
+            print_table(*_store_table(row["list"]))
             if row["objects"] > len(row["list"]):
                 print(_not_shown(row))
     for line in _store_totals(rows):
-        print(line)
+        print_text(line)
 
 
 def _not_shown(row: dict[str, Any]) -> str:
@@ -384,10 +417,21 @@ def _store_line(row: dict[str, Any]) -> str:
     return text + (f"; {row['waiting']} wait for room" if row["waiting"] else "")
 
 
-def _store_cells(obj: dict[str, Any]) -> tuple[str, ...]:
-    state = f"{obj['state']}, copy" if obj["copy"] else obj["state"]
-    refs = "?" if obj["refs"] is None else f"{obj['refs']} + {obj['borrowers']} borrowed"
-    return format_size(obj["size"]), state, refs, obj["owner"], _pins(obj), obj["id"], obj["site"]
+def _store_table(listed: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Names and cells of the table of a node's objects: one row for those that differ only in their ids."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for obj in listed:
+        state = f"{obj['state']}, copy" if obj["copy"] else obj["state"]
+        refs = "?" if obj["refs"] is None else f"{obj['refs']} + {obj['borrowers']} borrowed"
+        alike = format_size(obj["size"]), state, refs, obj["owner"], _pins(obj), obj["site"]
+        groups.setdefault(alike, []).append(obj["id"])
+    rows = []
+    for (size, *cells, site), ids in groups.items():
+        more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+        rows.append([size, str(len(ids)), *cells, ids[0] + more, site])
+    if any(row[-1] for row in rows):
+        return [*_STORE_COLUMNS, _SITE], rows
+    return [*_STORE_COLUMNS], [row[:-1] for row in rows]
 
 
 def _pins(obj: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ _MOST_ACTORS = 5
 _MOST_NAMES = 5
 _CREATION = "ACTOR_CREATION_TASK"
 _OVER = ("FINISHED", "FAILED")
+_NO_WORKER = "PENDING_NODE_ASSIGNMENT"
 
 
 class WaitSearch:
@@ -54,12 +55,14 @@ class WaitSearch:
         )
 
     def explain_all(self) -> list[WaitReason]:
-        """Explain what drivers wait for, or where none waits, the tasks that do not run."""
+        """Explain what drivers wait for, and the tasks that wait for a worker; where no driver waits, all that do not
+        run."""
         found = self._graph.explain_all()
+        tasks = [row for row in self._state.tasks() if row.type != _CREATION and row.state not in (*_OVER, "RUNNING")]
         if self._graph.found_waits:
-            return found
-        tasks = [row for row in self._state.tasks() if row.state not in (*_OVER, "RUNNING")]
-        return found + self._tasks(row for row in tasks if row.type != _CREATION)
+            told = {text for one in found for text in one.text.split()}
+            tasks = [row for row in tasks if row.state == _NO_WORKER and row.name not in told]
+        return found + self._tasks(tasks)
 
     def _tasks(self, rows: Iterable[TaskState]) -> list[WaitReason]:
         by_name: dict[str, list[TaskState]] = {}

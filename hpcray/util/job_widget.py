@@ -69,7 +69,7 @@ def job_html(use: JobUse) -> str:
         memory = f"{format_size(one.memory[0])} of {format_size(one.memory[1])}"
         nodes.append([one.index, one.host, f"{used:g} of {total:g}", f"{one.cpu:.0%}", memory, store])
     functions = [
-        [one.name, one.running, one.queued, one.ended - one.failed, one.failed, format_duration(one.seconds)]
+        [one.name, one.running, one.queued, one.ended - one.failed, one.failed, format_duration(one.total)]
         for one in use.functions[:_MOST_ROWS]
     ]
     parts = [head, _table(["node", "host", "CPUs in use", "CPU", "memory", "object store"], nodes)]

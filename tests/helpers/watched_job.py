@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import dataclass
 
+from helpers.terminal import Terminal
+
 PROGRAM = """\
 import sys, time
 import numpy as np
@@ -141,3 +143,52 @@ def missing(look: Look, text: str) -> list[str]:
 def tokens(listed: str) -> list[str]:
     """The breakpoints that `hpcray debug --json` lists."""
     return [row["token"] for row in json.loads(listed)]
+
+
+def look_around(top: Terminal) -> None:
+    """Go by keys through `hpcray top` in a terminal of 80 columns: a node, a process and its stack, a living actor and
+    its stack, transfers, the order of functions, one function; and leave it."""
+    text = top.shows("4 nodes", "computing", "functions by total time", "q Quit")
+    assert max(map(len, text.splitlines())) <= 80
+    top.press("\x1b[B\x1b[B\r")
+    top.shows("node 2 (", "computing", "process", "esc Back")
+    top.press("\r")
+    top.shows("process, stacks at", "runs computing for", "sum(range(1000))")
+    top.press("\x1b")
+    top.shows("node 2 (", "process")
+    top.press("\x1b")
+    top.shows("functions by total time")
+    top.press("a")
+    top.shows("1 actors, 1 of them alive", "Holder", "ALIVE")
+    top.press("\r")
+    top.shows("actor Holder, stacks at", "name: the holder", "runs no call now")
+    top.press("\x1b")
+    top.shows("1 actors, 1 of them alive")
+    top.press("\x1b")
+    top.shows("functions by total time")
+    top.press("t")
+    top.shows("0 transfers", "esc Back")
+    top.press("\x1b")
+    top.shows("functions by total time")
+    top.press("o")
+    top.shows("functions by running")
+    top.press("\t\r")
+    top.shows("run times of", "in all, p50", "esc Back")
+    top.press("\x1b")
+    top.shows("functions by running")
+    top.press("q")
+    assert top.ends() == 0 and top.left_alternate_screen
+
+
+def debug_by_hand(debug: Terminal, number: int) -> None:
+    """Choose the first breakpoint that `hpcray debug` lists, look at a variable there, and let the task go on."""
+    text = debug.shows("Active breakpoints:", "stopping", "Enter breakpoint index")
+    assert max(map(len, text.splitlines())) <= 80
+    debug.press("0\r")
+    debug.shows("-> return number", "(Pdb)")
+    debug.press("p number * 100\r")
+    debug.shows(f"{number}00")
+    debug.press("c\r")
+    debug.shows("the task goes on")
+    debug.press("\x04")
+    assert debug.ends() == 0

@@ -15,7 +15,7 @@ from helpers.jobs import Job, as_module
 from helpers.leaks import LeakCheck
 from helpers.scripts import write
 from helpers.terminal import Terminal
-from helpers.watched_job import LOOKS, PROGRAM, missing, tokens
+from helpers.watched_job import LOOKS, PROGRAM, debug_by_hand, look_around, missing, tokens
 from rich.text import Text
 
 pytestmark = pytest.mark.slow
@@ -54,13 +54,24 @@ def test_every_command_works_on_four_nodes(
                 widest = widest_line([sys.executable, "-m", "hpcray.cli", *words])
                 if len(widest) > 80:
                     wrong.append(f"hpcray {look.words}: {len(widest)} columns: {widest}")
-        for token in tokens(command("debug", "--json", "--job", address).stdout):
-            done = command("debug", token, "--job", address, lines="p number\nc\n")
-            if "-> return number" not in done.stdout:
-                wrong.append(f"hpcray debug {token}:\n{done.stdout}{done.stderr}")
         assert not wrong, "\n\n".join(wrong)
-        assert job.line() == "released [7, 8]"
-        job.wait(60)
+        hpcray = [sys.executable, "-m", "hpcray.cli"]
+        with Terminal([*hpcray, "top", "--interval", "0.5", "--job", address]) as top:
+            look_around(top)
+        numbers = [8 if row["node"] == 0 else 7 for row in json.loads(command("debug", "--json").stdout)]
+        with Terminal([*hpcray, "debug", "--job", address]) as debug:
+            debug_by_hand(debug, numbers[0])
+        (token,) = tokens(command("debug", "--json", "--job", address).stdout)
+        with Terminal([*hpcray, "top", "--interval", "0.5", "--job", address]) as top:
+            top.shows("stopping", "functions by total time")
+            done = command("debug", token, "--job", address, lines="p number\nc\n")
+            assert "-> return number" in done.stdout, done.stdout + done.stderr
+            assert job.line() == "released [7, 8]"
+            job.wait(60)
+            text = top.shows("the job has ended at", "q quits")
+            assert "stopping" in text, "its last figures stay"
+            top.press("q")
+            assert top.ends() == 0 and top.left_alternate_screen
 
 
 def session() -> str:

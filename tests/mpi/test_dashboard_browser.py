@@ -18,14 +18,13 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("playwright")
 
-from helpers.browser import SCREENSHOTS, chromium, picture
+from helpers.browser import PATIENCE, SCREENSHOTS, Visit, chromium, picture
 from helpers.dashboards import Dashboard
-from helpers.jobs import Job, as_module
+from helpers.jobs import ROOT, Job, as_module
 from helpers.scripts import write
 from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PATIENCE = 30_000  # ms
 # Names that are markup. The pictures of the docs show an ordinary name instead.
 PICTURES = bool(os.environ.get(SCREENSHOTS))
 EVIL = "report" if PICTURES else '<img src=x onerror="document.title=1">'
@@ -80,6 +79,14 @@ def barrier():
     time.sleep(600)
 
 
+@ray.remote(num_cpus=0.1)
+def grow():
+    kept = []
+    while True:
+        kept.append(bytearray(100_000))
+        time.sleep(0.1)
+
+
 trainers = [Trainer.options(name=name).remote() for name in ("trainer-0", "trainer-1", EVIL, "spare")]
 victim = Trainer.options(name="victim").remote()
 os.kill(ray.get(victim.pid.remote()), signal.SIGKILL)
@@ -88,6 +95,7 @@ ray.get(group.ready())
 kept = [ray.put(np.zeros(1 << 20)) for _ in range(8)]
 ray.get([evil.options(name=EVIL).remote() for _ in range(4)])
 held = reduce.remote([barrier.remote()])
+growing = grow.remote()
 print("ready", os.environ["HPCRAY_ADDRESS"], flush=True)
 epoch = 0
 while True:
@@ -99,12 +107,57 @@ while True:
 """
 
 
+# In place of NVIDIA's library: two GPUs that are busy.
+NVML = """\
+from types import SimpleNamespace
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvmlInit():
+    pass
+
+
+nvmlShutdown = nvmlInit
+
+
+def nvmlDeviceGetCount():
+    return 2
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(used=(40 + 20 * handle) * 10**9, total=141 * 10**9, free=0)
+
+
+def nvmlDeviceGetName(handle):
+    return "NVIDIA H200"
+
+
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-{handle}"
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=93 - 20 * handle)
+"""
+
+
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The session directory of the program's node."""
     script = write(tmp_path_factory.mktemp("program"), PROGRAM, "train.py")
+    write(script.parent, NVML, "pynvml.py")
     environ = {"HPCRAY_RECORD_REF_CREATION_SITES": "1", "OMP_NUM_THREADS": "1", "EVIL": EVIL}
-    with Job(as_module(4, script), environ) as running:
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(script.parent)])
+    line = as_module(4, script)
+    line[-1:-1] = ["--num-gpus", "2"]
+    with Job(line, environ) as running:
         ready = running.line().split()
         assert ready[:1] == ["ready"], running.wait().err
         yield ready[1]
@@ -122,32 +175,15 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-class Visit:
-    """One browser that has come in by a link, and what its console has complained of."""
-
-    def __init__(self, browser: Any, board: Dashboard, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": 1360, "height": 850}, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE)
-        self.complaints: list[str] = []
-        self.page.on("console", lambda said: said.type == "error" and self.complaints.append(said.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.root = f"http://localhost:{board.place.rpartition(':')[2]}/"
-        link = board.links[-1]
-        self.page.goto(f"{self.root}#token={link}")
-        self.sees("Overview")
-        deadline = time.monotonic() + 30
-        while board.links[-1] == link:  # the next one is printed when this one was used
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-    def sees(self, *texts: str) -> None:
-        for text in texts:
-            expect(self.page.locator("main").get_by_text(text).first).to_be_visible(timeout=PATIENCE)
-
-    def click(self, name: str) -> None:
-        self.page.get_by_role("navigation").get_by_role("link", name=re.compile(name)).click()
-        expect(self.page.get_by_role("heading", level=1, name=re.compile(name))).to_be_visible()
+def come_in(browser: Any, board: Dashboard, **options: Any) -> Visit:
+    """A browser that comes in by the link that the dashboard has printed last."""
+    link = board.links[-1]
+    visit = Visit(browser, f"http://localhost:{board.place.rpartition(':')[2]}/", link, **options)
+    deadline = time.monotonic() + 30
+    while board.links[-1] == link:  # the next one is printed when this one was used
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return visit
 
 
 @pytest.fixture
@@ -155,7 +191,7 @@ def visit(browser: Any, board: Dashboard) -> Iterator[Callable[..., Visit]]:
     made: list[Visit] = []
 
     def come(**options: Any) -> Visit:
-        made.append(Visit(browser, board, **options))
+        made.append(come_in(browser, board, **options))
         return made[-1]
 
     yield come
@@ -173,7 +209,7 @@ def test_the_overview_shows_the_job_and_goes_on(visit: Callable[..., Visit]) -> 
     tasks = page.get_by_label("Tasks").locator(".small")
     first = tasks.inner_text()
     expect(tasks).not_to_have_text(first, timeout=PATIENCE)
-    page.wait_for_timeout(6000)
+    page.wait_for_timeout(60_000 if PICTURES else 6000)
     picture(page, "dashboard")
     page.get_by_role("button", name="Pause").click()
     page.wait_for_timeout(2500)
@@ -206,6 +242,8 @@ def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     seen.page.keyboard.press("Enter")
     expect(seen.page.get_by_role("heading", name=re.compile("Node 2"))).to_be_visible()
     seen.sees("Processes", "simulate")
+    seen.sees("GPUs", re.compile(r"NVIDIA H200.*93\s*%"), re.compile("60.0 GB of 141"))
+    picture(seen.page, "dashboard-node")
     seen.page.keyboard.press("Escape")
     expect(rows).to_have_count(4)
 
@@ -302,6 +340,12 @@ def test_stacks_are_shown_and_sampled(visit: Callable[..., Visit]) -> None:
     frame.click()
     expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(r"simulate: .*%"))
     assert 2 <= flame.get_by_role("button").count() < whole
+    seen.page.get_by_label("What").select_option("1")
+    seen.page.get_by_role("button", name="Sample").click()
+    grown = flame.get_by_role("button", name=re.compile("^grow$")).first
+    expect(grown).to_be_visible(timeout=PATIENCE)
+    grown.click()
+    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(r"grow: .*MB"))
 
 
 def test_two_browsers_at_once_and_links_that_are_good_once(
@@ -338,7 +382,7 @@ def test_zz_the_page_says_that_the_job_has_ended(tmp_path: Path, browser: Any) -
     program = "import os, sys, hpcray as ray\nray.init()\nprint('ready', os.environ['HPCRAY_ADDRESS'], flush=True)\n"
     script = write(tmp_path, program + "import time; time.sleep(600)\n")
     with Job(as_module(1, script)) as job, Dashboard(job.line().split()[1], "--port", "0") as board:
-        seen = Visit(browser, board)
+        seen = come_in(browser, board)
         job.child.terminate()
         expect(seen.page.locator("#banner")).to_contain_text(re.compile("has ended"), timeout=PATIENCE)
         assert board.ended().code == 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from helpers.jobs import Job, as_module
+from helpers.jobs import MPIRUN, Job
 from helpers.leaks import LeakCheck
 from helpers.scripts import write
 
@@ -62,6 +63,8 @@ assert after["0"]["used"] - before["0"]["used"] >= 8 << 20, (before, after)
 assert "node 2" in cli("status")
 mine = cli("metrics")
 assert 'ray_tasks{Name="work"' in mine and "ray_object_store_used_memory" in mine, mine
+sent = [line for line in mine.splitlines() if "ray_wire_bytes_total" in line and 'Sent",Wire="control"' in line]
+assert float(sent[0].split()[-1]) > 1000, sent
 assert cli("metrics", "--openmetrics").endswith("# EOF\\n")
 directory = os.environ["HPCRAY_METRICS_EXPORT"]
 files = []
@@ -82,7 +85,12 @@ def test_figures_and_metrics_of_four_nodes(
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     monkeypatch.setenv("HPCRAY_METRICS_EXPORT", str(metrics))
-    with Job(as_module(4, write(tmp_path, PROGRAM))) as job:
+    script = [sys.executable, "-m", "hpcray", "--log-dir", str(tmp_path / "logs"), str(write(tmp_path, PROGRAM))]
+    with Job([*MPIRUN, "-n", "4", *script]) as job:
         ended = job.wait(180)
     assert ended.code == 0 and "all of it" in ended.out, ended.out + ended.err
     assert not list(metrics.iterdir()), "the files are gone with the job"
+    for node in range(4):
+        files = sorted((tmp_path / "logs" / f"node-{node}").glob("worker-*.out"))
+        told = "".join(file.read_text() for file in files)
+        assert all(f"working on {number}\n" in told for number in range(5)), (node, files)

@@ -85,6 +85,8 @@ def test_the_step_gets_the_shells_variables_but_those_of_slurm(tmp_path: Path) -
         (f"{QUEUE}\n{OTHER}", "12345678", "4712", "4712 --job 12345678"),  # a session of digits
         (QUEUE, "12345678", "", "no job '12345678'"),  # a job that has ended
         (f"{QUEUE}\n{OTHER}", "auto", "", "no running hpcray node"),
+        ("", "4711", "", "no job '4711'"),  # nothing runs in Slurm
+        ("", "auto", "", "no running hpcray node"),
         (f"{QUEUE}\n{OTHER}", "auto", "4711 4712", "--job 4712  jupyter  n5  2:00:00 left\n  --job 4711  train"),
     ],
 )

@@ -94,7 +94,7 @@ class Ledger:
 
 def test_logs_has_the_lines_of_rotated_files_and_what_a_dying_actor_wrote(monkeypatch: pytest.MonkeyPatch):
     ray.shutdown()
-    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "4000")
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "4k")
     ray.init(**INIT)
     ledger = Ledger.remote()
     ray.get(ledger.speak.remote(800))

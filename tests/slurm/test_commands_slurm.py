@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 
 import pytest
-from helpers.slurm import SRUN, Slurm
-from helpers.watched_job import LOOKS, PROGRAM, missing, tokens
+from helpers.slurm import LOGIN, SRUN, Slurm
+from helpers.terminal import Terminal
+from helpers.watched_job import LOOKS, PROGRAM, debug_by_hand, look_around, missing, tokens
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 LONGEST = 8.0
 """Seconds that a command may take on this machine, with the step that Slurm starts for it."""
+
+
+def terminal(slurm: Slurm, *words: str) -> Terminal:
+    """A command of hpcray that somebody types in a terminal of 80 columns on the login host."""
+    line = slurm.cluster.command(LOGIN, [slurm.python, "-m", "hpcray.cli", *words], "root", str(slurm.place))
+    return Terminal(line, slurm.environ())
 
 
 @pytest.mark.timeout(600)
@@ -50,13 +58,22 @@ def test_every_command_works_from_the_login_host(slurm: Slurm) -> None:
             if 'State="Pulled"' in line and "bytes" in line
         ]
         assert sizes and float(sizes[0]) > 3e6, "the head has read the blocks of the three other hosts"
-        found = tokens(command("debug --json")[1])
-        assert len(found) == 2
-        for token in found:
-            line = f"printf 'p number * 100\\nc\\n' | python -m hpcray.cli debug {token} --job {job}"
+        assert not wrong, "\n\n".join(wrong)
+        with terminal(slurm, "top", "--interval", "0.5", "--job", job) as top:
+            look_around(top)
+            assert "through srun --overlap" in top.printed
+        rows = json.loads(command("debug --json")[1])
+        assert len(rows) == 2
+        with terminal(slurm, "debug", "--job", job) as debug:
+            debug_by_hand(debug, 8 if rows[0]["node"] == 0 else 7)
+        (token,) = tokens(command("debug --json")[1])
+        line = f"printf 'p number * 100\\nc\\n' | python -m hpcray.cli debug {token} --job {job}"
+        with terminal(slurm, "top", "--interval", "0.5", "--job", job) as top:
+            top.shows("stopping", "functions by total time")
             text = slurm.said("bash", "-c", line)
             assert "-> return number" in text and ("700" in text or "800" in text), text
-        assert not wrong, "\n\n".join(wrong)
-        assert started.line() == "released [7, 8]"
-        assert started.wait().code == 0
+            assert started.line() == "released [7, 8]"
+            assert started.wait().code == 0
+            top.ends()  # Slurm ends its step with the job
+            assert top.left_alternate_screen, "the terminal is as it was"
     slurm.check()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from helpers.jobs import ROOT
 
 from hpcray import __version__
 from hpcray.cli.launch import parse_options
@@ -31,6 +35,31 @@ def test_version(command: str) -> None:
 def test_completion_of_hpcray_launch_offers_its_options() -> None:
     environ = {"_HPCRAY_LAUNCH_COMPLETE": "bash_complete", "COMP_WORDS": "hpcray-launch --object", "COMP_CWORD": "1"}
     assert run("hpcray.cli.launch", **environ).split() == ["plain,--object-store-memory", "plain,--object-store"]
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+@pytest.mark.parametrize(
+    ("command", "typed", "offered"), [("hpcray", "sta", "stack status"), ("hpcray-launch", "--prog", "--progress")]
+)
+def test_the_documented_line_makes_bash_complete(tmp_path: Path, command: str, typed: str, offered: str) -> None:
+    script = tmp_path / command
+    module = {"hpcray": "hpcray.cli.__main__"}.get(command, COMMANDS[command])
+    script.write_text(f"#!{sys.executable}\nfrom {module} import main\nmain()\n")
+    script.chmod(0o755)
+    (line,) = re.findall(rf'^eval "\$\(\S+ {command}\)"$', (ROOT / "docs/how-to/observe.md").read_text(), re.MULTILINE)
+    asks = f"COMP_WORDS=({command} {typed}); COMP_CWORD=1; $(complete -p {command} | sed 's/.*-F //') {command}"
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", f'{line}; {asks}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True, timeout=60,
+        env=environ, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == offered.split(), done.stderr
+
+
+def test_hpcray_launch_passes_on_what_each_node_offers() -> None:
+    node = parse_options(["--memory", "16g", "--resources", '{"licence": 1}', "--labels", "disk=fast", "p.py"]).node
+    assert (node.memory, node.resources, node.config["labels"]) == (16 << 30, {"licence": 1}, "disk=fast")
+    assert NodeOptions.from_argv(node.to_argv()) == node
 
 
 @pytest.mark.parametrize("option", ["--object-store", "--object-store-memory"])

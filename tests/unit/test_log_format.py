@@ -9,7 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpcray.platform.log_format import JSONFormatter, TextFormatter, configure_loggers, setup_log_record_factory
+from hpcray.platform.log_format import (
+    JSONFormatter,
+    TextFormatter,
+    check_rotation,
+    configure_loggers,
+    rotation_limits,
+    setup_log_record_factory,
+)
 
 
 @pytest.fixture
@@ -84,3 +91,26 @@ def test_attributes_with_attributes_in_them() -> None:
         JSONFormatter().format(logging.makeLogRecord({"ray_serve_extra_fields": 1}))
     with pytest.raises(KeyError, match="duplicated key"):
         JSONFormatter().format(logging.makeLogRecord({"ray_serve_extra_fields": {"message": 1}}))
+
+
+@pytest.mark.parametrize(
+    ("size", "backups", "limits"),
+    [("10m", "2", (10 << 20, 2)), ("1000", "", (1000, 5)), ("0", "0", (0, 0)), ("", "", (512 << 20, 5))],
+)
+def test_sizes_of_log_files_are_spelled_like_all_sizes(
+    monkeypatch: pytest.MonkeyPatch, size: str, backups: str, limits: tuple[int, int]
+) -> None:
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", size)
+    monkeypatch.setenv("RAY_ROTATION_BACKUP_COUNT", backups)
+    check_rotation()
+    assert rotation_limits() == limits
+
+
+@pytest.mark.parametrize(("name", "text"), [("MAX_BYTES", "ten"), ("MAX_BYTES", "-1"), ("BACKUP_COUNT", "2k")])
+def test_a_wrong_size_of_log_files_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"RAY_ROTATION_{name}", text)
+    with pytest.raises(
+        ValueError, match=rf"RAY_ROTATION_{name}='{text}' is not valid; hint: RAY_ROTATION_MAX_BYTES=10m"
+    ):
+        check_rotation()
+    assert rotation_limits() == (512 << 20, 5), "workers go on"

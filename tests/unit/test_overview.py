@@ -26,7 +26,8 @@ def node_row(node: int, time: float, **more: Any) -> dict[str, Any]:
         "node": node, "host": f"n{node}", "time": time, "resources": {"CPU": [1.0, 4.0]},
         "cpu": {"host_busy": 10.0, "host_all": 100.0, "host_count": 4, "job": 5.0},
         "memory": {"used": 3, "limit": 4, "source": "", "rss": 2}, "store": STORE,
-        "network": {"received": 0, "sent": 0}, "workers": {"busy": 1, "idle": 1}, "actors": 1, "leases": 1,
+        "network": {"received": 0, "sent": 0},
+        "wire": {"sent": [5, 700], "received": [6, 800]}, "workers": {"busy": 1, "idle": 1}, "actors": 1, "leases": 1,
         "waiting": 0, "gpus": [],
     }  # fmt: skip
     return {**row, **more}
@@ -50,7 +51,8 @@ class FakeProcess:
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> tuple[JobOverview, dict[str, Any]]:
-    report: dict[str, Any] = {"functions": {}, "running": {}, "queued": {}, "latency": {1: 0.002}, "partial": False}
+    report: dict[str, Any] = {"functions": {}, "running": {}, "queued": {}, "elapsed": {}}
+    report |= {"latency": {1: 0.002}, "partial": False}
 
     class Session:
         program, session, slurm_job, end = "train.py  --fast", "s1", "", 0.0
@@ -85,16 +87,18 @@ def test_rates_are_those_between_two_samples(job: tuple[JobOverview, dict[str, A
         network={"received": 4000, "sent": 0},
     )  # fmt: skip
     report["functions"] = {"f": [30, 2, 30_000_000, {bucket_of(1e6): 30}], "g": [1, 0, 5, {0: 1}]}
-    report["running"], report["queued"] = {"f": 2}, {"h": 7}
+    report["running"], report["queued"], report["elapsed"] = {"f": 2, "long": 1}, {"h": 7}, {"f": 500_000, "long": 9**9}
     second = view.sample()
     one, other = second.nodes
     assert (one.cores, one.spilling, one.receiving) == (2.0, 500.0, 2000.0) and one.cpu == 1.0
     assert (one.pulling, one.pushing) == (2000.0, 500.0)
     assert (other.cores, other.latency) == (0.0, 0.002), "it has said nothing new"
     assert [(each.name, each.running, each.queued, each.failed) for each in second.functions] == [
-        ("f", 2, 0, 2), ("g", 0, 0, 0), ("h", 0, 7, 0),
-    ]  # fmt: skip
-    assert second.functions[0].rate > 0 and second.functions[0].p50 == pytest.approx(1.0, rel=0.15)
+        ("long", 1, 0, 0), ("f", 2, 0, 2), ("g", 0, 0, 0), ("h", 0, 7, 0),
+    ], "one that has not ended yet may have taken most time"  # fmt: skip
+    long, f = second.functions[:2]
+    assert (long.seconds, long.total) == (0.0, 9**9 / 1e6) and (f.seconds, f.total) == (30.0, 30.5)
+    assert f.rate > 0 and f.p50 == pytest.approx(1.0, rel=0.15)
 
 
 def test_a_node_that_does_not_answer_is_shown_as_such(job: tuple[JobOverview, dict[str, Any]]) -> None:
@@ -123,6 +127,10 @@ def test_the_figures_are_metrics_with_rays_names(job: tuple[JobOverview, dict[st
         'ray_node_gpus_utilization{GpuDeviceName="H200",GpuIndex="0",NodeId="x"} 50',
         'ray_object_store_memory{Location="SPILLED",NodeId="x"} 40',
         'ray_resources{Name="CPU",NodeId="x",State="AVAILABLE"} 3',
+        'ray_wire_bytes_total{NodeId="x",State="Received",Wire="control"} 800',
+        'ray_wire_messages_total{NodeId="x",State="Sent",Wire="control"} 5',
+        'ray_wire_bytes_total{NodeId="x",State="Received",Wire="objects"} 5000',
+        'ray_node_message_round_trip_seconds{NodeId="x"} 0.001',
         'ray_tasks{Name="f",NodeId="x",State="RUNNING"} 4',
         'ray_tasks{Name="f",NodeId="x",State="FINISHED"} 2',
         'ray_task_duration_seconds_bucket{Name="f",NodeId="x",le="0.01"} 0',

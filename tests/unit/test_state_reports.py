@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.text import Text
 
-from hpcray.state.reports import format_duration, list_table, print_table, table_lines
+from hpcray.state.reports import format_duration, list_table, print_table, show_actors, show_stores, table_lines
 from hpcray.state.schemas import NodeState, TaskState
 
 WIDE = "x" * 300
@@ -66,6 +66,43 @@ def test_lists_for_people_say_node_0_and_how_long() -> None:
         ["node", "node_id", "resources_total"],
         [["node 3", "ab" * 28, {"memory": "1.000 GiB"}]],
     )
+
+
+def test_an_error_of_several_lines_is_one_row() -> None:
+    lines = list(
+        table_lines(["task", "error"], [["f", "Traceback:\n  File x\n\x1b[31mValueError\x1b[0m: no"], ["g", ""]])
+    )
+    assert [line.split()[0] for line in lines] == ["task", "f", "g"]
+    assert lines[1].endswith("Traceback: File x [31mValueError [0m: no")
+
+
+def test_objects_that_differ_only_in_their_ids_are_one_row_and_owners_are_summed() -> None:
+    common = {"size": 8 << 20, "state": "memory", "copy": False, "refs": 1, "borrowers": 0, "pins": [], "reads": 0}
+    common |= {"owner": "worker 1.1 (actor Cache, pid 9)", "site": ""}
+    listed = [{**common, "id": f"{number:032x}"} for number in range(24)]
+    listed.append({**common, "id": "f" * 32, "owner": "driver 0.1 (pid 3)", "size": 4 << 20})
+    row = {"node": 1, "host": "n1", "problem": "", "objects": 25, "capacity": 1 << 30, "used": 1 << 20, "list": listed}
+    row |= dict.fromkeys(("on_disk", "pinned", "evictable", "spilled", "waiting"), 0)
+    text = [" ".join(line.split()) for line in show_stores([row])]
+    assert f"8.4 MB 24 memory 1 + 0 borrowed worker 1.1 (actor Cache, pid 9) - {0:032x} and 23 more" in text
+    assert f"4.2 MB 1 memory 1 + 0 borrowed driver 0.1 (pid 3) - {'f' * 32}" in text
+    assert "201.3 MB 24 worker 1.1 (actor Cache, pid 9)" in text, "by owner"
+    assert "created at" not in "".join(text), "nothing is recorded"
+    listed[0]["site"] = "train.py:7"
+    assert any(line.endswith("train.py:7") for line in show_stores([row]))
+
+
+def test_an_actor_that_died_is_told_of() -> None:
+    common = {"class": "Trainer", "actor": "0a", "node": 2, "restarts": 0, "name": "t", "reason": ""}
+    alive = {**common, "state": "ALIVE", "ended": None}
+    assert list(show_actors([])) == [] and list(show_actors([alive, alive])) == ["actors: 2 ALIVE"]
+    dead = [{**common, "state": "DEAD", "ended": float(when), "reason": f"signal {when}"} for when in range(1, 6)]
+    first, *rest = show_actors([alive, *dead])
+    assert first == "actors: 1 ALIVE, 5 DEAD"
+    assert [line.partition(": ")[2] for line in rest[:3]] == [
+        f"signal {when}; hint: hpcray why 0a" for when in (5, 4, 3)
+    ]
+    assert "Trainer 't' died at " in rest[0] and "on node 2" in rest[0] and rest[3].startswith("  and 2 more")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class FakeJob:
     """A job of three nodes, of which one is dead."""
 
     problem = ""
+    ended = ""
 
     def sample(self) -> JobUse:
         if self.problem:
@@ -190,6 +191,22 @@ def test_a_job_that_does_not_answer_is_said_to() -> None:
         finally:
             FakeJob.problem = ""
         await shows("4711")
+
+    drive(look)
+
+
+def test_a_job_that_has_ended_is_said_to_have_and_asked_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look(app: TopApp, pilot: Any, shows: Callable[[str], Awaitable[str]]) -> None:
+        await shows("slow")
+        monkeypatch.setattr(FakeJob, "problem", "the raylet of this node is gone")
+        monkeypatch.setattr(FakeJob, "ended", "the raylet of this node is gone")
+        text = await shows("the job has ended at ")
+        assert "slow" in text and "q quits" in text, "its last figures stay"
+        monkeypatch.setattr(FakeJob, "actors", lambda self: pytest.fail("it asks on"))
+        await pilot.press("a")
+        await shows("esc Back")
+        await shows("the job has ended at ")
+        await pilot.press("escape", "q")
 
     drive(look)
 

@@ -29,6 +29,7 @@ class FiguresReport(msgspec.Struct):
     Attributes:
         nodes: a row of each (`runtime.raylet.node_figures.NodeFigures.row`), packed: raylets pass rows on unread.
         functions: what has run there, by name. running, queued: tasks and calls that run and that wait, by name.
+        elapsed: microseconds that those which run have run so far, by name.
         latency: seconds that a message took to a node and back, as its parent in the tree has measured them.
         missing: nodes that did not answer.
         partial: whether some runs were forgotten before the first question.
@@ -39,6 +40,7 @@ class FiguresReport(msgspec.Struct):
     functions: dict[str, FunctionRow] = {}
     running: dict[str, int] = {}
     queued: dict[str, int] = {}
+    elapsed: dict[str, int] = {}
     latency: dict[int, float] = {}
     missing: list[int] = []
     partial: bool = False
@@ -50,6 +52,7 @@ class FiguresReport(msgspec.Struct):
         add_functions(self.functions, other.functions)
         add_counts(self.running, other.running)
         add_counts(self.queued, other.queued)
+        add_counts(self.elapsed, other.elapsed)
         self.latency.update(other.latency)
         self.missing += other.missing
         self.partial = self.partial or other.partial

@@ -115,6 +115,7 @@ class CoreWorker:
         self.host = welcome.host
         self.kind = kind
         self.job = welcome.job
+        self.is_driver = False
         self.session_dir = session_dir
         self.cluster_size = welcome.cluster_size
         self._inline_limit = config.inline_limit

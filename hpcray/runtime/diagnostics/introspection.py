@@ -243,10 +243,9 @@ class Introspection:
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
 
     def _job(self) -> dict[str, Any]:
-        job = self._process.job
         return {
             "id": self._job_id,
-            "driver": job is not None and job.driver == self._process.me,
+            "driver": self._process.is_driver,
             "command": " ".join(sys.orig_argv),
             "start": time.time() - perf_counter() + _START,
         }
@@ -550,7 +549,7 @@ class ObjectInventory:
             else:
                 row |= store
             rows.append(row)
-        names = _names(stores, {row["worker"]: row["class_name"] for row in gcs.call("actors")} if stores else {})
+        names = _names(stores, {row["worker"]: _title(row) for row in gcs.call("actors")} if stores else {})
         for row in rows:
             row["list"] = [_describe(obj, names, known) for obj in row.get("list", ())]
             row.pop("processes", None)
@@ -582,13 +581,17 @@ def _by_owner(oids: Iterable[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def _names(stores: dict[bytes, Any], actors: dict[bytes, str]) -> dict[bytes, str]:
-    """Return the names of processes for people. actors: classes of actors by their processes."""
+    """Return the names of processes for people. actors: those of actors by their processes."""
     found = {}
     for store in stores.values():
         for proc, pid, kind in store["processes"]:
-            actor = f"actor {actors[proc]}, " if proc in actors else ""
+            actor = f"{actors[proc]}, " if proc in actors else ""
             found[proc] = f"{'driver' if kind != 'worker' else kind} {show_proc(proc).split()[-1]} ({actor}pid {pid})"
     return found
+
+
+def _title(actor: dict[str, Any]) -> str:
+    return f"actor {actor['class_name']}" + (f" {actor['name']!r}" if actor["name"] else "")
 
 
 def _describe(obj: dict[str, Any], names: dict[bytes, str], known: dict[bytes, Any]) -> dict[str, Any]:

@@ -37,9 +37,13 @@ class TaskFigures:
             running: the calls that run here.
         """
         self._count_ended()
+        elapsed: dict[str, int] = {}
+        for call in running:
+            elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
         return {
             "functions": self._functions,
             "running": count_names(call["name"] for call in running),
+            "elapsed": elapsed,
             "queued": self._queued(),
             "partial": self._partial,
         }

@@ -216,6 +216,9 @@ class EventLoop:
     def _poll_transports(self, control: ControlTransport) -> None:
         came = False
         for node, batch in control.poll():
+            counts = self._router.wire_counts
+            counts.received += 1
+            counts.received_bytes += len(batch)
             if node not in self._router.lost_nodes:  # dead, or given up by this node until the head decides
                 self.last_heard[node] = self.now
                 self._read_batch(node, batch)

@@ -135,6 +135,7 @@ class NodeFigures:
             add_functions(report.functions, said["functions"])
             add_counts(report.running, said["running"])
             add_counts(report.queued, said["queued"])
+            add_counts(report.elapsed, said["elapsed"])
             report.partial = report.partial or said["partial"]
         times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
         row = self._row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
@@ -153,7 +154,7 @@ class NodeFigures:
         usage = process_usage([os.getpid(), *(link.pid for link in router.links.values())])
         busy, seconds = host_cpu_seconds()
         received, sent = network_bytes()
-        free, total = core["available"], core["total"]
+        free, total, wire = core["available"], core["total"], router.wire_counts
         return {
             "node": info.index,
             "host": info.host,
@@ -164,6 +165,7 @@ class NodeFigures:
             "memory": {**self._memory.current(), "rss": sum(rss for _, rss in usage.values())},
             "store": self._store.snapshot(),
             "network": {"received": received, "sent": sent},
+            "wire": {"sent": [wire.sent, wire.sent_bytes], "received": [wire.received, wire.received_bytes]},
             "workers": core["pool"]["counts"],
             "actors": len(core["actors"]),
             "leases": len(core["leases"]),

@@ -21,6 +21,15 @@ from hpcray.transport.base import ControlTransport, PeerLost
 _MAX_EXIT_REASONS = 10_000
 
 
+class WireCounts:
+    """Messages on the control wire, of many frames each, and their bytes, since the start of this raylet."""
+
+    __slots__ = ("received", "received_bytes", "sent", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.sent = self.sent_bytes = self.received = self.received_bytes = 0
+
+
 class Router:
     """The routes of one raylet.
 
@@ -59,6 +68,7 @@ class Router:
         self._pending: dict[bytes, list[Message]] = {}
         self._batches: dict[int, list[Piece]] = {}
         self._exit_reasons: dict[bytes, str] = {}
+        self.wire_counts = WireCounts()
         self.kept_at: dict[int, list[int]] = {}
 
     def attach(self, control: ControlTransport) -> None:
@@ -119,10 +129,13 @@ class Router:
         if self._batches and self._control is not None:
             batches, self._batches = self._batches, {}
             self.contacted.update(batches)
+            counts = self.wire_counts
             for node, frames in batches.items():
                 try:
                     for batch in _batches(frames):
                         self._control.send(node, batch)
+                        counts.sent += 1
+                        counts.sent_bytes += len(batch)
                 except PeerLost as error:
                     failed.append((node, error.why))
         return failed
