@@ -15,7 +15,7 @@ from engine import PATIENCE
 PROGRAM = """
 import os, sys
 import hpcray as ray
-ray.init(address="local", num_cpus=int(sys.argv[1]))
+ray.init(address="local", num_cpus=int(sys.argv[1]), log_to_driver=False)
 print(os.environ["HPCRAY_SESSION"], ray.get_runtime_context().get_node_id(), flush=True)
 sys.stdin.read()
 """
@@ -76,6 +76,8 @@ def test_a_command_never_guesses_between_two_jobs(environ: dict[str, str], progr
         assert rows[address]["driver"] == pid and rows[address]["name"] == "holds_a_job.py"
         named = hpcray(environ, "status", "--json", "--job", rows[address]["job_id"])
         assert [row["NodeID"] for row in json.loads(named.stdout)["nodes"]] == [node]
+        (listed,) = json.loads(hpcray(environ, "list", "jobs", "--json", "--job", address).stdout)
+        assert "holds_a_job.py" in listed["entrypoint"] and listed["status"] == "RUNNING", "whatever it prints"
     table = hpcray(environ, "jobs").stdout
     assert table.count("holds_a_job.py") >= 2 and str(programs[0][2]) in table
     missing = hpcray(environ, "memory", "--job", "0123456789abcdef")
