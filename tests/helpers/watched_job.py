@@ -153,7 +153,7 @@ def look_around(top: Terminal) -> None:
     top.press("\x1b[B\x1b[B\r")
     top.shows("node 2 (", "computing", "process", "esc Back")
     top.press("\r")
-    top.shows("process, stacks at", "runs computing for", "sum(range(1000))")
+    top.shows("process, stacks at", "runs computing for", "in computing")
     top.press("\x1b")
     top.shows("node 2 (", "process")
     top.press("\x1b")
