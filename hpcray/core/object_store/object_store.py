@@ -166,15 +166,16 @@ class ObjectStore:
             lifecycle.push_ended(obj, out)
         for obj in lifecycle.spilled_pushes.receiver_died(node):
             lifecycle.push_ended(obj, out)
-        for obj in list(self._objects.values()):
-            obj.waiting_pulls = [(asker, msg) for asker, msg in obj.waiting_pulls if asker != node]
-            lifecycle.pulls.source_died(obj, node, out)
-            if obj.id in lifecycle.pulls.paused:
-                lifecycle.continue_pull(now, obj, out)
-            if node_of(obj.id) == node:
-                lifecycle.free_object(obj.id, out)
-            if self._objects.get(obj.id) is obj:
-                lifecycle.drop_unrequested(obj, out)
+        for obj in list(lifecycle.awaited_elsewhere.values()):
+            for asker, msg in lifecycle.take_waiting_pulls(obj):
+                if asker != node:
+                    lifecycle.add_waiting_pull(obj, asker, msg)
+            lifecycle.drop_unrequested(obj, out)
+        lifecycle.pulls.source_died(node, out)
+        for obj in list(lifecycle.pulls.paused.values()):
+            lifecycle.continue_pull(now, obj, out)
+        for obj in lifecycle.clients.objects_of_owning_node(node):
+            lifecycle.free_object(obj.id, out)
         for proc in sorted(lifecycle.clients.clients()):
             if node_of(proc) == node and proc not in guests:
                 out += self.process_died(now, proc)
@@ -399,7 +400,7 @@ class ObjectStore:
             lifecycle.spilled_pushes.start_push(obj, node, msg, out)
             return
         elif obj.creator is not None or obj.spill_slot is not None:
-            obj.waiting_pulls.append((node, msg))
+            lifecycle.add_waiting_pull(obj, node, msg)
             lifecycle.request_restore(now, obj, out)
             lifecycle.read_ahead_of(now, obj, out)
             return
@@ -443,6 +444,8 @@ class ObjectStore:
         lifecycle.pulls.check_invariants(self._objects)
         lifecycle.pushes.check_invariants(self._objects)
         lifecycle.spilled_pushes.check_invariants(self._objects)
+        awaited = {obj.id: obj for obj in self._objects.values() if obj.waiting_pulls}
+        assert awaited == lifecycle.awaited_elsewhere, "the index of what other nodes wait for, and the objects differ"
         readers = [*lifecycle.pushes.objects(), *lifecycle.spilled_pushes.objects(), *lifecycle.spills.written_now()]
         self._check_blocks(readers)
         io_reads = Counter(id(obj) for obj in readers)

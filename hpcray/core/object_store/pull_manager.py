@@ -298,10 +298,11 @@ class PullManager:
         """True if all chunks of the object are here."""
         return obj.pull is not None and obj.pull.chunks_received == chunk_count(obj.size, self._chunk)
 
-    def source_died(self, obj: StoredObject, node: int, out: list[Effect]) -> None:
-        """If the dead node was the source of the object, the next one is tried."""
-        if obj.pull is not None and obj.pull.tag >= 0 and obj.pull.node == node:
-            obj.pull.cancel_attempt("the node died", out, blame=False)
+    def source_died(self, node: int, out: list[Effect]) -> None:
+        """Objects that the dead node was the source of are pulled from the next one."""
+        for obj in list(self._attempts.values()):
+            if obj.pull is not None and obj.pull.node == node:
+                obj.pull.cancel_attempt("the node died", out, blame=False)
 
     def rows(self) -> list[dict[str, Any]]:
         """The pulls: id and size of the object, bytes that are here, the node that sends, and whether it does."""

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from hpcray.common.ids import owner_of
+from hpcray.common.ids import node_of, owner_of
 from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
 from hpcray.protocol.messages import Pull
@@ -415,6 +415,11 @@ class ObjectsByClient:
     def objects_of_owner(self, proc: bytes) -> list[StoredObject]:
         """Objects that the process owns, in whatever store their primary copy is."""
         return list(self._by_owner.get(proc, {}).values())
+
+    def objects_of_owning_node(self, node: int) -> list[StoredObject]:
+        """Objects that processes of the node own."""
+        owners = [proc for proc in self._by_owner if node_of(proc) == node]
+        return [obj for proc in owners for obj in self._by_owner[proc].values()]
 
     def add_object(self, obj: StoredObject) -> None:
         """An object came into the store."""

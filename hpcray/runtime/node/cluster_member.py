@@ -219,6 +219,8 @@ class ClusterMember:
         if self._node_manager is None:
             limit = self._raylet.context.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_registered)
+        if self._head_failure_detector is not None and self._raylet.context.info.joined:
+            self._head_failure_detector.begin(self._loop.now)  # the head has sent heartbeats since it knows this node
 
     def own_driver(self, driver: DriverChild, progress: ChildProcess | None = None) -> None:
         """The driver is a child of this process: its exit code is the job's. progress: what shows how far it is."""
@@ -572,7 +574,12 @@ class ClusterMember:
         """
         if certain is not None and not self._shutdown.begun and self._standby.head_lost(reason, certain):
             return
-        if not self._shutdown.begun:
+        if self._raylet.context.info.joined and not self.came_up and not self._shutdown.begun:
+            self._start_failed(
+                f"this node has not joined the job: the head (node {self._raylet.head_location.node}) is lost: {reason}; "
+                "hint: join again, another node may have become the head"
+            )
+        elif not self._shutdown.begun:
             self.failure = (
                 f"the head (node {self._raylet.head_location.node}, host {self._head_host or 'unknown'}) died: "
                 f"{reason}. The job cannot go on without it; hint: checkpoints of actors and program are there for the "
