@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.config import Config
-from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.mpi_control import MpiControl
 from hpcray.transport.mpi_data import MpiData
 from hpcray.transport.startup import (
@@ -84,7 +84,13 @@ def open_mpi_world(config: Config, secret: bytes, one_host: bool) -> MpiWorld:
         roll.step("MPI_Init")
         module = start_mpi(launch.here == launch.size)
         comm = module.COMM_WORLD
-        unlink_shared_memory(module, comm)
+        try:  # the first messages of all: where a host cannot be reached, they fail
+            unlink_shared_memory(module, comm)
+        except module.Exception as error:
+            raise StartError(
+                f"rank {launch.rank} of this MPI world on {socket.gethostname()} cannot reach the others: {error}; "
+                "hint: do their hosts reach each other?"
+            ) from None
         if launch.size > 1 and comm.Get_size() == 1:
             module.Finalize()  # alone, it waits for nobody, and it removes Open MPI's session directory
             require(

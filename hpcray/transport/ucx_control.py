@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.common.buffer_pool import BufferPool
 from hpcray.common.keyed_hash import blake2b, compare_digest
 from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost, Received
 from hpcray.transport.ucx_engine import UcxEngine
@@ -32,7 +33,10 @@ _LABEL_MASK = (1 << 60) - 1
 _NOBODY = 0xFFFF
 _HEADER = struct.Struct("<QQ16s")
 _COUNTS = struct.Struct("<QQ")
+_MAC = 16  # bytes
+_EMPTY = bytearray()
 _LONGEST = (1 << 31) - 1  # bytes of a message
+_SHORT = 1 << 16  # bytes; longer frames are handed on where they arrived
 _LONGEST_MESSAGE = 1 << 16  # bytes
 _PER_POLL = 256  # messages received in one `poll`
 _ARMINGS = 3
@@ -46,14 +50,15 @@ class _Link:
     """The frames to and from one peer."""
 
     __slots__ = (
-        "arriving", "key_from", "key_to", "received", "retained", "send_label", "sent", "unacknowledged",
+        "arriving", "keyed_from", "keyed_to", "received", "retained", "send_tag", "sent", "unacknowledged",
         "unacknowledged_bytes",
     )  # fmt: skip
 
-    def __init__(self, key_from: bytes, key_to: bytes, send_label: int) -> None:
-        self.key_from = key_from
-        self.key_to = key_to
-        self.send_label = send_label
+    def __init__(self, key_from: bytes, key_to: bytes, send_tag: Any) -> None:
+        # Each frame's hash begins as a copy of these: to take in the key costs as much as to hash a small frame.
+        self.keyed_from = blake2b(key=key_from, digest_size=_MAC)
+        self.keyed_to = blake2b(key=key_to, digest_size=_MAC)
+        self.send_tag = send_tag
         self.sent = 0
         self.received = 0
         self.unacknowledged = 0
@@ -97,6 +102,7 @@ class UcxControl:
         self._handshakes_arriving: deque[tuple[Any, bytearray, Any]] = deque()
         self._handshake_sends: list[tuple[float, Any, Any, Any]] = []  # and their endpoints, which are no peers'
         self._arrived: list[tuple[int, Received]] = []
+        self._buffers = BufferPool()
         self._dead: dict[int, str] = {}
         self._newly_dead: list[tuple[int, str]] = []
         self._backoff = Backoff()
@@ -128,8 +134,9 @@ class UcxControl:
         link = self._links.get(node)
         if link is None:
             me = self.rank
-            keys = self._key_of(node, me), self._key_of(me, node)
-            link = self._links[node] = _Link(*keys, self._engine.label(me, node, 0))
+            engine = self._engine
+            tag = engine.lib.UCXXTag(_FRAME | engine.label(me, node, 0))
+            link = self._links[node] = _Link(self._key_of(node, me), self._key_of(me, node), tag)
         return link
 
     # ------------------------------------------------------------ base.ControlTransport
@@ -248,13 +255,14 @@ class UcxControl:
     def _post(self, dest: int, link: _Link, number: int, data: Received) -> None:
         """Hand a frame to UCX. Where its link is broken, it goes with all that is sent again."""
         counts = _COUNTS.pack(number, link.received)
-        mac = blake2b(counts, key=link.key_to, digest_size=16)
+        mac = link.keyed_to.copy()
+        mac.update(counts)
         mac.update(data)
         link.unacknowledged = link.unacknowledged_bytes = 0
         engine = self._engine
-        buffer = engine.array(bytearray(counts + mac.digest() + data))
+        buffer = engine.array(_EMPTY.join((counts, mac.digest(), data)))  # one copy
         try:
-            request = engine.endpoint(dest).tag_send(buffer, engine.lib.UCXXTag(_FRAME | link.send_label))
+            request = engine.endpoint(dest).tag_send(buffer, link.send_tag)
         except Exception:
             self._to_resend.add(dest)
             return
@@ -284,7 +292,7 @@ class UcxControl:
                 self._discard(found, source not in self._dead)
                 return True
             link = self._link(source)
-            buffer = bytearray(found.length)
+            buffer = bytearray(found.length) if found.length <= _SHORT else self._buffers.take(found.length)
             request = worker.tag_recv_with_handle(self._engine.array(buffer), found)
             link.arriving.append((request, buffer))
             self._landing.add(source)
@@ -316,10 +324,11 @@ class UcxControl:
             if not link.arriving:
                 self._landing.discard(source)
 
-    def _read(self, source: int, link: _Link, buffer: bytearray) -> None:
+    def _read(self, source: int, link: _Link, buffer: bytearray | memoryview) -> None:
         number, acknowledged, given = _HEADER.unpack_from(buffer)
-        data = bytes(memoryview(buffer)[_HEADER.size :])
-        mac = blake2b(memoryview(buffer)[: _COUNTS.size], key=link.key_from, digest_size=16)
+        data: Received = memoryview(buffer)[_HEADER.size :].toreadonly()
+        mac = link.keyed_from.copy()
+        mac.update(buffer[: _COUNTS.size])
         mac.update(data)
         if not compare_digest(mac.digest(), given):
             self.dropped += 1
@@ -332,7 +341,7 @@ class UcxControl:
             self.dropped += 1
             return
         link.received = number
-        self._arrived.append((source, data))
+        self._arrived.append((source, bytes(data) if len(buffer) <= _SHORT else data))
         link.unacknowledged += 1
         link.unacknowledged_bytes += len(data)
         if link.unacknowledged >= _ACKNOWLEDGE_AFTER or link.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES:

@@ -25,7 +25,7 @@ from hpcray.jobs import added_nodes
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.process_tree import descendants
-from hpcray.platform.session_directory import read_session
+from hpcray.platform.session_directory import live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.node.join_token import read_join_token, request_join_token
 
@@ -106,6 +106,52 @@ def test_a_node_that_joins_takes_what_waits_and_leaves_with_nothing_lost(token: 
             assert ray.get(counter.up.remote(), timeout=30) == 1, "restarted on the next node"
 
 
+@ray.remote(resources={"extra": 1}, num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Saved:
+    """Its state moves with it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def up(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __hpcray_checkpoint__(self, directory: str) -> None:
+        time.sleep(0.3)  # calls come meanwhile
+        Path(directory, "count").write_text(str(self.count))
+
+    def __hpcray_restore__(self, directory: str) -> None:
+        self.count = int(Path(directory, "count").read_text())
+
+
+def test_an_actor_with_a_checkpoint_moves_with_its_state(
+    tmp_path: Path, leak_check: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCRAY_CHECKPOINT_DIR", str(tmp_path / "saved"))
+    path, counts, over = tmp_path / "token", [], threading.Event()
+    with ray.init("local", num_cpus=1, object_store_memory=64 << 20):
+        write_private_file(str(path), request_join_token(need_process().session_dir))
+        with joined(path) as process:
+            actor = Saved.options(name="counter").remote()
+
+            def call() -> None:
+                while not over.is_set():
+                    counts.append(ray.get(actor.up.remote(), timeout=60))
+
+            caller = threading.Thread(target=call)
+            caller.start()
+            until(lambda: len(counts) > 100)
+            with joined(path):
+                process.terminate()
+                assert process.wait(30) == 0
+                there = len(counts)
+                until(lambda: len(counts) > there + 100)
+                over.set()
+                caller.join()
+                assert counts == list(range(1, len(counts) + 1)), "each call has run once"
+
+
 @ray.remote(resources={"extra": 1}, num_cpus=0)
 class Owner:
     """Owns what it returns refs to."""
@@ -116,6 +162,9 @@ class Owner:
 
     def sum_later(self, ref: Any) -> Any:
         return [total_of.remote(ref, 1.0)]
+
+    def fail(self) -> list[Any]:
+        return [total_of.options(max_retries=0).remote(None)]
 
 
 @ray.remote(num_cpus=0)
@@ -138,6 +187,9 @@ def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -
         holder = Holder.options(num_cpus=1).remote(refs)  # on the first node
         assert ray.get(holder.read.remote(), timeout=30)
         (total,) = ray.get(owner.sum_later.remote(refs[0]), timeout=30)
+        (failed,) = ray.get(owner.fail.remote(), timeout=30)
+        with pytest.raises(AttributeError, match="sum"):
+            ray.get(failed, timeout=30)
         began = time.monotonic()
         process.terminate()
         assert process.wait(30) == 0
@@ -148,8 +200,10 @@ def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -
         assert ray.get(total_of.remote(refs[0]), timeout=30) == SIZE
         assert ray.get(refs[0], timeout=30).sum() == SIZE and ray.get(refs[1], timeout=30) == "small"
         assert ray.get(total, timeout=30) == SIZE, "its owner waited until it was made"
+        with pytest.raises(AttributeError, match="sum"):
+            ray.get(failed, timeout=30)
         assert ray.get(holder.read.remote(), timeout=30) == expected, "another process of the same node holds them too"
-        del refs, total, holder
+        del refs, total, failed, holder
         until(lambda: not ray.cluster_resources().get("extra"))
         until(lambda: store_is_empty(), 20)
 
@@ -190,6 +244,80 @@ def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> 
         process = subprocess.Popen(line)
         until(lambda: alive() > there_before)
     assert process.wait(20) == 0
+
+
+STOPS_THE_HEAD = """\
+import os, runpy, signal, sys
+from hpcray.runtime.node.cluster_member import ClusterMember
+
+join, head = ClusterMember.join, int(sys.argv.pop(1))
+
+def stop_then_join(member):
+    os.kill(head, signal.SIGSTOP)
+    join(member)
+
+ClusterMember.join = stop_then_join
+runpy.run_module("hpcray", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_loses_the_head_between_its_number_and_the_table_ends(tmp_path: Path, leak_check: object) -> None:
+    """The head is silent from the moment at which the node has its number, as when the link is cut then."""
+    path = tmp_path / "token"
+    (tmp_path / "stops.py").write_text(STOPS_THE_HEAD)
+    with ray.init("local", num_cpus=1, node_timeout=2.0, head_timeout=2.0):
+        place = need_process().session_dir
+        write_private_file(str(path), request_join_token(place))
+        session = read_session(place).session
+        (head,) = [info.pid for info in live_sessions() if info.session == session]
+        line = [sys.executable, str(tmp_path / "stops.py"), str(head), "--num-cpus", "1", "--join", str(path)]
+        try:
+            ended = subprocess.run(line, capture_output=True, text=True, timeout=40)
+        finally:
+            os.kill(head, signal.SIGCONT)
+        assert ended.returncode == 1, ended.stderr
+        assert "this node has not joined the job: the head (node 0) is lost: it was not heard of for 2." in ended.stderr
+        assert alive() == 1 and ray.get(ray.remote(lambda: 1).remote(), timeout=10) == 1
+        with joined(path):
+            assert alive() == 2, "the next one is let in"
+
+
+MEETS_LATE = """\
+import runpy, sys
+from hpcray.runtime.node.node_transports import NodeTransports
+from hpcray.transport.base import TransportError
+
+meet, left = NodeTransports.meet, int(sys.argv.pop(1))
+
+def meet_late(wires, info):
+    global left
+    left -= 1
+    if left >= 0:
+        raise TransportError("the wire is cut")
+    meet(wires, info)
+
+NodeTransports.meet = meet_late
+runpy.run_module("hpcray", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [2, 1000])
+def test_a_node_that_cannot_reach_another_tries_again_and_ends_alone(token: Path, tmp_path: Path, times: int) -> None:
+    """It may have been sent a table with a node that has just died."""
+    (tmp_path / "late.py").write_text(MEETS_LATE)
+    line = [sys.executable, str(tmp_path / "late.py"), str(times), "--num-cpus", "1", "--join", str(token)]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        if times == 2:
+            until(lambda: alive() == 2)
+            process.terminate()
+        assert process.wait(30) == (0 if times == 2 else 1)
+        said = process.communicate()[1]
+    assert ("node 0 on" in said and "cannot be reached: the wire is cut" in said) is (times > 2), said
+    until(lambda: alive() == 1)
+    with joined(token):
+        assert ray.get(ray.remote(lambda: 1).remote(), timeout=10) == 1, "the job goes on"
 
 
 @pytest.mark.slow

@@ -127,6 +127,18 @@ class TestBorrower:
         table.copies.written(THEIRS, 640, 6)
         assert table.said() == [(RAYLET, m.Release([THEIRS])), (RAYLET, m.Free([THEIRS], []))]
 
+    def test_an_error_stays_in_the_process_that_has_it_and_holds_up_no_owner(self, table: Table) -> None:
+        entry = table.borrow(THEIRS)
+        entry.state, entry.value = INLINE, b"error\2"
+        for _ in range(2):  # the owner asks again until it reads the answer
+            table.copies.keep_error(THEIRS)
+        assert table.said() == [(THIRD, m.BorrowDrop([THEIRS], ME))]
+        table.process_died(THIRD, "its node has left")
+        assert (entry.state, entry.value) == (INLINE, b"error\2")
+        table.refs.remove_local_ref(THEIRS)
+        assert table.entries == {} and not table.copies.kept
+        assert (THIRD, m.BorrowDrop([THEIRS], ME)) not in table.said()
+
     def test_only_what_others_elsewhere_hold_is_waited_for(self, table: Table) -> None:
         mine, other = put_id(1), put_id(2)
         table.owned(mine)

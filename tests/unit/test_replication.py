@@ -50,6 +50,19 @@ def test_an_interrupted_replication_leaves_no_waiter(end: str) -> None:
     assert set(table.replicas.held) == ({put_id()} if end == "it is kept" else set())
 
 
+def test_two_who_want_the_same_copy_both_hear_of_it() -> None:
+    """`put(replicas=2)`, and an evacuation of the first node."""
+    table = Table()
+    table.stored(put_id(), node=1)
+    waiters = [Waiter(), Waiter()]
+    for waiter in waiters:
+        table.recovery.replicate(put_id(), 4, waiter)
+    assert table.said() == [(raylet_of(4), m.Open(put_id(), SIZE, [1], pin_replica=True))]
+    table.recovery.on_replica(put_id(), 4, "")
+    assert [waiter.count for waiter in waiters] == [0, 0]
+    table.check_invariants()
+
+
 def test_a_recorded_table_notes_the_end_of_a_replication_wait() -> None:
     fired: list[Waiter] = []
     table, recorder = record_table(ME, lambda dest, msg: None, fired.append, lambda oid, reason, why: b"lost\2")

@@ -72,6 +72,15 @@ class KeptCopies:
         self._asked[oid] = entry.size
         self._send(self._raylet, Open(oid, entry.size, list(entry.nodes or ()), pin_replica=True))
 
+    def keep_error(self, oid: bytes) -> None:
+        """A borrowed object is an error, which this process has and no store takes: its owner need not stay for it. Who
+        is passed the ref later finds that its owner has gone."""
+        entry = self._entries.get(oid)
+        if entry is not None and entry.state == INLINE and oid not in self.kept:
+            self._has_side_records.add(oid)
+            self.kept.add(oid)
+            self._refs.end_borrow(oid)
+
     def hold(self, oid: bytes, contained: list[Any]) -> None:
         """Hold the refs inside the value of a borrowed object, as its owner has done until now."""
         entry = self._entries.get(oid)

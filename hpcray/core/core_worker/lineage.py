@@ -203,13 +203,13 @@ class Replication:
         self.failed: dict[tuple[bytes, int], str] = {}
         self._send = send
         self._notify = notify
-        self._waiters: dict[tuple[bytes, int], Waiter] = {}
+        self._waiters: dict[tuple[bytes, int], list[Waiter]] = {}
 
     def pin_copy(self, oid: bytes, entry: ObjectEntry, node: int, waiter: Waiter | None = None) -> None:
         """Have `node` pin a copy; it pulls one if it has none. `waiter` counts down when that is decided."""
         nodes = self.held.setdefault(oid, set())
         if waiter is not None:
-            self._waiters[oid, node] = waiter
+            self._waiters.setdefault((oid, node), []).append(waiter)
         if node not in nodes:
             nodes.add(node)
             self._send(raylet_of(node), Open(oid, entry.size, list(entry.nodes or ()), pin_replica=True))
@@ -220,8 +220,7 @@ class Replication:
             self._discard(oid, node)
             if (oid, node) in self._waiters:
                 self.failed[oid, node] = problem
-        waiter = self._waiters.pop((oid, node), None)
-        if waiter is not None:
+        for waiter in self._waiters.pop((oid, node), ()):
             waiter.count -= 1
             self._notify(waiter)
 

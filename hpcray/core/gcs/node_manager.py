@@ -442,6 +442,8 @@ class NodeManager:
             return self._is_ready(now, msg.node)
         if isinstance(msg, m.NodeAcquainted):
             return self._acquainted(now, node, msg)
+        if isinstance(msg, m.NodeStopped) and self.state == UP and node != self.me:
+            return self.node_failed(now, node, "it has ended by itself")  # as it had lost this node, for one
         if isinstance(msg, m.NodeStopped):
             self._stopped.add(msg.node)
             return self._check_stopped(now)

@@ -132,6 +132,7 @@ class CoreWorker:
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
         self._leaving: set[int] = set()  # nodes
+        self.before_handover: Callable[[Callable[[], None]], None] = lambda then: then()
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
@@ -368,7 +369,7 @@ class CoreWorker:
         """A node leaves the job: copy the objects of this process that only it has, or have their borrowers do so."""
         self._leaving.add(msg.node)
         if msg.node == self.node:
-            ObjectHandover(self, self._leaving).begin()
+            self.before_handover(lambda: ObjectHandover(self, self._leaving).begin())
         else:
             ObjectEvacuation(self).begin(msg)
 

@@ -39,7 +39,12 @@ class ObjectEvacuation:
 
     def _go_on(self, msg: m.Evacuate, tried: set[bytes], waiters: dict[bytes, Waiter]) -> None:
         context, table = self._context, self._context.table
-        under_way = {oid: waiter for oid, waiter in waiters.items() if waiter.count > 0}
+        under_way = {}
+        for oid, waiter in waiters.items():
+            if waiter.count > 0:
+                under_way[oid] = waiter
+            else:
+                table.replicas.take_failure(oid, self._target(oid, msg))  # no other reads it
         left = [oid for oid in self._only_there(msg.node) if oid not in tried]
         for oid in left[: _AT_ONCE - len(under_way)]:
             tried.add(oid)
@@ -135,7 +140,9 @@ class BorrowedObjects:
             return
         if entry.state == STORED:
             table.copies.keep(oid)
-        elif entry.state == INLINE and entry.value[-1] != ERROR and oid not in self._small:
+        elif entry.state == INLINE and entry.value[-1] == ERROR:
+            table.copies.keep_error(oid)
+        elif entry.state == INLINE and oid not in self._small:
             self._small.append(oid)
             if not self._writes:  # a store may let its writers wait
                 self._writes = True

@@ -44,6 +44,8 @@ _PARENT_GONE_DELAY = 0.05
 _HEAD_DEATH_DELAY = 2.0
 """Seconds that a node stays after it found the head dead: mpirun silently ends all ranks when one exits with 1."""
 _START_MARGIN = 2.0
+_MEET_AGAIN = 0.25
+"""Seconds after which a node that joins tries again to reach those that it could not."""
 _HAND_OVER_TIME = 5.0
 """Seconds after which a head that leaves does not wait for its successor any more."""
 _LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
@@ -326,11 +328,15 @@ class ClusterMember:
         self._shutdown.template_gone()
 
     def give_up(self, reason: str) -> None:
-        """This node cannot go on; the job ends with code 1."""
+        """This node cannot go on. The job ends with code 1, but for a node that has joined it: that one ends."""
         if not self._shutdown.begun:
             self.failure = reason
             self._raylet.log(reason)
-            self.end_job(1)
+            if self._raylet.context.info.joined and self._node_manager is None:
+                self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))
+                self.broken = True
+            else:
+                self.end_job(1)
             self._shutdown.begin(1)
 
     def node_unreachable(self, node: int, reason: str) -> None:
@@ -347,14 +353,16 @@ class ClusterMember:
     def _on_node_table(self, now: float, src: bytes, msg: m.NodeTable) -> Iterable[Any]:
         raylet = self._raylet
         me = raylet.context.info
-        try:
-            if me.joined:
-                self._connect_late(msg.nodes)
-            else:
+        if me.joined:
+            size = max(info.index for info in msg.nodes) + 1
+            if size > raylet.context.cluster_size:
+                raylet.cluster_grew(size)
+        else:
+            try:
                 connect_data_plane(self._wires.data, me, msg.nodes)
-        except TransportError as error:
-            self.give_up(str(error))
-            return _NOTHING
+            except TransportError as error:
+                self.give_up(str(error))
+                return _NOTHING
         raylet.neighbor_dirs = neighbor_directories(me, msg.nodes)
         self._session_name = msg.session
         self._head_host = next((info.host for info in msg.nodes if info.index == raylet.head_location.node), "")
@@ -363,7 +371,10 @@ class ClusterMember:
         for died in msg.dead:
             self.node_died(died)
         raylet.run_info = msg.run
-        self._router.send(HEAD, m.NodeReady(me.index))
+        if me.joined:
+            self._meet([info for info in msg.nodes if info.index != me.index], now + 2 * raylet.context.config.node_timeout)
+        else:
+            self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.lease_manager.start(now, msg.run.number))
         if self._node_manager is None and raylet.node != raylet.context.driver_rank and not me.joined:
             self._up()
@@ -375,19 +386,25 @@ class ClusterMember:
         """Return why no node may join now."""
         return "the job drains: it is about to end" if self.drain.announced else ""
 
-    def _connect_late(self, nodes: Sequence[NodeInfo]) -> None:
-        """Connect to the nodes of the running job that this node joins.
-
-        Raises:
-            TransportError: no way to one of them.
-        """
-        me = self._raylet.context.info
+    def _meet(self, nodes: list[NodeInfo], deadline: float) -> None:
+        """Connect to the nodes of the running job that this node joins. Those that cannot be reached are tried again: one
+        may have died a moment ago, and the head says so soon."""
+        unmet, problem = [], ""
         for info in nodes:
-            if info.index != me.index:
-                self._wires.meet(info)
-        size = max(info.index for info in nodes) + 1
-        if size > self._raylet.context.cluster_size:
-            self._raylet.cluster_grew(size)
+            if info.index not in self._router.lost_nodes:
+                try:
+                    self._wires.meet(info)
+                except TransportError as error:
+                    unmet.append(info)
+                    problem = f"node {info.index} on {info.host} cannot be reached: {error}"
+        if self._shutdown.begun:
+            return
+        if not unmet:
+            self._router.send(HEAD, m.NodeReady(self._raylet.node))
+        elif self._loop.now < deadline:
+            self._loop.call_at(self._loop.now + _MEET_AGAIN, lambda: self._meet(unmet, deadline))
+        else:
+            self.give_up(f"this node has not joined the job: {problem}")
 
     def _on_node_joined(self, now: float, src: bytes, msg: m.NodeJoined) -> Iterable[Any]:
         """Connect to nodes that join the running job. About this node itself: it is in."""

@@ -1,9 +1,11 @@
-"""An actor in a drain, the announced end of its job: its hooks run, and its state is saved, and restored later."""
+"""An actor in a drain, the announced end of its job, or on a node that leaves the job: its state is saved, and restored
+later. In a drain its hooks run, too."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 import time
 import traceback
@@ -24,6 +26,8 @@ URGENT = (m.SaveActor, m.Drain)
 """Messages that go before all calls that wait."""
 _OPEN_CALLS_SHARE = 0.5
 """Share of the time left that open calls get before the state is saved."""
+_OPEN_CALLS_TIME = 5.0
+"""Seconds that they get on a node that leaves."""
 _IDLE_CHECK = 0.002
 """Seconds between two looks for their end."""
 
@@ -37,6 +41,8 @@ class ActorDrain:
         self._saved = False
         self._marked_called = False
         self._client.on_begin.append(self._begin)
+        self._after_saving: list[Callable[[], None]] = []  # this node leaves
+        worker.process.before_handover = self._before_handover
 
     def restore(self, actor: ActorContext) -> None:
         """Give a named actor that has just been constructed the newest checkpoint of its name."""
@@ -60,9 +66,25 @@ class ActorDrain:
         actor = self._worker.actor
         if actor is None:
             return
-        self._call_marked(actor)
+        if not self._after_saving:
+            self._call_marked(actor)
         if type(msg) is m.SaveActor:
             self._save(actor)
+
+    def _before_handover(self, then: Callable[[], None]) -> None:
+        """This node leaves the job, and an actor that restarts elsewhere is to go on with its state: save it, then call
+        `then` (lock held in both)."""
+        actor = self._worker.actor
+        if actor is None or not (actor.spec.name and actor.spec.max_restarts) or self._client.reason:
+            then()
+        elif getattr(type(actor.instance), SAVE, None) is None:
+            then()
+        elif self._saved and not self._after_saving:
+            then()
+        else:
+            self._after_saving.append(then)  # a new head may say it again
+            if len(self._after_saving) == 1:
+                self._worker.enqueue_first(m.SaveActor())
 
     def before_leaving(self, actor: ActorContext) -> None:
         """Save the state of an actor that ends while the job drains."""
@@ -94,8 +116,8 @@ class ActorDrain:
     def _save(self, actor: ActorContext) -> None:
         if self._saved:
             return
-        self._saved = True
-        actor.refuse_calls(self._refuse)
+        self._saved, leaves = True, bool(self._after_saving)
+        actor.refuse_calls(_leave_unanswered if leaves else self._refuse)
         path = error = ""
         root = self._worker.process.run.checkpoints
         if not actor.spec.name:
@@ -103,20 +125,29 @@ class ActorDrain:
         elif not root:
             error = "no checkpoint directory is known; hint: HPCRAY_CHECKPOINT_DIR"
         else:
-            self._await_open_calls(actor)
+            self._await_open_calls(
+                actor, _OPEN_CALLS_TIME if leaves else _OPEN_CALLS_SHARE * self._client.seconds_left()
+            )
             try:
                 with checkpoints.writing(root, self._directory(actor)) as path:
                     _run(actor, lambda: getattr(type(actor.instance), SAVE)(actor.instance, path))
             except BaseException as raised:
                 traceback.print_exc()
                 error = f"{type(raised).__name__}: {raised}"
+        error = error and f"{actor.spec.class_name} {actor.spec.name!r}: {error}"
+        if leaves and error:
+            print(f"hpcray: the state of an actor is lost with its node, which leaves: {error}", file=sys.stderr)
         with self._worker.engine.lock:
-            self._send_saved("" if error else path, error and f"{actor.spec.class_name} {actor.spec.name!r}: {error}")
+            then, self._after_saving = self._after_saving, []
+            for call in then:
+                call()
+            if not leaves:
+                self._send_saved("" if error else path, error)
             self._worker.engine.flush()
 
-    def _await_open_calls(self, actor: ActorContext) -> None:
-        """Threads and coroutines of calls that have begun get half of the time left; then their state is what it is."""
-        until = time.monotonic() + _OPEN_CALLS_SHARE * self._client.seconds_left()
+    def _await_open_calls(self, actor: ActorContext, seconds: float) -> None:
+        """Threads and coroutines of calls that have begun get so much time; then their state is what it is."""
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             if actor.idle():
                 return
@@ -138,6 +169,10 @@ class ActorDrain:
 
     def _send_saved(self, path: str, error: str) -> None:
         self._worker.engine.send(HEAD, m.ActorSaved(path, error))
+
+
+def _leave_unanswered(src: bytes, msg: m.ActorCall) -> None:
+    """A call that came after the state was saved: its caller sends it again to the restarted actor, if it may."""
 
 
 def _marked(instance: Any) -> list[Callable[..., Any]]:
