@@ -94,7 +94,8 @@ while not os.path.exists(struck):
 began = time.monotonic()
 while len(alive()) > first:
     time.sleep(0.02)
-print("noticed", round(time.monotonic() - began, 1), [row["DeathReasonMessage"] for row in ray.nodes()[first:]], flush=True)
+reasons = [row["DeathReasonMessage"] for row in ray.nodes()[first:]]
+print("noticed", round(time.monotonic() - began, 1), reasons, flush=True)
 for mortal in mortals:
     try:
         print("mortal", ray.get(mortal.live.remote()), flush=True)

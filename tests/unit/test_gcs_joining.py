@@ -62,6 +62,21 @@ def test_a_node_reads_of_the_dead_and_connects_to_the_living_only() -> None:
     assert table.dead == [m.NodeDied(1, "host host1: gone", 1)]
 
 
+def test_a_node_that_ends_by_itself_is_dead_and_holds_up_nobody() -> None:
+    """Such as one that has lost the head while it joined."""
+    member = up(2)
+    first, second = admitted(member), admitted(member)
+    hello(member, first)
+    hello(member, second)
+    assert sent(member.handle(1.0, raylet_of(first), m.NodeStopped(first)), m.NodeTable) == [second]
+    assert member.node_state(first) == DEAD
+    acquaint(member, second, 0, 1)
+    member.handle(1.0, raylet_of(second), m.NodeReady(second))
+    assert member.alive() == [0, 1, second] and member.node_state(second) == ALIVE
+    member.handle(2.0, raylet_of(1), m.NodeStopped(1))
+    assert member.alive() == [0, second], "one that was in, too"
+
+
 def test_nodes_that_register_while_another_is_introduced_are_introduced_together() -> None:
     """A world of many ranks costs every other node two messages, not one for each rank."""
     member = up(3)

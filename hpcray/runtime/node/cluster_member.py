@@ -372,7 +372,9 @@ class ClusterMember:
             self.node_died(died)
         raylet.run_info = msg.run
         if me.joined:
-            self._meet([info for info in msg.nodes if info.index != me.index], now + 2 * raylet.context.config.node_timeout)
+            self._meet(
+                [info for info in msg.nodes if info.index != me.index], now + 2 * raylet.context.config.node_timeout
+            )
         else:
             self._router.send(HEAD, m.NodeReady(me.index))
         raylet.apply(raylet.lease_manager.start(now, msg.run.number))
@@ -387,8 +389,8 @@ class ClusterMember:
         return "the job drains: it is about to end" if self.drain.announced else ""
 
     def _meet(self, nodes: list[NodeInfo], deadline: float) -> None:
-        """Connect to the nodes of the running job that this node joins. Those that cannot be reached are tried again: one
-        may have died a moment ago, and the head says so soon."""
+        """Connect to the nodes of the running job that this node joins. Those that cannot be reached are tried again:
+        one may have died a moment ago, and the head says so soon."""
         unmet, problem = [], ""
         for info in nodes:
             if info.index not in self._router.lost_nodes:
@@ -593,8 +595,8 @@ class ClusterMember:
             return
         if self._raylet.context.info.joined and not self.came_up and not self._shutdown.begun:
             self._start_failed(
-                f"this node has not joined the job: the head (node {self._raylet.head_location.node}) is lost: {reason}; "
-                "hint: join again, another node may have become the head"
+                f"this node has not joined the job: the head (node {self._raylet.head_location.node}) is lost: "
+                f"{reason}; hint: join again, another node may have become the head"
             )
         elif not self._shutdown.begun:
             self.failure = (

@@ -75,11 +75,10 @@ class ActorDrain:
         """This node leaves the job, and an actor that restarts elsewhere is to go on with its state: save it, then call
         `then` (lock held in both)."""
         actor = self._worker.actor
-        if actor is None or not (actor.spec.name and actor.spec.max_restarts) or self._client.reason:
-            then()
-        elif getattr(type(actor.instance), SAVE, None) is None:
-            then()
-        elif self._saved and not self._after_saving:
+        saved = self._saved and not self._after_saving
+        moves = actor is not None and bool(actor.spec.name) and actor.spec.max_restarts != 0
+        hook = getattr(type(actor.instance), SAVE, None) if actor is not None else None
+        if not moves or hook is None or saved or self._client.reason:
             then()
         else:
             self._after_saving.append(then)  # a new head may say it again
