@@ -47,6 +47,9 @@ class Losing:
     end_of: Any
     born: Any
     lose_visits: Any
+    check_kept: Any
+    kept_at: dict[int, list[int]]
+    leaving: set[int]
     host: int
 
     def __init__(self, losses: int, lineage_limit: int) -> None:
@@ -64,6 +67,7 @@ class Losing:
     def check_loss(self, process: Process, oid: bytes, reason: str, why: str) -> None:
         """An owner says that an object cannot be had any more; or anybody, that it cannot ask."""
         self.verdicts[why] += 1
+        self.check_kept(process, oid, reason)
         task = oid[:-3]
         if why == PUT:
             assert oid[-3:] == PUT_INDEX and (oid in self.lost_copies or "was referred to" in reason), oid.hex()
@@ -101,12 +105,12 @@ class Losing:
         if not number_of(dest):
             self.stores[node_of(dest)].node_died(node)
         elif self.processes[dest].alive:
-            self.processes[dest].node_died(node)
+            self.processes[dest].node_died(node, self.kept_at.get(node, []))
             self.processes[dest].turn()
 
     def kill_node(self) -> None:
         """All of a node goes at once, with a part of what was on its way from there. Node 0 lives."""
-        alive = [store for store in self.stores[1:] if store.alive]
+        alive = [store for store in self.stores[1:] if store.alive and store.node not in self.leaving]
         if not alive or len(self.living) < 3:
             return
         store = self.one(alive)

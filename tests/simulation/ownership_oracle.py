@@ -127,6 +127,9 @@ class Oracle:
                 stack.extend(self.world.values.get(oid, ()))
                 if oid in owner.table.recovery.remake_count:  # of earlier lives, too
                     stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
+            for process in self.world.living if owner.node in self.world.leaving or not owner.alive else ():
+                entry = process.table.entries.get(oid)  # held by who keeps it
+                stack.extend(ref.id for ref in (entry.contained if entry is not None else None) or ())
         return reached
 
     def reachable(self) -> set[bytes]:
@@ -142,7 +145,8 @@ class Oracle:
         self.frees += len(freed)
         suspects = [o for o in freed if o not in self.excused and owner_of(o) not in self.world.dead]
         if suspects:
-            early = self.reachable().intersection(suspects)
+            kept = {oid for process in self.world.living for oid in process.table.copies.kept}
+            early = self.reachable().intersection(suspects) - kept
             assert not early, f"freed while it can be reached: {[oid.hex() for oid in early]}"
 
     def about_to_die(self, process: Process) -> None:
@@ -252,7 +256,8 @@ class Oracle:
     def check_borrowed(self, process: Process, oid: bytes, entry: ObjectEntry) -> None:
         assert entry.local > 0, f"{oid.hex()} is borrowed for nobody"
         owner = self.world.processes[owner_of(oid)]
-        if owner.alive and oid not in self.excused and oid not in process.table.refs._unregistered:
+        known = oid not in process.table.refs._unregistered and oid not in process.table.copies.kept
+        if owner.alive and oid not in self.excused and known:
             kept = owner.table.entries.get(oid)
             assert kept is not None and process.id in (kept.borrowers or {}), f"{oid.hex()}: its owner does not know us"
 
@@ -282,6 +287,7 @@ class Oracle:
                 for proc in store.keepers.get(oid, ()):
                     process = self.world.processes[proc]
                     held = process.alive and store.node in process.table.replicas.held.get(oid, ())
+                    held |= process.alive and store.node == process.node and oid in process.table.copies.kept
                     assert held, f"{oid.hex()} is kept at node {store.node} for nobody"
                 owner = self.world.processes[owner_of(oid)]
                 if owner.alive and oid in owner.table.entries and owner.table.entries[oid].state != LINEAGE_ONLY:
@@ -291,7 +297,9 @@ class Oracle:
                     unheard = unheard or oid in store.freed  # somebody still reads an earlier life of it
                     assert unheard or store.node in known, f"{oid.hex()}: copy unknown"
                 else:
-                    assert pins or store.evictable(oid), f"{oid.hex()} stays in the store of node {store.node}"
+                    assert pins or store.evictable(oid) or store.keepers.get(oid), (
+                        f"{oid.hex()} stays in the store of node {store.node}"
+                    )
 
     def all_gone(self) -> None:
         """No ref is left anywhere."""
@@ -302,6 +310,7 @@ class Oracle:
             assert not process.table.refs._unregistered
             assert not process.table.lineage.kept and not process.table.lineage.remembered
             assert not process.table.replicas.held and not process.table.replicas._waiters
+            assert not process.table.copies.kept and not process.table.copies._asked
         for store in self.world.stores:
             assert not any(store.lent.values()), "a file is lent for good"
             left = [oid.hex() for oid in store.pins if not store.evictable(oid)]

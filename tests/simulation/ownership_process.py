@@ -10,10 +10,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ownership_departures import KeepsCopies
 from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_of, refs_in
 from ownership_visits import Visiting
 
-from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, node_of, raylet_of
+from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, node_of, number_of, raylet_of
 from hpcray.core.core_worker.lineage import DEPENDENCY
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, ObjectTable, Waiter
@@ -43,6 +44,7 @@ class Process:
         )
         self.table.recovery.remake_with(self.remake)
         self.visiting = Visiting(self)
+        self.keeping = KeepsCopies(self)
         self.table.pins.use_neighbors(world.neighbors(self.node), self.visiting)
         self.table.recovery.hibernate = self.hibernate  # type: ignore[method-assign]
         self.to_remake: deque[Submitted] = deque()
@@ -166,7 +168,7 @@ class Process:
         self.world.oracle.named_again(kept.args, self.id)
         self.table.recovery.recount_args(kept.args)
         task.args, task.slots = ([Ref(self, oid) for oid in ids] for ids in (task.arg_ids, task.slot_ids))
-        others = [other for other in self.world.living if other is not self]
+        others = [other for other in self.world.acting if other is not self]
         task.worker, task.sent = self.world.one(others).id if others else b"", False
         self.tasks[task.id] = task
         self.resubmit(task)
@@ -189,10 +191,11 @@ class Process:
         if task.attempt and why is not None and entry is not None and entry.state == PENDING:
             self.table.recovery.settle_lost(oid, f"its argument {argument.hex()} cannot be had: {why}", DEPENDENCY)
 
-    def node_died(self, node: int) -> None:
+    def node_died(self, node: int, kept_at: list[int]) -> None:
         """What `runtime.core_worker.task_retries` does."""
         table = self.table
         table.recovery.mark_node_dead(node)
+        table.copies.node_left(node, kept_at)
         self.held = []
         workers = {task.worker for task in self.tasks.values() if node_of(task.worker) == node}
         met = {proc for proc in self.world.met.get(self.id, ()) if node_of(proc) == node}
@@ -201,6 +204,7 @@ class Process:
         self.visiting.lost(node)
         self.world.forget_answers(self, node)
         table.recovery.node_died(node, "power")
+        table.copies.node_died(node)
         held, self.held = self.held, None
         for task in held:
             if self.tasks.get(task.id) is task:
@@ -237,6 +241,7 @@ class Process:
             self.get(frame, ref)  # the node where it was is dead since
             return
         self.reads += 1
+        self.world.read_kept += node_of(ref.id) in self.world.kept_at and not entry.value.endswith(ERROR)
         if entry.state != INLINE:
             self.world.check_readable(self, ref.id)
             assert entry.mapping is not None
@@ -354,6 +359,10 @@ class Process:
             self.on_cancel(msg)
         elif type(msg) is m.ObjectGet:
             table.on_object_get(src, msg.id)
+        elif type(msg) is m.KeepCopies:
+            self.keeping.on_keep(msg)
+        elif type(msg) is m.ObjectReady and not number_of(src):
+            table.copies.found(src, msg)
         elif type(msg) in FROM:
             FROM[type(msg)](table)(src, msg)
         elif type(msg) is m.ReplicaPinned:
@@ -370,7 +379,7 @@ class Process:
                 continue  # an argument of it failed a moment ago
             self.world.values.pop(task.id + FIRST_RETURN, None)  # if there was a reply, it will not come any more
             self.table.may_be_left_at(task.id + FIRST_RETURN, node_of(proc))
-            others = [other for other in self.world.living if other is not self]
+            others = [other for other in self.world.acting if other is not self]
             if not others or task.cancelled or (task.sent and task.retries == 0):
                 self.fail(task)
             else:

@@ -70,6 +70,10 @@ class Store:
                         f"{src.hex()} releases {oid.hex()}, which it has not pinned"
                     )
                     self.let_go(oid, src)
+        elif type(msg) is m.ObjectGet:
+            found = msg.id in self.pins
+            ready = m.ObjectReady(msg.id, 0 if found else 2, b"", LARGE if found else 0, [self.node] if found else [])
+            self.world.send(raylet_of(self.node), src, ready)
         elif type(msg) is m.DiskRead:
             if self.lent[src, msg.id]:
                 self.lent[src, msg.id] -= 1
@@ -85,7 +89,7 @@ class Store:
 
     def open(self, src: bytes, msg: m.Open, visit: bool) -> None:
         oid = msg.id
-        if msg.pin_replica and node_of(src) == self.node:
+        if msg.pin_replica and src == owner_of(oid) and node_of(src) == self.node:
             assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
             self.kept.add(oid)
         elif visit and self.world.is_full():
@@ -116,7 +120,7 @@ class Store:
             self.world.send(raylet_of(self.node), proc, msg)
 
     def pin(self, oid: bytes, proc: bytes, reads: bool) -> None:
-        pulled = oid in self.copies and self.announcers.get(oid) is None
+        pulled = oid in self.copies and self.announcers.get(oid) is None and (reads or proc == owner_of(oid))
         if pulled:
             self.announcers[oid] = proc
         if not reads:
@@ -164,13 +168,17 @@ class Store:
         """Whether it is here, and is not evicted."""
         return oid in self.pins and (oid not in self.copies or oid in self.kept or bool(self.keepers.get(oid)))
 
+    def kept_for_borrowers(self, oid: bytes) -> bool:
+        """Whether a process keeps it here whose owner leaves, or has left."""
+        return any(proc != owner_of(oid) for proc in self.keepers.get(oid, ()))
+
     def free(self, oid: bytes) -> None:
         if oid in self.pins:
             self.freed.add(oid)
             self.settle(oid)
 
     def settle(self, oid: bytes) -> None:
-        if not self.pins[oid] and oid in self.freed:
+        if not self.pins[oid] and oid in self.freed and not self.kept_for_borrowers(oid):
             self.world.check_unread(self, oid)
             del self.pins[oid]
             self.keepers.pop(oid, None)
@@ -191,6 +199,8 @@ class Store:
     def keep_no_more(self, oid: bytes, proc: bytes) -> None:
         """A process does not need its copy here."""
         self.keepers.get(oid, set()).discard(proc)
+        if oid in self.pins:
+            self.settle(oid)
         if oid in self.pulls:
             self.pulls[oid].keepers.pop(proc, None)
             self.stop(oid)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ownership_departures import Departing
 from ownership_losses import NODE_DIED, Losing
 from ownership_oracle import Oracle, Watched
 from ownership_parts import LARGE, Frame, Ref
@@ -27,7 +28,7 @@ ALL_TABLES = 25
 """Events after which the tables of all processes are checked."""
 
 
-class World(Losing, Neighbors):
+class World(Losing, Neighbors, Departing):
     """All processes, all stores, the network. `pick(n)` draws a number below n.
 
     Attributes:
@@ -46,11 +47,13 @@ class World(Losing, Neighbors):
         lineage: int = 1 << 30,
         host: int = 1,
         cuts: int = 0,
+        departures: int = 0,
     ) -> None:
         """losses: so many nodes die, and many more copies vanish; lineage: its limit, in bytes; host: so many nodes
-        each share one; cuts: so many connections between neighbors end."""
+        each share one; cuts: so many connections between neighbors end; departures: so many nodes leave."""
         Losing.__init__(self, losses, lineage)
         Neighbors.__init__(self, host, cuts)
+        Departing.__init__(self, departures)
         self.pick = pick
         self.deaths = deaths
         self.dead: set[bytes] = set()
@@ -70,6 +73,9 @@ class World(Losing, Neighbors):
         self.processes: dict[bytes, Process] = {}
         for number in range(processes):
             self.born(number % nodes)
+
+    def make_store(self, node: int) -> Store:
+        return Store(self, node)
 
     @property
     def living(self) -> list[Process]:  # type: ignore[override]
@@ -136,10 +142,12 @@ class World(Losing, Neighbors):
         if self.deaths and len(self.living) > 2 and self.pick(250) == 0:
             self.deaths -= 1
             self.kill(self.victim())
-            self.born(node_of(self.living[0].id))
+            self.born(node_of((self.acting or self.living)[0].id))
         self.lose_something()
         if self.cuts and self.pick(100) == 0:
             self.cut()
+        if self.departures and self.pick(150) == 0:
+            self.begin_leaving()
         self.after_event()
 
     def after_event(self) -> None:
@@ -160,6 +168,7 @@ class World(Losing, Neighbors):
         busy = [channel for channel, queue in self.channels.items() if queue]
         others: list[Callable[[], None]] = [partial(store.pulled, oid) for store in self.stores for oid in store.pulls]
         others += self.visits_under_way() if self.host > 1 else ()
+        others += self.departures_under_way()
         if not busy and not others:
             return False
         which = self.pick(len(busy) + len(others))
@@ -176,6 +185,8 @@ class World(Losing, Neighbors):
             return True
         (msg,) = m.decode(item)
         if not number_of(dest):
+            if type(msg) is m.ObjectGet and not self.stores[node_of(dest)].alive:
+                self.told(dest, src)  # its frame comes back: it may be a process that came after that node's death
             self.stores[node_of(dest)].receive(src, msg)
         elif dest in self.dead:
             self.undeliverable(src, dest)
@@ -205,6 +216,7 @@ class World(Losing, Neighbors):
         process = self.processes[dest]
         if not process.alive:
             return
+        process.table.copies.node_left(node_of(proc), self.kept_at.get(node_of(proc), []))
         process.peer_died(proc)
         process.turn()
 
@@ -242,7 +254,7 @@ class World(Losing, Neighbors):
         return [refs[self.pick(len(refs))] for _ in range(self.pick(most + 1))] if refs else []
 
     def anywhere(self) -> tuple[Process, Frame]:
-        process = self.one(self.living)
+        process = self.one(self.acting)
         return process, self.one(process.frames)
 
     def put(self) -> bool:
@@ -252,14 +264,14 @@ class World(Losing, Neighbors):
 
     def submit(self) -> bool:
         process, frame = self.anywhere()
-        worker = self.one([other for other in self.living if other is not process])
-        if sum(len(p.frames) + len(p.tasks) for p in self.living) > 40:
+        worker = self.one([other for other in self.acting if other is not process])
+        if worker is None or sum(len(p.frames) + len(p.tasks) for p in self.acting) > 40:
             return self.finish()
         process.submit(frame, worker.id, self.some(frame.vars, 3), self.some(frame.vars, 1))
         return True
 
     def finish(self) -> bool:
-        process = self.one(self.living)
+        process = self.one(self.acting)
         frame = self.one([frame for frame in process.frames if frame.task is not None])
         if frame is None:
             return False
@@ -282,7 +294,10 @@ class World(Losing, Neighbors):
                 stack.extend(self.values.get(oid, ()))
                 owner = self.processes[owner_of(oid)]
                 if owner.alive and oid in owner.table.entries:  # its earlier lives hold what they held
-                    stack.extend(ref.id for ref in owner.table.entries[oid].contained or ())
+                    entry = owner.table.entries[oid]
+                    stack.extend(ref.id for ref in entry.contained or ())
+                    kept = owner.table.lineage.kept.get(oid[:-3])
+                    stack.extend(kept.args if kept is not None else ())  # or its lineage
         return inner in seen
 
     def drop(self) -> bool:
@@ -319,21 +334,21 @@ class World(Losing, Neighbors):
         return True
 
     def time_out(self) -> bool:
-        process = self.one(self.living)
+        process = self.one(self.acting)
         if process.gets:
             process.give_up(self.one(process.gets))
         return True
 
     def unpin(self) -> bool:
         """Room is short in a store: it asks for what is pinned and not read."""
-        process = self.one(self.living)
+        process = self.one(self.acting)
         node = self.one([process.node, *(n for n in self.neighbors(process.node) if self.stores[n].alive)])
         process.table.pins.give_up(LARGE * (1 + self.pick(3)), node)
         return True
 
     def replicate(self) -> bool:
         """put(value, replicas=2)."""
-        process = self.one(self.living)
+        process = self.one(self.acting)
         found = [
             oid
             for oid, entry in process.table.entries.items()
@@ -346,7 +361,7 @@ class World(Losing, Neighbors):
         return True
 
     def cancel(self) -> bool:
-        process = self.one(self.living)
+        process = self.one(self.acting)
         task = self.one(list(process.tasks.values()))
         if task is not None:
             process.cancel(task)

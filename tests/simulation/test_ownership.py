@@ -145,6 +145,24 @@ def test_long_histories_of_neighbors_keep_all_invariants(seed: int) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_long_histories_of_nodes_that_leave_keep_all_invariants(seed: int) -> None:
+    """What a borrower keeps is not lost to anybody, and goes with the last ref."""
+    run(Random(seed).randrange, 1000, seed % 3, 4 + seed % 3, 2 + seed % 3, losses=seed % 4 // 3, departures=8)
+
+
+def test_the_departures_reach_what_they_are_to_check() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(24):
+        world = run(Random(seed).randrange, 1200, 0, 6, 3, departures=8)
+        seen.update(world.sent)
+        seen.update(handed_over=world.handed_over, departures=len(world.kept_at), in_time=world.in_time)
+        seen.update(read=world.read_kept, excused=len(world.oracle.excused), objects=len(world.values))
+    assert seen["departures"] >= 40 and seen["in_time"] >= 40, seen
+    assert seen["KeepCopies"] >= 20 and seen["handed_over"] >= 20 and seen["read"] >= 20, seen
+    assert seen["excused"] < seen["objects"] / 3, "departures hide what the test should see"
+
+
 def test_the_neighbors_reach_what_they_are_to_check() -> None:
     seen: Counter[str] = Counter()
     for seed in range(120):
@@ -208,6 +226,17 @@ def test_a_million_steps_of_neighbors() -> None:
         steps += run(
             Random(seed).randrange, 2500, seed % 4, 3 + seed % 4, 2 + seed % 4, losses=seed % 5,
             host=2 + 3 * (seed % 2), cuts=seed % 9, lineage=(3000, 1 << 30)[seed % 2],
+        ).steps  # fmt: skip
+    assert steps >= 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_million_steps_of_departures() -> None:
+    steps = 0
+    for seed in range(3000, 3500):
+        steps += run(
+            Random(seed).randrange, 2000, seed % 4, 3 + seed % 4, 2 + seed % 4, losses=seed % 3, departures=12,
         ).steps  # fmt: skip
     assert steps >= 1_000_000
 

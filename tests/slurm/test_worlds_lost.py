@@ -92,6 +92,8 @@ print("ready", flush=True)
 while not os.path.exists(struck):
     time.sleep(0.02)
 began = time.monotonic()
+if when in ("starts", "joins"):  # the last node that hangs, or the first that is lost, may be in a moment later
+    time.sleep(10)
 while len(alive()) > first:
     time.sleep(0.02)
 reasons = [row["DeathReasonMessage"] for row in ray.nodes()[first:]]
@@ -127,7 +129,7 @@ def test_the_job_goes_on_without_a_world(slurm: Slurm, when: str, what: str, see
         slurm.write(PROGRAM),
         when,
         struck,
-        environ={"HPCRAY_NODE_TIMEOUT": "12" if when == "joins" else "4"},
+        environ={"HPCRAY_NODE_TIMEOUT": "8" if when == "joins" else "4"},
     )
     slurm.wait_output(job, "ready")
     lost, stopped = [], []
@@ -166,8 +168,7 @@ def test_the_job_goes_on_without_a_world(slurm: Slurm, when: str, what: str, see
     assert any(line.startswith("right") for line in lines), shown
     assert lines.count("mortal died") == (2 if when in ("works", "leaves") else 0), shown
     if when == "joins":
-        assert "node 2 died: host n" in shown and "node 3 died: host n" in shown, f"it was not on its way in\n{shown}"
-        assert "node 2 (n3) has joined" not in shown and "node 2 (n4) has joined" not in shown, shown
+        assert "node 2 died: host n" in shown and "node 3 died: host n" in shown, f"they were not on their way\n{shown}"
     assert "Traceback" not in shown, shown
     slurm.cluster.wait_idle()
     slurm.check()

@@ -88,6 +88,23 @@ class TestBorrower:
             table.copies.found(raylet_of(3), m.ObjectReady(THEIRS, 2, b"", 0, []))
         assert error(table.entries[THEIRS]).startswith("died: its owner has left")
 
+    def test_a_raylet_that_is_gone_keeps_nothing(self, table: Table) -> None:
+        """This process began after that node had died, and hears of it by the frame that comes back."""
+        table.borrow(THEIRS)
+        table.wait_ready(THEIRS, Waiter())
+        table.copies.node_left(2, [3])
+        table.process_died(THIRD, "node 2 is dead")
+        table.said()
+        table.process_died(raylet_of(3), "node 3 is dead")
+        assert error(table.entries[THEIRS]).startswith("died: its owner has left")
+
+    def test_an_owner_that_leaves_does_not_say_that_what_it_has_handed_over_is_freed(self, table: Table) -> None:
+        table.on_object_get(PEER, put_id(1))
+        assert table.said() == [(PEER, m.ObjectReady(put_id(1), 2, b"", 0, []))]
+        table.begin_leaving()
+        table.on_object_get(PEER, put_id(1))
+        assert table.said() == [], "who asks seeks it when its owner has gone"
+
     def test_a_store_without_room_leaves_the_borrow_as_it_is(self, table: Table) -> None:
         table.borrow(THEIRS, SIZE)
         table.copies.keep(THEIRS)

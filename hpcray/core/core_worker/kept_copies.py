@@ -144,11 +144,14 @@ class KeptCopies:
                 self._send(raylet_of(node), ObjectGet(oid))
         return bool(nodes)
 
-    def owner_died(self, owner: bytes) -> None:
-        """Keep what this process borrowed after the owner had left: refs came that say where copies are."""
-        if node_of(owner) in self._kept_at:
-            for oid in [oid for oid, entry in self._entries.items() if oid[:8] == owner and entry.state == STORED]:
+    def process_died(self, proc: bytes) -> None:
+        """An owner has left: keep what this process borrowed after that, of which refs say where copies are. Or a raylet
+        is gone, which this process had asked: it cannot say any more what its node keeps."""
+        if node_of(proc) in self._kept_at:
+            for oid in [oid for oid, entry in self._entries.items() if oid[:8] == proc and entry.state == STORED]:
                 self.keep(oid)
+        for oid, asked in [(oid, asked) for oid, asked in self._sought.items() if proc in asked]:
+            self._not_there(oid, asked, proc)
 
     def found(self, raylet: bytes, msg: ObjectReady) -> None:
         """A raylet says whether its node keeps an object. Where it was the last one, and none does, it is lost."""

@@ -93,6 +93,7 @@ class ObjectTable:
         self._raylet = raylet_of(self._node)
         self._send = send
         self._notify = notify
+        self._leaving = False
         self.refs = ReferenceCounter(me, self.entries, send, self._maybe_free, self._freed_already)
         self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
         self.replicas = Replication(send, notify)
@@ -508,13 +509,18 @@ class ObjectTable:
 
     # ------------------------------------------------------------ owners and borrowers
 
+    def begin_leaving(self) -> None:
+        """Our node leaves the job: borrowers keep copies, and drop their borrows."""
+        self._leaving = True
+
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         entry = self.entries.get(oid)
         if entry is not None and entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
         if entry is None:
-            self._send(src, ObjectReady(oid, 2, b"", 0, []))
+            if not self._leaving:  # else a borrower keeps it, perhaps: that is sought when we are gone
+                self._send(src, ObjectReady(oid, 2, b"", 0, []))
         elif entry.state == PENDING:
             if entry.subscribers is None:
                 entry.subscribers = []
@@ -543,7 +549,7 @@ class ObjectTable:
         """A process is gone: its borrows end, the objects it owned are lost to us."""
         self.refs.process_died(proc)
         self.recovery.process_died(proc, reason, self.copies.seek)
-        self.copies.owner_died(proc)
+        self.copies.process_died(proc)
 
     def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
         if entry.state == STORED:
