@@ -145,7 +145,7 @@ def test_long_histories_of_neighbors_keep_all_invariants(seed: int) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(12))
 def test_long_histories_of_nodes_that_leave_keep_all_invariants(seed: int) -> None:
     """What a borrower keeps is not lost to anybody, and goes with the last ref."""
     run(Random(seed).randrange, 1000, seed % 3, 4 + seed % 3, 2 + seed % 3, losses=seed % 4 // 3, departures=8)

@@ -145,8 +145,8 @@ class KeptCopies:
         return bool(nodes)
 
     def process_died(self, proc: bytes) -> None:
-        """An owner has left: keep what this process borrowed after that, of which refs say where copies are. Or a raylet
-        is gone, which this process had asked: it cannot say any more what its node keeps."""
+        """An owner has left: keep what this process borrowed after that, of which refs say where copies are. Or a
+        raylet is gone, which this process had asked: it cannot say any more what its node keeps."""
         if node_of(proc) in self._kept_at:
             for oid in [oid for oid, entry in self._entries.items() if oid[:8] == proc and entry.state == STORED]:
                 self.keep(oid)
