@@ -23,6 +23,7 @@ class WorkerContext(Protocol):
     queue: deque[tuple[bytes, Any]]
     options: dict[bytes, m.CallOptions]
     cancelled: set[bytes]
+    forked: bool
     reply: Callable[..., None]
 
     @property
