@@ -121,8 +121,8 @@ class TaskExecutor:
         self.cancelled: set[bytes] = set()
         self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
-        self.generators = GeneratorExecutor(self, self.replies)
-        self.drain = ActorDrain(self)
+        self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
+        self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
         self.forked = False
         self._keeps_tensors = False
