@@ -21,7 +21,7 @@ from hpcray.api.notebook import show_in_cells
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
-from hpcray.common.exceptions import JobDrainingError
+from hpcray.common.exceptions import JobDrainingError, RaySystemError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
@@ -179,6 +179,7 @@ def init(
 
     Raises:
         RuntimeError: the process has joined a session (unless `ignore_reinit_error`), or an argument is unknown.
+        RaySystemError: the interpreter ends, and this is a destructor.
         ConnectionError: there is no session to join. StartupError: a node did not start.
         ValueError, TypeError: an option is not valid. NotImplementedError: the runtime_env is not supported.
     """
@@ -186,6 +187,8 @@ def init(
         if current.postponed or require_session().dead is None:
             return _running_session(ignore_reinit_error)
         shutdown()
+    if sys.is_finalizing():  # no thread could be started, and nobody would end the session
+        raise RaySystemError("a destructor uses hpcray after its end: shutdown() was called, and the interpreter ends")
     if local_mode:
         logger.warning(
             "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "

@@ -194,6 +194,25 @@ def test_a_signal_handler_may_wait_while_the_wait_it_interrupts_is_under_way():
     assert out.split("\n")[:-1] == ["handled 0.5", "1"] * 2 + ["handled 0.5", "interrupted"]
 
 
+def test_a_destructor_that_runs_when_the_interpreter_ends_starts_no_session():
+    out = run_alone("""
+        import hpcray as ray
+        ray.init(num_cpus=1)
+
+        class Cycle:
+            def __del__(self):
+                for use in (lambda: ray.put(1), ray.init):
+                    try:
+                        use()
+                    except ray.exceptions.RaySystemError as error:
+                        print("the interpreter ends" in str(error))
+
+        cycle = Cycle()
+        cycle.me = cycle
+        """)
+    assert out.split() == ["True", "True"]
+
+
 def test_interrupts_of_main_leave_the_other_threads_going():
     """Ctrl-C may hit main just as another thread hands the driving over to it."""
     out = run_alone(
