@@ -151,6 +151,25 @@ class TestAwait:
             found = list(pool.map(lambda i: asyncio.run(main(i)), range(4)))
         assert found == [[i * 100 + j for j in range(10)] for i in range(4)]
 
+    def test_what_comes_after_the_loop_is_closed_is_dropped(self, capfd):
+        """`asyncio.run` with a timeout is over before the tasks are."""
+
+        @ray.remote
+        def later():
+            time.sleep(0.5)
+            yield 1
+
+        value, generator = echo.remote(1, 0.5), later.remote()
+
+        async def main():
+            tasks = [asyncio.ensure_future(each) for each in (_awaiting(value), generator.__anext__())]
+            await asyncio.wait(tasks, timeout=0.1)
+
+        asyncio.run(main())
+        assert ray.get([value, next(generator)], timeout=PATIENCE) == [1, 1]
+        assert ray.get(echo.remote(2), timeout=PATIENCE) == 2
+        assert "loop is closed" not in capfd.readouterr().err
+
 
 async def _awaiting(ref):
     return await ref

@@ -206,7 +206,15 @@ class ObjectRefGenerator(Generic[T_co]):
 
             loop = asyncio.get_running_loop()
             ready: asyncio.Future[None] = loop.create_future()
-            context.when_ready_here(self._stream.refs[0], lambda: loop.call_soon_threadsafe(_settle, ready))
+
+            def wake() -> None:
+                try:
+                    loop.call_soon_threadsafe(_settle, ready)
+                except RuntimeError:
+                    if not loop.is_closed():  # else nobody waits any more
+                        raise
+
+            context.when_ready_here(self._stream.refs[0], wake)
             await asyncio.wait([ready], timeout=None if timeout_s is None or timeout_s < 0 else timeout_s)
             if not ready.done():
                 return ObjectRef.nil()

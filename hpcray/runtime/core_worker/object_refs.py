@@ -188,7 +188,14 @@ class ObjectRef(Generic[T_co]):
             except BaseException as error:
                 future.set_exception(error)
 
-        process.when_ready_here(self, lambda: loop.call_soon_threadsafe(settle))
+        def ready() -> None:
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                if not loop.is_closed():  # else nobody waits any more
+                    raise
+
+        process.when_ready_here(self, ready)
         return future
 
     def __await__(self) -> Generator[Any, None, T_co]:
