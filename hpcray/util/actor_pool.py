@@ -325,7 +325,9 @@ def end_actors(actors: Sequence[ActorHandle], timeout: float) -> None:
     """End actors after their current calls. Actors that have not ended after `timeout` seconds are killed."""
     left = list(actors)
     if left and timeout > 0:
-        ends = {actor.__ray_terminate__.remote(): actor for actor in left}
+        for actor in left:
+            actor.__ray_terminate__.remote()  # answered at once, even if calls go on for ever
+        ends = {actor.__ray_ready__.remote(): actor for actor in left}  # behind it: never run, and end with the actor
         _, late = wait(list(ends), num_returns=len(ends), timeout=timeout)
         left = [ends[ref] for ref in late]
     for actor in left:

@@ -129,7 +129,7 @@ class Queue:
         items: list[Any] = _outcome(self._live().get_nowait_batch.remote(num_items))
         return items
 
-    def shutdown(self, force: bool = False, grace_period_s: int = 5) -> None:
+    def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
         """End the actor of the queue, and drop the items.
 
         Args:

@@ -227,11 +227,12 @@ class TestItsActor:
             eventually(lambda: ray.get(actor.empty.remote()) is None, "the actor's end")  # a kill takes a moment
 
     @hpcray_only
-    def test_waiting_callers_get_an_error_when_the_queue_ends(self):
+    @pytest.mark.parametrize("how", [{"force": True}, {"grace_period_s": 0.5}])
+    def test_waiting_callers_get_an_error_when_the_queue_ends(self, how):
         q = Queue()
         waiting = take.remote(q, 1)
         assert not ray.wait([waiting], timeout=0.2)[0]
-        q.shutdown(force=True)
+        q.shutdown(**how)
         with pytest.raises(exceptions.RayActorError):
             ray.get(waiting, timeout=PATIENCE)
         with pytest.raises(exceptions.RayActorError):
