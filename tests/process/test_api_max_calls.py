@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine import Marks, alive, eventually, exceptions, ray
+from engine import PATIENCE, Marks, alive, eventually, exceptions, ray
 
 pytestmark = pytest.mark.usefixtures("session")
-INIT = {"num_cpus": 2}
+INIT = {"num_cpus": 2, "num_gpus": 1}
 
 
 @ray.remote(max_calls=1)
@@ -86,6 +86,15 @@ def test_large_results_and_refs_outlive_a_worker_with_max_calls():
     assert alive(worker)  # it owns what we refer to
     del inner, ref
     eventually(lambda: not alive(worker))
+
+
+def test_workers_with_max_calls_that_stay_for_their_objects_hold_no_resources():
+    @ray.remote(num_gpus=1)  # its max_calls is 1
+    def make(i):
+        return [ray.put(i)]
+
+    kept = [ray.get(make.remote(i), timeout=PATIENCE)[0] for i in range(6)]
+    assert ray.get(kept, timeout=PATIENCE) == list(range(6))
 
 
 def test_a_worker_with_max_calls_finishes_children_that_have_no_waiter(marks: Marks):

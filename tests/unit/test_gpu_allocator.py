@@ -151,6 +151,22 @@ class TestGrants:
         node.handle(driver, m.RequestLeases(1, gpu(QUARTER), 1))
         assert node.take(m.LeaseGranted) == [] and node.core.available() == {"CPU": UNIT, "GPU": 0}
 
+    def test_a_worker_that_stays_for_its_objects_alone_holds_nothing(self) -> None:
+        """Who refers to them may start the next task before letting go of them."""
+        node = Node(1, gpus=1)
+        driver = node.driver()
+        node.handle(driver, m.RequestLeases(0, gpu(UNIT, cpu=UNIT), 2))
+        (lease,) = node.take(m.LeaseGranted)
+        node.handle(lease.worker, m.Blocked(retired=True))
+        node.handle(lease.worker, m.Blocked(retired=True))
+        (second,) = node.take(m.LeaseGranted)
+        assert second.worker != lease.worker and node.killed == []
+        node.handle(driver, m.ReturnLease(lease.lease))
+        node.do(node.core.process_died(0.0, lease.worker, "exit code 0"))
+        assert node.take(m.LeaseRevoked) == [] and node.core.available() == {"CPU": 0, "GPU": 0}
+        node.do(node.core.process_died(0.0, second.worker, "exit code 0"))
+        assert node.core.available() == {"CPU": UNIT, "GPU": UNIT}
+
     def test_an_actor_holds_its_device_until_its_worker_is_dead(self) -> None:
         node = Node(4, gpus=1)
         node.handle(HEAD, m.StartActor(spec(1, GPU1, GPU1), 0))

@@ -133,6 +133,19 @@ class LeaseTable:
             return False
         return self._resources.release_cpu(worker.allocation)
 
+    def retire(self, proc: bytes) -> bool:
+        """A worker takes no more tasks, as the holder of its lease knows, and exits when no other process refers to its
+        objects. These may wait for what it holds, so free that; returns whether there was any."""
+        worker = self._pool.workers.get(proc)
+        if worker is None or worker.state == LEAVING or worker.allocation is None or worker.allocation.actor_spec:
+            return False
+        allocation, worker.allocation = worker.allocation, None
+        if allocation.holder:
+            self._end_lease(allocation)
+        self._free(allocation)
+        self._pool.mark_leaving(worker)
+        return True
+
     def reacquire_cpu(self, proc: bytes) -> None:
         """A worker that blocked runs again."""
         worker = self._pool.workers.get(proc)

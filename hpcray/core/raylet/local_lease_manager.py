@@ -306,7 +306,12 @@ class LocalLeaseManager:
         return out
 
     def _worker_blocked(self, now: float, src: bytes, msg: m.Blocked) -> list[Effect]:
-        if self._leases.release_cpu(src):
+        if msg.retired:
+            if self._leases.retire(src):
+                self._queue.recheck_all()
+                if self._queue.shared:
+                    self._end_sharing(now)
+        elif self._leases.release_cpu(src):
             self._queue.recheck_all()
         return []
 

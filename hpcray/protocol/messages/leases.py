@@ -55,7 +55,10 @@ class ReclaimIdle(Struct, array_like=True, tag=13):
 
 
 class Blocked(Struct, array_like=True, tag=14):
-    """worker→own r: its task waits in get/wait; others may use its CPU."""
+    """worker→own r: its task waits in get/wait; others may use its CPU. retired: it has had its `max_calls`, and stays
+    only as long as others refer to its objects: its lease has ended, and others may use all that it held."""
+
+    retired: bool = False
 
 
 class Unblocked(Struct, array_like=True, tag=15):

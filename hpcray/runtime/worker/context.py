@@ -25,6 +25,7 @@ class WorkerContext(Protocol):
     cancelled: set[bytes]
     forked: bool
     reply: Callable[..., None]
+    forked: bool
 
     @property
     def actor(self) -> ActorContext | None: ...

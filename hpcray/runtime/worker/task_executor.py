@@ -557,7 +557,8 @@ class TaskExecutor:
             engine.send(self.lease_holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
             if self._is_needed():
-                self.lend_cpu()
+                # Device objects are in the memory of what it holds.
+                engine.send(self._raylet, m.Blocked(retired=self.process.device_objects is None))
                 while self._is_needed():
                     engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
         self.leave("it has had its max_calls")
