@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import time
 
 import pytest
@@ -50,6 +51,22 @@ def test_cancel_by_force_ends_the_worker(marks: Marks):
     with pytest.raises((exceptions.TaskCancelledError, exceptions.WorkerCrashedError)):
         ray.get(ref)
     assert marks.lines() == ["x"]
+    assert ray.get(echo.remote(1)) == 1
+
+
+def test_cancel_by_force_ends_a_worker_whose_code_lets_no_thread_run(marks: Marks):
+    """C code that keeps the interpreter's lock, as MPI calls and numerical libraries may."""
+
+    @ray.remote(max_retries=0)
+    def hold():
+        marks.add()
+        ctypes.PyDLL(None).sleep(600)
+
+    ref = hold.remote()
+    eventually(marks.lines)
+    ray.cancel(ref, force=True)
+    with pytest.raises((exceptions.TaskCancelledError, exceptions.WorkerCrashedError)):
+        ray.get(ref, timeout=30)
     assert ray.get(echo.remote(1)) == 1
 
 

@@ -33,6 +33,8 @@ from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""
+_FORCED_EXIT_TIMEOUT = 2.0
+"""Seconds for a worker to end itself when the task that it runs is cancelled with `force`."""
 _FAILURES_KEPT = 1000
 _MAX_ERROR_KEPT = 1 << 14
 """Bytes; of a larger error a state listing says no more than that."""
@@ -524,4 +526,14 @@ class TaskCancellation:
             self._retries.cancel_paused(task)
             self._fail_cancelled(task)
         else:
-            self._engine.send(task.worker, m.CancelTask(task.id, force, recursive))
+            worker = task.worker
+            self._engine.send(worker, m.CancelTask(task.id, force, recursive))
+            if force:
+                self._engine.add_timer(monotonic() + _FORCED_EXIT_TIMEOUT, lambda now: self._kill(task, worker))
+
+    def _kill(self, task: PendingTask, proc: bytes) -> None:
+        """Have a worker killed that has not ended itself: it is stopped, or C code in it does not let Python go on."""
+        leased = self._leases.workers.get(proc)
+        if leased is not None and next(iter(leased.inflight), None) == task.id:
+            self._leases.suspect(proc)
+            self._engine.send(raylet_of(node_of(proc)), m.ReturnLease(leased.lease, True))

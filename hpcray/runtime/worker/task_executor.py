@@ -108,6 +108,7 @@ class TaskExecutor:
     def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
         self.process = process
         self.engine = process.engine
+        self.forked: bool = False
         self.actor: ActorExecutor | None = None
         self.running: bytes | None = None
         self.thread_locals: dict[int, dict[str, Any]] = {}
@@ -124,7 +125,6 @@ class TaskExecutor:
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
-        self.forked = False
         self._keeps_tensors = False
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
