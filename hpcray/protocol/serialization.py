@@ -35,6 +35,10 @@ _MAX_CHAIN = 32
 """Errors of arguments of tasks whose errors are arguments of tasks..., at most; below the code of `pickle.STOP`."""
 PLAIN_END = bytes([PLAIN])
 
+_FRAME_END = 11
+"""Bytes of a pickle up to the end of the header of its first frame."""
+_FRAME = b"\x95"[0]
+
 NONE_BLOB = pickle.dumps(None, 5) + b"\0"
 
 
@@ -132,6 +136,13 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     if not buffers:
         return file.getvalue() + PLAIN_END, refs
     return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
+
+
+def without_frame(blob: bytes) -> bytes:
+    """The same blob without the frame of a short pickle, which takes 9 bytes and helps readers of files alone."""
+    if _FRAME_END < len(blob) < ALIGN and blob[-1] == PLAIN and blob[2] == _FRAME:
+        return blob[:2] + blob[_FRAME_END:]
+    return blob
 
 
 def dumps_in_band(value: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,9 @@ class Engine:
 
     def run_pending_calls(self) -> None:
         """Nothing is to be called."""
+
+    def add_timer(self, when: float, call: Callable[[float], None]) -> None:
+        """Time does not pass."""
 
 
 NOTHING_UNSEEN: Any = SimpleNamespace(seen=lambda oids: None)
@@ -174,7 +178,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     engine.call_soon = lambda call: None
     engine.drop_peer = lambda proc: None
     engine.peers = {WORKER: SimpleNamespace(functions={task.fn.id}, out=[], dirty=True)}  # type: ignore[union-attr]
-    config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0)
+    config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0, record="")
     process: Any = SimpleNamespace(
         engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config, on_death=lambda proc: None,
         gcs=SimpleNamespace(process_died=lambda proc: None),

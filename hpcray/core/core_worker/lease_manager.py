@@ -8,15 +8,17 @@ each other worker still wait. What was sent ahead and has not started is taken b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from hpcray.common.ids import node_of, raylet_of
+from hpcray.common.ids import FIRST_RETURN, node_of, raylet_of
 from hpcray.common.labels import TIME_LEFT, lasting
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
+from hpcray.core.core_worker.packed_tasks import PackedTasks
 from hpcray.core.core_worker.task import LeasedWorker, PendingTask, Push, SchedulingClass, Send
 from hpcray.protocol.messages import ArgRef, LeaseGranted, Prefetch, RequestLeases, ReturnLease, ReturnTasks, Shape
 
@@ -36,6 +38,8 @@ LONG_US = 30_000_000.0
 """Microseconds of mean run time from which on it matters how long a node stays."""
 DURATION_MARGIN = 1.2
 """A node is to stay for so many times the mean run time."""
+TASKS_CONSIDERED = 16
+"""Number of tasks at the front of a queue that are looked at for the node which has their arguments."""
 WORKERS_TRIED = 8
 """Workers of the rotation that are tried for a short task."""
 
@@ -50,13 +54,21 @@ class LeaseManager:
     Args:
         me: our proc id. send: queue a message. push: send one task to a worker. idle_timeout: seconds after which an
         idle lease is returned.
+        packed: where packed tasks are (`enqueue_packed`); None: there are none.
 
     Attributes:
         prefetcher: has arguments of queued tasks fetched to the nodes of our workers; None on a single node.
+        packing: whether tasks may be packed.
     """
 
     def __init__(
-        self, me: bytes, send: Send, push: Push, idle_timeout: float, prefetcher: ArgumentPrefetcher | None = None
+        self,
+        me: bytes,
+        send: Send,
+        push: Push,
+        idle_timeout: float,
+        prefetcher: ArgumentPrefetcher | None = None,
+        packed: PackedTasks | None = None,
     ) -> None:
         self.classes: dict[Shape, SchedulingClass] = {}
         self.by_index: list[SchedulingClass] = []
@@ -70,6 +82,8 @@ class LeaseManager:
         self._refusal: Callable[[SchedulingClass], Refuse | None] = lambda scheduling_class: None
         self._by_function: dict[SchedulingClass, dict[bytes, SchedulingClass]] = {}
         self._expects = False
+        self._packed = packed
+        self.packing = packed is not None
 
     def use_prefetcher(self, prefetcher: ArgumentPrefetcher) -> None:
         """The job has several nodes from now on."""
@@ -101,6 +115,15 @@ class LeaseManager:
         scheduling_class.queue.append(task)
         if task.slots is not None and self.prefetcher is not None:
             self.prefetcher.queued(task, scheduling_class)
+        return self._ask(scheduling_class)
+
+    def enqueue_packed(self, object_id: bytes, scheduling_class: SchedulingClass) -> bool:
+        """Queue a packed task behind others. Its class has a queue, and `packing` is True.
+
+        Returns:
+            True when a request was queued.
+        """
+        scheduling_class.queue.append(object_id)
         return self._ask(scheduling_class)
 
     def granted(self, msg: LeaseGranted, now: float) -> None:
@@ -141,7 +164,12 @@ class LeaseManager:
             if not worker.inflight:
                 self._give_up(worker)
             return task
-        while queue and self._fits(worker, queue[0]):
+        while queue:
+            first = queue[0]
+            if type(first) is bytes:
+                first = queue[0] = self._packed.take(first)  # type: ignore[union-attr]
+            if not self._fits(worker, first):
+                break
             self._give(worker, queue.popleft() if self.prefetcher is None else self._next(scheduling_class, worker))
             if not queue:
                 self._ask(scheduling_class)
@@ -158,7 +186,7 @@ class LeaseManager:
         """Send queued tasks to workers that have room."""
         queue = scheduling_class.queue
         while queue:
-            worker = self._room(scheduling_class, queue[0])
+            worker = self._room(scheduling_class, self.at(queue, 0))
             if worker is None:
                 return
             self._give(worker, queue.popleft() if self.prefetcher is None else self._next(scheduling_class, worker))
@@ -243,12 +271,49 @@ class LeaseManager:
     def cancel_queued(self, task: PendingTask) -> bool:
         """Take a task out of its queue; False when it is not there."""
         scheduling_class = task.scheduling_class
-        if scheduling_class is not None and task in scheduling_class.queue:
-            scheduling_class.queue.remove(task)
+        position = self.position(task)
+        if position is not None:
+            self.at(scheduling_class.queue, position)
+            del scheduling_class.queue[position]
             scheduling_class.prefetch_node.pop(task.id, None)
             self._ask(scheduling_class)  # a worker whose environment takes minutes to set up need not be waited for
             return True
         return False
+
+    # ------------------------------------------------------------ packed tasks
+
+    def at(self, queue: deque[Any], position: int) -> PendingTask:
+        """The task at a position of a queue; from here on it is not packed."""
+        task: PendingTask | bytes = queue[position]
+        if isinstance(task, bytes):
+            assert self._packed is not None
+            task = queue[position] = self._packed.take(task)
+        return task
+
+    def position(self, task: PendingTask) -> int | None:
+        """How many tasks are before this one in its queue; None when it is in none."""
+        queue: deque[Any] | None = getattr(task.scheduling_class, "queue", None)
+        for item in (task.id + FIRST_RETURN, task):
+            if queue and item in queue:
+                return queue.index(item)
+        return None
+
+    def queued(self, scheduling_class: SchedulingClass) -> Iterator[PendingTask]:
+        """The tasks of a queue, in order. Packed ones stay packed: to look at, not to change."""
+        for item in scheduling_class.queue:
+            if isinstance(item, bytes):
+                assert self._packed is not None
+                item = self._packed.show(item)
+            yield item
+
+    def unpack_all(self) -> None:
+        """Pack no tasks from here on, and unpack what is packed: something is to be decided for every single task."""
+        if self.packing:
+            self.packing = False
+            for scheduling_class in self.by_index:
+                tasks, queue = list(scheduling_class.queue), scheduling_class.queue
+                queue.clear()
+                queue.extend(self._packed.take(t) if isinstance(t, bytes) else t for t in tasks)  # type: ignore
 
     # ------------------------------------------------------------ classes whose tasks block
 
@@ -262,6 +327,7 @@ class LeaseManager:
             scheduling_class in classes.values() for classes in self._by_function.values()
         ):
             return
+        self.unpack_all()
         self.submit = self._submit_by_policy  # type: ignore[method-assign]
         running = [next(iter(worker.inflight.values())) for worker in scheduling_class.rotation if worker.inflight]
         functions = [task.fn.id for task in running or scheduling_class.queue if task.fn is not None]
@@ -296,6 +362,7 @@ class LeaseManager:
         """Have tasks that take long, as those of their function that have run show, placed on nodes that stay for so
         long (`labels.lasting`). Only jobs whose nodes come and go need it: see `_submit_by_policy`."""
         self._expects = True
+        self.unpack_all()
         self.submit = self._submit_by_policy  # type: ignore[method-assign]
 
     def _lasting_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
@@ -313,6 +380,7 @@ class LeaseManager:
         Few jobs ever refuse a task: see `_submit_by_policy`; `pump` is replaced likewise.
         """
         self._refusal = refusal
+        self.unpack_all()
         self.submit = self._submit_by_policy  # type: ignore[method-assign]
         self.pump = self._pump_if_admitted  # type: ignore[method-assign]
 
@@ -365,9 +433,12 @@ class LeaseManager:
     def _next(self, scheduling_class: SchedulingClass, worker: LeasedWorker) -> PendingTask:
         """Take the queued task that a worker gets next."""
         if self.prefetcher is None or (
-            scheduling_class.queue[0].slots is None and not scheduling_class.prefetch_node
+            self.at(scheduling_class.queue, 0).slots is None and not scheduling_class.prefetch_node
         ):  # nothing to choose
-            return scheduling_class.queue.popleft()
+            first: PendingTask = scheduling_class.queue.popleft()
+            return first
+        for position in range(min(TASKS_CONSIDERED, len(scheduling_class.queue))):
+            self.at(scheduling_class.queue, position)
         return self.prefetcher.take(scheduling_class, worker)
 
     def _fits(self, worker: LeasedWorker, task: PendingTask) -> bool:
@@ -506,8 +577,6 @@ class LocalityLeasePolicy:
         return found
 
 
-_TASKS_CONSIDERED = 16
-"""Number of tasks at the front of a queue that are looked at."""
 _MAX_PASSES = 8
 """Times that the first task of a queue may be passed over for others."""
 
@@ -531,7 +600,7 @@ class ArgumentPrefetcher:
     def queued(self, task: PendingTask, scheduling_class: SchedulingClass) -> None:
         """A task with objects among its arguments has just been queued."""
         prefetch_node = len(scheduling_class.prefetch_node)
-        if prefetch_node < len(scheduling_class.rotation) and len(scheduling_class.queue) <= _TASKS_CONSIDERED:
+        if prefetch_node < len(scheduling_class.rotation) and len(scheduling_class.queue) <= TASKS_CONSIDERED:
             self._prefetch(task, scheduling_class, node_of(scheduling_class.rotation[prefetch_node].proc))
 
     def take(self, scheduling_class: SchedulingClass, worker: LeasedWorker) -> PendingTask:
@@ -543,12 +612,12 @@ class ArgumentPrefetcher:
         at = 0
         if scheduling_class.passed < _MAX_PASSES:
             only = queue[0].fn if worker.inflight else None
-            for index, task in enumerate(islice(queue, _TASKS_CONSIDERED)):
+            for index, other in enumerate(islice(queue, TASKS_CONSIDERED)):
                 # What must not run twice (retries 0) is never sent ahead: no process could know whether it had started.
-                if prefetch_node.get(task.id, node) == node and (only is None or (task.fn is only and task.retries)):
+                if prefetch_node.get(other.id, node) == node and (only is None or (other.fn is only and other.retries)):
                     at = index
                     break
-        task = queue[at]
+        task: PendingTask = queue[at]
         del queue[at]
         scheduling_class.passed = scheduling_class.passed + 1 if at else 0
         prefetch_node.pop(task.id, None)
@@ -562,9 +631,10 @@ class ArgumentPrefetcher:
         """A worker of this node is busy from now on: choose it as prefetch node of one more task."""
         prefetch_node = scheduling_class.prefetch_node
         if len(prefetch_node) < len(scheduling_class.rotation):
-            for task in islice(scheduling_class.queue, _TASKS_CONSIDERED):
+            for task in islice(scheduling_class.queue, TASKS_CONSIDERED):
                 if (
-                    task.slots is not None
+                    type(task) is not bytes
+                    and task.slots is not None
                     and task.id not in prefetch_node
                     and self._prefetch(task, scheduling_class, node)
                 ):

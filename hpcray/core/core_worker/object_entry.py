@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Union
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Union
+
+import msgspec
 
 PENDING, INLINE, STORED, LINEAGE_ONLY = 0, 1, 2, 3
 TRANSITIONS: dict[int, frozenset[int]] = {
@@ -55,39 +58,96 @@ class ArenaMapping:
         self.offset, self.size, self.node, self.views = offset, size, node, 0
 
 
-class ObjectEntry:
-    """One object as this process sees it.
-
-    state: see `TRANSITIONS`. local: live refs in this process. borrowers: counts of other processes, kept by the owner
-    (see `ReferenceCounter`). contained: refs inside the value, held by the owner (or by `KeptCopies`). nodes:
-    locations of copies, the primary first, as far as the owner knows; they outlive an error. task: the task that makes
-    the object and would make it again, or the word why none would (see `lineage`), or None for an object that was put.
-    owner_asked: an ObjectGet has been sent. left_at: nodes where attempts that died, or copies that could not be read,
-    may have left a copy. site: where in the user's program the ref was created; set only by
-    `ObjectTable.record_creation_sites`.
-    """
+class EntryExtra:
+    """The part of an `ObjectEntry` that few entries need; described there."""
 
     __slots__ = (
-        "borrowers", "contained", "left_at", "local", "local_waiters", "mapping", "nodes", "owner_asked",
-        "ready_waiters", "site", "size", "state", "subscribers", "task", "value",
+        "borrowers", "contained", "left_at", "mapping", "nodes", "owner_asked", "ready_waiters", "site", "size",
+        "subscribers",
     )  # fmt: skip
-    site: str
 
-    def __init__(self, task: Any, local: int) -> None:
-        self.state = PENDING
-        self.value = b""
+    def __init__(self) -> None:
         self.size = 0
         self.nodes: list[int] | None = None
-        self.local = local
         self.borrowers: dict[bytes, int] | None = None
         self.contained: list[Any] | None = None
-        self.local_waiters: list[Waiter] | None = None
         self.ready_waiters: list[Waiter] | None = None
         self.subscribers: list[bytes] | None = None
         self.mapping: ArenaMapping | None = None
         self.owner_asked = False
         self.left_at: list[int] | None = None
-        self.task = task
+        self.site = ""
+
+
+NO_EXTRA = EntryExtra()
+"""The `extra` of every entry that needs none. Never written."""
+
+
+def _detail(name: str) -> property:
+    """An attribute of `EntryExtra` as one of `ObjectEntry`, which gets an `EntryExtra` of its own when it needs one."""
+    default = getattr(NO_EXTRA, name)
+
+    def write(entry: ObjectEntry, value: Any) -> None:
+        if entry.extra is NO_EXTRA:
+            if value is default:
+                return
+            entry.extra = EntryExtra()
+        setattr(entry.extra, name, value)
+
+    return property(attrgetter(f"extra.{name}"), write)
+
+
+class ObjectEntry(msgspec.Struct, gc=False, eq=False):
+    """One object as this process sees it.
+
+    A process may own millions that wait for their tasks, so an entry is small (64 bytes), and the garbage collector
+    does not visit it: a cycle through an entry has to be broken by hand (`ObjectRecovery.forget_tasks`).
+
+    state: see `TRANSITIONS`. local: live refs in this process. borrowers: counts of other processes, kept by the owner
+    (see `ReferenceCounter`). contained: refs inside the value, held by the owner (or by `KeptCopies`). nodes:
+    locations of copies, the primary first, as far as the owner knows; they outlive an error. task: the task that makes
+    the object and would make it again, or the word why none would (see `lineage`), or None for an object that was put;
+    a `TaskTemplate` while the task is packed (`PackedTasks`): then `value` has its arguments.
+    owner_asked: an ObjectGet has been sent. left_at: nodes where attempts that died, or copies that could not be read,
+    may have left a copy. site: where in the user's program the ref was created; set only by
+    `ObjectTable.record_creation_sites`. extra: what few entries need.
+    """
+
+    task: Any
+    local: int
+    state: int = PENDING
+    value: bytes = b""
+    local_waiters: Union[list[Waiter], None] = None
+    extra: EntryExtra = NO_EXTRA
+
+    if TYPE_CHECKING:
+        size: int = 0
+        nodes: list[int] | None = None
+        borrowers: dict[bytes, int] | None = None
+        contained: list[Any] | None = None
+        ready_waiters: list[Waiter] | None = None
+        subscribers: list[bytes] | None = None
+        mapping: ArenaMapping | None = None
+        owner_asked: bool = False
+        left_at: list[int] | None = None
+        site: str = ""
+    else:
+        size = _detail("size")
+        nodes = _detail("nodes")
+        borrowers = _detail("borrowers")
+        contained = _detail("contained")
+        ready_waiters = _detail("ready_waiters")
+        subscribers = _detail("subscribers")
+        mapping = _detail("mapping")
+        owner_asked = _detail("owner_asked")
+        left_at = _detail("left_at")
+        site = _detail("site")
+
+    def own_extra(self) -> EntryExtra:
+        """The `EntryExtra` of this entry alone, to be written."""
+        if self.extra is NO_EXTRA:
+            self.extra = EntryExtra()
+        return self.extra
 
     @property
     def available(self) -> bool:
@@ -102,7 +162,7 @@ class ObjectEntry:
 
 def site_of(entry: ObjectEntry | None) -> str:
     """Return where the ref of an object was created, if that was recorded; else ""."""
-    return getattr(entry, "site", "")
+    return "" if entry is None else entry.site
 
 
 def note_site(entry: ObjectEntry | None, site: str) -> None:

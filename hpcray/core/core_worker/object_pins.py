@@ -287,7 +287,7 @@ class ObjectPins:
 
     def begin_view(self, oid: bytes) -> ArenaMapping | None:
         """Count a view of an object that is mapped; None where it is not."""
-        mapping = self._entries[oid].mapping
+        mapping = self._entries[oid].extra.mapping
         if mapping is not None:
             mapping.views += 1
         return mapping

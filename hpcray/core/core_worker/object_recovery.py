@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hpcray.common.ids import node_of, owner_of, raylet_of
+from hpcray.common.ids import TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LINEAGE_EVICTED, LOST, OWNER_DIED, PUT, TASK_CANCELLED, Lineage, Replication
 from hpcray.core.core_worker.object_entry import INLINE, LINEAGE_ONLY, PENDING, STORED, ObjectEntry, Waiter
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.core.core_worker.task import TaskTemplate
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectLost, ObjectReady, Open
 
 _FORGOTTEN = "nothing but what was made from it was referred to, so its copies were dropped"
@@ -219,7 +220,14 @@ class ObjectRecovery:
         """Forget the task of an object that will not have to be made again."""
         task, entry.task = entry.task, None
         if task is not None and not isinstance(task, str) and self.lineage.kept:
-            self.lineage.return_gone(oid, task.id)
+            self.lineage.return_gone(oid, oid[:TASK_BYTES])
+
+    def forget_tasks(self) -> None:
+        """Forget all tasks: the process leaves the job. They may be parts of cycles through entries, which the garbage
+        collector does not see."""
+        for entry in self._entries.values():
+            if type(entry.task) is not TaskTemplate:
+                entry.task = None
 
     def keep_task(self, task: Any, returns: Sequence[bytes], args: Sequence[bytes], size: int) -> None:
         """Remember the task that has just made these returns, which may be lost one day.

@@ -5,6 +5,7 @@ parts share one dict of entries:
 
 - `refs` (`ReferenceCounter`) counts this process's own refs per object (`ObjectEntry.local`) and, for objects of ours,
   the processes that borrow them. An object that is ready and has neither is freed, on every node.
+- `packed` (`PackedTasks`) are the tasks that wait, without more than that.
 - `pins` (`ObjectPins`) has what stores, ours and those of neighbors, hold for us.
 - `recovery` (`ObjectRecovery`) makes lost objects again; its `lineage` is the tasks that can run again.
 - `replicas` (`Replication`) are the copies that we hold on other nodes.
@@ -25,6 +26,7 @@ from hpcray.core.core_worker.lineage import LOST, Replication
 from hpcray.core.core_worker.object_entry import (
     INLINE,
     LINEAGE_ONLY,
+    NO_EXTRA,
     PENDING,
     STORED,
     ArenaMapping,
@@ -34,6 +36,7 @@ from hpcray.core.core_worker.object_entry import (
 )  # fmt: skip
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.packed_tasks import PackedTasks
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.protocol.messages.objects import ERROR
@@ -95,6 +98,7 @@ class ObjectTable:
         self._notify = notify
         self._leaving = False
         self.refs = ReferenceCounter(me, self.entries, send, self._maybe_free, self._freed_already)
+        self.packed = PackedTasks(self.entries)
         self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
         self.replicas = Replication(send, notify)
         self.recovery = ObjectRecovery(
@@ -115,9 +119,7 @@ class ObjectTable:
 
     def put_inline(self, oid: bytes, value: bytes, contained: list[Any] | None = None) -> None:
         """Add an object that we own, with one local ref, whose blob is here."""
-        entry = self.entries[oid] = ObjectEntry(None, 1)
-        entry.state = INLINE
-        entry.value = value
+        entry = self.entries[oid] = ObjectEntry(None, 1, INLINE, value)
         if contained:
             entry.contained = contained
 
@@ -147,8 +149,11 @@ class ObjectTable:
 
             return create
 
-        for name in ("create", "put_inline", "put_in_place"):
-            setattr(self, name, noting(getattr(self, name)))
+        makers: tuple[tuple[Any, str], ...] = (
+            (self, "create"), (self.packed, "create"), (self, "put_inline"), (self, "put_in_place"),
+        )  # fmt: skip
+        for part, name in makers:
+            setattr(part, name, noting(getattr(part, name)))
 
     def record_parents(self, running: Callable[[], bytes]) -> None:
         """Note in `PendingTask.parent`, for each task created after this, the result of `running`: the task or call
@@ -180,12 +185,15 @@ class ObjectTable:
                 continue
             if (
                 entry.state == INLINE and oid not in has_side_records and oid.startswith(me)
-                and not (entry.size or entry.nodes or entry.borrowers or entry.left_at or entry.mapping)
+                and (
+                    (extra := entry.extra) is NO_EXTRA
+                    or not (extra.size or extra.nodes or extra.borrowers or extra.left_at or extra.mapping)
+                )
             ):  # fmt: skip
                 del entries[oid]  # a small value of ours, which no other process knows of
             else:
                 self._maybe_free(oid, entry)
-            entry = None  # refs in its value die here, not after the loop
+            entry = extra = None  # type: ignore[assignment]  # refs in its value die here, not after the loop
 
     def discard(self, oid: bytes, error: bytes) -> None:
         """Free the object by hand, whatever refers to it: here it is this error from now on."""
@@ -194,6 +202,7 @@ class ObjectTable:
             return
         if oid[:8] == self.me:
             self.recovery.free_copies(oid, entry)
+            self.packed.task_of(oid)  # a packed one, whose arguments are in this entry
         self.unmap(oid)
         self.replicas.object_gone(oid)
         self.recovery.forget_task(oid, entry)
@@ -275,12 +284,16 @@ class ObjectTable:
         entry.value = value
         if oid in self.has_side_records:
             self.recovery.set_inline_again(oid, entry, contained)
+        elif contained is None:
+            entry.task = None  # it will not have to be made again
+            if entry.extra is NO_EXTRA:
+                if entry.local_waiters or entry.local <= 0:
+                    self._ready(oid, entry)
+                return True
+            entry.contained = None
         else:
             entry.contained = contained
-            if contained is None:
-                entry.task = None  # it will not have to be made again
-        if entry.local_waiters or entry.ready_waiters or entry.subscribers or entry.local <= 0:
-            self._ready(oid, entry)
+        self._ready(oid, entry)
         return True
 
     def set_stored(self, oid: bytes, size: int, node: int, contained: list[Any] | None = None) -> bool:
@@ -291,9 +304,11 @@ class ObjectTable:
                 self._send(self._raylet, Free([oid], [node]))
             return False
         entry.state = STORED
-        entry.size = size
-        entry.nodes = [node]
-        entry.contained = contained if entry.contained is None else self.recovery.all_contained(entry, contained)
+        extra = entry.own_extra()
+        extra.size = size
+        extra.nodes = [node]
+        if contained is not None:
+            extra.contained = self.recovery.all_contained(entry, contained)
         if node in self.dead_nodes:
             self.recovery.lose(oid, entry, f"node {node} died when it had just been made there")
         else:
@@ -305,8 +320,9 @@ class ObjectTable:
         entry = self.entries[oid]
         if entry.state == PENDING and oid[:8] != self.me:
             entry.state = STORED
-            entry.size = size
-            entry.nodes = nodes
+            extra = entry.own_extra()
+            extra.size = size
+            extra.nodes = nodes
             self._ready(oid, entry)
 
     def hint_locations(self, oid: bytes, size: int, nodes: Iterable[int], value: bytes = b"") -> None:
@@ -351,9 +367,10 @@ class ObjectTable:
 
     def _stored_here(self, oid: bytes, entry: ObjectEntry, size: int, contained: list[Any] | None) -> None:
         entry.state = STORED
-        entry.size = size
-        entry.nodes = [self._node]
-        entry.contained = contained
+        extra = entry.own_extra()
+        extra.size = size
+        extra.nodes = [self._node]
+        extra.contained = contained
         self._ready(oid, entry)
 
     # ------------------------------------------------------------ waiters
@@ -380,10 +397,10 @@ class ObjectTable:
         entry = self.entries[oid]
         if entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
-        if entry.state == INLINE or entry.mapping is not None:
+        if entry.state == INLINE or entry.extra.mapping is not None:
             return True
         if entry.state == PENDING:
-            if not entry.owner_asked and not oid.startswith(self.me):
+            if not oid.startswith(self.me) and not entry.owner_asked:
                 self._ask_owner(oid, entry)
         elif self.pins.open(oid, entry, priority):
             return True
@@ -410,6 +427,7 @@ class ObjectTable:
         self.replicas.fail_all(reason)
         for oid, entry in list(self.entries.items()):
             if entry.state == PENDING or entry.local_waiters:
+                self.packed.task_of(oid)  # a packed one, whose arguments are in this entry
                 self.recovery.set_lost(oid, entry, reason, LOST)
 
     def _ask_owner(self, oid: bytes, entry: ObjectEntry) -> None:
@@ -418,8 +436,9 @@ class ObjectTable:
             self._send(oid[:8], ObjectGet(oid))
 
     def _ready(self, oid: bytes, entry: ObjectEntry) -> None:
-        if entry.ready_waiters:
-            self._fire(entry, entry.ready_waiters)
+        extra = entry.extra
+        if extra.ready_waiters:
+            self._fire(entry, extra.ready_waiters)
             entry.ready_waiters = None
         waiters = entry.local_waiters
         if waiters and (
@@ -427,8 +446,8 @@ class ObjectTable:
         ):
             self._fire(entry, waiters)
             entry.local_waiters = None
-        if entry.subscribers:
-            for src in entry.subscribers:
+        if extra.subscribers:
+            for src in extra.subscribers:
                 self._send_ready(src, oid, entry)
             entry.subscribers = None
         if entry.local <= 0:

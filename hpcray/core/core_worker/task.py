@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hpcray.common.ids import TASK_BYTES
 from hpcray.protocol.messages import CallOptions, Message, Shape
 
 
@@ -15,14 +16,27 @@ class FunctionDescriptor:
     """A remote function as its submitter knows it: `blob` is what workers need to run it.
 
     us: running mean of the run time in microseconds, -1 until the first reply. It decides on pipelining.
-    max_calls: a worker leaves after so many calls of it; 0 means never.
+    max_calls: a worker leaves after so many calls of it; 0 means never. template: see `template_for`.
     """
 
-    __slots__ = ("blob", "id", "max_calls", "name", "us")
+    __slots__ = ("blob", "id", "max_calls", "name", "template", "us")
 
     def __init__(self, ident: bytes, name: str, blob: bytes, max_calls: int = 0) -> None:
         self.id, self.name, self.blob, self.max_calls = ident, name, blob, max_calls
         self.us = -1.0
+        self.template: TaskTemplate | None = None
+
+    def template_for(self, scheduling_class: SchedulingClass, retries: int, extra: ExtraOptions) -> TaskTemplate:
+        """Return the template for tasks with these options; it is made once, as long as they stay the same."""
+        template = self.template
+        if (
+            template is None
+            or template.scheduling_class is not scheduling_class
+            or template.retries != retries
+            or template.extra is not extra
+        ):
+            template = self.template = TaskTemplate(self, scheduling_class, retries, extra)
+        return template
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,28 @@ class PendingTask:
         return self.fn.name if self.fn is not None else self.method
 
 
+class TaskTemplate:
+    """Shared by the packed tasks of a function (`PackedTasks`): all but their ids and arguments."""
+
+    __slots__ = ("extra", "fn", "retries", "scheduling_class")
+
+    def __init__(
+        self, fn: FunctionDescriptor, scheduling_class: SchedulingClass, retries: int, extra: ExtraOptions
+    ) -> None:
+        self.fn, self.scheduling_class, self.retries, self.extra = fn, scheduling_class, retries, extra
+
+    @property
+    def name(self) -> str:
+        """Function name, for people."""
+        return self.fn.name
+
+    def task(self, object_id: bytes, args: bytes) -> PendingTask:
+        """Make the task that returns this object."""
+        task = PendingTask(object_id[:TASK_BYTES], self.fn, "", args, 1, None, None, self.retries, self.extra)
+        task.scheduling_class = self.scheduling_class
+        return task
+
+
 class LeasedWorker:
     """A worker that we hold a lease on.
 
@@ -142,6 +178,7 @@ class LeasedWorker:
 class SchedulingClass:
     """Tasks that ask for the same resources and placement, and the workers leased for them.
 
+    queue: tasks, packed ones (`PackedTasks`) by the ids of their returns.
     idle: workers with nothing to do, the one used last at the end. rotation: all, in the order in which they are tried
     next. prefetch_node: for some queued tasks the node to which their arguments are being fetched. passed: times that
     other tasks were taken instead of the first one.
@@ -153,7 +190,7 @@ class SchedulingClass:
 
     def __init__(self, index: int, shape: Shape) -> None:
         self.index, self.shape = index, shape
-        self.queue: deque[PendingTask] = deque()
+        self.queue: deque[Any] = deque()  # PendingTask or bytes
         self.idle: dict[bytes, LeasedWorker] = {}
         self.rotation: deque[LeasedWorker] = deque()
         self.prefetch_node: dict[bytes, int] = {}

@@ -426,6 +426,7 @@ class CoreWorker:
             for oid, entry in list(self.table.entries.items()):
                 if entry.local_waiters or entry.ready_waiters:
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
+            self.table.recovery.forget_tasks()
             self.gcs.fail()
             self.placement_groups.fail()
             self.writer.fail()

@@ -97,7 +97,7 @@ class ObjectReader:
                 raise unknown_ref(oid)
             found = None
             if entry.state != INLINE:
-                if entry.mapping is None:
+                if entry.extra.mapping is None:
                     oids = [oid]
                     pins = self._table.pins
                     pins.begin_read(oids)
@@ -148,7 +148,9 @@ class ObjectReader:
                 self._context.drain()
             oids = [ref._id for ref in refs]
             try:
-                missing = [oid for oid in oids if (entry := entries[oid]).state != INLINE and entry.mapping is None]
+                missing = [
+                    oid for oid in oids if (entry := entries[oid]).state != INLINE and entry.extra.mapping is None
+                ]
             except KeyError as unknown:
                 raise unknown_ref(unknown.args[0]) from None
             if missing:
@@ -183,9 +185,9 @@ class ObjectReader:
             entry = entries[oid]
             if entry.state == INLINE:
                 found.append(entry.value)
-            elif entry.mapping is not None:
+            elif entry.extra.mapping is not None:
                 # Made for all of them first: what an error below does not let be read gives its view back too.
-                mapping, gone = entry.mapping, partial(defer_release, (oid,))
+                mapping, gone = entry.extra.mapping, partial(defer_release, (oid,))
                 found.append(self._arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone))
                 pins.begin_view(oid)
             elif oid in pins.files:
@@ -194,8 +196,9 @@ class ObjectReader:
                 found.append(serialize_error(store_full_error(pins.refused[oid])))
             else:
                 found.append(None)  # another one failed first
-            if entry.contained and len(entry.contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
-                found[-1] = _ValueRefs(found[-1], entry.contained)
+            contained = entry.extra.contained
+            if contained and len(contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
+                found[-1] = _ValueRefs(found[-1], contained)
         return found
 
     def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:

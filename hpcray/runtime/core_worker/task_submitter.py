@@ -18,7 +18,7 @@ from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor, Pendi
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
-from hpcray.protocol.serialization import serialize_argument_error, serialize_error
+from hpcray.protocol.serialization import serialize_argument_error, serialize_error, without_frame
 from hpcray.runtime.core_worker.actor_submitter import ActorClient, ActorSubmitter
 from hpcray.runtime.core_worker.arguments import NO_ARGS, pack
 from hpcray.runtime.core_worker.context import CoreWorkerContext
@@ -57,7 +57,8 @@ class TaskSubmitter:
         self._table = context.table
         send = context.engine.send
         prefetcher = ArgumentPrefetcher(self._table.entries, send) if context.cluster_size > 1 else None
-        self.leases = LeaseManager(context.me, send, self._push, context.config.idle_lease_timeout, prefetcher)
+        packed = None if context.config.record else self._table.packed  # a record has every task
+        self.leases = LeaseManager(context.me, send, self._push, context.config.idle_lease_timeout, prefetcher, packed)
         if context.config.max_nodes:
             self.leases.expect_durations()
         self.crash_retries = CrashRetries(context.config.task_oom_retries)
@@ -112,8 +113,21 @@ class TaskSubmitter:
         with engine.lock:
             context.task_counter += 1
             task_id = context.me + context.task_counter.to_bytes(5, "big")
-            task = PendingTask(task_id, fn, "", blob, num_returns, keep, slots, retries, extra)
             result: Any
+            if (
+                scheduling_class.queue and keep is None and num_returns == 1 and not reentrant and self.leases.packing
+            ):  # it has to wait
+                object_id = task_id + FIRST_RETURN
+                template = fn.template_for(scheduling_class, retries, extra)
+                self._table.packed.create(object_id, template, blob if blob is NO_ARGS else without_frame(blob))
+                result = make_ref(ObjectRef)
+                result._id = object_id
+                if self.leases.enqueue_packed(object_id, scheduling_class):
+                    engine.flush()
+                elif engine.dirty:
+                    engine.flush_soon()
+                return result
+            task = PendingTask(task_id, fn, "", blob, num_returns, keep, slots, retries, extra)
             if num_returns == 1:
                 object_id = task_id + FIRST_RETURN
                 self._table.create(object_id, task)
@@ -427,7 +441,7 @@ class TaskSubmitter:
                 if scheduling_class.rotation or not scheduling_class.queue:
                     return
             if scheduling_class.queue and text.startswith("a task "):
-                text = f"task {scheduling_class.queue[0].name}{text.removeprefix('a task')}"
+                text = f"task {self.leases.at(scheduling_class.queue, 0).name}{text.removeprefix('a task')}"
         if self._context.warn_once(known):
             self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
 
@@ -436,14 +450,15 @@ class TaskSubmitter:
         scheduling_class = self.leases.by_index[msg.scheduling_class]
         self.leases.split_by_function(scheduling_class)
         if msg.reason and scheduling_class.queue:
-            text = f"task {scheduling_class.queue[0].name}{msg.reason.removeprefix('a task')}"
+            text = f"task {self.leases.at(scheduling_class.queue, 0).name}{msg.reason.removeprefix('a task')}"
             self.wait_reasons[msg.scheduling_class] = msg.reason
             if self._context.warn_once(f"class {msg.scheduling_class} is held back"):
                 self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
 
     def _fail_unschedulable(self, scheduling_class: SchedulingClass, reason: str) -> None:
         """End the tasks that wait for a lease which no node may ever grant."""
-        for task in list(scheduling_class.queue):
+        self.leases.unpack_all()
+        for task in list(self.leases.queued(scheduling_class)):
             if self.leases.cancel_queued(task):
                 error = TaskUnschedulableError(f"task {task.name}{reason.removeprefix('a task')}")
                 self.fail(task, serialize_error(error))
@@ -502,18 +517,19 @@ class TaskCancellation:
             return
         if object_id[:8] != self._context.me:
             self._engine.send(owner_of(object_id), m.CancelRef(object_id, force, recursive))
-        elif isinstance(entry.task, PendingTask):
-            self._task(entry.task, force and entry.task.fn is not None, recursive)
+        elif (task := self._table.packed.task_of(object_id)) is not None:
+            self._task(task, force and task.fn is not None, recursive)
 
     def cancel_children(self, is_child: Callable[[PendingTask], bool], force: bool) -> None:
         """Cancel the pending tasks and calls that one task has submitted (lock held)."""
         leases = self._leases
+        leases.unpack_all()
         entries = self._table.entries.items()
         children = {oid[:TASK_BYTES]: entry.task for oid, entry in entries if entry.state == PENDING and entry.task}
         for worker in leases.workers.values():
             children.update(worker.inflight)
         for scheduling_class in leases.by_index:
-            children.update((task.id, task) for task in scheduling_class.queue)
+            children.update((task.id, task) for task in leases.queued(scheduling_class))
         children.update((task.id, task) for task in self._actors.pending_calls())
         for task in children.values():
             if isinstance(task, PendingTask) and not task.cancelled and is_child(task):

@@ -20,7 +20,7 @@ _FIRST_LOOK, _GROWTH = 16, 8
 ready."""
 _EXISTS = bytes([0, 1, 1, 1]).ljust(256, b"\1")
 """Translation table from states of objects to 1 if the object exists, else 0."""
-_id_of, _state_of, _waiters_of = attrgetter("_id"), attrgetter("state"), attrgetter("ready_waiters")
+_id_of, _state_of, _waiters_of = attrgetter("_id"), attrgetter("state"), attrgetter("extra.ready_waiters")
 Refs = list[ObjectRef[Any]]
 
 

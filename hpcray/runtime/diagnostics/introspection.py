@@ -47,7 +47,7 @@ from hpcray.common.exceptions import ObjectFreedError
 from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
 from hpcray.common.resources import group_of
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED
-from hpcray.core.core_worker.task import PendingTask
+from hpcray.core.core_worker.task import PendingTask, TaskTemplate
 from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
@@ -263,7 +263,7 @@ class Introspection:
         seen: set[bytes] = set()
         submitter = self._process.submitter
         for scheduling_class in submitter.leases.by_index:
-            for task in scheduling_class.queue:
+            for task in submitter.leases.queued(scheduling_class):
                 seen.add(task.id)
                 yield task
         for leased in submitter.leases.workers.values():
@@ -288,6 +288,8 @@ class Introspection:
             if len(rows) >= limit:
                 break
             task = entry.task if isinstance(entry.task, PendingTask) else None
+            if isinstance(entry.task, TaskTemplate):
+                task = self._process.table.packed.show(oid)
             known = status_of_task(self._process, task) if task is not None and entry.state == PENDING else None
             rows.append({
                 "id": oid,
@@ -301,7 +303,7 @@ class Introspection:
                 "mapped": entry.mapping is not None,
                 "nodes": entry.nodes or [],
                 "task": task.name if task is not None else "",
-                "site": getattr(entry, "site", ""),
+                "site": entry.site,
             })  # fmt: skip
         return {"total": len(entries), "rows": rows}
 
@@ -489,7 +491,7 @@ class ObjectInventory:
                 rows[oid] = {
                     "local": entry.local,
                     "borrowers": len(entry.borrowers or ()),
-                    "site": getattr(entry, "site", ""),
+                    "site": entry.site,
                 }
         self._engine.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
 

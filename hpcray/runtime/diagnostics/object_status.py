@@ -11,7 +11,7 @@ from hpcray.common.ids import PUT_INDEX, TASK_BYTES, owner_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS
 from hpcray.common.resources import plain, to_amounts
 from hpcray.core.core_worker.object_table import INLINE, STORED, ObjectEntry
-from hpcray.core.core_worker.task import PendingTask
+from hpcray.core.core_worker.task import PendingTask, TaskTemplate
 from hpcray.core.raylet.local_resources import needs_setup
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -76,6 +76,8 @@ def status_of_object(process: CoreWorker, oid: bytes, entry: ObjectEntry) -> Obj
     if owner_of(oid) != process.me:
         what = "a put" if oid[TASK_BYTES:] == PUT_INDEX else "the return of a task"
         return ObjectStatus("object", f"is {what} of its owner, which has not said that it is ready", FOREIGN)
+    if isinstance(entry.task, TaskTemplate):
+        return status_of_task(process, process.table.packed.show(oid))
     if isinstance(entry.task, PendingTask):
         return status_of_task(process, entry.task)
     group = process.placement_groups.group_of(oid)
@@ -97,8 +99,9 @@ def status_of_task(process: CoreWorker, task: PendingTask) -> ObjectStatus:
     if client is not None:
         return _status_of_call(client, task, what, process.submitter.wait_reasons.get(ACTOR_SCHEDULING_CLASS, ""))
     needed = to_amounts(plain(dict(task.scheduling_class.shape.resources)))
-    if task in task.scheduling_class.queue:
-        behind = f"behind {task.scheduling_class.queue.index(task)} others"
+    position = process.submitter.leases.position(task)
+    if position is not None:
+        behind = f"behind {position} others"
         reason = process.submitter.wait_reasons.get(task.scheduling_class.index, "")
         env = needs_setup(task.scheduling_class.shape.env)
         first = ", whose runtime_env is set up first" if env else ""

@@ -80,7 +80,7 @@ class TaskFigures:
         counts: dict[str, int] = {}
         for scheduling_class in submitter.leases.by_index:
             queue = scheduling_class.queue
-            sample = count_names(task.name for task in islice(queue, _MOST_COUNTED))
+            sample = count_names(task.name for task in islice(submitter.leases.queued(scheduling_class), _MOST_COUNTED))
             for name, count in sample.items():
                 counts[name] = counts.get(name, 0) + round(count * len(queue) / min(len(queue), _MOST_COUNTED))
         for client in submitter.actors._clients.values():

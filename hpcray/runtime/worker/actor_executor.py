@@ -79,6 +79,7 @@ class ActorExecutor:
             self.cls = self._load_class()
             self.is_async = has_async_method(self.cls)
             self._open_runners()
+            process.submitter.leases.unpack_all()  # a packed task has no parent of its own
             process.table.record_parents(worker.running_call)
             args, kwargs = worker.arguments(spec.args, spec.inline, spec.refs)
             self.instance = self._instantiate(args, kwargs)
