@@ -196,13 +196,11 @@ def wait(
         raise TypeError(f"{_LIST_EXPECTED}, got a single ray.ObjectRef or ray.ObjectRefGenerator {ray_waitables}")
     if not isinstance(ray_waitables, list):
         raise TypeError(f"{_LIST_EXPECTED}, got {type(ray_waitables)}")
-    refs: list[Any] = list(ray_waitables)
-    try:
-        oids = list(map(_ident, refs))
-    except AttributeError:
-        oids = []
-    if (oids and oids == process.waits.distinct) and 0 < num_returns <= len(refs) and (timeout is None or timeout >= 0):
-        return process.wait(refs, num_returns, timeout, fetch_local, oids)  # what the last call has left over
+    refs: list[Any] = ray_waitables
+    if num_returns > 0 and (timeout is None or timeout >= 0):
+        found = process.waits.wait_again(refs, num_returns, timeout, fetch_local)
+        if found is not None:
+            return found
     for ref in refs if set(map(type, refs)) != _REFS_ALONE else ():
         if not isinstance(ref, ObjectRef):
             if any(isinstance(item, ObjectRefGenerator) for item in refs):

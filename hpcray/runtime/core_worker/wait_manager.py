@@ -1,5 +1,6 @@
-"""`wait`. A program that waits for its refs one by one calls it with almost the same list each time: all that is done
-for every ref of the list is done by C loops, and what has been requested of the table stays requested."""
+"""`wait`. A program that waits for its refs one by one calls it each time with the list that the last call has left
+over: that list is recognized, and as a rule only its first refs are looked at. What has to be done for every ref is
+done by C loops, and what has been requested of the table stays requested."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ _NOT_URGENT = 1
 _FIRST_LOOK, _GROWTH = 16, 8
 """Refs that are looked at first, and how many times as many each time after that: as a rule one of the first is
 ready."""
+_LEFT_KEPT = 0.05
+"""Seconds after which the list of the last call is forgotten, as its refs live that long, or up to twice as long."""
 _EXISTS = bytes([0, 1, 1, 1]).ljust(256, b"\1")
 """Translation table from states of objects to 1 if the object exists, else 0."""
 _id_of, _state_of, _waiters_of = attrgetter("_id"), attrgetter("state"), attrgetter("extra.ready_waiters")
@@ -32,9 +35,6 @@ class WaitManager:
 
     Args:
         unknown: makes the error for an id that this process does not know.
-
-    Attributes:
-        distinct: ids of the refs that the last call has left over. They are distinct.
     """
 
     def __init__(self, context: CoreWorkerContext, unknown: Callable[[bytes], Exception]) -> None:
@@ -46,37 +46,55 @@ class WaitManager:
         self._waiter = Waiter(0)
         self._at: dict[bytes, list[Waiter]] = {}
         self._in_use = bool(context.config.record)  # a record has the counts of waiters from their beginning alone
-        self.distinct: list[bytes] = []
+        self._left: Refs | None = None  # what the last call has left over
+        self._left_ids: list[bytes] = []
+        self._left_used = self._forgetting = False
 
-    def wait(
-        self, refs: Refs, num_returns: int, timeout: float | None, fetch_local: bool, oids: list[bytes] | None = None
-    ) -> tuple[Refs, Refs]:
+    def wait(self, refs: Refs, num_returns: int, timeout: float | None, fetch_local: bool) -> tuple[Refs, Refs]:
         """Wait until `num_returns` of the refs are ready; both lists keep the order of `refs`.
 
         Args:
-            refs: distinct; the list is changed.
-            oids: their ids, if the caller has them; this list, too, is changed.
+            refs: distinct; the list is not changed.
         """
-        oids = list(map(_id_of, refs)) if oids is None else oids
-        deadline = None if timeout is None else monotonic() + timeout
         with self._engine.lock:
-            self._context.check_alive()
-            self._context.drain()
-            ready = self._ready(oids, num_returns, fetch_local)
-            if len(ready) < num_returns:
-                if self._in_use or (fetch_local and len(ready) + 1 < num_returns):
-                    ready = self._wait_once(oids, ready, num_returns, deadline, fetch_local)
-                else:
-                    self._in_use = True
-                    try:
-                        ready = self._wait_again(oids, ready, num_returns, deadline, fetch_local)
-                    finally:
-                        self._in_use = False
-                        self._waiter.count = 0
-            else:
-                self._engine.flush()
+            found = self._wait(refs.copy(), list(map(_id_of, refs)), num_returns, timeout, fetch_local)
         if self._engine.pending_calls:
             self._engine.run_pending_calls()
+        return found
+
+    def wait_again(
+        self, refs: Refs, num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[Refs, Refs] | None:
+        """`wait`, if these refs are those which the last call has left over; else None."""
+        with self._engine.lock:
+            left, self._left = self._left, None
+            if left is None or left != refs or num_returns > len(left):
+                return None
+            found = self._wait(left, self._left_ids, num_returns, timeout, fetch_local)
+        if self._engine.pending_calls:
+            self._engine.run_pending_calls()
+        return found
+
+    def _wait(
+        self, refs: Refs, oids: list[bytes], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[Refs, Refs]:
+        """`wait` with the lock held. Both lists are changed, and kept."""
+        deadline = None if timeout is None else monotonic() + timeout
+        self._context.check_alive()
+        self._context.drain()
+        ready = self._ready(oids, num_returns, fetch_local)
+        if len(ready) < num_returns:
+            if self._in_use or (fetch_local and len(ready) + 1 < num_returns):
+                ready = self._wait_once(oids, ready, num_returns, deadline, fetch_local)
+            else:
+                self._in_use = True
+                try:
+                    ready = self._wait_again(oids, ready, num_returns, deadline, fetch_local)
+                finally:
+                    self._in_use = False
+                    self._waiter.count = 0
+        else:
+            self._engine.flush()
         if len(ready) > _FIRST_LOOK:
             flags = bytearray(len(refs))
             for at in ready:
@@ -87,8 +105,23 @@ class WaitManager:
             done = [refs[at] for at in ready]
             for at in reversed(ready):
                 del refs[at], oids[at]
-        self.distinct = oids
-        return done, refs
+        self._keep(refs, oids)
+        return done, refs.copy()
+
+    def _keep(self, left: Refs, oids: list[bytes]) -> None:
+        """Remember what a call has left over, for a while: its refs must not live on because of that."""
+        self._left, self._left_ids, self._left_used = (left or None), oids, True
+        if left and not self._forgetting:
+            self._forgetting = True
+            self._engine.add_timer(monotonic() + _LEFT_KEPT, self._forget_left)
+
+    def _forget_left(self, now: float) -> None:
+        self._forgetting = self._left_used and self._left is not None
+        if self._forgetting:
+            self._left_used = False
+            self._engine.add_timer(now + _LEFT_KEPT, self._forget_left)
+        else:
+            self._left = None
 
     def _ready(self, oids: list[bytes], limit: int, local: bool) -> list[int]:
         """Positions of the first `limit` objects that are ready (`local`: whose value is here)."""
