@@ -8,7 +8,7 @@ import pytest
 from invariants_kit import check_after
 
 from hpcray.common.ids import make_proc, node_of, raylet_of
-from hpcray.common.resources import REPORT_AFTER, to_units
+from hpcray.common.resources import GROUP, REPORT_AFTER, to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.core.gcs.cluster_scheduler import (
@@ -332,3 +332,40 @@ class TestCrowd:
     def test_an_infeasible_request_causes_no_contention(self):
         _, scheduler = make(0, 4)
         assert told(unmet(scheduler, 0.0, ME, 0, Shape((("GPU", UNIT),)), 1)) == {}
+
+
+def test_a_node_with_room_is_compared_with_few_kinds_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of kinds wait for their one node each: they are no reason to look at them whenever another one grows."""
+    nodes = 300
+    view, scheduler = make(*[1.0] * nodes)
+    for node in range(nodes):
+        busy(view, node)
+        unmet(scheduler, 0.0, ME, node, near(node), 2)  # one more than the node can run at once
+    shared: list[Shape] = []
+    share = ClusterScheduler._share
+
+    def counted(self: ClusterScheduler, now: float, shape: Shape, only: int | None, out: list[Effect]) -> None:
+        shared.append(shape)
+        share(self, now, shape, only, out)
+
+    monkeypatch.setattr(ClusterScheduler, "_share", counted)
+    unmet(scheduler, 0.5, ME, nodes, CPU1, 1)
+    view.apply_view(NodeView(7, 2, {"CPU": UNIT}))
+    assert grants(scheduler.node_grew(0.5, 7)) == {7: 1} and shared == [CPU1]
+    shared.clear()
+    view.apply_view(NodeView(8, 2, {"CPU": UNIT}))
+    assert grants(scheduler.node_grew(1.5, 8)) == {8: 1}, "whoever has waited for so long may run anywhere"
+    assert len(shared) == 1 and shared[0] != near(8)
+
+
+def test_a_node_with_room_serves_groups_that_have_bundles_there() -> None:
+    view, scheduler = make(4, 4)
+    group = "ab" * 13
+    bundle = {"CPU": UNIT}
+    view.bundle_came(1, group, 0, bundle)
+    wanted = Shape(((f"CPU_group_{group}", UNIT),), GROUP)
+    view.apply_view(NodeView(1, 1, {}, {f"CPU_group_{group}": 0}))
+    assert grants(unmet(scheduler, 0.0, ME, 0, wanted, 1)) == {}
+    assert grants(scheduler.node_grew(0.1, 0)) == {}
+    view.apply_view(NodeView(1, 2, {}, {f"CPU_group_{group}": UNIT}))
+    assert grants(scheduler.node_grew(0.2, 1)) == {1: 1}

@@ -62,6 +62,25 @@ def test_a_change_right_after_the_first_read_of_a_ranking_counts() -> None:
     assert ranking.best() == 1
 
 
+def test_a_ranking_of_few_nodes_does_not_make_others_begin_anew() -> None:
+    asked: list[int] = []
+    changes = NodeChangeLog()
+
+    def rank(node: int) -> Rank:
+        asked.append(node)
+        return 0, 0.0, 0, node
+
+    large, small = NodeRanking(range(1000), rank, changes), NodeRanking(range(2), rank, changes)
+    assert large.best() == small.best() == 0
+    for turn in range(20):
+        for node in range(10):
+            changes.add(10 * turn + node)
+        small.best()
+    asked.clear()
+    assert large.best() == 0
+    assert len(asked) <= 201, "those that have changed, and the best"
+
+
 def test_a_ranking_misses_no_change_that_the_log_has_dropped() -> None:
     used = {node: node for node in range(3)}
     changes = NodeChangeLog()

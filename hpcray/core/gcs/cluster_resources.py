@@ -59,6 +59,7 @@ class NodeChangeLog:
         self._log: list[int] = []
         self._start = 0
         self._read = 0
+        self._most = 0
 
     def __len__(self) -> int:
         return self._start + len(self._log)
@@ -72,7 +73,8 @@ class NodeChangeLog:
     def since(self, position: int, most: int) -> set[int] | None:
         """The nodes that changed since; None for more than `most` changes, or for what is forgotten."""
         log = self._log
-        if len(log) > 4 * most + _SLACK:
+        self._most = max(self._most, most)  # a ranking of few nodes must not forget what others have not read
+        if len(log) > 4 * self._most + _SLACK:
             self._start += len(log)
             log.clear()
         self._read = len(self)
@@ -212,10 +214,13 @@ class NodeResources:
 
     def fits(self, shape: Shape) -> bool:
         """Whether the node seems to have room for one more."""
-        if shape.resources in self.rejected_shapes:
+        if self.rejected_shapes and shape.resources in self.rejected_shapes:
             return False
-        free = self.free(shape)
-        return all(free.get(name, 0) >= units for name, units in shape.resources)
+        free = self.in_bundles if shape.strategy.startswith(GROUP) else self.available
+        for name, units in shape.resources:  # noqa: SIM110  # a generator takes twice as long, and this is the inner loop
+            if free.get(name, 0) < units:
+                return False
+        return True
 
     def free(self, shape: Shape) -> Resources:
         """Free amounts of the resources that a shape is about: the node's, or those in its bundles."""
@@ -239,14 +244,16 @@ class NodeResources:
 
     def utilisation(self, shape: Shape, soft: bool = False) -> float:
         """The largest used share among the requested resources and CPU; `soft` counts soft actors too."""
-        worst = 0.0
+        worst, amounts = 0.0, self.total
         free_amounts = self.free(shape)
-        names = {name for name, _ in shape.resources}
-        for name in names if free_amounts is self.in_bundles else {"CPU", *names}:
-            total = self.total.get(name, 0)
+        pairs = shape.resources if free_amounts is self.in_bundles else (("CPU", 0), *shape.resources)
+        for name, _ in pairs:
+            total = amounts.get(name, 0)
             if total:
                 free = free_amounts.get(name, 0) - (self.soft.get(name, 0) if soft else 0)
-                worst = max(worst, 1.0 - free / total)
+                used = 1.0 - free / total
+                if used > worst:
+                    worst = used
         return worst
 
     def apply_view(self, view: NodeView) -> bool:
@@ -293,6 +300,7 @@ class ClusterResources:
         self._feasible: dict[Shape, list[int]] = {}
         self._of_group: dict[str, list[Shape]] = {}
         self._names: dict[str, dict[int, set[str]]] = {}
+        self._groups_at: dict[int, set[str]] = {}
         self._changes = NodeChangeLog()
         self._rankings: OrderedDict[tuple[Shape, Shape, bool], NodeRanking] = OrderedDict()
         self._turns = 0
@@ -315,6 +323,7 @@ class ClusterResources:
         self.nodes.pop(node, None)
         for there in self._names.values():
             there.pop(node, None)
+        self._groups_at.pop(node, None)
         self.dead[node] = reason
         self._forget_all()
 
@@ -420,6 +429,7 @@ class ClusterResources:
     def bundle_came(self, node: int, group: str, index: int, amounts: Resources) -> None:
         """A node has a bundle that may be used, and is empty. Later the node's views say what is free in it."""
         state, names = self.nodes[node], self._names.setdefault(group, {}).setdefault(node, set())
+        self._groups_at.setdefault(node, set()).add(group)
         for name, units in {**amounts, SLOTS: ALL_SLOTS}.items():
             for shown in (name_in(group, index, name), name_in(group, ANY, name)):
                 for figures in (state.total, state.in_bundles):
@@ -432,12 +442,17 @@ class ClusterResources:
         """A node has no bundle of the group any more."""
         state, there = self.nodes.get(node), self._names.get(group, {})
         names = there.pop(node, ())
+        self._groups_at.get(node, set()).discard(group)
         if not there:
             self._names.pop(group, None)
         for figures in (state.total, state.in_bundles) if state is not None else ():
             for name in names:
                 figures.pop(name, None)
         self._group_changed(group)
+
+    def groups_at(self, node: int) -> set[str]:
+        """The groups (their ids in hex) that have bundles on this node."""
+        return self._groups_at.get(node, set())
 
     def nodes_of_group(self, group: str) -> set[int]:
         """The nodes that have bundles of this group (its id in hex)."""
@@ -628,6 +643,8 @@ class ClusterResources:
                 assert units <= most, f"node {node}: more {name} is free than it has"
             for name, units in state.in_bundles.items():
                 assert units <= state.total.get(name, 0), f"node {node}: more {name} is free than bundles have"
+        at = {node: {group for group, there in self._names.items() if node in there} for node in self._groups_at}
+        assert at == self._groups_at and set().union(*at.values()) == self._names.keys(), "groups by node"
         for group, there in self._names.items():
             for node, names in there.items():
                 state = self.nodes[node]

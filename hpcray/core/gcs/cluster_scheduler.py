@@ -9,9 +9,11 @@ most what was in flight once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from hpcray.common.ids import node_of, raylet_of
@@ -23,6 +25,8 @@ from hpcray.protocol import messages as m
 
 DECREASE_AFTER = 2.0
 """Seconds between two broadcasts, at least, where the second one says that less is lacking."""
+_SHAPES_KNOWN = 1 << 14
+"""Shapes whose strategies and resource names are not read again."""
 NODES_SAMPLED = 4
 """Nodes on which is looked up what a request lacks."""
 
@@ -139,6 +143,94 @@ class InFlightGrant:
 
 
 @dataclass(slots=True, eq=False)
+class OpenShape:
+    """The open demands of one shape.
+
+    Attributes:
+        order: shapes are served in the order in which they were opened.
+    """
+
+    order: int
+    demands: OrderedDict[DemandKey, UnmetDemand] = field(default_factory=OrderedDict)
+
+
+class OpenDemands:
+    """The demands that lack leases for which nothing is in flight, by shape; and which shapes a node may serve.
+
+    A job has as many shapes of work near its arguments as it has nodes. Almost all of them wait for that one node, so
+    they are not looked at when another one has room: only if one of their demands is *patient* (see
+    `UnmetDemand.patient`).
+    """
+
+    def __init__(self) -> None:
+        self.by_shape: dict[m.Shape, OpenShape] = {}
+        self._anywhere: dict[m.Shape, OpenShape] = {}
+        self._in_group: dict[str, dict[m.Shape, OpenShape]] = {}
+        self._patient: dict[m.Shape, OpenShape] = {}
+        self._opened = 0
+
+    def open(self, demand: UnmetDemand) -> None:
+        """Note a demand that lacks leases."""
+        shape = demand.shape
+        found = self.by_shape.get(shape)
+        if found is None:
+            self._opened += 1
+            found = self.by_shape[shape] = OpenShape(self._opened)
+            if demand.near is None:
+                self._index_of(shape)[shape] = found
+        found.demands.setdefault(demand.key, demand)
+        if demand.patient and demand.near is not None:
+            self._patient[shape] = found
+
+    def close(self, demand: UnmetDemand) -> None:
+        """Forget a demand that lacks none, or for which all are in flight."""
+        shape = demand.shape
+        found = self.by_shape.get(shape)
+        if found is None or found.demands.pop(demand.key, None) is None or found.demands:
+            return
+        del self.by_shape[shape]
+        self._patient.pop(shape, None)
+        if demand.near is None:
+            index = self._index_of(shape)
+            del index[shape]
+            if not index and index is not self._anywhere:
+                del self._in_group[_group(shape)]
+
+    def demands(self, shape: m.Shape) -> OrderedDict[DemandKey, UnmetDemand]:
+        """The open demands of a shape."""
+        found = self.by_shape.get(shape)
+        return OrderedDict() if found is None else found.demands
+
+    def shapes_for(self, groups: Iterable[str]) -> list[m.Shape]:
+        """The shapes that a node with bundles of these groups may serve, in order."""
+        found: list[tuple[int, m.Shape]] = [(one.order, shape) for shape, one in self._anywhere.items()]
+        for group in groups if self._in_group else ():
+            found += [(one.order, shape) for shape, one in self._in_group.get(group, {}).items()]
+        for shape, one in list(self._patient.items()):
+            if any(demand.patient for demand in one.demands.values()):
+                found.append((one.order, shape))
+            else:
+                del self._patient[shape]
+        found.sort(key=itemgetter(0))
+        return [shape for _, shape in found]
+
+    def _index_of(self, shape: m.Shape) -> dict[m.Shape, OpenShape]:
+        group = _group(shape)
+        return self._in_group.setdefault(group, {}) if group else self._anywhere
+
+    def check_invariants(self) -> None:
+        """Check that the indexes have all shapes, and no others."""
+        near = {shape: one for shape, one in self.by_shape.items() if near_node(shape.strategy) is not None}
+        others = [self._anywhere, *self._in_group.values()]
+        assert {s: one for index in others for s, one in index.items()} | near == self.by_shape
+        for group, shapes in self._in_group.items():
+            assert shapes and all(group_of(shape.resources) == group for shape in shapes), group
+        for shape, one in near.items():
+            if any(demand.patient for demand in one.demands.values()):
+                assert self._patient[shape] is one, shape
+
+
+@dataclass(slots=True, eq=False)
 class UnmetDemand:
     """Leases that one process lacks for one scheduling class.
 
@@ -149,6 +241,8 @@ class UnmetDemand:
         queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
         shared: its own node has room, and may be chosen like any other.
         near: the node that has the arguments; `anywhere`: the shape without that wish.
+        patient: other nodes may serve it: it is near none, or has waited so long, or its node cannot serve it.
+        coming: how many leases are in flight.
     """
 
     holder: bytes
@@ -163,12 +257,14 @@ class UnmetDemand:
     queued_there_since: float = 0.0
     shared: bool = False
     near: int | None = None
+    patient: bool = True
+    coming: int = 0
     anywhere: m.Shape = field(init=False)
     in_flight: list[InFlightGrant] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.near = near_node(self.shape.strategy)
-        self.anywhere = self.shape if self.near is None else m.Shape(self.shape.resources, "", self.shape.env)
+        self.near, self.anywhere = _without_near(self.shape)
+        self.patient = self.near is None
 
     @property
     def key(self) -> DemandKey:
@@ -176,7 +272,8 @@ class UnmetDemand:
 
     def open(self) -> int:
         """How many leases no grant in flight is for."""
-        return max(0, self.count - sum(grant.count for grant in self.in_flight))
+        lacking = self.count - self.coming
+        return lacking if lacking > 0 else 0
 
     def arrived(self, count: int, node: int | None = None) -> None:
         """`count` of what is in flight (to `node`) has arrived or was refused; the oldest first."""
@@ -185,7 +282,12 @@ class UnmetDemand:
                 part = min(count, grant.count)
                 grant.count -= part
                 count -= part
-        self.in_flight = [grant for grant in self.in_flight if grant.count]
+        self.keep([grant for grant in self.in_flight if grant.count])
+
+    def keep(self, grants: list[InFlightGrant]) -> None:
+        """No others are in flight any more."""
+        self.in_flight = grants
+        self.coming = sum(grant.count for grant in grants)
 
 
 class ClusterScheduler:
@@ -204,7 +306,8 @@ class ClusterScheduler:
         self._group_is_removed = group_is_removed
         self._locality_wait = locality_wait
         self._demands: dict[DemandKey, UnmetDemand] = {}
-        self._open: dict[m.Shape, OrderedDict[DemandKey, UnmetDemand]] = {}
+        self._open = OpenDemands()
+        self._impatient: deque[UnmetDemand] = deque()  # near some node; the oldest first
         self._sent_to: dict[bytes, set[int]] = {}
         self._last_busy_node = -1
         self._contention = ContentionBroadcaster(resources)
@@ -223,6 +326,8 @@ class ClusterScheduler:
             demand = self._demands[key] = UnmetDemand(
                 msg.holder, msg.scheduling_class, msg.shape, began=now, since=now, starving_since=now
             )
+            if demand.near is not None:
+                self._impatient.append(demand)
         if msg.count < demand.count:
             demand.arrived(demand.count - msg.count)
             demand.starving_since = now
@@ -249,8 +354,14 @@ class ClusterScheduler:
     def node_grew(self, now: float, node: int) -> list[Effect]:
         """A node has more room than the GCS knew."""
         out: list[Effect] = []
-        for shape in list(self._open):
-            if self._resources.nodes[node].fits(shape):
+        impatient = self._impatient
+        while impatient and now - impatient[0].began >= self._locality_wait:
+            demand = impatient.popleft()
+            if self._demands.get(demand.key) is demand:
+                self._make_patient(demand)
+        fits = self._resources.nodes[node].fits
+        for shape in self._open.shapes_for(self._resources.groups_at(node)):
+            if fits(shape):
                 self._share(now, shape, node, out)
         return out
 
@@ -260,7 +371,7 @@ class ClusterScheduler:
         self._resources.forget_rejections()
         for demand in self._demands.values():
             if demand.in_flight and any(grant.until <= now for grant in demand.in_flight):
-                demand.in_flight = [grant for grant in demand.in_flight if grant.until > now]
+                demand.keep([grant for grant in demand.in_flight if grant.until > now])
                 self._index(demand)
             if now - demand.starving_since < REPORT_AFTER:
                 continue
@@ -271,20 +382,20 @@ class ClusterScheduler:
                 reason = why(demand.shape, "a task")
                 out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, waits=True)))
         self._retry(now, out)
-        for demands in list(self._open.values()):
+        for waiting in list(self._open.by_shape.values()):
             stale = [
                 demand
-                for demand in demands.values()
+                for demand in waiting.demands.values()
                 if now - demand.since >= BUSY_NODE_AFTER and self._may_queue_at_busy_node(now, demand)
             ]
             for demand in stale[: min(QUEUED_AT_ONCE, QUEUED_PER_NODE * len(self._resources.nodes))]:
                 self._queue_at_busy_node(now, demand, out)
-        self._contention.tick(now, self._open, out)
+        self._contention.tick(now, {shape: one.demands for shape, one in self._open.by_shape.items()}, out)
         return out
 
     def longest_wait(self, now: float) -> float:
         """For how many seconds a process has got no lease although it waits for some; 0: none waits."""
-        began = (demand.starving_since for waiting in self._open.values() for demand in waiting.values())
+        began = (d.starving_since for waiting in self._open.by_shape.values() for d in waiting.demands.values())
         return now - min(began, default=now)
 
     def cluster_changed(self, now: float) -> list[Effect]:
@@ -309,7 +420,7 @@ class ClusterScheduler:
         for holder in [holder for holder in self._sent_to if node_of(holder) == node]:
             del self._sent_to[holder]
         for demand in self._demands.values():
-            demand.in_flight = [grant for grant in demand.in_flight if grant.node != node]
+            demand.keep([grant for grant in demand.in_flight if grant.node != node])
             self._index(demand)
         self._retry(now, out)
         return out
@@ -348,7 +459,7 @@ class ClusterScheduler:
         return found
 
     def _retry(self, now: float, out: list[Effect]) -> None:
-        for shape in list(self._open):
+        for shape in list(self._open.by_shape):
             if not self._resources.feasible(shape):
                 self._report_infeasible(shape, out)
             elif _bound(shape) or self._resources.any_room(shape):
@@ -356,7 +467,7 @@ class ClusterScheduler:
 
     def _share(self, now: float, shape: m.Shape, only: int | None, out: list[Effect]) -> None:
         """Serve all open demands of a shape: one alone gets all it can, several get one each, round after round."""
-        demands = self._open.get(shape)
+        demands = self._open.demands(shape)
         bound = _bound(shape)
         progress = True
         while demands and progress:
@@ -370,7 +481,7 @@ class ClusterScheduler:
                 elif demand.open() and not bound and not self._has_room(shape, only):
                     out[:] = _merged(out)
                     return
-            demands = self._open.get(shape)
+            demands = self._open.demands(shape)
         out[:] = _merged(out)
 
     def _has_room(self, shape: m.Shape, only: int | None) -> bool:
@@ -395,8 +506,11 @@ class ClusterScheduler:
             return 0
         if affinity is not None and feasible == [affinity[0]]:
             return self._bind(now, demand, affinity[0], count, out)
-        if demand.near is not None and self._fits_near(demand):
-            return self._place_near(now, demand, demand.near, count, only, out)
+        if demand.near is not None:
+            if self._fits_near(demand):
+                return self._place_near(now, demand, demand.near, count, only, out)
+            if not demand.patient:
+                self._make_patient(demand)
         # A process's own node decides by itself what goes there, or leaves it to us.
         anywhere = demand.shared or demand.anywhere.strategy or demand.near is not None
         home = -1 if anywhere else node_of(demand.holder)
@@ -433,8 +547,7 @@ class ClusterScheduler:
 
     def _bind(self, now: float, demand: UnmetDemand, node: int, count: int, out: list[Effect]) -> int:
         """Queue at the one node that may serve the demand, never more than it can run at once."""
-        queued = sum(grant.count for grant in demand.in_flight)
-        count = min(count, self._resources.nodes[node].capacity(demand.shape) - queued)
+        count = min(count, self._resources.nodes[node].capacity(demand.shape) - demand.coming)
         if count <= 0:
             return 0
         shape = (
@@ -476,6 +589,7 @@ class ClusterScheduler:
             last.count += count
         else:
             demand.in_flight.append(InFlightGrant(node, count, until, bound))
+        demand.coming += count
         demand.since = now
         self._sent_to.setdefault(demand.holder, set()).add(node)
         out.append(Send(raylet_of(node), m.GrantLeases(demand.holder, demand.scheduling_class, shape, count, parked)))
@@ -493,7 +607,7 @@ class ClusterScheduler:
 
     def group_removed(self, group: str, out: list[Effect]) -> None:
         """A placement group is removed: processes that wait for leases in it are sent that."""
-        for shape in list(self._open):
+        for shape in list(self._open.by_shape):
             if group_of(shape.resources) == group:
                 self._report_infeasible(shape, out)
 
@@ -501,12 +615,12 @@ class ClusterScheduler:
         group = group_of(shape.resources)
         if group and self._group_is_removed(group):
             state = m.PlacementGroupStateUpdate(bytes.fromhex(group), "REMOVED", "it was removed")
-            out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.get(shape, ())})
+            out.extend(Send(holder, state) for holder in {key[0]: None for key in self._open.demands(shape)})
             return
         if not self._resources.is_hopeless(shape):
             return
         fails = names_nodes(shape.strategy) or self._resources.node_types.known
-        for demand in self._open.get(shape, {}).values():
+        for demand in self._open.demands(shape).values():
             if fails:
                 self._fail(demand, out)
             elif not demand.reported:
@@ -522,15 +636,15 @@ class ClusterScheduler:
         reason = self._resources.why_infeasible(demand.shape, "a task")
         out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, fails=True)))
 
+    def _make_patient(self, demand: UnmetDemand) -> None:
+        demand.patient = True
+        self._index(demand)
+
     def _index(self, demand: UnmetDemand) -> None:
-        key = demand.key
-        demands = self._open.get(demand.shape)
         if demand.open():
-            if demands is None:
-                demands = self._open[demand.shape] = OrderedDict()
-            demands.setdefault(key, demand)
-        elif demands is not None and demands.pop(key, None) is not None and not demands:
-            del self._open[demand.shape]
+            self._open.open(demand)
+        else:
+            self._open.close(demand)
 
     def _forget(self, key: DemandKey) -> None:
         demand = self._demands.pop(key)
@@ -539,23 +653,41 @@ class ClusterScheduler:
 
     def check_invariants(self) -> None:
         """Check every demand, its grants in flight, and the index of open ones."""
-        nodes = self._resources.nodes
+        nodes, impatient = self._resources.nodes, set(map(id, self._impatient))
         for key, demand in self._demands.items():
             where = f"demand of {demand.holder.hex()} class {demand.scheduling_class}: {demand.count}"
             assert key == demand.key and demand.count > 0, where
             assert node_of(demand.holder) not in self._resources.dead, f"{where}: its holder's node is dead"
+            assert demand.coming == sum(grant.count for grant in demand.in_flight), where
             for grant in demand.in_flight:
                 assert grant.count > 0 and grant.node in nodes, f"{where}: {grant}"
                 assert grant.node in self._sent_to.get(demand.holder, ()), f"{where}: {grant} is not noted as sent"
-            assert (demand.open() > 0) == (key in self._open.get(demand.shape, ())), f"{where}: open {demand.open()}"
-        for shape, demands in self._open.items():
-            assert demands and all(self._demands.get(key) is demand for key, demand in demands.items()), shape
+            assert (demand.open() > 0) == (key in self._open.demands(demand.shape)), f"{where}: open {demand.open()}"
+            assert demand.patient or id(demand) in impatient, f"{where}: it would wait for its node alone for ever"
+        for shape, waiting in self._open.by_shape.items():
+            known = [self._demands.get(key) is demand for key, demand in waiting.demands.items()]
+            assert known and all(known), shape
+        self._open.check_invariants()
 
 
 def _show_strategy(strategy: str) -> str:
     return show_strategy(strategy) if PREFIX in strategy else strategy
 
 
+@lru_cache(maxsize=_SHAPES_KNOWN)
+def _without_near(shape: m.Shape) -> tuple[int | None, m.Shape]:
+    """The node that has the arguments, and the shape without that wish."""
+    near = near_node(shape.strategy)
+    return near, shape if near is None else m.Shape(shape.resources, "", shape.env)
+
+
+@lru_cache(maxsize=_SHAPES_KNOWN)
+def _group(shape: m.Shape) -> str:
+    """The group (id in hex) in whose bundles it is, or ""."""
+    return group_of(shape.resources)
+
+
+@lru_cache(maxsize=_SHAPES_KNOWN)
 def _bound(shape: m.Shape) -> bool:
     """Return True if it may be sent to a node that has no room."""
     return node_affinity(shape.strategy) is not None or near_node(shape.strategy) is not None
