@@ -1,10 +1,11 @@
 """A thousand nodes on one core: the real scheduler cores under simulated work, reproducible from a seed.
 
 The cores are those of a job (`hpcray.core`), and so are the submitters' lease clients; workers and the network are
-simulated, in virtual time. Every message is encoded and decoded as on the wire. Three parts:
+simulated, in virtual time. Every message is encoded and decoded as on the wire. Four parts:
 
 work       many drivers submit tasks: plain, nested, near their data, large, in placement groups. At the end every task
            has run once, and nothing is held any more; on the way no node is ever over-committed.
+one        one driver submits tasks of a second for all workers of all nodes: how busy they are, and what that costs it.
 local      a driver of every node keeps its own node busy: what the head has to do then, as a share of one core.
 decisions  what one choice of a node costs the head in a cluster of 10 to 1000 nodes, between reports of other nodes.
 
@@ -39,6 +40,7 @@ from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import GROUP, names_in, to_units
+from hpcray.core.core_worker.task import PendingTask
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import gcs as gcs_module
 from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources
@@ -65,13 +67,14 @@ class Measured(SimCluster):
 
     Attributes:
         told: messages to the head by type. cost: seconds of CPU of the head, decoding and encoding included.
+        raylets_cost: of all raylets together, their periodic work and the reports of new workers not included.
     """
 
     def __init__(self, nodes: int, workers: int, seed: int, kind: type[RealSubmitter] = RealSubmitter) -> None:
         self.kind = kind
         rng = random.Random(seed)
         self.told: Counter[str] = Counter()
-        self.cost, self.events = 0.0, 0
+        self.cost, self.raylets_cost, self.events = 0.0, 0.0, 0
         delays = [rng.choice([20e-6, 50e-6, 100e-6]) for _ in range(997)]
         super().__init__([to_units({"CPU": workers})] * nodes, delays, real=True)
         self.net.most_events = 1 << 60
@@ -83,7 +86,15 @@ class Measured(SimCluster):
         kind = type(msg)
         to_head = kind in gcs_module.HANDLES and (kind not in RAYLET_HANDLES or (node == 0 and src != HEAD))
         if not to_head:
-            super().deliver_to_raylet(src, node, msg)
+            if not isinstance(msg, m.CollectGarbage):  # for the raylet's shell
+                body = m.encode([msg])
+                began = process_time()
+                effects = self.raylets[node].handle(self.net.now, src, m.decode(body)[0])
+                for effect in effects:
+                    if isinstance(effect, Send):
+                        m.encode([effect.msg])
+                self.raylets_cost += process_time() - began
+                self.carry_out(raylet_of(node), effects)
             return
         self.told[kind.__name__] += 1
         body = m.encode([msg])
@@ -236,6 +247,7 @@ class Work:
             "head_cpu": round(cluster.cost, 3),
             "head_us_per_message": round(cluster.cost / max(1, sum(cluster.told.values())) * 1e6, 1),
             "head_us_per_task": round(cluster.cost / len(self.tasks) * 1e6, 2),
+            "raylets_cpu": round(cluster.raylets_cost, 3),
             "simulation_cpu": round(cpu, 1),
         }
 
@@ -243,6 +255,88 @@ class Work:
         """By kind of task: the longest time from its submission to its begin."""
         kinds = sorted({kind for kind, _, _ in self.submitted})
         return {kind: max(task.began - when for k, when, task in self.submitted if k == kind) for kind in kinds}
+
+
+# ------------------------------------------------------------ one driver
+
+
+class Charged(Ticking):
+    """A submitter that knows what its leases and tasks cost: `cost`, in seconds of CPU, messages included."""
+
+    cost = 0.0
+    pushes = 0
+
+    def submit(self, sim: SimTask) -> None:
+        self.charge(lambda: super(Charged, self).submit(sim))
+
+    def receive(self, msg: m.Message) -> None:
+        body = m.encode([msg])
+        self.charge(lambda: super(Charged, self).receive(m.decode(body)[0]))
+
+    def taken_back(self, worker: bytes, msg: m.TasksReturned) -> None:
+        self.charge(lambda: super(Charged, self).taken_back(worker, msg))
+
+    def finished(self, worker: bytes, sim: SimTask) -> None:
+        body = m.encode([m.TaskDone(worker + bytes(5), b"v\0", int(sim.seconds * 1e6))])
+
+        def answer() -> None:
+            m.decode(body)
+            super(Charged, self).finished(worker, sim)
+
+        self.charge(answer)
+
+    def _push(self, task: PendingTask, worker: bytes) -> None:
+        m.encode([m.PushTask(task.id, b"f" * 16, b"a" * 21)])
+        self.pushes += 1
+        super()._push(task, worker)
+
+    def _look(self) -> None:
+        self.charge(super()._look)
+
+    def charge(self, work: Callable[[], object]) -> None:
+        began = process_time()
+        work()
+        self.cost += process_time() - began
+
+
+def one(nodes: int, workers: int, seed: int, rounds: int = 10) -> dict[str, Any]:
+    """One driver with so many tasks of a second, give or take a fifth, for each worker of the cluster.
+
+    All are submitted at once. Busy is the share of all workers that run a task, from when the first task began until
+    the last one was sent; `first_round_seconds`: until every worker had one.
+    """
+    cluster = Measured(nodes, workers, seed, Charged)
+    rng = random.Random(seed)
+    driver = cluster.driver(0)
+    assert isinstance(driver, Charged)
+    tasks = [SimTask(shape(CPU=1), rng.uniform(0.8, 1.2)) for _ in range(nodes * workers * rounds)]
+    for task in tasks:
+        driver.submit(task)
+    submitted = driver.cost
+    ended = cluster.net.run(3600.0, lambda: driver.waiting_for == 0, cluster.look)
+    assert ended, "tasks are lost: " + cluster.explain()[:2000]
+    makespan = cluster.net.now
+    cluster.net.run(makespan + 30, lambda: False, cluster.look)
+    cluster.check_all()
+    assert all(raylet.available() == cluster.totals[raylet.node] for raylet in cluster.raylets), "a resource leaks"
+    assert all(task.done == 1 for task in tasks), "a task did not run exactly once"
+    begins = sorted(task.began for task in tasks)
+    first, last = begins[0], begins[-1]
+    ran = sum(max(0.0, min(last, task.began + task.seconds) - task.began) for task in tasks)
+    return {
+        "nodes": nodes,
+        "workers": workers,
+        "tasks": len(tasks),
+        "seconds": round(makespan, 3),
+        "busy": round(ran / (nodes * workers * (last - first)), 4),
+        "first_round_seconds": round(begins[nodes * workers - 1] - first, 3),
+        "driver_us_per_submission": round(submitted / len(tasks) * 1e6, 2),
+        "driver_us_per_task": round((driver.cost - submitted) / len(tasks) * 1e6, 2),
+        "driver_core": round((driver.cost - submitted) / makespan, 3),
+        "head_core": round(cluster.cost / makespan, 4),
+        "raylets_cores": round(cluster.raylets_cost / makespan, 4),
+        "head_messages": sum(cluster.told.values()),
+    }
 
 
 # ------------------------------------------------------------ local
@@ -344,7 +438,7 @@ def growth(rows: list[dict[str, Any]], kind: str) -> float:
 def main() -> None:
     """Run the parts that were asked for, and show what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["work", "local", "decisions", []])
+    parser.add_argument("parts", nargs="*", choices=["work", "one", "local", "decisions", []])
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--tasks", type=int, default=1_000_000)
@@ -354,13 +448,15 @@ def main() -> None:
     given = parser.parse_args()
     sizes = [size for size in SIZES if size <= given.nodes]
     found: dict[str, Any] = {"seed": given.seed}
-    parts = given.parts or ["decisions", "local", "work"]
+    parts = given.parts or ["decisions", "local", "one", "work"]
     if "decisions" in parts:
         rows = found["decisions"] = [_say(decisions(size, given.seed)) for size in sizes]
         kinds = [kind for kind in rows[0] if kind != "nodes" and len(rows) > 1]
         found["growth"] = _say({kind: round(growth(rows, kind), 2) for kind in kinds})
     if "local" in parts:
         found["local"] = [_say(local(size, given.workers, given.seed)) for size in sizes]
+    if "one" in parts:
+        found["one"] = _say(one(given.nodes, given.workers, given.seed))
     if "work" in parts:
         found["work"] = _say(Work(given.nodes, given.workers, given.tasks, given.seed).run())
     if given.json:
