@@ -1,4 +1,4 @@
-"""The way in which hpcray was installed, as its files and the environment tell it."""
+"""The way in which hpcray was installed: what its files and the environment say."""
 
 from __future__ import annotations
 

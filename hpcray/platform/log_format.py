@@ -110,7 +110,7 @@ FORMATTERS: dict[str, type[AbstractFormatter]] = {"TEXT": TextFormatter, "JSON":
 """The formats by `LoggingConfig.encoding`."""
 
 
-class _ContextHandler(logging.StreamHandler[Any]):
+class _ContextHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes none before Python 3.11
     """Writes to standard error, with the context of the line."""
 
     def __init__(self, context: Context) -> None:

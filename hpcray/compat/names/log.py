@@ -17,7 +17,7 @@ logger_initialized = False
 _setup_log_record_factory = setup_log_record_factory
 
 
-class PlainRayHandler(logging.StreamHandler[TextIO]):
+class PlainRayHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes none before Python 3.11
     """Writes to what `sys.stderr` is at that time; in a worker, whose lines get a prefix, the message alone."""
 
     def __init__(self) -> None:
