@@ -27,6 +27,14 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", "-n", "3", *session.posargs)
 
 
+@nox.session(python=["3.10", "3.12", "3.13"])
+def pythons(session: nox.Session) -> None:
+    """The tests that run by default, on the other versions of Python that are installed here; without PyTorch."""
+    session.install(".[all,test,examples]")
+    session.run("hpcray-launch", "-n", "4", "examples/digits.py")
+    session.run("pytest", "-n", "3", *session.posargs)
+
+
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that take minutes."""

@@ -68,9 +68,11 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every Markdown page of the project."""
+    """Every Markdown page of the project; those at the top that a checkout has and an sdist may lack too."""
+    rest = [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CHANGELOG.md", ROOT / "packaging" / "README.md"]
     return [
         ROOT / "README.md",
+        *(page for page in rest if page.exists()),
         *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "examples").rglob("*.md")),
         ROOT / "launch" / "README.md",

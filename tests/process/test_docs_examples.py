@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -17,6 +18,8 @@ import pytest
 from helpers.documents import BESIDE, CELL, DEFAULT, DRAINED, DRY, OPTIONS, Block, blocks, inline_code, pages
 from helpers.jobs import ROOT, Ended, Job, embedded
 from helpers.leaks import LeakCheck
+
+from hpcray.cli import __main__ as cli
 
 STARTED_WITHIN = 30.0  # seconds
 PROGRAM = """\
@@ -71,6 +74,7 @@ mpirun() {  # its words are among those that hpcray-launch composes
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 without_mpirun = shutil.which("mpirun") is None
+without_torch = importlib.util.find_spec("torch") is None
 
 
 def examples(*languages: str, mode: str) -> pytest.MarkDecorator:
@@ -107,6 +111,8 @@ def shell(script: str, environ: dict[str, str] | None = None) -> Ended:
 def test_a_program_runs_and_prints_what_its_comments_show(block: Block, place: Path) -> None:
     if "ray.mpi" in block.text and without_mpirun:
         pytest.skip("no mpirun")
+    if "import torch" in block.text and without_torch:
+        pytest.skip("no PyTorch")
     (place / "example.py").write_text(block.text)
     with Job(embedded(place / "example.py")) as job:
         ended = job.wait(100)
@@ -223,7 +229,8 @@ def _command(words: list[str]) -> tuple[str, ...] | None:
     if words[:3] == ["python", "-m", "hpcray"]:
         return (sys.executable, "-m", "hpcray")
     if words[:1] == ["hpcray"] and len(words) > 2 and words[1].isalpha():
-        return ("hpcray", words[1])
+        group = getattr(cli.main.commands.get(words[1]), "commands", {})
+        return ("hpcray", *words[1 : 3 if words[2] in group else 2])
     if words[:1] == ["python"] and len(words) > 2 and words[1].startswith("benchmarks/"):
         return (sys.executable, str(ROOT / words[1]))
     return None
