@@ -62,11 +62,11 @@ checkpoint_dir = "$PLACE/checkpoints"
     with Job([*line, sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "program.py"], environ) as job:
         ended = job.wait(60)
     assert ended.code == 0, ended.err
-    stores, checkpoints, in_tmpdir = json.loads(ended.out.splitlines()[-1])
+    stores, checkpoints, in_tmpdir = json.loads(next(line for line in ended.out.splitlines() if line.startswith("[[")))
     assert stores == [100 << 20] * 2, "the user's file comes after the site's"
     assert checkpoints == f"{tmp_path}/checkpoints", "the partition's"
     assert in_tmpdir == [f"hpcray-{os.getuid()}"]
     assert f"objects are spilled to {tmp_path}/spilled" in ended.err
     assert "-m hpcray" in (tmp_path / "lines").read_text()
     if importlib.util.find_spec("ucxx") is not None:  # UCX warns of a device that it does not have
-        assert "adapter-of-the-site" in ended.err
+        assert "adapter-of-the-site" in ended.out
