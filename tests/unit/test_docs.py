@@ -79,6 +79,14 @@ def test_the_picture_of_the_readme_shows_the_table_of_results() -> None:
     assert draw_comparison.PICTURE.read_text() == drawn, "run: python benchmarks/draw_comparison.py"
 
 
+def test_figures_beside_rays_are_those_of_the_page_on_performance() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "explain" / "why-not-ray-on-slurm.md").read_text().partition("## Figures")[2]
+    rows = [line.split("|")[2:5] for line in page.splitlines() if re.match(r"\| .* \| +[\d,.]+ ", line)]
+    assert len(rows) == 10
+    assert not [row for row in rows if "|{}|{}|{}|".format(*row) not in measured]
+
+
 def test_files_that_the_docs_name_exist() -> None:
     named = {
         (str(page.relative_to(ROOT)), path.rstrip("/"))
