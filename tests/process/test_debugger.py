@@ -63,9 +63,10 @@ class Sync:
 @ray.remote(num_cpus=0)
 class Async:
     async def stops(self, number):
-        import ray.util.pdb
+        import hpcray.compat.ray  # noqa: F401, I001
+        from ray.util import pdb  # Ray has no module ray.util.pdb to import
 
-        ray.util.pdb.set_trace()
+        pdb.set_trace()
         return number
 
 
