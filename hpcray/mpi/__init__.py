@@ -50,7 +50,8 @@ def run(
     CPUs while it waits, so that the ranks can use them.
 
     The CPUs count in hpcray's accounting: one worker on each node holds them until the end. Ranks are placed on one
-    node if they fit there, else on as few nodes as possible. Where they do not fit now, `run` waits for CPUs, one node
+    node if they fit there, else on as few nodes as possible, all of one MPI world: those that the job began with, or
+    those that have joined it together. Where they do not fit now, `run` waits for CPUs, one node
     after the other; CPUs that it has already are idle meanwhile.
 
     Args:
@@ -68,7 +69,7 @@ def run(
         RayTaskError: `fn` raised on a rank; also an instance of its exception's class, with the attribute `rank`. The
             error is the first one, and the other ranks were killed.
         WorkerCrashedError: a rank ended without a result (killed, `os._exit`), and the other ranks were killed.
-        TaskUnschedulableError: the nodes together have too few CPUs.
+        TaskUnschedulableError: the nodes of no MPI world have so many CPUs together.
         GetTimeoutError: the ranks did not finish within `timeout` and were killed.
         StartupError: the launcher could not start the ranks.
         ValueError, TypeError: an argument is not valid.
@@ -180,34 +181,48 @@ def _place(ranks: int, cpus_per_rank: float) -> list[tuple[str | None, int]]:
     Nodes with free CPUs come first: one node, then several; then nodes that have enough CPUs in total.
 
     Raises:
-        TaskUnschedulableError: the nodes together have too few CPUs.
+        TaskUnschedulableError: the nodes of no MPI world have so many CPUs together.
     """
     ids = {row["Index"]: row["NodeID"] for row in nodes() if row["Alive"]}
     rows = [row for row in require_session().gcs.call("status")["nodes"] if row["index"] in ids]
     free = {ids[row["index"]]: _capacity(row["available"].get("CPU", 0.0), cpus_per_rank, ranks) for row in rows}
     total = {ids[row["index"]]: _capacity(row["total"].get("CPU", 0.0), cpus_per_rank, ranks) for row in rows}
-    found = place(ranks, free, total)
-    if not found:
-        have = ", ".join(f"{row['total'].get('CPU', 0.0):g}" for row in rows)
-        raise TaskUnschedulableError(
-            f"mpi.run: {ranks} ranks with {cpus_per_rank:g} CPUs each do not fit: the nodes have {have} CPUs; "
-            "hint: fewer ranks, a smaller cpus_per_rank, or more nodes"
+    worlds = {ids[row["index"]]: row["world"] for row in rows}
+    found = place(ranks, free, total, worlds)
+    if found:
+        return found
+    have: dict[int, list[str]] = {}
+    for row in rows:
+        have.setdefault(row["world"], []).append(f"{row['total'].get('CPU', 0.0):g}")
+    text = f"mpi.run: {ranks} ranks with {cpus_per_rank:g} CPUs each do not fit: the nodes have "
+    if len(have) == 1:
+        text += f"{', '.join(*have.values())} CPUs; hint: fewer ranks, a smaller cpus_per_rank, or more nodes"
+    else:
+        text += (
+            f"{' | '.join(', '.join(world) for world in have.values())} CPUs, in {len(have)} MPI worlds. MPI ends at "
+            "the nodes of one: those that the job began with, or that have joined it together; hint: fewer ranks, or "
+            "further nodes as one batch job: hpcray nodes add -N"
         )
-    return found
+    raise TaskUnschedulableError(text)
 
 
-def place(ranks: int, free: Mapping[str, int], total: Mapping[str, int]) -> list[tuple[str | None, int]]:
-    """Choose nodes from the number of ranks that each can take now and in total; [] where the ranks do not fit."""
+def place(
+    ranks: int, free: Mapping[str, int], total: Mapping[str, int], worlds: Mapping[str, int]
+) -> list[tuple[str | None, int]]:
+    """Choose nodes of one world from the number of ranks that each can take now and in total; [] where the ranks do not
+    fit into any."""
     for counts in (free, total):
         if any(count >= ranks for count in counts.values()):
             return [(None, ranks)]
-        taken: dict[str, int] = {}
-        for node, count in sorted(counts.items(), key=lambda item: -item[1]):
-            share = min(count, ranks - sum(taken.values()))
-            if share > 0:
-                taken[node] = share
-        if sum(taken.values()) == ranks:
-            return [(node, taken[node]) for node in counts if node in taken]
+        for world in dict.fromkeys(worlds.values()):
+            taken: dict[str, int] = {}
+            inside = [(node, count) for node, count in counts.items() if worlds[node] == world]
+            for node, count in sorted(inside, key=lambda item: -item[1]):
+                share = min(count, ranks - sum(taken.values()))
+                if share > 0:
+                    taken[node] = share
+            if sum(taken.values()) == ranks:
+                return [(node, taken[node]) for node in counts if node in taken]
     return []
 
 

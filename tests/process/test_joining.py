@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import hpcray as ray
-from hpcray import cluster
-from hpcray.common.exceptions import StartupError, SubmitError
+from hpcray import cluster, mpi
+from hpcray.common.exceptions import StartupError, SubmitError, TaskUnschedulableError
 from hpcray.jobs import added_nodes
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.private_file import write_private_file
@@ -346,6 +346,8 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
     with ray.init("local", num_cpus=1):
         assert len(cluster.scale(2, cpus=2, executor="local", wait=True)) == 2
         assert ray.cluster_resources()["CPU"] == 5
+        with pytest.raises(TaskUnschedulableError, match=r"1 \| 2 \| 2 CPUs, in 3 MPI worlds"):
+            mpi.run(print, 3)
         refs = [ray.remote(lambda: np.ones(SIZE)).remote() for _ in range(10)]
         ray.wait(refs, num_returns=10, timeout=30, fetch_local=False)
         (gone,) = cluster.remove_nodes(["n1"])

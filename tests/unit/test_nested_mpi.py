@@ -30,7 +30,24 @@ from hpcray.mpi.processes import find_directory
 def test_ranks_of_a_nested_job_are_placed_on_as_few_nodes_as_possible(
     ranks: int, free: list[int], total: list[int], placed: list[tuple[str | None, int]]
 ) -> None:
-    assert place(ranks, dict(zip("abc", free, strict=False)), dict(zip("abc", total, strict=False))) == placed
+    worlds = dict.fromkeys("abc", 0)
+    assert place(ranks, dict(zip("abc", free, strict=False)), dict(zip("abc", total, strict=False)), worlds) == placed
+
+
+@pytest.mark.parametrize(
+    ("ranks", "free", "total", "placed"),
+    [
+        (4, [1, 1, 4, 0], [4, 4, 4, 4], [(None, 4)]),  # any world will do for one node
+        (6, [4, 0, 4, 2], [4, 4, 4, 4], [("c", 4), ("d", 2)]),  # the second world has room
+        (6, [4, 0, 0, 0], [4, 4, 4, 4], [("a", 4), ("b", 2)]),  # neither has: the first is waited for
+        (9, [4, 4, 4, 4], [4, 4, 4, 4], []),
+    ],
+)
+def test_ranks_of_a_nested_job_are_placed_in_one_world(
+    ranks: int, free: list[int], total: list[int], placed: list[tuple[str | None, int]]
+) -> None:
+    worlds = dict(zip("abcd", (0, 0, 2, 2), strict=True))
+    assert place(ranks, dict(zip("abcd", free, strict=True)), dict(zip("abcd", total, strict=True)), worlds) == placed
 
 
 SHARES = [RankShare("n1", "/s/1", 0, 2), RankShare("n2", "/s/2", 2, 1)]

@@ -362,6 +362,7 @@ class QueryService:
                     "index": state.index,
                     "host": state.info.host,
                     "joined": state.info.joined,
+                    "world": state.info.world,
                     "type": state.labels.get(TYPE_LABEL, ""),
                     "idle": is_idle(state, hosts),
                     "total": to_amounts(state.info.total),
