@@ -130,6 +130,32 @@ def test_a_frame_that_is_sent_again_is_dropped(sides: list[Side]) -> None:
     assert [frame for _, frame in other.got] == [b"once", b"next"] and other.control.dropped == 1
 
 
+def test_no_byte_of_a_frame_can_be_changed(sides: list[Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every frame has a MAC over its numbers and its content, an acknowledgement too."""
+    one, other = sides
+    made: list[bytes] = []
+    array = one.engine.array
+    monkeypatch.setattr(one.engine, "array", lambda buffer: made.append(bytes(buffer)) or array(buffer))
+    one.control.send(1, b"frame")
+    one.control._post(1, one.control._link(1), 0, b"")
+    until(lambda: other.got, *sides)
+    frames = [frame for frame in made if len(frame) >= 32]
+    assert [len(frame) for frame in frames] == [37, 32]
+    link = other.control._link(0)
+    link.received = 0  # as if the first had not come
+    changed = [
+        bytearray(frame[:at] + bytes([frame[at] ^ bit]) + frame[at + 1 :])
+        for frame in frames
+        for at in range(len(frame))
+        for bit in (1, 128)
+    ]
+    for frame in [*changed, *(bytearray(frame + b"+") for frame in frames)]:
+        other.control._read(0, link, frame)
+    assert other.control.dropped == len(changed) + 2 and not other.control._arrived and link.received == 0
+    other.control._read(0, link, bytearray(frames[0]))
+    assert other.control._arrived == [(0, b"frame")]
+
+
 def test_nothing_is_sent_to_a_node_that_was_declared_dead(sides: list[Side]) -> None:
     one, _ = sides
     one.control.forget(1, "declared dead")
