@@ -225,6 +225,38 @@ def store_is_empty() -> bool:
 
 
 @pytest.mark.slow
+def test_work_that_takes_long_is_not_placed_on_a_node_that_leaves_soon(
+    token: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its task says, and as the tasks of its function have taken."""
+    monkeypatch.setattr("hpcray.core.core_worker.lease_manager.LONG_US", 1e6)
+
+    @ray.remote
+    def where(seconds: float) -> str:
+        time.sleep(seconds)
+        return str(ray.get_runtime_context().get_node_id())
+
+    here = ray.get_runtime_context().get_node_id()
+    monkeypatch.setenv("HPCRAY_END_TIME", str(time.time() + 100))
+    with joined(token):
+        (leaves,) = [row["NodeID"] for row in ray.nodes() if row["NodeID"] != here]
+        # Only the node of the program stays; it is busy, while the other one is free.
+        with_time = where.options(_expected_time=600)
+        assert ray.get([with_time.remote(0.5) for _ in range(4)], timeout=60) == [here] * 4
+        assert leaves in ray.get([where.remote(0.5) for _ in range(6)], timeout=60)
+        assert leaves in ray.get([where.options(_expected_time=10).remote(0.5) for _ in range(6)], timeout=60)
+
+        @ray.remote
+        def learned(seconds: float) -> str:
+            time.sleep(seconds)
+            return str(ray.get_runtime_context().get_node_id())
+
+        monkeypatch.setattr("hpcray.core.core_worker.lease_manager.DURATION_MARGIN", 400.0)  # 1.5 s are 10 min here
+        ray.get([learned.remote(1.5) for _ in range(3)], timeout=60)
+        assert ray.get([learned.remote(1.5) for _ in range(3)], timeout=60) == [here] * 3
+
+
+@pytest.mark.slow
 def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(token: Path) -> None:
     with joined(token) as process, joined(token):
         refs = [there.remote(ray.put(np.full(SIZE, number))) for number in range(8)]

@@ -372,13 +372,18 @@ class ClusterResources:
             {self.nodes[node].labels.get(TYPE_LABEL, ""): left for node, left in nodes.items() if node in self.nodes},
             job,
         )
+        if self.label_time_left(nodes) or changed:
+            self._forget_all()
+
+    def label_time_left(self, nodes: Mapping[int, float]) -> bool:
+        """These nodes leave in so many seconds. Returns whether a label changes."""
+        changed = False
         for node, left in nodes.items():
             if node in self.nodes:
                 labels, label = self.nodes[node].labels, time_left_label(left)
                 changed = changed or labels.get(TIME_LEFT) != label
                 labels[TIME_LEFT] = label
-        if changed:
-            self._forget_all()
+        return changed
 
     def is_decided(self, shape: Shape) -> bool:
         """Whether what serves no request of this kind are the nodes, not a placement group that has no bundles yet."""

@@ -143,10 +143,13 @@ class Gcs:
         self.place_waiting(now, out)
         return out
 
-    def nodes_joined(self, now: float, infos: list[m.NodeInfo]) -> list[Effect]:
-        """Nodes have joined the running job: place there what waits."""
+    def nodes_joined(
+        self, now: float, infos: list[m.NodeInfo], left: Mapping[int, float] | None = None
+    ) -> list[Effect]:
+        """Nodes have joined the running job: place there what waits. left: those that leave in so many seconds."""
         self.queries.set_nodes(infos)
         self.resources.nodes_joined(infos)
+        self.resources.label_time_left(left or {})
         out: list[Effect] = []
         for info in infos:
             self._dirty_rows.add(rows.NODE, info.index.to_bytes(2, "big"))
@@ -315,11 +318,13 @@ class RecoveringGcs:
             return []
         return self.gcs.handle(now, src, msg)
 
-    def nodes_joined(self, now: float, infos: list[m.NodeInfo]) -> list[Effect]:
+    def nodes_joined(
+        self, now: float, infos: list[m.NodeInfo], left: Mapping[int, float] | None = None
+    ) -> list[Effect]:
         """Nodes have joined the running job."""
         if not self.awaited:
-            return self.gcs.nodes_joined(now, infos)
-        self._deferred.append((lambda now, infos, _: self.gcs.nodes_joined(now, infos), (infos, None)))
+            return self.gcs.nodes_joined(now, infos, left)
+        self._deferred.append((self.gcs.nodes_joined, (infos, left)))
         return []
 
     def node_died(self, now: float, node: int, reason: str) -> list[Effect]:

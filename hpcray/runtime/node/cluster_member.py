@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -471,7 +472,8 @@ class ClusterMember:
         assert raylet.head is not None and self._node_manager is not None
         # The death that let them in may have been the last that the departure of one of them waited for.
         infos = [info for info in event.infos if info.index not in self._node_manager.dead]
-        raylet.apply(raylet.head.nodes_joined(self._loop.now, infos))
+        left = {info.index: info.end - time.time() for info in infos if info.end}
+        raylet.apply(raylet.head.nodes_joined(self._loop.now, infos, left))
         for info in infos:
             self._router.send(raylet_of(info.index), m.NodeJoined([info]))
             raylet.log(f"node {info.index} ({info.host}) has joined the job")
