@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.common.buffer_pool import BufferPool
 from hpcray.transport.base import FOREVER, Backoff, PeerLost, Received, TransportError
+from hpcray.transport.startup import leave_pmix
 from hpcray.transport.ucx_engine import UcxEngine
 from hpcray.transport.world_doorbell import WorldDoorbell
 
@@ -231,7 +232,9 @@ class MpiControl:
         return self._whole
 
     def close(self, abort: bool = False) -> None:
-        if not abort:
+        if abort:
+            leave_pmix()
+        else:
             self._mpi.Finalize()
 
 

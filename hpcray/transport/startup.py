@@ -41,6 +41,8 @@ _OPEN_MPI = re.compile(r"Open MPI v(\d+)")
 _SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _OPEN_MPI_SEGMENT = "/dev/shm/sm_segment."
+_MOST_PMIX_USERS = 8  # in one process
+_PMIX_TIME = 2.0  # seconds
 _BTL = "OMPI_MCA_btl"
 _USER_FILE = "~/.openmpi/mca-params.conf"
 
@@ -382,6 +384,28 @@ def library(module: Any) -> str:
     """Name and version of the MPI library."""
     first: str = module.Get_library_version().split("\n")[0].strip("\0 ")
     return first.split(", package")[0]
+
+
+def leave_pmix() -> None:
+    """Report to the PMIx server of srun that this process ends on purpose, without the other ranks.
+
+    To a server a client that is merely gone is lost. Slurm's then kills the whole step, if its slurmstepd has not ended
+    a second later, as on a node under load or with a task epilog. MPI cannot be used any more after this call.
+    """
+    path = next(iter(sorted(_mapped("/libpmix."))), "")
+    if not path or read_launch(os.environ).kind != "srun":
+        return
+
+    def leave() -> None:
+        library = ctypes.CDLL(path)
+        for _ in range(_MOST_PMIX_USERS):  # MPI is one; the last one that leaves is the process
+            if not library.PMIx_Initialized():
+                break
+            library.PMIx_Finalize(None, 0)
+
+    leaving = threading.Thread(target=leave, name="hpcray-leave-pmix", daemon=True)
+    leaving.start()
+    leaving.join(_PMIX_TIME)
 
 
 def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:

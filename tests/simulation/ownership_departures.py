@@ -78,7 +78,7 @@ class Departing:
             for frame in [frame for frame in process.frames if frame.task is not None]:
                 process.finish(frame, [], False, False)
             process.turn()
-            process.table.begin_leaving()
+            process.table.copies.hand_over()
 
     def departures_under_way(self) -> list[Callable[[], None]]:
         return [partial(self.look, node) for node in sorted(self.leaving)]

@@ -61,3 +61,43 @@ def test_a_job_grows_by_a_batch_job_and_shrinks_without_losing_work(slurm: Slurm
     assert "grown 4" in lines and "hosts n1 n2 n3 n4" in lines and "shrunk 3" in lines, shown
     assert "digest True" in lines, shown
     assert "this node has left the job" in "".join(path.read_text() for path in slurm.place.rglob("nodes-*.out"))
+
+
+LEAVING_ONE = """\
+import os, sys, time
+import hpcray as ray
+from hpcray import cluster
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+# Slurm's slurmstepd lives on for a second after each task, as on a node under load.
+os.environ["SLURM_TASK_EPILOG"] = sys.argv[1]
+ray.init()
+
+@ray.remote(num_cpus=0)
+class Stays:
+    def pid(self):
+        return os.getpid()
+
+for leaves, stays in ((1, 2), (4, 3)):
+    cluster.scale(2, cpus=2, time=10, sbatch={"exclusive": True}, wait=True)
+    rows = ray.nodes()
+    actor = Stays.options(scheduling_strategy=On(rows[stays]["NodeID"], soft=False)).remote()
+    pid = ray.get(actor.pid.remote())
+    cluster.remove_nodes([leaves])
+    time.sleep(6)
+    print("stays", ray.nodes()[stays]["Alive"], ray.get(actor.pid.remote()) == pid, flush=True)
+    cluster.remove_nodes([stays])
+"""
+
+
+def test_a_node_that_leaves_does_not_take_the_others_of_its_world_with_it(slurm: Slurm) -> None:
+    """Slurm's PMIx kills a whole step when it learns that one task is gone without a word. First the world's rank 0
+    leaves, then its rank 1."""
+    epilog, script = slurm.write("#!/bin/sh\nsleep 2\n", "epilog.sh"), slurm.write(LEAVING_ONE)
+    job = slurm.sbatch("-N1", "-c2", slurm.source / "slurm" / "cpu.sbatch", script, epilog)
+    facts = slurm.finish(job, 200.0)
+    shown = slurm.output() + "".join(path.read_text() for path in slurm.place.rglob("nodes-*.out"))
+    print(shown)
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    assert slurm.output().splitlines().count("stays True True") == 2, shown
+    slurm.wait(lambda: not slurm.said("squeue", "-h"), "the end of all batch jobs")

@@ -101,7 +101,7 @@ class TestBorrower:
     def test_an_owner_that_leaves_does_not_say_that_what_it_has_handed_over_is_freed(self, table: Table) -> None:
         table.on_object_get(PEER, put_id(1))
         assert table.said() == [(PEER, m.ObjectReady(put_id(1), 2, b"", 0, []))]
-        table.begin_leaving()
+        table.copies.hand_over()
         table.on_object_get(PEER, put_id(1))
         assert table.said() == [], "who asks seeks it when its owner has gone"
 

@@ -34,6 +34,7 @@ class KeptCopies:
 
     Attributes:
         kept: objects that our store keeps for us; their owners do not count us any more.
+        handed_over: our own node leaves: borrowers of our objects keep copies, and drop their borrows.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class KeptCopies:
         lost: Callable[[bytes, ObjectEntry, str, str], None],
     ) -> None:
         self.kept: set[bytes] = set()
+        self.handed_over = False
         self._asked: dict[bytes, int] = {}  # our store has not answered: their sizes
         self._kept_at: dict[int, list[int]] = {}  # by node that has left: those that keep objects of its processes
         self._sought: dict[bytes, set[bytes]] = {}  # the raylets that have not said whether they keep it
@@ -62,6 +64,10 @@ class KeptCopies:
         self._send = send
         self._located = located
         self._lost = lost
+
+    def hand_over(self) -> None:
+        """Our own node leaves."""
+        self.handed_over = True
 
     def keep(self, oid: bytes) -> None:
         """Have our store keep a borrowed object that is stored somewhere; `answered` follows."""

@@ -96,7 +96,6 @@ class ObjectTable:
         self._raylet = raylet_of(self._node)
         self._send = send
         self._notify = notify
-        self._leaving = False
         self.refs = ReferenceCounter(me, self.entries, send, self._maybe_free, self._freed_already)
         self.packed = PackedTasks(self.entries)
         self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
@@ -528,17 +527,13 @@ class ObjectTable:
 
     # ------------------------------------------------------------ owners and borrowers
 
-    def begin_leaving(self) -> None:
-        """Our node leaves the job: borrowers keep copies, and drop their borrows."""
-        self._leaving = True
-
     def on_object_get(self, src: bytes, oid: bytes) -> None:
         """A borrower asks for the value."""
         entry = self.entries.get(oid)
         if entry is not None and entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
         if entry is None:
-            if not self._leaving:  # else a borrower keeps it, perhaps: that is sought when we are gone
+            if not self.copies.handed_over:  # else a borrower keeps it, perhaps: that is sought when we are gone
                 self._send(src, ObjectReady(oid, 2, b"", 0, []))
         elif entry.state == PENDING:
             if entry.subscribers is None:

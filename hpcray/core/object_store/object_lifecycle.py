@@ -40,7 +40,7 @@ class ObjectLifecycle:
         overflow: bytes of the overflow file; 0: there is none.
 
     Attributes:
-        objects: all objects of the store. awaited_elsewhere: those with `waiting_pulls`.
+        objects: all objects of the store.
         dead_procs, dead_nodes: whose messages and objects no longer count.
         created, freed, failed: counters.
         blocks, eviction, queue, clients, spills, overflow, pulls, pushes, spilled_pushes: the parts.
@@ -58,7 +58,6 @@ class ObjectLifecycle:
     ) -> None:
         self._node = node
         self.objects: dict[bytes, StoredObject] = {}
-        self.awaited_elsewhere: dict[bytes, StoredObject] = {}
         self.dead_procs: set[bytes] = set()
         self.dead_nodes: set[int] = set()
         self.created = self.freed = self.failed = 0
@@ -227,21 +226,10 @@ class ObjectLifecycle:
         else:
             self._forget_if_unneeded_on_disk(obj, out)
 
-    def add_waiting_pull(self, obj: StoredObject, node: int, msg: m.Pull) -> None:
-        """A node waits for an object that is being made, or read back from disk."""
-        obj.waiting_pulls.append((node, msg))
-        self.awaited_elsewhere[obj.id] = obj
-
-    def take_waiting_pulls(self, obj: StoredObject) -> list[tuple[int, m.Pull]]:
-        """Return what nodes wait for, and forget it."""
-        self.awaited_elsewhere.pop(obj.id, None)
-        waiting, obj.waiting_pulls = obj.waiting_pulls, []
-        return waiting
-
     def refuse_waiting_nodes(self, obj: StoredObject, reason: str, out: list[Effect], full: bool = False) -> None:
         """Nodes that wait for the object must look elsewhere. They must not wait until it is pulled from another one,
         which may wait for them."""
-        for node, msg in self.take_waiting_pulls(obj):
+        for node, msg in self.clients.take_waiting_pulls(obj):
             hints = obj.pull.possible_sources() if obj.pull is not None else []
             out.append(Send(raylet_of(node), m.PullRefused(obj.id, msg.tag, reason, full, hints)))
         self.pushes.refuse_waiting(obj, reason, out, full)
@@ -265,7 +253,7 @@ class ObjectLifecycle:
         obj.openers.clear()
         obj.replica_pin_waiters.clear()
         self.pushes.push_arrived(obj, out)
-        for node, msg in self.take_waiting_pulls(obj):
+        for node, msg in self.clients.take_waiting_pulls(obj):
             self.serve_pull(obj, node, msg, out)
         if obj.idle:
             self.settle(obj, out)
@@ -395,7 +383,6 @@ class ObjectLifecycle:
     def _forget(self, obj: StoredObject, out: list[Effect]) -> None:
         """The object leaves the store; its block goes when the last send is over."""
         del self.objects[obj.id]
-        self.awaited_elsewhere.pop(obj.id, None)
         self.clients.remove_object(obj)
         self.pulls.remove_pull(obj)
         self.spills.drop_from_disk(obj, out)
@@ -503,11 +490,11 @@ class ObjectLifecycle:
                 out.append(Send(proc, m.StoreError(obj.id, "full", NO_ROOM_TO_RESTORE)))
             else:
                 self.spills.loans.lend_slot(obj, proc, out)
-        for node, msg in self.take_waiting_pulls(obj):
+        for node, msg in self.clients.take_waiting_pulls(obj):
             if self.spilled_pushes.can_serve(obj, msg):
                 self.spilled_pushes.start_push(obj, node, msg, out)
             else:
-                self.add_waiting_pull(obj, node, msg)
+                self.clients.add_waiting_pull(obj, node, msg)
         self.refuse_waiting_nodes(obj, reason, out, full=True)
         self._return_to_disk(obj, out)
 

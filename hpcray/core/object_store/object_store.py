@@ -166,10 +166,10 @@ class ObjectStore:
             lifecycle.push_ended(obj, out)
         for obj in lifecycle.spilled_pushes.receiver_died(node):
             lifecycle.push_ended(obj, out)
-        for obj in list(lifecycle.awaited_elsewhere.values()):
-            for asker, msg in lifecycle.take_waiting_pulls(obj):
+        for obj in list(lifecycle.clients.awaited_elsewhere.values()):
+            for asker, msg in lifecycle.clients.take_waiting_pulls(obj):
                 if asker != node:
-                    lifecycle.add_waiting_pull(obj, asker, msg)
+                    lifecycle.clients.add_waiting_pull(obj, asker, msg)
             lifecycle.drop_unrequested(obj, out)
         lifecycle.pulls.source_died(node, out)
         for obj in list(lifecycle.pulls.paused.values()):
@@ -400,7 +400,7 @@ class ObjectStore:
             lifecycle.spilled_pushes.start_push(obj, node, msg, out)
             return
         elif obj.creator is not None or obj.spill_slot is not None:
-            lifecycle.add_waiting_pull(obj, node, msg)
+            lifecycle.clients.add_waiting_pull(obj, node, msg)
             lifecycle.request_restore(now, obj, out)
             lifecycle.read_ahead_of(now, obj, out)
             return
@@ -445,7 +445,9 @@ class ObjectStore:
         lifecycle.pushes.check_invariants(self._objects)
         lifecycle.spilled_pushes.check_invariants(self._objects)
         awaited = {obj.id: obj for obj in self._objects.values() if obj.waiting_pulls}
-        assert awaited == lifecycle.awaited_elsewhere, "the index of what other nodes wait for, and the objects differ"
+        assert awaited == lifecycle.clients.awaited_elsewhere, (
+            "the index of what other nodes wait for, and the objects differ"
+        )
         readers = [*lifecycle.pushes.objects(), *lifecycle.spilled_pushes.objects(), *lifecycle.spills.written_now()]
         self._check_blocks(readers)
         io_reads = Counter(id(obj) for obj in readers)

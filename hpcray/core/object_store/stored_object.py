@@ -394,9 +394,14 @@ class StoredObject:
 
 
 class ObjectsByClient:
-    """The objects of one store, by the processes that are clients of them and by their owners."""
+    """The objects of one store, by the processes that are clients of them and by their owners.
+
+    Attributes:
+        awaited_elsewhere: those that other nodes wait for (`StoredObject.waiting_pulls`).
+    """
 
     def __init__(self) -> None:
+        self.awaited_elsewhere: dict[bytes, StoredObject] = {}
         self._by_client: dict[bytes, dict[bytes, StoredObject]] = {}
         self._by_owner: dict[bytes, dict[bytes, StoredObject]] = {}
 
@@ -429,10 +434,22 @@ class ObjectsByClient:
 
     def remove_object(self, obj: StoredObject) -> None:
         """The object left the store."""
+        self.awaited_elsewhere.pop(obj.id, None)
         _discard(self._by_owner, owner_of(obj.id), obj)
         for proc in {*obj.pins, *obj.openers, *obj.replica_pinners, obj.creator, obj.announcer}:
             if proc is not None:
                 _discard(self._by_client, proc, obj)
+
+    def add_waiting_pull(self, obj: StoredObject, node: int, msg: Pull) -> None:
+        """A node waits for an object that is being made, or read back from disk."""
+        obj.waiting_pulls.append((node, msg))
+        self.awaited_elsewhere[obj.id] = obj
+
+    def take_waiting_pulls(self, obj: StoredObject) -> list[tuple[int, Pull]]:
+        """Return what nodes wait for, and forget it."""
+        self.awaited_elsewhere.pop(obj.id, None)
+        waiting, obj.waiting_pulls = obj.waiting_pulls, []
+        return waiting
 
     def add_client(self, proc: bytes, obj: StoredObject) -> None:
         """The process becomes a client of the object."""

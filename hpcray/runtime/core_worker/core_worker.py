@@ -369,7 +369,7 @@ class CoreWorker:
         """A node leaves the job: copy the objects of this process that only it has, or have their borrowers do so."""
         self._leaving.add(msg.node)
         if msg.node == self.node:
-            self.table.begin_leaving()
+            self.table.copies.hand_over()
             self.before_handover(lambda: ObjectHandover(self, self._leaving).begin())
         else:
             ObjectEvacuation(self).begin(msg)
