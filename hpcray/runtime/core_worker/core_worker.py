@@ -132,7 +132,7 @@ class CoreWorker:
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
         self._leaving: set[int] = set()  # nodes
-        self.before_handover: Callable[[Callable[[], None]], None] = lambda then: then()
+        self.save_state: Callable[[], Callable[[], bool]] = lambda: lambda: True
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
@@ -370,7 +370,7 @@ class CoreWorker:
         self._leaving.add(msg.node)
         if msg.node == self.node:
             self.table.copies.hand_over()
-            self.before_handover(lambda: ObjectHandover(self, self._leaving).begin())
+            ObjectHandover(self, self._leaving, self.save_state()).begin()
         else:
             ObjectEvacuation(self).begin(msg)
 

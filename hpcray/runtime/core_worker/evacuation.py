@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 
 from hpcray.common.exceptions import RayError
@@ -72,20 +72,25 @@ class ObjectHandover:
 
     Args:
         leaving: all nodes that leave, as far as this process knows. What only processes of these refer to goes too.
+        is_saved: returns whether the state of the actor that this process is, if it is one, was saved or need not be.
     """
 
-    def __init__(self, context: CoreWorkerContext, leaving: Collection[int]) -> None:
+    def __init__(
+        self, context: CoreWorkerContext, leaving: Collection[int], is_saved: Callable[[], bool] = lambda: True
+    ) -> None:
         self._context = context
         self._leaving = leaving
+        self._is_saved = is_saved
         self._asked_at: dict[tuple[bytes, bytes], float] = {}
 
     def begin(self, pause: float = _LOOK_INTERVAL) -> None:
-        """Have each borrower keep a copy. The answer follows when none borrows anything any more."""
+        """Have each borrower keep a copy. The answer follows when none borrows anything any more, and the state of the
+        actor is saved."""
         context, now = self._context, monotonic()
         lent = context.table.refs.lent_beyond(self._leaving)
         for borrower, oids in lent.items():
             self._ask(borrower, oids, now)
-        if lent:
+        if lent or not self._is_saved():
             longer = min(2 * pause, _LONGEST_LOOK_INTERVAL)
             context.engine.add_timer(now + pause, lambda _: self.begin(longer))
         else:

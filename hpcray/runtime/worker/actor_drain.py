@@ -41,8 +41,8 @@ class ActorDrain:
         self._saved = False
         self._marked_called = False
         self._client.on_begin.append(self._begin)
-        self._after_saving: list[Callable[[], None]] = []  # this node leaves
-        worker.process.before_handover = self._before_handover
+        self._moves = self._moved = False  # this node leaves; the state is saved, as far as it could be
+        worker.process.save_state = self._save_state
 
     def restore(self, actor: ActorContext) -> None:
         """Give a named actor that has just been constructed the newest checkpoint of its name."""
@@ -66,24 +66,24 @@ class ActorDrain:
         actor = self._worker.actor
         if actor is None:
             return
-        if not self._after_saving:
+        if not self._moves:
             self._call_marked(actor)
         if type(msg) is m.SaveActor:
             self._save(actor)
 
-    def _before_handover(self, then: Callable[[], None]) -> None:
-        """This node leaves the job, and an actor that restarts elsewhere is to go on with its state: save it, then call
-        `then` (lock held in both)."""
+    def _save_state(self) -> Callable[[], bool]:
+        """This node leaves the job: save the state of an actor that restarts elsewhere, between two calls (lock held).
+
+        Returns:
+            What returns whether that is done.
+        """
         actor = self._worker.actor
-        saved = self._saved and not self._after_saving
-        moves = actor is not None and bool(actor.spec.name) and actor.spec.max_restarts != 0
+        restarts = actor is not None and bool(actor.spec.name) and actor.spec.max_restarts != 0
         hook = getattr(type(actor.instance), SAVE, None) if actor is not None else None
-        if not moves or hook is None or saved or self._client.reason:
-            then()
-        else:
-            self._after_saving.append(then)  # a new head may say it again
-            if len(self._after_saving) == 1:
-                self._worker.enqueue_first(m.SaveActor())
+        if not self._moves and restarts and hook is not None and not self._saved and not self._client.reason:
+            self._moves = True
+            self._worker.enqueue_first(m.SaveActor())
+        return lambda: self._moved or not self._moves
 
     def before_leaving(self, actor: ActorContext) -> None:
         """Save the state of an actor that ends while the job drains."""
@@ -115,8 +115,8 @@ class ActorDrain:
     def _save(self, actor: ActorContext) -> None:
         if self._saved:
             return
-        self._saved, leaves = True, bool(self._after_saving)
-        actor.refuse_calls(_leave_unanswered if leaves else self._refuse)
+        self._saved = True
+        actor.refuse_calls(_leave_unanswered if self._moves else self._refuse)
         path = error = ""
         root = self._worker.process.run.checkpoints
         if not actor.spec.name:
@@ -125,7 +125,7 @@ class ActorDrain:
             error = "no checkpoint directory is known; hint: HPCRAY_CHECKPOINT_DIR"
         else:
             self._await_open_calls(
-                actor, _OPEN_CALLS_TIME if leaves else _OPEN_CALLS_SHARE * self._client.seconds_left()
+                actor, _OPEN_CALLS_TIME if self._moves else _OPEN_CALLS_SHARE * self._client.seconds_left()
             )
             try:
                 with checkpoints.writing(root, self._directory(actor)) as path:
@@ -134,14 +134,13 @@ class ActorDrain:
                 traceback.print_exc()
                 error = f"{type(raised).__name__}: {raised}"
         error = error and f"{actor.spec.class_name} {actor.spec.name!r}: {error}"
-        if leaves and error:
-            print(f"hpcray: the state of an actor is lost with its node, which leaves: {error}", file=sys.stderr)
+        self._moved = True
+        if self._moves:
+            if error:
+                print(f"hpcray: the state of an actor is lost with its node, which leaves: {error}", file=sys.stderr)
+            return
         with self._worker.engine.lock:
-            then, self._after_saving = self._after_saving, []
-            for call in then:
-                call()
-            if not leaves:
-                self._send_saved("" if error else path, error)
+            self._send_saved("" if error else path, error)
             self._worker.engine.flush()
 
     def _await_open_calls(self, actor: ActorContext, seconds: float) -> None:
