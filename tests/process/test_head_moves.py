@@ -114,3 +114,15 @@ def test_nodes_join_after_the_head_has_moved(tmp_path: Path, leak_check: object)
         assert token.read_bytes() != before and token.stat().st_mode & 0o777 == 0o600
         started.append(subprocess.Popen([*NODE, "--join", str(token)]))
         assert sessions_of(started[2])[0].node == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.3])
+def test_all_nodes_leave_at_once(tmp_path: Path, leak_check: object, delay: float) -> None:
+    """The head hands over to a node that leaves too, and may have been declared dead meanwhile."""
+    with nodes(tmp_path / "token", 3) as started:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(delay)
+        assert [process.wait(60) for process in started] == [0, 0, 0]

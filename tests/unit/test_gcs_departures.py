@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from hpcray.common.ids import HEAD, make_proc, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs.departures import MOST_TARGETS, DepartureManager, LeavingChanged, NodeLeft
 from hpcray.protocol import messages as m
+from hpcray.runtime.node.node_departure import NodeDeparture
+from hpcray.runtime.raylet.router import HeadLocation
 
 ASKER = make_proc(0, 3)
 
@@ -130,3 +133,22 @@ def test_a_raylet_that_leaves_serves_nothing_new_and_asks_for_its_leases() -> No
     assert not node.core.runs_tasks() and node.take(m.LeaseGranted) == []
     node.handle(HEAD, m.GrantLeases(driver, 0, CPU1, 1))
     assert node.take(m.LeaseGranted) == []
+
+
+@pytest.mark.parametrize("head", [3, 9])
+def test_a_node_that_leaves_asks_the_new_head_again_even_where_that_is_itself(head: int) -> None:
+    """A head that leaves may hand over to a node that leaves too: where these two are the last, there is no other."""
+    sent: list[tuple[bytes, Any]] = []
+    location = HeadLocation(8)
+    raylet: Any = SimpleNamespace(
+        node=9,
+        head_location=location,
+        loop=SimpleNamespace(now=2.0),
+        router=SimpleNamespace(send=lambda dest, msg: sent.append((dest, msg))),
+    )
+    departure = NodeDeparture(raylet, lambda: None, lambda: False, lambda: None)
+    location.moved_to(4, 1)
+    assert not sent, "it does not leave"
+    departure.begun, departure._deadline = True, 12.0
+    location.moved_to(head, 2)
+    assert sent == [(HEAD, m.LeaveRequest("it was leaving when the head moved", 10.0))]

@@ -88,8 +88,8 @@ class NodeDeparture:
             raylet.router.send(HEAD, m.NodeIdle(raylet.node))
 
     def _head_moved(self) -> None:
-        """The new head knows nothing of a departure that the old one had begun."""
-        if self.begun and self._raylet.head_location.node != self._raylet.node:
+        """The new head, which may be this node, knows nothing of a departure that the old one had begun."""
+        if self.begun:
             left = max(_LEAST_TIME, self._deadline - self._raylet.loop.now)
             self._raylet.router.send(HEAD, m.LeaveRequest("it was leaving when the head moved", left))
 
