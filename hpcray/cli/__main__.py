@@ -54,7 +54,20 @@ _JOB_COLUMNS = {
 _STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
 
 
+class _Commands(click.Group):
+    """The commands. Where one cannot read or write a file, the message has its name and the reason."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if not isinstance(error.filename, str):
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+
+
 @click.group(
+    cls=_Commands,
     params=[version_option],
     commands=[*observe.COMMANDS, *node_commands.COMMANDS, config, dashboard, debug, job_group, profile, progress, top],
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -33,6 +33,8 @@ def errors_as_messages(*kinds: type[Exception]) -> Iterator[None]:
     """Errors of these kinds end the command with their text."""
     try:
         yield
+    except BrokenPipeError:  # a ConnectionError, but of `hpcray ... | head`: click ends the command without a word
+        raise
     except kinds as error:
         raise click.ClickException(str(error)) from None
 

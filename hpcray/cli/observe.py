@@ -303,11 +303,15 @@ def list_(
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = KINDS[kind](state)
-        nodes = {row["NodeID"]: f"node {row['Index']}" for row in process.gcs.nodes()}
+        known = sorted(process.gcs.nodes(), key=lambda row: row["Index"])
+        nodes = {row["NodeID"]: f"node {row['Index']}" for row in known}
     try:
         rows = select(found, [_parse_filter(text, nodes) for text in filters], limit)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
+    if kind == "nodes":
+        order = list(nodes)
+        rows.sort(key=lambda row: order.index(row["node_id"]))
     columns = rows[0].list_columns(detail) if rows else []
     if as_json or shape == "json":
         _print_json([{name: row[name] for name in columns} for row in rows])

@@ -59,6 +59,8 @@ def profile(
     for file in files:
         if shape is None and file.suffix not in SUFFIXES:
             raise click.UsageError(f"-o {file}: end it in {', '.join(SUFFIXES)}, or say --format")
+        if not file.parent.is_dir():  # said before anything is measured
+            raise click.ClickException(f"{file}: No such file or directory")
     if memory and task:
         raise click.UsageError("--task: Python does not know which task has allocated memory; hint: --actor, --node")
     request = ProfileRequest(seconds, rate, memory, nodes or None, actor, task, everything)

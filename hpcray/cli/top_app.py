@@ -191,7 +191,7 @@ class JobScreen(LiveScreen):
         ]
         self.query_one("#functions", KeptTable).show(top_cells.function_columns(width), rows)
         more = "; numbers are lower bounds: earlier runs are forgotten" if use.partial else ""
-        self.query_one("#order", Label).update(f"functions by {self.order}{more}")
+        self.query_one("#order", Label).update(f"functions by {self.order}{more}; enter on a row: details")
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Show the node or the function of the row."""
@@ -301,7 +301,8 @@ class ActorScreen(LiveScreen):
         for row in sorted(found, key=lambda row: (row["state"] == "DEAD", -(row["ended"] or 0.0), row["class"])):
             ended = time.strftime("%H:%M:%S", time.localtime(row["ended"])) if row["ended"] else ""
             node = str(row["node"]) if row["node"] >= 0 else ""
-            reason = " ".join(row["reason"].split())
+            # What comes before says that a process has died; its end, how.
+            reason = " ".join(row["reason"].split()).rpartition(" died: ")[2]
             more = [row["name"], str(row["pid"] or "")] if self.size.width >= _WIDE else []
             rows.append((row["actor"], [row["class"], row["state"], node, ended, *more, reason]))
         self._reasons = {row["actor"]: row for row in found}

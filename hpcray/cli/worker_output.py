@@ -23,6 +23,9 @@ def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes:
         raise click.UsageError(f"--grep {pattern}: {error}") from None
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
     with job(address) as process:
+        indices = {row["Index"] for row in process.gcs.nodes()}
+        if unknown := sorted({*nodes} - indices):
+            raise click.ClickException(f"there is no node {unknown[0]}; hint: hpcray list nodes")
         lines = WorkerLines(process, _TIMEOUT)
         found = False
         try:
@@ -39,3 +42,5 @@ def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes:
                 "hint: hpcray list actors, hpcray list tasks show the names; without options all lines are printed",
                 err=True,
             )
+        elif not found:
+            click.echo(f"none of the {len(lines.processes)} workers has printed anything", err=True)
