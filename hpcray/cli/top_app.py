@@ -191,7 +191,7 @@ class JobScreen(LiveScreen):
         ]
         self.query_one("#functions", KeptTable).show(top_cells.function_columns(width), rows)
         more = "; numbers are lower bounds: earlier runs are forgotten" if use.partial else ""
-        self.query_one("#order", Label).update(f"functions by {self.order}{more}; enter on a row: details")
+        self.query_one("#order", Label).update(f"functions by {self.order} (enter: details){more}")
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Show the node or the function of the row."""
