@@ -56,6 +56,20 @@ def test_which_function_eats_the_time():
     assert "long" in rows[0] and "short" in rows[1], "the one with most time comes first"
 
 
+def test_a_function_of_which_no_run_has_ended_yet_may_eat_the_time(marks: Marks):
+    ref = licensed.remote(marks)
+    eventually(marks.lines)
+
+    def first() -> dict[str, object] | None:
+        row = json.loads(hpcray("top", "--json", "--interval", "0.2"))["functions"][0]
+        return row if row["name"] == "licensed" else None
+
+    row = eventually(first)
+    assert (row["running"], row["ended"], row["seconds"]) == (1, 0, 0.0) and float(row["elapsed"]) > 0.2, row
+    ray.cancel(ref, force=True)
+    eventually(lambda: ray.available_resources().get("licence"))
+
+
 def test_why_is_this_task_not_running(marks: Marks):
     holder = licensed.remote(marks)
     eventually(marks.lines)

@@ -95,6 +95,7 @@ def node_report() -> FiguresReport:
         worker = {f"f{i}": [10, 1, 10_000, {20: 5, 30: 5}] for i in range(20)}
         add_functions(report.functions, worker)
         add_counts(report.running, {"f0": 1})
+        add_counts(report.elapsed, {"f0": 5})
     return report
 
 
@@ -108,7 +109,7 @@ def test_the_figures_of_1000_nodes_and_64000_workers_are_right_and_cost_the_head
         assert job.now - began < 5.0
     for answer in job.answers:
         assert not answer.missing and {msgspec.msgpack.decode(row)["node"] for row in answer.nodes} == set(range(1000))
-        assert answer.running == {"f0": 64_000}
+        assert answer.running == {"f0": 64_000} and answer.elapsed == {"f0": 320_000}
         assert answer.functions["f7"] == [640_000, 64_000, 640_000_000, {20: 320_000, 30: 320_000}]
         assert max(answer.latency.values()) < 0.01 and len(answer.latency) == 999
     assert len(job.answers) == looks
