@@ -342,10 +342,11 @@ def test_stacks_are_shown_and_sampled(visit: Callable[..., Visit]) -> None:
     assert 2 <= flame.get_by_role("button").count() < whole
     seen.page.get_by_label("What").select_option("1")
     seen.page.get_by_role("button", name="Sample").click()
-    grown = flame.get_by_role("button", name=re.compile("^grow$")).first
+    line = 1 + PROGRAM[: PROGRAM.index("kept.append")].count("\n")
+    grown = flame.get_by_role("button", name=f"train.py:{line}", exact=True).first
     expect(grown).to_be_visible(timeout=PATIENCE)
     grown.click()
-    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(r"grow: .*MB"))
+    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(rf"train\.py:{line}: .*[kM]B"))
 
 
 def test_two_browsers_at_once_and_links_that_are_good_once(
