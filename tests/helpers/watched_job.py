@@ -84,7 +84,7 @@ class Look:
     Attributes:
         words: the command; REF is the object that waits. shows: regular expressions.
         code: its exit code. extra: seconds that it measures, beyond those that it may take.
-        fits: whether its lines fit a terminal of 80 columns.
+        fits: whether its lines fit a terminal of 80 columns. local: whether a login host needs no job to say it.
     """
 
     words: str
@@ -92,10 +92,11 @@ class Look:
     code: int = 0
     extra: float = 0.0
     fits: bool = True
+    local: bool = False
 
 
 LOOKS = (
-    Look("jobs", (r"RUNNING",)),
+    Look("jobs", (r"RUNNING",), local=True),
     Look("status", (r"node 0 +\S+ +alive", r"node 3 +\S+ +alive", r"waiting:", r"CPU: 10000", r"can ever serve")),
     Look("top --once --interval 1", (r"4 nodes", r"node 3", r"computing +1", r"block +4"), extra=1.0),
     Look("list actors", (r"Holder", r"ALIVE", r"1 actors")),
@@ -128,7 +129,7 @@ LOOKS = (
     Look("top --json --interval 0.5", (r'"functions"',), extra=0.5, fits=False),
     Look("debug --json", (r'"name": "stopping"',), fits=False),
     Look("timeline /nowhere/t.json", (r"^Error: /nowhere/t\.json: No such file or directory$",), code=1),
-    Look("profile --seconds 0.2 -o /nowhere/p.svg", (r"^Error: /nowhere/p\.svg: No such file",), code=1, extra=0.2),
+    Look("profile --seconds 0.2 -o /nowhere/p.svg", (r"^Error: /nowhere/p\.svg: No such file",), code=1, local=True),
     Look("logs --node 9", (r"there is no node 9; hint",), code=1),
     Look("profile --seconds 0.2 --actor nobody", (r"no actor 'nobody'; hint",), code=1),
     Look("profile --seconds 0.2 --node 9", (r"no node 9; hint",), code=1),
