@@ -17,7 +17,6 @@ from hpcray.api.options import (
     did_you_mean,
     stream_options,
     transport_of,
-    unsupported_by_methods,
 )
 from hpcray.api.session import require_session
 from hpcray.api.signature import ANYTHING, Arity, arity
@@ -63,13 +62,12 @@ class _Plan:
 
     Attributes:
         extra: options that need the slow path: `name`, generators, retries.
-        unsupported: why calls are refused; "" for none.
         decorator: what wraps each call on the caller's side (Ray's `__ray_invocation_decorator__`); None for nothing.
-        slow: True if calls need the slow path or are refused.
+        slow: True if calls need the slow path.
         low, high: numbers of positional arguments of the fast path; none where `slow` is True.
     """
 
-    __slots__ = ("arity", "decorator", "extra", "given", "high", "low", "num_returns", "retries", "slow", "unsupported")
+    __slots__ = ("arity", "decorator", "extra", "given", "high", "low", "num_returns", "retries", "slow")
 
     def __init__(self, given: dict[str, Any], retries: int) -> None:
         retry = given.get(RETRY) or False
@@ -87,9 +85,8 @@ class _Plan:
             **stream_options(given),
         )
         self.num_returns = check_num_returns(given.get("num_returns"))
-        self.unsupported = unsupported_by_methods(given)
         self.decorator = cloudpickle.loads(given[DECORATOR]) if DECORATOR in given else None
-        self.slow = bool(self.extra or self.unsupported or self.decorator)
+        self.slow = bool(self.extra or self.decorator)
         self.low, self.high = float("inf") if self.slow else self.arity.low, self.arity.high
 
 
@@ -180,8 +177,6 @@ class ActorMethod(Generic[P, R_co]):
 
     def _call_with_own_options(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = self._plan
-        if plan.unsupported:
-            raise NotImplementedError(plan.unsupported)
         plan.arity.check(self._name, args, kwargs)
         return self._submit(args, kwargs) if plan.decorator is None else plan.decorator(self._submit)(args, kwargs)
 

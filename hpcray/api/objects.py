@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from operator import attrgetter
+from time import monotonic
 from typing import Any, TypeVar, cast, overload
 
 from hpcray.api.options import transport_of
@@ -12,7 +13,7 @@ from hpcray.api.progress import Progress
 from hpcray.api.session import require_session
 from hpcray.protocol.serializability import not_serializable
 from hpcray.protocol.serialization import SerializationError
-from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
@@ -24,25 +25,32 @@ _ident = attrgetter("_id")
 
 
 @overload
-def get(object_refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
+def get(object_refs: ObjectRef[T], *, timeout: float | None = None, _use_object_store: bool = False) -> T: ...
 
 
 @overload
-def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+def get(
+    object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None, _use_object_store: bool = False
+) -> list[T]: ...
 
 
 @overload
-def get(object_refs: Progress[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+def get(
+    object_refs: Progress[ObjectRef[T]], *, timeout: float | None = None, _use_object_store: bool = False
+) -> list[T]: ...
 
 
 @overload
-def get(object_refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
+def get(
+    object_refs: ObjectRefGenerator[T], *, timeout: float | None = None, _use_object_store: bool = False
+) -> ObjectRefGenerator[T]: ...
 
 
 def get(
     object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | Progress[ObjectRef[Any]] | ObjectRefGenerator[Any],
     *,
     timeout: float | None = None,
+    _use_object_store: bool = False,
 ) -> Any:
     """Return the value of a ref, or the values of a list of refs. Arrays are read-only views of the object store.
 
@@ -50,6 +58,7 @@ def get(
         object_refs: a ref or a list of refs, or what `progress` has made of one; a generator of refs is returned as it
             is.
         timeout: in seconds; None or -1 waits without limit, 0 does not wait.
+        _use_object_store: device objects are read through the object store: as copies, also of tensors of this process.
 
     Returns:
         The value, or the list of values in the order of the refs.
@@ -61,8 +70,11 @@ def get(
         RayError: the object is lost, the task was cancelled, or the actor died.
     """
     process = current.process or require_session()
-    if timeout == -1:
-        timeout = None
+    if timeout is not None or _use_object_store:
+        if timeout == -1:
+            timeout = None
+        if not process.local.reading:
+            return _get_with(process, object_refs, timeout, _use_object_store)
     if isinstance(object_refs, ObjectRef):
         get_one = process.get_one  # a name of its own: CPython finds an instance's attribute faster than a method there
         return get_one(object_refs, timeout)
@@ -85,6 +97,18 @@ def get(
             if not isinstance(ref, ObjectRef):
                 raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
     return process.get(refs, timeout) if refs else []
+
+
+def _get_with(process: CoreWorker, object_refs: Any, timeout: float | None, copies: bool) -> Any:
+    """`get`, while what reads tensors of other processes knows its options."""
+    local = process.local
+    local.reading = True
+    try:
+        local.deadline = None if timeout is None else monotonic() + timeout
+        local.tensors_as = "copies" if copies else ""
+        return get(object_refs, timeout=timeout)
+    finally:
+        local.reading, local.deadline, local.tensors_as = False, None, ""
 
 
 def _of_compiled_graph(ref: Any) -> bool:

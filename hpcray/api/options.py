@@ -224,7 +224,8 @@ _COMMON: dict[str, Rule] = {
 }
 
 TRANSPORTS = ("auto", "cuda_ipc", "gloo", "nccl", "nixl", "object_store", "ucx")
-"""Ways of the tensors in a value between processes. By "object_store" they go with the value, as ever."""
+"""Ways of the tensors in a value between processes, beside registered ones. By "object_store" they go with the value,
+as ever."""
 
 
 def transport_of(name: str | None) -> str:
@@ -242,6 +243,10 @@ def transport_of(name: str | None) -> str:
 
 def _transport_problem(name: str | None) -> str | None:
     if name is None or name.lower() in TRANSPORTS:
+        return None
+    from hpcray.runtime.core_worker.tensor_transports import is_registered  # few programs have their own
+
+    if is_registered(name.lower()):
         return None
     return f"Invalid tensor transport: {name.upper()}. hint: it is one of {', '.join(TRANSPORTS)}"
 
@@ -292,15 +297,6 @@ METHOD_RULES: Mapping[str, Rule] = {
     "_generator_backpressure_num_objects": TASK_RULES["_generator_backpressure_num_objects"],
     PER_YIELD: TASK_RULES[PER_YIELD],
 }
-
-
-def unsupported_by_methods(given: Mapping[str, Any]) -> str:
-    """Return the reason why calls of a method with these options are refused; "" for none."""
-    if transport_of(given.get("tensor_transport")) and isinstance(given.get("num_returns"), str):
-        return (
-            f"tensor_transport={given['tensor_transport']!r} is not supported for generators; hint: return the values"
-        )
-    return ""
 
 
 def stream_options(given: Mapping[str, Any]) -> dict[str, Any]:

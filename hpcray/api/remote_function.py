@@ -78,8 +78,6 @@ class RemoteFunction(Generic[P, R_co]):
             transport=transport_of(options.given.get("tensor_transport")),
             **stream_options(options.given),
         )
-        if self._extra.stream and self._extra.transport:
-            raise ValueError("tensor_transport is not supported for generators; hint: return the values")
         self._slow = self._extra.announced
         functools.update_wrapper(cast(Any, self), function, updated=())
 

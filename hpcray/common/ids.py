@@ -4,7 +4,7 @@ Layout (big endian)::
 
     proc id    8 B   node index u16 | process number u32 | run u16
     task id   13 B   proc id of the submitter | counter u40
-    object id 16 B   task id | index u24      (index 0: a put; 1..: the returns of the task)
+    object id 16 B   task id | index u24      (index 0: a put; 1..: the returns of the task; the last: tensors)
     actor id  13 B   the task id of the actor's creation
 
 The run is the number of the job's run: of a requeued job how often it was requeued, of a job that goes on from a
@@ -30,6 +30,8 @@ RUN_MASK = 0xFFFF
 _FIRST_RUNS = 0x8000  # set in the number of a job's first run: no requeued job counts as far
 PUT_INDEX = b"\0\0\0"
 FIRST_RETURN = b"\0\0\1"
+TENSORS_INDEX = b"\xff\xff\xff"
+"""Of an object that is the tensors of a value, in the process that made them (`DeviceObjects`)."""
 NIL_PROC = b"\xff" * PROC_BYTES
 
 

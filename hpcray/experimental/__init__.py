@@ -7,15 +7,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcray.api.objects import wait
-from hpcray.api.session import require_session
+from hpcray.api.session import post_init_hooks, require_session
 from hpcray.common.exceptions import GetTimeoutError
 from hpcray.core.core_worker.object_entry import STORED
 from hpcray.experimental import internal_kv, tqdm_ray
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.core_worker import current as running
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime.core_worker.tensor_transports import (
+    CommunicatorMetadata,
+    FetchRequest,
+    TensorTransport,
+    TensorTransportManager,
+    TensorTransportMetadata,
+    publish_all,
+    register,
+)
 
-__all__ = ["get_local_object_locations", "get_object_locations", "internal_kv", "tqdm_ray", "wait_tensor_freed"]
+__all__ = [
+    "CommunicatorMetadata",
+    "FetchRequest",
+    "TensorTransportManager",
+    "TensorTransportMetadata",
+    "get_local_object_locations",
+    "get_object_locations",
+    "internal_kv",
+    "register_tensor_transport",
+    "tqdm_ray",
+    "wait_tensor_freed",
+]
 
 locations = sys.modules[f"{__name__}.locations"] = sys.modules[__name__]  # Ray's module of this name
 
@@ -71,6 +91,32 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     from hpcray.runtime.core_worker.device_objects import DeviceObjects  # few programs use it
 
     DeviceObjects.of(require_session()).wait_freed(tensor, timeout)
+
+
+def register_tensor_transport(
+    transport_name: str, devices: Sequence[str], transport_manager_class: type[TensorTransportManager], data_type: type
+) -> None:
+    """Add a way of tensors between processes, for `tensor_transport=` in all processes of the job.
+
+    Where it fails, tensors go through the object store, and a warning is printed.
+
+    Args:
+        transport_name: its name; upper and lower case are the same.
+        devices: kinds of devices whose tensors it takes, as in "cpu" and "cuda".
+        transport_manager_class: reads and writes tensors; each process makes one instance.
+        data_type: the class of its tensors, for example `torch.Tensor`.
+
+    Raises:
+        ValueError: the class is no `TensorTransportManager`, or the name is one of hpcray's own.
+        NotImplementedError: the transport is not one-sided.
+    """
+    register(transport_name, TensorTransport(tuple(devices), transport_manager_class, data_type))
+    if _publish not in post_init_hooks:
+        post_init_hooks.append(_publish)
+
+
+def _publish() -> None:
+    publish_all(require_session())
 
 
 def _located(process: CoreWorker, refs: list[ObjectRef[Any]]) -> dict[ObjectRef[Any], Location]:

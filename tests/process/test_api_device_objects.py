@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine import NAME, PATIENCE, exceptions, hpcray_only, ray
+from engine import NAME, PATIENCE, Marks, alive, eventually, exceptions, exit_actor, hpcray_only, ray
 
 torch = pytest.importorskip("torch")
 wait_tensor_freed = importlib.import_module(f"{NAME}.experimental").wait_tensor_freed
@@ -43,6 +44,7 @@ class Holder:
     def pair(self) -> Any:
         return torch.zeros(3), [torch.ones(2), "y"]
 
+    @ray.method(num_returns="streaming")
     def several(self) -> Any:
         yield torch.ones(1)
 
@@ -161,10 +163,225 @@ def test_wrong_use_is_refused() -> None:
     with pytest.raises(ValueError, match="CUDA_IPC does not support"):
         ray.put(torch.ones(1), _tensor_transport="cuda_ipc")
 
-    with pytest.raises(NotImplementedError, match="generators"):
-        holder.several.options(tensor_transport="auto").remote()
-    with pytest.raises(ValueError, match="generators"):
 
-        @ray.remote(tensor_transport="auto")
-        def several() -> Any:
-            yield 1
+
+# ---------------------------------------------------------------- tensors whose process ends
+
+
+@ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=0)
+class Restarting:
+    """Its calls run again when it dies."""
+
+    @ray.method(tensor_transport="auto")
+    def make(self, marks: Marks, value: float, length: int = LENGTH) -> Any:
+        marks.add()
+        return {"tensor": torch.full((length,), value), "pid": os.getpid()}
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def look(self, value: Any) -> float:
+        return float(value["tensor"].sum())
+
+
+@ray.remote(tensor_transport="auto")
+def made(marks: Marks, value: float, length: int, rest: int = 0) -> Any:
+    marks.add()
+    return {"tensor": torch.full((length,), value), "pid": os.getpid(), "rest": np.full(rest, value)}
+
+
+@ray.remote(tensor_transport="auto", max_calls=1)
+def made_once(marks: Marks, value: float) -> Any:
+    marks.add()
+    return {"tensor": torch.full((LENGTH,), value), "pid": os.getpid()}
+
+
+@ray.remote(tensor_transport="auto")
+def doubled(marks: Marks, value: Any) -> Any:
+    marks.add()
+    return {**value, "tensor": 2 * value["tensor"], "pid": os.getpid()}
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not alive(pid))
+
+
+@pytest.mark.parametrize("length", [4, LENGTH])
+@pytest.mark.parametrize("rest", [0, 1 << 15])
+def test_a_task_whose_process_died_makes_its_tensors_again(marks: Marks, length: int, rest: int) -> None:
+    ref = made.remote(marks, 3.0, length, rest)
+    other = Holder.remote()
+    pid = ray.get(ref)["pid"]
+    assert ray.get(other.look.remote(ref))[1] == 3 * length
+    kill(pid)
+    assert ray.get(other.look.remote(ref))[1] == 3 * length
+    value = ray.get(ref)
+    assert value["tensor"].sum() == 3 * length and value["pid"] != pid and (value["rest"] == 3).all()
+    assert len(value["rest"]) == rest and len(marks.lines()) == 2
+
+
+def test_what_was_made_of_lost_tensors_is_made_again_with_them(marks: Marks) -> None:
+    first = made.remote(marks, 3.0, LENGTH)
+    second = doubled.remote(marks, first)
+    pids = {ray.get(first)["pid"], ray.get(second)["pid"]}
+    del first
+    gc.collect()
+    for pid in pids:
+        kill(pid)
+    assert ray.get(second)["tensor"].sum() == 6 * LENGTH
+    assert len(marks.lines()) == 4
+
+
+def test_an_actor_that_restarts_makes_its_tensors_again_before_it_uses_them(marks: Marks) -> None:
+    actor = Restarting.remote()
+    ref = actor.make.remote(marks, 2.0)
+    ray.wait([ref])
+    kill(ray.get(actor.pid.remote()))
+    assert ray.get(actor.look.remote(ref), timeout=PATIENCE) == 2 * LENGTH
+    assert ray.get(ref)["tensor"].sum() == 2 * LENGTH and len(marks.lines()) == 2
+
+
+def test_a_borrower_reads_tensors_that_were_made_again(marks: Marks) -> None:
+    ref = made.remote(marks, 1.0, LENGTH)
+    kill(ray.get(ref)["pid"])
+
+    @ray.remote
+    def read(refs: Any) -> float:
+        return float(ray.get(refs[0])["tensor"].sum())
+
+    assert ray.get([read.remote([ref]), read.remote([ref])], timeout=PATIENCE) == [LENGTH] * 2
+    assert len(marks.lines()) == 2
+
+
+def test_the_error_says_why_tensors_cannot_be_made_again(marks: Marks) -> None:
+    ref = made.options(max_retries=0).remote(marks, 1.0, LENGTH)
+    kill(ray.get(ref)["pid"])
+    with pytest.raises(exceptions.ObjectReconstructionFailedError, match="RETRIES_DISABLED.*tensors"):
+        ray.get(ref)
+    assert len(marks.lines()) == 1
+
+
+@ray.remote(num_cpus=0)
+class Leaving:
+    """Ends in order."""
+
+    @ray.method(tensor_transport="auto")
+    def make(self, length: int, rest: int) -> Any:
+        self.kept = torch.ones(length)
+        return {"tensor": self.kept, "same": [self.kept], "rest": np.arange(rest), "ref": ray.put(7)}
+
+    def add(self) -> None:
+        self.kept += 1
+
+    def leave(self) -> None:
+        exit_actor()
+
+
+@pytest.mark.parametrize("length", [4, LENGTH])
+@pytest.mark.parametrize("rest", [0, 1 << 15])
+def test_tensors_outlive_an_actor_that_ends_in_order(length: int, rest: int) -> None:
+    actor, other = Leaving.remote(), Holder.remote()
+    ref = actor.make.remote(length, rest)
+    ray.wait([ref])
+    ray.get(actor.add.remote())
+    with pytest.raises(exceptions.RayActorError):
+        ray.get(actor.leave.remote())
+    value = ray.get(ref, timeout=PATIENCE)
+    assert value["tensor"].sum() == 2 * length and value["same"][0] is value["tensor"]
+    assert value["rest"].tolist() == list(range(rest))
+    assert ray.get(other.look.remote(ref), timeout=PATIENCE)[1] == 2 * length
+
+
+def test_tensors_outlive_an_actor_without_handles_and_a_worker_with_max_calls(marks: Marks) -> None:
+    actor = Leaving.remote()
+    refs = [actor.make.remote(LENGTH, 0), made_once.remote(marks, 2.0)]
+    ray.wait([refs[0]])
+    del actor
+    gc.collect()
+    pid = ray.get(refs[1])["pid"]
+    eventually(lambda: not alive(pid))
+    assert [ray.get(ref, timeout=PATIENCE)["tensor"].sum() for ref in refs] == [LENGTH, 2 * LENGTH]
+    assert len(marks.lines()) == 1
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_get_heeds_its_timeout_while_tensors_come() -> None:
+    holder = Holder.remote()
+    ref = holder.make.remote(1.0)
+    ray.wait([ref])
+    pid = ray.get(holder.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(exceptions.GetTimeoutError, match="tensors of a value"):
+            ray.get(ref, timeout=0.3)
+        with pytest.raises(exceptions.GetTimeoutError):
+            ray.get([ref], timeout=0.3)
+        assert time.monotonic() - began < PATIENCE / 4
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert ray.get(ref, timeout=PATIENCE)["tensor"].sum() == LENGTH
+
+
+def test_the_object_store_gives_copies_in_the_same_process_too() -> None:
+    mine = torch.ones(3)
+    ref = ray.put({"a": mine, "b": mine}, _tensor_transport="auto")
+    copy = ray.get(ref, _use_object_store=True)
+    assert copy["a"] is copy["b"] and copy["a"].tolist() == [1, 1, 1]
+    copy["a"] += 1
+    assert mine.tolist() == [1, 1, 1] and ray.get(ref)["a"] is mine
+
+
+def test_generators_yield_device_objects() -> None:
+    @ray.remote(tensor_transport="auto", num_returns="streaming")
+    def several(count: int) -> Any:
+        for number in range(count):
+            yield {"tensor": torch.full((LENGTH,), float(number)), "pid": os.getpid()}
+
+    refs = list(several.remote(3))
+    assert [int(ray.get(ref)["tensor"][0]) for ref in refs] == [0, 1, 2]
+    kill(ray.get(refs[0])["pid"])
+    assert [int(ray.get(ref)["tensor"][0]) for ref in refs] == [0, 1, 2]
+    holder = Holder.remote()
+    assert [ray.get(ref)[0] for ref in holder.several.options(tensor_transport="auto").remote()] == [1]
+
+
+class Exchanged:
+    """An array of another library, which knows DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+@dataclasses.dataclass
+class Batch:
+    weights: Any
+    names: list[str]
+    inner: Any = None
+
+
+def test_tensors_are_found_in_every_value() -> None:
+    layer = torch.nn.Linear(2, 2)
+    array = Exchanged(np.arange(3.0))
+    value = Batch({"layer": layer, "tuple": (torch.ones(2),)}, ["a"], Batch(array, []))
+    ref = ray.put(value, _tensor_transport="auto")
+    again = ray.get(ref)
+    assert again is not value and again.weights["layer"].weight is layer.weight
+    assert again.weights["tuple"][0] is value.weights["tuple"][0]
+    assert again.inner.weights is array and again.names == ["a"]
+
+    @ray.remote
+    def read(value: Any) -> Any:
+        back = np.from_dlpack(value.inner.weights).tolist()
+        return float(value.weights["layer"].weight.sum()), value.weights["tuple"][0].tolist(), back
+
+    assert ray.get(read.remote(ref)) == (float(layer.weight.sum()), [1, 1], [0, 1, 2])

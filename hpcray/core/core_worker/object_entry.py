@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
+from hpcray.common.ids import TENSORS_INDEX
+
 PENDING, INLINE, STORED, LINEAGE_ONLY = 0, 1, 2, 3
 TRANSITIONS: dict[int, frozenset[int]] = {
     PENDING: frozenset({INLINE, STORED}),  # a value or an error arrived; a store has sealed the object
     STORED: frozenset(
         {PENDING, INLINE, LINEAGE_ONLY}
     ),  # made again or located again; lost or discarded; only lineage needs it
-    INLINE: frozenset({LINEAGE_ONLY, STORED}),  # only lineage needs it, as it held refs; kept by a store
+    INLINE: frozenset(
+        {PENDING, LINEAGE_ONLY, STORED}
+    ),  # made again, as its tensors are lost; only lineage needs it, as it held refs; kept by a store
     LINEAGE_ONLY: frozenset({PENDING, INLINE}),  # made again; lost for good or discarded
 }
 """Object states: the states that may follow each state. A state may also be set again to itself.
@@ -158,6 +162,15 @@ class ObjectEntry(msgspec.Struct, gc=False, eq=False):
     def locations(self) -> list[int]:
         """Nodes that have, or may have, a copy."""
         return [*(self.nodes or ()), *(self.left_at or ())]
+
+
+def tensors_of(entry: ObjectEntry) -> bytes:
+    """Return the id of the object with the tensors of a value of ours; b"" where the value has them itself."""
+    for ref in reversed(entry.contained or ()):
+        if ref._id.endswith(TENSORS_INDEX):
+            found: bytes = ref._id
+            return found
+    return b""
 
 
 def site_of(entry: ObjectEntry | None) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 
 from hpcray.common.ids import TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.core_worker.lineage import LINEAGE_EVICTED, LOST, OWNER_DIED, PUT, TASK_CANCELLED, Lineage, Replication
-from hpcray.core.core_worker.object_entry import INLINE, LINEAGE_ONLY, PENDING, STORED, ObjectEntry, Waiter
+from hpcray.core.core_worker.object_entry import (
+    INLINE,
+    LINEAGE_ONLY,
+    PENDING,
+    STORED,
+    ObjectEntry,
+    Waiter,
+    tensors_of,
+)
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.core_worker.task import TaskTemplate
@@ -124,7 +132,9 @@ class ObjectRecovery:
         """A borrower cannot get an object of ours."""
         oid = msg.id
         entry = self._entries.get(oid)
-        if entry is not None and entry.state == STORED and msg.remake_count == self.remake_count.get(oid, 0):
+        if msg.tensors:
+            self.tensors_lost(oid, msg.tensors, msg.reason)
+        elif entry is not None and entry.state == STORED and msg.remake_count == self.remake_count.get(oid, 0):
             self._add_pinned_location(entry)
             if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
                 why = self._why_not(entry)
@@ -134,6 +144,59 @@ class ObjectRecovery:
                     return
                 self.lose(oid, entry, msg.reason)
         self._answer_get(src, oid)
+
+    def tensors_lost(self, oid: bytes, tensors: bytes, reason: str) -> None:
+        """The tensors of a value are gone with the process that had them: the value is made again, with others.
+
+        Nothing happens where that is under way, or where the value has others by now.
+
+        Args:
+            tensors: id of the object that has them. reason: how its process died.
+        """
+        entry = self._entries.get(oid)
+        if entry is None:
+            return
+        if oid[:8] == self._me:
+            if entry.state in (INLINE, STORED) and tensors_of(entry) == tensors:
+                self._forget_value(oid, entry, tensors)
+                self._make_again(oid, entry, reason)
+        else:
+            self._forget_value(oid, entry, tensors)
+            entry.state, entry.owner_asked = PENDING, True
+            self._send(owner_of(oid), ObjectLost(oid, self.remake_count.get(oid, 0), [], reason, tensors))
+
+    def tensors_moved(self, oid: bytes, tensors: bytes, value: bytes, size: int, node: int) -> None:
+        """The process that has the tensors of a value of ours ends, and has written the whole value elsewhere.
+
+        Args:
+            value: the blob; b"": it is in the store of `node`, of `size` bytes.
+        """
+        entry = self._entries.get(oid)
+        if entry is None or entry.state not in (INLINE, STORED) or tensors_of(entry) != tensors:
+            if size and (entry is None or node not in (entry.nodes or ())):
+                self._send(self._raylet, Free([oid], [node]))
+            return
+        entry.nodes, entry.left_at = [other for other in entry.locations if other != node], None
+        self._forget_value(oid, entry, tensors)
+        if size:
+            entry.state, entry.size, entry.nodes = STORED, size, [node]
+            if node in self.dead_nodes:
+                self.lose(oid, entry, f"node {node} died when it had just been moved there")
+                return
+        else:
+            entry.state, entry.value = INLINE, value
+        self._ready(oid, entry)
+
+    def _forget_value(self, oid: bytes, entry: ObjectEntry, tensors: bytes) -> None:
+        """Forget the value of an object that will have another one, its copies, and its tensors."""
+        if oid[:8] == self._me:
+            self.free_copies(oid, entry)
+            self._unsure.discard(oid)
+            self._replicas.object_gone(oid)
+            entry.contained = [ref for ref in entry.contained or () if ref._id != tensors] or None
+        mapping, entry.mapping = entry.mapping, None
+        self._pins.entry_gone(oid, mapping)
+        entry.value, entry.nodes, entry.left_at = b"", None, None
 
     def neighbor_lost(self, node: int) -> None:
         """The connection to a neighbor's store failed or ended: its objects are fetched as from any other node."""
@@ -318,6 +381,13 @@ class ObjectRecovery:
                 if sought(oid):
                     continue
                 self.set_lost(oid, self._entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
+            for oid, tensors in self._values_with_tensors_of(proc):
+                self.tensors_lost(oid, tensors, f"its tensors were in a process that is gone: {reason}")
+
+    def _values_with_tensors_of(self, proc: bytes) -> list[tuple[bytes, bytes]]:
+        """The objects of ours whose values have tensors in this process, and the objects that those are."""
+        found = ((oid, tensors_of(e)) for oid, e in self._entries.items() if e.contained and oid[:8] == self._me)
+        return [(oid, tensors) for oid, tensors in found if tensors[:8] == proc]
 
     def mark_node_dead(self, node: int) -> bool:
         """Note a death before its consequences are dealt with (`node_died`). Returns False when it was known."""

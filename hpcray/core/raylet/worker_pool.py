@@ -391,7 +391,7 @@ class WorkerPool:
 
     def _evict(self, worker: WorkerProcess) -> Effect:
         self.mark_leaving(worker)
-        return Send(worker.proc, Exit(0))
+        return Send(worker.proc, Exit(0, move_tensors=True))
 
     def _ask_to_leave(self, worker: WorkerProcess) -> Effect:
         self.mark_leaving(worker)

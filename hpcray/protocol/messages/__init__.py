@@ -38,7 +38,7 @@ Message = Union[
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,
     RaisePriority, Prefetch, OnDisk, DiskRead, ReplicaPinned,
     FunctionDef, PushTask, ActorCall, TaskDone, TaskReply, ReturnTasks, TasksReturned, CancelTask, LeaseAttached,
-    CancelRef, CallOptions, StreamItem, StreamTaken, ChannelValue, CloseGraph,
+    CancelRef, CallOptions, StreamItem, StreamTaken, TensorsMoved, ChannelValue, CloseGraph,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, KeepCopies, SettleBorrows,
     BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,

@@ -276,9 +276,11 @@ class ListRefs(Struct, array_like=True, tag=100):
 
 class ObjectLost(Struct, array_like=True, tag=101):
     """p→owner: none of these nodes has the object. Answer: ObjectReady, with other locations, when it was
-    reconstructed, or with the error. remake_count: as in the ObjectReady that named the nodes."""
+    reconstructed, or with the error. remake_count: as in the ObjectReady that named the nodes. tensors: the object with
+    the tensors of its value, where it is they that are lost, with their process."""
 
     id: bytes
     remake_count: int
     nodes: list[int]
     reason: str
+    tensors: bytes = b""

@@ -139,6 +139,16 @@ class StreamTaken(Struct, array_like=True, tag=123):
     count: int
 
 
+class TensorsMoved(Struct, array_like=True, tag=126):
+    """worker that ends→owner of a value: its tensors, the object `tensors` of the worker, are with the rest of it now:
+    in `value`, the blob, or, where that is empty, in the store of the worker's node, `size` bytes in all."""
+
+    id: bytes
+    tensors: bytes
+    value: bytes
+    size: int = 0
+
+
 class ChannelValue(Struct, array_like=True, tag=124):
     """writer→reader of another node: the value with this number in a compiled graph, of the next execution. stored:
     `blob` is that of a ref, whose object is the value."""

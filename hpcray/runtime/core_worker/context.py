@@ -29,12 +29,18 @@ class ThreadState(threading.local):
         task: the message of the task or call; None outside of tasks.
         protected: refs that came in its arguments; None outside of tasks.
         since: `time.time()` at which it began.
+        reading: a `get` with options is under way. deadline: of that `get`, `time.monotonic()`; None for no limit.
+        tensors_as: what a value with device objects is read as: "" the value with these, "copies" with copies of them,
+            "parts" the pickle of the rest of it (`ValueParts`).
     """
 
     protected: list[bytes] | None = None
     task: PushTask | ActorCall | None = None
     name: str = ""
     since: float = 0.0
+    reading: bool = False
+    deadline: float | None = None
+    tensors_as: str = ""
 
 
 class CoreWorkerContext(Protocol):

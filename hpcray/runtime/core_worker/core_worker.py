@@ -234,12 +234,21 @@ class CoreWorker:
                 engine.flush()
 
     def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
+        if self.device_objects is not None and self.device_objects.exports(src, msg):
+            return
+        self.answer_object_get(src, msg)
+
+    def answer_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
+        """A borrower asks for a value, whose bytes exist (lock held)."""
         self.unhandled_errors.seen((msg.id,))
         self.table.on_object_get(src, msg.id)
         entry = self.table.entries.get(msg.id)
         if entry is not None and len(entry.value) > LONG:
             peer = self.engine.peer(src)
             self.engine.flush_long_soon(peer, len(entry.value) * len(peer.out) >= LONG_BATCH)
+
+    def _on_tensors_moved(self, src: bytes, msg: m.TensorsMoved) -> None:
+        self.table.recovery.tensors_moved(msg.id, msg.tensors, msg.value, msg.size, node_of(src))
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
@@ -486,6 +495,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TaskDone: lambda p: p.submitter.on_task_done,
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
+    m.TensorsMoved: lambda p: p._on_tensors_moved,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
     m.ChannelValue: lambda p: p.compiled_graphs.on_value,
     m.CloseGraph: lambda p: p.compiled_graphs.on_close,

@@ -4,6 +4,9 @@ The value is pickled without its tensors, which stay here as an object of their 
 is the rest of the value and a ref to that object; so the tensors live as long as the value does. A reader in this
 process gets the tensors themselves. The first reader elsewhere has them written into the node's store, as if they had
 been put there, and from then on they are read like any object.
+
+The value that a task returns outlives its process. Where this one ends in order, it writes the whole value into the
+store, and tells its owner (`move_out`). Where it dies, the reader tells the owner, which has the task run again.
 """
 
 from __future__ import annotations
@@ -12,29 +15,41 @@ import io
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcray.common.exceptions import RaySystemError
-from hpcray.common.ids import PUT_INDEX, raylet_of
+from hpcray.common.exceptions import ObjectLostError, RayError, RaySystemError
+from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler
-from hpcray.protocol.serialization import Serialized, serialize, serialize_error
+from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, need_process
-from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
+from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
 if TYPE_CHECKING:
-    from hpcray.runtime.core_worker.handler_tables import Handler
+    from hpcray.runtime.core_worker.tensor_transports import TensorTransportMetadata
 
-_DEVICES = {"gloo": "cpu", "nccl": "cuda", "cuda_ipc": "cuda"}
-"""The only kind of device whose tensors a transport takes, as in Ray."""
+_DEVICES = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
+"""The only kinds of devices whose tensors a transport takes, as in Ray."""
+_ANY_DEVICE = ("auto", "nixl", "ucx")
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
+_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 8: "vulkan", 10: "rocm", 11: "cpu", 13: "cuda", 14: "xpu"}
+"""Kinds of devices by their numbers in DLPack; 3 and 11 are memory of the host that a device can read."""
+COPIES, PARTS = "copies", "parts"
+"""See `ThreadState.tensors_as`."""
+
+
+class ValueParts(NamedTuple):
+    """A value without its tensors: its pickle, and what that left out."""
+
+    stream: bytes
+    buffers: Sequence[Any]
 
 
 class DeviceObjects:
@@ -49,8 +64,6 @@ class DeviceObjects:
         self._table = DeviceObjectTable()
         self._freed = threading.Condition()
         self._exports = CallThread("hpcray-device-objects")
-        self._on_other_get: Handler = process.handlers[m.ObjectGet]
-        process.handlers[m.ObjectGet] = self._on_object_get
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -61,30 +74,85 @@ class DeviceObjects:
             found: DeviceObjects = process.device_objects
             return found
 
-    def add(self, tensors: Sequence[Any]) -> ObjectRef[Any]:
-        """Keep tensors here. Returns the ref of the object that has them."""
+    def add(
+        self, tensors: Sequence[Any], value: bytes, transport: str = ""
+    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | None]:
+        """Keep tensors here.
+
+        Args:
+            value: id of the object that is their value; b"" where this process puts it.
+            transport: name of a registered one; "" for those of hpcray.
+
+        Returns:
+            The ref of the object that has them, and what readers by that transport have to know.
+        """
         process = self._process
         error = RaySystemError("the tensors of a device object are read with its value, not by themselves")
         blob = serialize_error(error)  # an error does not travel with its ref
+        sizes = _sizes(tensors)
         with process.engine.lock:
-            oid = process.next_task_id() + PUT_INDEX
-            process.table.put_inline(oid, blob)
-            process.table.when_freed(oid, partial(self._drop, oid))
-            self._table.add(oid, tensors)
-        return new_ref(oid)
+            oid = process.next_task_id() + TENSORS_INDEX
+        known = None
+        collect: Callable[[], None] | None = None
+        if transport:
+            from hpcray.runtime.core_worker.tensor_transports import find  # few programs use it
 
-    def tensors(self, ref: ObjectRef[Any]) -> Sequence[Any]:
+            manager = find(process, transport)[1]
+            known = manager.extract_tensor_transport_metadata(oid.hex(), list(tensors))
+            collect = partial(manager.garbage_collect, oid.hex(), known, list(tensors))
+        with process.engine.lock:
+            process.table.put_inline(oid, blob)
+            process.table.when_freed(oid, partial(self._drop, oid, collect))
+            self._table.add(oid, tensors, value, sizes)
+        return new_ref(oid), known
+
+    def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
         """Return the tensors of an object: the same ones in this process, copies of them elsewhere.
+
+        Args:
+            transport, known: as in `add`.
 
         Raises:
             ObjectLostError: the process that had them is gone.
+            GetTimeoutError: they did not come before the `get` that reads them had to end.
         """
-        with self._process.engine.lock:
+        process, local = self._process, self._process.local
+        with process.engine.lock:
             found = self._table.find(ref._id)
         if found is not None:
-            return found
-        copies: Sequence[Any] = self._process.get_one(ref, None)
+            if local.tensors_as != COPIES:
+                return found
+            blob, _ = serialize(list(found))
+            own: Sequence[Any] = deserialize(blob.join() if isinstance(blob, Serialized) else blob)
+            return own
+        if transport and local.tensors_as != COPIES:
+            try:
+                return _received(process, ref, transport, known)
+            except Exception as error:
+                with process.engine.lock:
+                    first = process.warn_once(f"transport:{transport}")
+                if first:
+                    text = f"hpcray: the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
+                    print(f"{text}: tensors go through the object store", file=sys.stderr, flush=True)
+        left = None if local.deadline is None else max(0.0, local.deadline - monotonic())
+        copies: Sequence[Any] = process.get_one(ref, left)
         return copies
+
+    def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
+        """Return a value whose tensors are lost: its owner has it made again, or has it whole.
+
+        Args:
+            value: its id. tensors: those that are lost.
+
+        Raises:
+            ObjectLostError: it cannot be made again.
+        """
+        process, deadline = self._process, self._process.local.deadline
+        ref = arrived_ref(value)
+        with process.engine.lock:
+            process.table.recovery.tensors_lost(value, tensors._id, f"its tensors are lost: {error}")
+            process.engine.flush()
+        return process.get_one(ref, None if deadline is None else max(0.0, deadline - monotonic()))
 
     def wait_freed(self, tensor: Any, timeout: float | None) -> None:
         """Wait until no object has this tensor any more.
@@ -109,24 +177,31 @@ class DeviceObjects:
             with self._freed:
                 self._freed.wait(left)
 
+    def totals(self) -> dict[str, tuple[int, int]]:
+        """Return the number of objects and their bytes by device (lock held)."""
+        return self._table.totals()
+
     def close(self) -> None:
         """End the thread that exports."""
         self._exports.close()
 
-    def _drop(self, oid: bytes) -> None:
+    def _drop(self, oid: bytes, collect: Callable[[], None] | None) -> None:
         self._table.remove(oid)
+        if collect is not None:
+            self._process.engine.call_soon(collect)
         with self._freed:
             self._freed.notify_all()
 
     # ------------------------------------------------------------ readers in other processes
 
-    def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
-        """A borrower asks for a value (lock held). Tensors are copied first, in a thread of ours."""
+    def exports(self, src: bytes, msg: m.ObjectGet) -> bool:
+        """Return True where a borrower asks for tensors that are nowhere but here (lock held): they are copied first,
+        in a thread of ours, and the answer follows."""
         if self._table.find(msg.id) is None or msg.id in self._table.exported:
-            self._on_other_get(src, msg)
-            return
+            return False
         self._exports.start()
         self._exports.put(partial(self._export, src, msg))
+        return True
 
     def _export(self, src: bytes, msg: m.ObjectGet) -> None:
         process, engine = self._process, self._process.engine
@@ -144,7 +219,7 @@ class DeviceObjects:
             if answer:
                 engine.send(src, m.ObjectReady(msg.id, 0, answer, 0, []))
             else:
-                self._on_other_get(src, msg)
+                process.answer_object_get(src, msg)
             engine.flush()
 
     def _copied(self, oid: bytes, tensors: Sequence[Any]) -> bytes:
@@ -164,55 +239,188 @@ class DeviceObjects:
                 process.engine.send(raylet, m.Free([oid], []))
         return b""
 
+    # ------------------------------------------------------------ the end of this process
+
+    def move_out(self) -> None:
+        """Write the values that other processes own, and whose tensors are here, into the node's store, whole. Their
+        owners get them from there from now on. What cannot be written stays here, and is lost with this process."""
+        process = self._process
+        with process.engine.lock:
+            process.drain()
+            entries = process.table.entries
+            needed = [(oid, value) for oid, value in self._table.returned() if entries[oid].borrowers]
+        for oid, value in needed:
+            try:
+                self._move(oid, value)
+            except RayError as error:  # its owner is gone, or there is no room
+                text = f"hpcray: the tensors of object {value.hex()} end with their process: {error}"
+                print(text, file=sys.stderr, flush=True)
+
+    def _move(self, oid: bytes, value: bytes) -> None:
+        process, local = self._process, self._process.local
+        ref = arrived_ref(value)
+        before, local.tensors_as = local.tensors_as, PARTS
+        try:
+            parts = process.get_one(ref, None)
+        finally:
+            local.tensors_as = before
+        with process.engine.lock:
+            tensors = self._table.find(oid)
+            process.drain()  # views of the block in whose place the value is written
+        if tensors is None or not isinstance(parts, ValueParts):
+            return  # it was freed, or is whole already
+        blob, _ = serialize(_WholeValue(tensors, parts))
+        size = blob.size if isinstance(blob, Serialized) else len(blob)
+        stored = size > process.config.inline_limit
+        content = b""
+        if stored:
+            process.writer.write(value, blob)
+        else:
+            content = blob.join() if isinstance(blob, Serialized) else blob
+        with process.engine.lock:
+            process.engine.send(owner_of(value), m.TensorsMoved(value, oid, content, size if stored else 0))
+            if stored:
+                process.engine.send(raylet_of(process.node), m.Release([value]))
+            process.engine.flush()
+
+
+def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
+    """The tensors of an object of another process, by a registered transport."""
+    from hpcray.runtime.core_worker.tensor_transports import find
+
+    manager = find(process, transport)[1]
+    shared = manager.get_communicator_metadata(None, None, transport)
+    deadline = process.local.deadline
+    request = manager.fetch_multiple_tensors(ref._id.hex(), known, shared, None)
+    return manager.wait_fetch_complete(request, -1 if deadline is None else max(0.0, deadline - monotonic()))
+
 
 class DeviceValue:
     """Stands for a value that is to be pickled without its tensors; what is unpickled is the value.
 
     Args:
         transport: name of the transport; some take the tensors of one kind of device only.
+        ident: id of the object that the value is; b"" where this process puts it.
 
     Raises:
         ValueError: (when pickled) the transport does not take the tensors.
     """
 
-    def __init__(self, value: Any, transport: str) -> None:
+    def __init__(self, value: Any, transport: str, ident: bytes = b"") -> None:
         self._value = value
         self._transport = transport
+        self._ident = ident
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        process = need_process()
+        wanted, kind = _DEVICES.get(self._transport), None
+        own = wanted is None and self._transport not in _ANY_DEVICE
+        if own:
+            from hpcray.runtime.core_worker.tensor_transports import find
+
+            found = find(process, self._transport)[0]
+            wanted, kind = found.devices, found.data_type
         tensors: list[Any] = []
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
-        _ValuePickler(file, tensors, buffers).dump(self._value)
-        wanted = _DEVICES.get(self._transport)
-        for tensor in tensors:
-            if wanted is not None and tensor.device.type != wanted:
+        _ValuePickler(file, tensors, buffers, kind).dump(self._value)
+        for tensor in tensors if wanted is not None else ():
+            if device_of(tensor).partition(":")[0] not in wanted:
                 raise ValueError(
                     f"Tensor transport backend {self._transport.upper()} does not support tensor transfer on device "
-                    f"{tensor.device.type}. hint: tensor_transport='auto' takes tensors of any device"
+                    f"{device_of(tensor).partition(':')[0]}. hint: tensor_transport='auto' takes tensors of any device"
                 )
-        ref = DeviceObjects.of(need_process()).add(tensors) if tensors else None
-        return _load_value, (ref, file.getvalue(), buffers)
+        if not tensors:
+            return _load_value, (None, file.getvalue(), buffers)
+        ref, known = DeviceObjects.of(process).add(tensors, self._ident, self._transport if own else "")
+        more = (self._ident, self._transport, known) if own else (self._ident,)
+        return _load_value, (ref, file.getvalue(), buffers, *more)
+
+
+class _WholeValue:
+    """Stands for a value of which the pickle without tensors exists; it is pickled with them."""
+
+    def __init__(self, tensors: Sequence[Any], parts: ValueParts) -> None:
+        self._tensors, self._parts = tensors, parts
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self._parts.buffers]
+        return _load_whole_value, (list(self._tensors), self._parts.stream, buffers)
 
 
 class _ValuePickler(Pickler):
-    """Pickles a value with numbers in the places of its tensors."""
+    """Pickles a value with numbers in the places of its tensors.
 
-    def __init__(self, file: io.BytesIO, tensors: list[Any], buffers: list[pickle.PickleBuffer]) -> None:
+    Args:
+        kind: the only class of tensors; None: all that PyTorch, JAX, CuPy and Numba have, and what else DLPack knows,
+            but for NumPy's arrays.
+    """
+
+    def __init__(
+        self, file: io.BytesIO, tensors: list[Any], buffers: list[pickle.PickleBuffer], kind: type | None
+    ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        torch = sys.modules.get("torch")
-        self._kind: Any = () if torch is None else torch.Tensor
+        self._kind = kind
         self._tensors = tensors
         self._numbers: dict[int, int] = {}
+        self._known: dict[type, bool] = {}
 
     def persistent_id(self, item: Any) -> int | None:
         """Return the number of a tensor; None for all else."""
-        if not isinstance(item, self._kind):
+        kind = type(item)
+        is_tensor = self._known.get(kind)
+        if is_tensor is None:
+            is_tensor = self._known[kind] = is_tensor_class(kind) if self._kind is None else issubclass(kind, self._kind)
+        if not is_tensor:
             return None
         number = self._numbers.setdefault(id(item), len(self._tensors))
         if number == len(self._tensors):
             self._tensors.append(item)
         return number
+
+
+def is_tensor_class(kind: type) -> bool:
+    """Return True for the classes whose instances stay where they are made: tensors, and arrays on devices."""
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return True
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, (numpy.ndarray, numpy.generic)):
+        return False
+    return hasattr(kind, "__cuda_array_interface__") or (
+        hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
+    )
+
+
+def device_of(tensor: Any) -> str:
+    """Return the device of a tensor or array: its kind and, where there are several, its number, as in `cuda:0`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        return str(tensor.device)
+    if hasattr(tensor, "__dlpack_device__"):
+        kind, number = tensor.__dlpack_device__()
+        name = _DLPACK_DEVICES.get(int(kind), f"dlpack-{int(kind)}")
+        return name if name == "cpu" else f"{name}:{number}"
+    return "cuda"
+
+
+def _sizes(tensors: Sequence[Any]) -> Mapping[str, int]:
+    """Bytes by device. Memory that several tensors share counts once, where PyTorch says so."""
+    sizes: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
+    for tensor in tensors:
+        device, size = device_of(tensor), int(getattr(tensor, "nbytes", 0))
+        if hasattr(tensor, "untyped_storage"):
+            try:
+                storage = tensor.untyped_storage()
+                place, size = (device, storage.data_ptr()), storage.nbytes()
+            except (NotImplementedError, RuntimeError):  # sparse and nested tensors have several
+                place = device, id(tensor)
+            if place in seen:
+                continue
+            seen.add(place)
+        sizes[device] = sizes.get(device, 0) + size
+    return sizes
 
 
 class _ValueReader(pickle.Unpickler):
@@ -224,8 +432,27 @@ class _ValueReader(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _load_value(ref: ObjectRef[Any] | None, stream: bytes, buffers: Sequence[Any]) -> Any:
-    tensors = () if ref is None else DeviceObjects.of(need_process()).tensors(ref)
+def _load_value(
+    ref: ObjectRef[Any] | None, stream: bytes, buffers: Sequence[Any], ident: bytes = b"", transport: str = "",
+    known: Any = None,
+) -> Any:  # fmt: skip
+    """The value that a `DeviceValue` stands for, in any process."""
+    if ref is None:
+        return _load_whole_value((), stream, buffers)
+    process = need_process()
+    if process.local.tensors_as == PARTS:
+        return ValueParts(stream, [bytes(buffer) for buffer in buffers])
+    objects = DeviceObjects.of(process)
+    try:
+        tensors = objects.tensors(ref, transport, known)
+    except ObjectLostError as error:
+        if not ident:
+            raise
+        return objects.value_again(ident, ref, error)
+    return _load_whole_value(tensors, stream, buffers)
+
+
+def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
     return _ValueReader(stream, buffers, tensors).load()
 
 
@@ -240,9 +467,8 @@ def reply_with_device_values(
     """
     own = options(task)
     if error is None and own is not None and own.transport and value is not None:
-        stay = partial(DeviceValue, transport=own.transport)
         if num_returns == 1:
-            value = stay(value)
+            value = DeviceValue(value, own.transport, task + return_index(0))
         elif num_returns > 1 and hasattr(value, "__iter__"):
-            value = (stay(item) for item in value)
+            value = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
     reply(src, task, num_returns, value, error, *rest)

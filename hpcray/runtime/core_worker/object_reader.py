@@ -397,8 +397,8 @@ def unknown_ref(oid: bytes) -> RaySystemError:
 
 
 def unreadable(error: Exception) -> RayError:
-    """Return what `get` raises for a value that does not unpickle, or whose tensors are lost."""
-    if isinstance(error, ObjectLostError):
+    """Return what `get` raises for a value that does not unpickle, or whose tensors are lost or do not come in time."""
+    if isinstance(error, (ObjectLostError, GetTimeoutError)):
         return copy.copy(error)
     return RaySystemError(error, "".join(traceback.format_exception(error)))
 

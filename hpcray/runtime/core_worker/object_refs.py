@@ -117,7 +117,7 @@ class ObjectRef(Generic[T_co]):
         return "" if current.process is None else site_of(current.process.table.entries.get(self._id))
 
     def tensor_transport(self) -> None:
-        """How a tensor in it travels: there are no other ways than that of all objects."""
+        """How the tensors in it travel: None, for the maker decides, and the ref does not know."""
 
     def owner_address(self) -> bytes:
         """Proc id of the owner."""

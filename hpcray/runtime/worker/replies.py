@@ -403,6 +403,7 @@ class _Sender:
         self._window = own.window if own is not None else -1
         self.per_yield = own.per_yield if own is not None else 1
         self._skip = own.skip if own is not None else 0
+        self._transport = own.transport if own is not None else ""
         self._want = frozenset(own.missing) if own is not None and own.missing is not None else None
         self._index = 0
         self._most = worker.process.config.max_generator_returns
@@ -437,6 +438,10 @@ class _Sender:
         began = perf_counter()
         item = None
         if index >= self._skip and (self._want is None or index + 1 in self._want):
+            if self._transport:
+                from hpcray.runtime.core_worker.device_objects import DeviceValue  # few programs use it
+
+                value = DeviceValue(value, self._transport, self._task + return_index(index + 1))
             item = self._yielding.replies.returned(self._src, self._task, index + 1, *serialize(value))
         stats = StreamingGeneratorStats(perf_counter() - began)
         if item is not None:

@@ -269,6 +269,9 @@ class TaskExecutor:
             if self.queue or any(oid.startswith(process.me) for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
+        if msg.move_tensors and process.device_objects is not None:
+            self._on_work(src, msg)
+            return
         self._send_last_messages()
         process.on_exit(msg.code)
 
@@ -352,6 +355,8 @@ class TaskExecutor:
                     set_thread_count(self.holds.get("CPU", 0))
                 elif kind in URGENT:
                     self.drain.run_urgent(msg)
+                elif kind is m.Exit:
+                    self.leave("", msg.code)
                 elif kind is _Retire:
                     self._finish_retirement()
                 elif kind is m.BecomeActor:
@@ -556,6 +561,8 @@ class TaskExecutor:
             self._retirement = Waiter()
             engine.send(self.lease_holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
+        self._move_tensors_out()
+        with engine.lock:
             if self._is_needed():
                 # Device objects are in the memory of what it holds.
                 engine.send(self._raylet, m.Blocked(retired=self.process.device_objects is None))
@@ -593,6 +600,11 @@ class TaskExecutor:
         _COUNTED.add(made.__code__)
         return call
 
+    def _move_tensors_out(self) -> None:
+        """Have the store keep the tensors of values that tasks have returned, for their owners."""
+        if self.process.device_objects is not None:
+            self.process.device_objects.move_out()
+
     # ------------------------------------------------------------ leaving
 
     def begin_forked_child(self) -> None:
@@ -607,6 +619,7 @@ class TaskExecutor:
             os._exit(code)  # none of this is its own
         self._leaving.acquire()  # for ever: one thread is enough
         self._leave_in_time(code)
+        self._move_tensors_out()
         if self.actor is not None:
             self.actor.shut_down()
         with self.engine.lock:
