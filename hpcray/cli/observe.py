@@ -144,7 +144,7 @@ def memory(address: str, limit: int, timeout: float, seconds: float | None, as_j
         _show_growth(address, seconds, limit, timeout, as_json)
         return
     with job(address) as process:
-        rows = process.diagnostics.list_stores(limit, timeout)
+        rows = process.diagnostics.list_stores(limit, timeout, devices=True)
         largest = largest_processes(process, _MOST_PROCESSES, timeout)
     if as_json:
         _print_json({"nodes": rows, "total": sum_stores(rows), "processes": largest})

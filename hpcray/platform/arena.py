@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -215,6 +215,36 @@ class Arena:
         else:
             np.copyto(target, np.frombuffer(data, np.uint8))
 
+    def write_all(self, base: int, pieces: Sequence[tuple[int, Any]]) -> None:
+        """Copy several C-contiguous buffers; where they are large together, in several threads.
+
+        Args:
+            base: added to the offset of each. pieces: offset and buffer.
+
+        Raises:
+            ValueError, TypeError: as `write`.
+        """
+        if self.copiers > 1 and len(pieces) > 2:
+            sizes = [memoryview(piece).nbytes for _, piece in pieces]
+            if sum(sizes) >= PARALLEL_COPY_SIZE > max(sizes):  # else `write` sees to it
+                self._write_in_parallel(base, pieces)
+                return
+        for at, piece in pieces:
+            self.write(base + at, piece)
+
+    def _write_in_parallel(self, base: int, pieces: Sequence[tuple[int, Any]]) -> None:
+        np = _numpy()
+        pairs = []
+        for at, piece in pieces:
+            data = memoryview(piece)
+            if data.nbytes < _GRANULE:
+                self.write(base + at, data)
+                continue
+            memory = self._range(base + at, data.nbytes)
+            self._map_pages(base + at, data.nbytes)
+            pairs.append((np.frombuffer(memory, np.uint8), np.frombuffer(data.cast("B"), np.uint8)))
+        copy_in_parallel(np.copyto, pairs, self.copiers)
+
     def populate(self, offset: int, size: int) -> bool:
         """Give these pages memory and map them here, without changing what they hold. Other threads run meanwhile.
 
@@ -338,20 +368,25 @@ def parallel_copy(copy: Callable[[Any, Any], object], target: Any, source: Any, 
         copy: `copy(target, source)` of equally long parts; releases the GIL.
         target, source: equally long, and can be sliced.
     """
-    size = len(source)
-    step = -(-size // threads // _PAGE) * _PAGE
-    parts = [(target[at : at + step], source[at : at + step]) for at in range(0, size, step)]
-    helpers = [threading.Thread(target=copy, args=part, name="hpcray-copy") for part in parts[1:]]
+    copy_in_parallel(copy, [(target, source)], threads)
+
+
+def copy_in_parallel(
+    copy: Callable[[Any, Any], object], pairs: Sequence[tuple[Any, Any]], threads: int
+) -> None:
+    """Copy several targets and sources as `parallel_copy` does one of each: each thread copies as many bytes."""
+    shares = _equal_shares(pairs, threads)
+    helpers = [threading.Thread(target=_copy_share, args=(copy, share), name="hpcray-copy") for share in shares[1:]]
     interrupted: BaseException | None = None
-    own = parts[:1]
+    own = shares[:1]
     try:
-        for helper, part in zip(helpers, parts[1:], strict=True):
+        for helper, share in zip(helpers, shares[1:], strict=True):
             try:
                 helper.start()
             except RuntimeError:  # a limit on processes or threads
-                own.append(part)
-        for part in own:
-            copy(*part)
+                own.append(share)
+        for share in own:
+            _copy_share(copy, share)
     finally:
         for helper in helpers:
             while helper.is_alive():
@@ -361,6 +396,30 @@ def parallel_copy(copy: Callable[[Any, Any], object], target: Any, source: Any, 
                     interrupted = error
     if interrupted is not None:
         raise interrupted
+
+
+def _equal_shares(pairs: Sequence[tuple[Any, Any]], count: int) -> list[list[tuple[Any, Any]]]:
+    """Split targets and sources into at most `count` lists of as many bytes, at multiples of a page of each."""
+    size = sum(len(source) for _, source in pairs)
+    step = -(-size // count // _PAGE) * _PAGE
+    shares: list[list[tuple[Any, Any]]] = [[]]
+    room = step
+    for target, source in pairs:
+        at = 0
+        while at < len(source):
+            if room <= 0:
+                shares.append([])
+                room = step
+            end = min(len(source), at + room)
+            shares[-1].append((target[at:end], source[at:end]))
+            room -= end - at
+            at = end
+    return shares
+
+
+def _copy_share(copy: Callable[[Any, Any], object], share: Sequence[tuple[Any, Any]]) -> None:
+    for target, source in share:
+        copy(target, source)
 
 
 PREFAULT_WINDOW = 256 << 20

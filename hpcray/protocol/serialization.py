@@ -82,6 +82,10 @@ class Serialized:
             put(offset, buffer)
         self.write_end(put)
 
+    def pieces(self) -> list[tuple[int, Any]]:
+        """What `write` puts: offset and buffer of every piece."""
+        return [*zip(self._offsets, self._buffers, strict=True), (self._pickle_at, self.pickle + self._table())]
+
     def write_end(self, put: Callable[[int, Any], object]) -> None:
         """Like `write`, without the buffers, which were filled in place."""
         put(self._pickle_at, self.pickle + self._table())

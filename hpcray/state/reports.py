@@ -41,6 +41,7 @@ _FIRST_COLUMNS: dict[type[StateSchema], tuple[str, ...]] = {
     TaskState: ("task_id", "name", "state", "duration", "node_id", "worker_pid", "error_type", "error_message"),
     WorkerState: ("worker_id", "worker_type", "is_alive", "node_id", "pid", "exit_type", "exit_detail"),
 }
+_DEVICE_COLUMNS = ("size", "objects", "device", "process")
 _MOST_IDS = 3
 _MOST_DEAD = 3
 _OWN_NODES = "that the job began with"
@@ -361,6 +362,7 @@ def show_stores(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield f"  {line}"
         if row["objects"] > len(row["list"]):
             yield _not_shown(row)
+        yield from _device_lines(row)
     yield from _store_totals(rows)
 
 
@@ -402,8 +404,20 @@ def print_stores(rows: list[dict[str, Any]]) -> None:
             print_table(*_store_table(row["list"]))
             if row["objects"] > len(row["list"]):
                 print(_not_shown(row))
+            for line in _device_lines(row):
+                print_text(line)
     for line in _store_totals(rows):
         print_text(line)
+
+
+def _device_lines(row: dict[str, Any]) -> Iterator[str]:
+    """A table of the tensors that processes of a node keep for device objects."""
+    kept = row.get("device_objects")
+    if kept:
+        yield "  device objects, in the processes that made them:"
+        cells = [(format_size(one["size"]), str(one["objects"]), one["device"], one["process"]) for one in kept]
+        for line in table_lines(_DEVICE_COLUMNS, cells, right=_DEVICE_COLUMNS[:2]):
+            yield f"    {line}"
 
 
 def _not_shown(row: dict[str, Any]) -> str:

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from engine import NAME, PATIENCE, Marks, alive, eventually, exceptions, exit_actor, hpcray_only, ray
 
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.state.reports import show_stores
+
 torch = pytest.importorskip("torch")
 wait_tensor_freed = importlib.import_module(f"{NAME}.experimental").wait_tensor_freed
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]  # Ray's own needs a communicator for CPU tensors
@@ -382,6 +385,128 @@ def test_tensors_are_found_in_every_value() -> None:
     @ray.remote
     def read(value: Any) -> Any:
         back = np.from_dlpack(value.inner.weights).tolist()
-        return float(value.weights["layer"].weight.sum()), value.weights["tuple"][0].tolist(), back
+        return float(value.weights["layer"].weight.detach().sum()), value.weights["tuple"][0].tolist(), back
 
-    assert ray.get(read.remote(ref)) == (float(layer.weight.sum()), [1, 1], [0, 1, 2])
+    assert ray.get(read.remote(ref)) == (float(layer.weight.detach().sum()), [1, 1], [0, 1, 2])
+
+
+# ---------------------------------------------------------------- accounting
+
+
+def test_memory_lists_the_tensors_of_each_process() -> None:
+    holder = Holder.remote()
+    refs = [holder.make.remote(1.0), holder.make.remote(2.0, 4), ray.put([torch.ones(6)], _tensor_transport="auto")]
+    ray.wait(refs, num_returns=3)
+    process = current.process
+    assert process is not None
+    (row,) = process.diagnostics.list_stores(10, PATIENCE, devices=True)
+    kept = {(one["process"].partition(" (")[2].split(",")[0], one["device"]): one for one in row["device_objects"]}
+    assert kept["actor Holder", "cpu"] | {"process": ""} == {
+        "process": "", "device": "cpu", "objects": 2, "size": 4 * LENGTH + 16
+    }  # fmt: skip
+    (driver,) = (one for one in row["device_objects"] if one["process"].startswith("driver"))
+    assert (driver["objects"], driver["size"]) == (1, 24)
+    lines = "\n".join(show_stores([row]))
+    assert "device objects, in the processes that made them:" in lines and "actor Holder" in lines
+    del refs
+    gc.collect()
+    ray.get(ray.put(0))
+    eventually(lambda: not process.diagnostics.list_stores(1, PATIENCE, devices=True)[0]["device_objects"])
+
+
+# ---------------------------------------------------------------- registered transports
+
+experimental = importlib.import_module(f"{NAME}.experimental")
+
+
+@dataclasses.dataclass
+class FileMetadata(experimental.TensorTransportMetadata):
+    path: str = ""
+
+
+def make_file_transport(folder: str) -> type:
+    """A class of transports by files, so that both ends are seen at work."""
+
+    class Files(experimental.TensorTransportManager):
+        def tensor_transport_backend(self) -> str:
+            return "files"
+
+        @staticmethod
+        def is_one_sided() -> bool:
+            return True
+
+        @staticmethod
+        def can_abort_transport() -> bool:
+            return False
+
+        def actor_has_tensor_transport(self, actor: Any) -> bool:
+            return True
+
+        def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Any:
+            path = os.path.join(folder, obj_id)
+            np.savez(path, *rdt_object)
+            return FileMetadata([(array.shape, array.dtype) for array in rdt_object], "cpu", f"{path}.npz")
+
+        def get_communicator_metadata(self, src_actor: Any, dst_actor: Any, backend: Any = None) -> Any:
+            return experimental.CommunicatorMetadata()
+
+        def recv_multiple_tensors(self, obj_id: str, metadata: Any, shared: Any, target_buffers: Any = None) -> Any:
+            with open(os.path.join(folder, "reads"), "a") as file:
+                file.write(f"{obj_id}\n")
+            with np.load(metadata.path) as found:
+                return [found[f"arr_{place}"] for place in range(len(metadata.tensor_meta))]
+
+        def send_multiple_tensors(self, tensors: Any, metadata: Any, shared: Any) -> None:
+            raise NotImplementedError
+
+        def garbage_collect(self, obj_id: str, metadata: Any, tensors: Any) -> None:
+            os.unlink(metadata.path)
+
+        def abort_transport(self, obj_id: str, shared: Any) -> None:
+            raise NotImplementedError
+
+    return Files
+
+
+def test_a_registered_transport_carries_what_it_takes(tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    kind = make_file_transport(str(tmp_path))
+    experimental.register_tensor_transport("Files", ["cpu"], kind, np.ndarray)
+
+    @ray.remote(num_cpus=0)
+    class Maker:
+        @ray.method(tensor_transport="files")
+        def make(self, length: int) -> Any:
+            return {"array": np.arange(length), "tensor": torch.ones(2)}
+
+        def total(self, value: Any) -> int:
+            return int(value["array"].sum())
+
+    maker, reader = Maker.remote(), Maker.remote()
+    ref = maker.make.remote(100)
+    assert ray.get(reader.total.remote(ref)) == 4950 == ray.get(maker.total.remote(ref))
+    value = ray.get(ref)
+    assert value["array"].tolist() == list(range(100)) and value["tensor"].tolist() == [1, 1]
+    reads = (tmp_path / "reads").read_text().split()
+    assert len(reads) == 2, "the reader and the driver; not the maker"
+    assert ray.get(ref, _use_object_store=True)["array"].sum() == 4950
+    assert (tmp_path / "reads").read_text().split() == reads
+    (file,) = tmp_path.glob("*.npz")
+    file.rename(tmp_path / "gone")
+    assert ray.get(ref)["array"].sum() == 4950, "through the object store"
+    assert "the tensor transport 'files' failed (FileNotFoundError" in capfd.readouterr().err
+    (tmp_path / "gone").rename(file)
+    del ref, value
+    gc.collect()
+    ray.get(ray.put(0))
+    eventually(lambda: not file.exists())
+
+
+def test_registration_refuses_what_cannot_work(tmp_path: Any) -> None:
+    kind = make_file_transport(str(tmp_path))
+    with pytest.raises(ValueError, match="not a subclass of TensorTransportManager"):
+        experimental.register_tensor_transport("x", ["cpu"], dict, np.ndarray)
+    with pytest.raises(ValueError, match="'nccl' exists"):
+        experimental.register_tensor_transport("nccl", ["cpu"], kind, np.ndarray)
+    two_sided = type("TwoSided", (kind,), {"is_one_sided": staticmethod(lambda: False)})
+    with pytest.raises(NotImplementedError, match="two-sided"):
+        experimental.register_tensor_transport("x", ["cpu"], two_sided, np.ndarray)

@@ -35,7 +35,9 @@ def test_sort(leak_check: LeakCheck) -> None:
 
 def test_rollout(leak_check: LeakCheck) -> None:
     pytest.importorskip("torch")
-    shown = run("rollout.py", "--samplers", "2", "--iterations", "60").out
+    size = ("--samplers", "2", "--iterations", "60")
+    shown = run("rollout.py", *size).out
     reward = re.search(r"batch +60 +mean reward +(\S+)", shown)
     assert reward is not None, shown
     assert float(reward[1]) > -0.2, "it is about -0.5 at first"
+    assert run("rollout.py", *size, "--device-objects").out == shown, "the weights are not the same"

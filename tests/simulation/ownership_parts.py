@@ -22,6 +22,10 @@ class Ref:
         self.process, self.id = process, oid
         process.live[oid] += 1
 
+    @property
+    def _id(self) -> bytes:
+        return self.id
+
     def __del__(self) -> None:
         self.process.live[self.id] -= 1
         self.process.released.append(self.id)

@@ -167,10 +167,15 @@ class ObjectEntry(msgspec.Struct, gc=False, eq=False):
 def tensors_of(entry: ObjectEntry) -> bytes:
     """Return the id of the object with the tensors of a value of ours; b"" where the value has them itself."""
     for ref in reversed(entry.contained or ()):
-        if ref._id.endswith(TENSORS_INDEX):
-            found: bytes = ref._id
+        if (found := ident_of(ref)).endswith(TENSORS_INDEX):
             return found
     return b""
+
+
+def ident_of(ref: Any) -> bytes:
+    """Return the id of a ref inside a value; in a replay it is all that there is of the ref."""
+    found: bytes = getattr(ref, "_id", ref)
+    return found
 
 
 def site_of(entry: ObjectEntry | None) -> str:

@@ -20,6 +20,7 @@ from hpcray.core.core_worker.object_entry import (
     STORED,
     ObjectEntry,
     Waiter,
+    ident_of,
     tensors_of,
 )
 from hpcray.core.core_worker.object_pins import ObjectPins
@@ -193,7 +194,7 @@ class ObjectRecovery:
             self.free_copies(oid, entry)
             self._unsure.discard(oid)
             self._replicas.object_gone(oid)
-            entry.contained = [ref for ref in entry.contained or () if ref._id != tensors] or None
+            entry.contained = [ref for ref in entry.contained or () if ident_of(ref) != tensors] or None
         mapping, entry.mapping = entry.mapping, None
         self._pins.entry_gone(oid, mapping)
         entry.value, entry.nodes, entry.left_at = b"", None, None

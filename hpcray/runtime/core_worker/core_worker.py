@@ -72,7 +72,9 @@ class Diagnostics(Protocol):
     def free(self, refs: Iterable[ObjectRef[Any]], local_only: bool) -> None:
         """Drop objects by hand: on all nodes, or the copies in this node's store."""
 
-    def list_stores(self, limit: int, timeout: float, only: Collection[int] | None = None) -> list[dict[str, Any]]:
+    def list_stores(
+        self, limit: int, timeout: float, only: Collection[int] | None = None, devices: bool = False
+    ) -> list[dict[str, Any]]:
         """List the object stores of all nodes, or of some."""
 
 

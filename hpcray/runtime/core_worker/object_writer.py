@@ -56,7 +56,7 @@ class ObjectWriter:
             base = self.create(oid, size)
         try:
             if isinstance(blob, Serialized):
-                blob.write(lambda at, piece: self._context.arena.write(base + at, piece))
+                self._context.arena.write_all(base, blob.pieces())
             else:
                 self._context.arena.write(base, blob)
         except BaseException:

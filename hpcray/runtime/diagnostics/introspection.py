@@ -12,6 +12,7 @@ calls      []                  the tasks and calls that run here
 tasks      [limit]             the tasks and calls of ours that have not returned, how many there are, and the last
                                that failed without a reply of their worker
 objects    [limit]             the objects that we own or borrow, and how many there are
+devices    []                  by device, the number of device objects that are kept here, and their bytes
 job        []                  "id" of the job, "driver" (whether this process is its driver), "command" line of this
                                process, "start" in seconds since 1970
 events     [limit, since,      what ran here and has ended: `TaskEventBuffer.dump`; whether with the texts of errors.
@@ -89,6 +90,7 @@ class Introspection:
             "events": self._events,
             "figures": lambda: self._task_figures.answer(self._calls()),
             "log_parts": self._log_parts,
+            "devices": self._devices,
             "job": self._job,
             "profile": self._profile,
         }
@@ -241,6 +243,10 @@ class Introspection:
                 })  # fmt: skip
         failed = [_failure(row) for row in self._process.submitter.failures]
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
+
+    def _devices(self) -> dict[str, tuple[int, int]]:
+        kept = self._process.device_objects
+        return {} if kept is None else kept.totals()
 
     def _job(self) -> dict[str, Any]:
         return {
@@ -524,17 +530,21 @@ class ObjectInventory:
 
     # ------------------------------------------------------------ memory
 
-    def list_stores(self, limit: int, timeout: float, only: Collection[int] | None = None) -> list[dict[str, Any]]:
+    def list_stores(
+        self, limit: int, timeout: float, only: Collection[int] | None = None, devices: bool = False
+    ) -> list[dict[str, Any]]:
         """The stores of all nodes.
 
         Args:
             limit: most objects per node; the largest are given.
             timeout: seconds for the nodes to answer, and again for the owners.
             only: the nodes that are asked; None: all of them.
+            devices: ask each process for its device objects, too.
 
         Returns:
             A row per node: "node", "host", "problem" ("" unless it did not answer), then what its store reports
-            and "list", its objects. Ids are hex, processes are for people.
+            and "list", its objects. Ids are hex, processes are for people. With `devices` also "device_objects": their
+            "process", "device", number ("objects") and bytes ("size").
         """
         gcs = self._process.gcs
         nodes = [node for node in gcs.nodes() if only is None or node["Index"] in only]
@@ -551,11 +561,25 @@ class ObjectInventory:
             else:
                 row |= store
             rows.append(row)
+        kept = self._ask_devices(stores, timeout) if devices else {}
         names = _names(stores, {row["worker"]: _title(row) for row in gcs.call("actors")} if stores else {})
         for row in rows:
             row["list"] = [_describe(obj, names, known) for obj in row.get("list", ())]
-            row.pop("processes", None)
+            processes = row.pop("processes", ())
+            if devices:
+                row["device_objects"] = [
+                    {"process": names.get(proc, show_proc(proc)), "device": device, "objects": count, "size": size}
+                    for proc, _, _ in processes
+                    for device, (count, size) in sorted(kept.get(proc, {}).items())
+                ]
         return rows
+
+    def _ask_devices(self, stores: dict[bytes, Any], timeout: float) -> dict[bytes, Any]:
+        """Return the totals of device objects by process, of those that have any."""
+        ask = partial(m.Introspect, what="devices")
+        questions = {proc: ask for store in stores.values() for proc, _, _ in store["processes"]}
+        found = self._process.gcs.ask_many(questions, timeout)
+        return {proc: totals for proc, totals in found.items() if totals}
 
     def _ask_owners(self, stores: dict[bytes, Any], timeout: float) -> dict[bytes, Any]:
         """Return what the living owners know of the objects, by id."""

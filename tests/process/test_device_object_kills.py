@@ -1,0 +1,59 @@
+"""Random programs of device objects in which makers, readers and raylets are killed: nothing wrong is read, nothing
+hangs, nothing is left behind. HPCRAY_DEVICE_OBJECT_SEEDS=200 runs as many of them as that."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine import hpcray_only
+from helpers.jobs import Ended, Job
+from helpers.leaks import LeakCheck, leak_checked
+
+from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+
+pytest.importorskip("torch")
+pytestmark = [hpcray_only, pytest.mark.slow, pytest.mark.timeout(7200)]
+PROGRAM = Path(__file__).with_name("device_object_program.py")
+SEEDS = int(os.environ.get("HPCRAY_DEVICE_OBJECT_SEEDS", "6"))
+SHARE_OF_NODES = 10
+"""One program of so many runs on two nodes."""
+
+
+@pytest.fixture
+def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeakCheck]:
+    with leak_checked(monkeypatch.setenv) as found:
+        yield found
+
+
+def environ(leaks: LeakCheck) -> dict[str, str]:
+    return {"DEVICE_OBJECT_PROGRAM": leaks.test_id, "HPCRAY_PRELOAD": "torch", **leaks.environ}
+
+
+def reads_of(ended: Ended) -> list[int]:
+    assert ended.code == 0, (ended.out[-4000:], ended.err[-8000:])
+    return [int(count) for count in re.findall(r"(\d+) values read", ended.out)]
+
+
+def test_programs_on_one_node(leaks: LeakCheck) -> None:
+    seeds = [seed for seed in range(SEEDS) if seed % SHARE_OF_NODES]
+    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ(leaks)) as job:
+        ended = job.wait(600.0 + 100.0 * len(seeds))
+    print(ended.out, ended.err[-20_000:], sep="\n")
+    reads = reads_of(ended)
+    assert len(reads) == len(seeds) and sum(reads) > 10 * len(seeds), reads
+
+
+@pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
+@pytest.mark.parametrize("seed", range(0, SEEDS, SHARE_OF_NODES))
+def test_programs_on_two_nodes(leaks: LeakCheck, seed: int) -> None:
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
+    with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ(leaks)) as job:
+        ended = job.wait(600.0)
+    print(ended.out, ended.err[-20_000:], sep="\n")
+    (reads,) = reads_of(ended)
+    assert reads > 0
