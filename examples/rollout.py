@@ -5,9 +5,9 @@
     hpcray-launch -n 4 examples/rollout.py --iterations 60
 
 The task: push a point on a line to the origin and keep it there, in 40 steps. Each sampler plays many episodes at once
-with the newest weights it was given and returns a batch; the learner takes the batches of the samplers in turn, improves
-the policy (REINFORCE, with the mean return of each step as the baseline) and returns the new weights, which each sampler
-gets when its turn comes.
+with the newest weights it was given and returns a batch; the learner takes the batches of the samplers in turn,
+improves the policy (REINFORCE, with the mean return of each step as the baseline) and returns the new weights, which
+each sampler gets when its turn comes.
 
 With `--device-objects` weights and batches stay in the process that made them until another one reads them, on its GPU
 where it has one (`--device cuda`). The weights are the same either way: the last line is a digest of them.

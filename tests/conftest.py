@@ -21,6 +21,16 @@ if _SCRIPTS not in os.environ.get("PATH", os.defpath).split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join([_SCRIPTS, os.environ.get("PATH", os.defpath)])
 
 
+# Tests ask for made-up GPUs, also where the machine has some; those marked `gpu` use these.
+os.environ.setdefault("HPCRAY_MADE_UP_GPUS", "1")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu") and not os.path.isdir("/proc/driver/nvidia/gpus"):
+        pytest.skip("no GPU")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package and the tests once. Where PYTHONDONTWRITEBYTECODE is set, each process of each test would do
     so again, which is half of what the start of a job costs."""

@@ -146,6 +146,8 @@ class Config:
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
+        learn_imports: large modules that a worker has imported are imported once more, before later workers are forked,
+            where a trial shows that this is safe.
         prestart: workers forked before the first request; -1: one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
         get_report_after: a driver's `get` that has waited this long reports its reason on stderr; 0: never.
@@ -225,6 +227,7 @@ class Config:
     labels: str = ""
     max_workers: Count = 0
     preload: str = ""
+    learn_imports: bool = True
     prestart: CountOrMinusOne = -1
     log_to_driver: bool = True
     get_report_after: Seconds = 60.0

@@ -33,6 +33,14 @@ class Preload(Struct, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
 
 
+class LearnModule(Struct, frozen=True):
+    """Import this module before later workers are forked, if that is safe, with these environment variables set."""
+
+    module: str
+    file: str
+    env: tuple[tuple[str, str], ...] = ()
+
+
 class KillWorker(Struct, frozen=True):
     """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
 

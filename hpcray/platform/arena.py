@@ -371,9 +371,7 @@ def parallel_copy(copy: Callable[[Any, Any], object], target: Any, source: Any, 
     copy_in_parallel(copy, [(target, source)], threads)
 
 
-def copy_in_parallel(
-    copy: Callable[[Any, Any], object], pairs: Sequence[tuple[Any, Any]], threads: int
-) -> None:
+def copy_in_parallel(copy: Callable[[Any, Any], object], pairs: Sequence[tuple[Any, Any]], threads: int) -> None:
     """Copy several targets and sources as `parallel_copy` does one of each: each thread copies as many bytes."""
     shares = _equal_shares(pairs, threads)
     helpers = [threading.Thread(target=_copy_share, args=(copy, share), name="hpcray-copy") for share in shares[1:]]

@@ -26,6 +26,10 @@ from hpcray.common.resources import ASSIGNED_GPUS
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
 HIP = "HIP_VISIBLE_DEVICES"
+SHARE = "HPCRAY_SHARE_GPUS"
+"""Variable: with 1 each of several ranks on a host offers all GPUs of the host, instead of a part of them."""
+MADE_UP = "HPCRAY_MADE_UP_GPUS"
+"""Variable: with 1 the machine is not asked for its GPUs. A node that is told to have some makes up their ids."""
 LEVEL_ZERO = "ZE_AFFINITY_MASK"
 ONEAPI = "ONEAPI_DEVICE_SELECTOR"
 
@@ -41,7 +45,8 @@ _UUID_BYTES = 96
 def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Ids of the GPUs that this node may use, in the order of the vendor's variable.
 
-    Inside a Slurm allocation the machine is never queried; outside, only where no variable limits this process.
+    Inside a Slurm allocation the machine is never queried; outside, only where no variable limits this process, and
+    `MADE_UP` does not forbid it.
     """
     environ = os.environ if environ is None else environ
     if is_amd(environ):
@@ -52,7 +57,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
         return _listed(environ.get(LEVEL_ZERO, environ.get(ONEAPI, "")).rpartition(_ONEAPI_PREFIX)[2])
     if "SLURM_JOB_ID" in environ:
         return _of_slurm(environ)
-    return _nvidia_of_machine()
+    return () if environ.get(MADE_UP) == "1" else _nvidia_of_machine()
 
 
 def gpu_visibility_variables(ids: Sequence[str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -103,7 +108,9 @@ def _amd(environ: Mapping[str, str]) -> tuple[str, ...]:
     if ROCR not in environ:
         if upper is not None:
             return _listed(upper)
-        return _of_slurm(environ) if "SLURM_JOB_ID" in environ else _amd_of_machine()
+        if "SLURM_JOB_ID" in environ:
+            return _of_slurm(environ)
+        return () if environ.get(MADE_UP) == "1" else _amd_of_machine()
     lower = _listed(environ[ROCR])
     if upper is None or upper == environ[ROCR]:
         return lower  # Slurm without AutoDetect writes the same list into each
@@ -282,6 +289,7 @@ def node_gpus(wanted: float | None, local_size: int, environ: Mapping[str, str] 
         raise StartupError(
             f"this node shall have {count} GPUs, but it was given {len(found)}: {name}={environ.get(name, '')!r}, "
             f"{local_size} rank(s) on this host. hint: ask for fewer, or leave num_gpus out"
+            + (f"; {SHARE}=1 has the ranks of a host share its GPUs" if local_size > 1 else "")
         )
     return tuple(str(index) for index in range(count))
 
@@ -326,7 +334,7 @@ def gpu_type_of_model(model: str) -> str:
 
 def own_part(ids: tuple[str, ...], local_size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The share of this rank in a list that all ranks of the host see; the first ranks get the remainder."""
-    if local_size <= 1 or _has_gpus_of_its_own(ids, environ):
+    if local_size <= 1 or environ.get(SHARE) == "1" or _has_gpus_of_its_own(ids, environ):
         return ids
     rank = local_rank(environ)
     if rank < 0:

@@ -31,7 +31,7 @@ from hpcray.platform.config_files import (
     launch_config,
     node_config,
 )
-from hpcray.platform.gpu_visibility import gpu_visibility_variable, visible_gpus
+from hpcray.platform.gpu_visibility import SHARE, gpu_visibility_variable, visible_gpus
 from hpcray.platform.installation import installation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
@@ -420,7 +420,9 @@ def examine_gpus(environ: Mapping[str, str]) -> list[DoctorFinding]:
     """Ids of the GPUs that a node here would offer."""
     ids = visible_gpus(environ)
     if ids:
-        return [_host("GPUs", f"{len(ids)}: {', '.join(ids)} ({gpu_visibility_variable(environ)})", OK)]
+        shared = environ.get(SHARE) == "1"
+        ranks = "each of several ranks here offers all of them" if shared else "several ranks here divide them"
+        return [_host("GPUs", f"{len(ids)}: {', '.join(ids)} ({gpu_visibility_variable(environ)}); {ranks}", OK)]
     hidden = "SLURM_JOB_ID" in environ and bool(visible_gpus({}))
     hint = "the machine has GPUs, this job was given none: ask with --gpus-per-node" if hidden else ""
     return [_host("GPUs", "none", NOTE, hint)]

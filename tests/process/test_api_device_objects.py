@@ -167,7 +167,6 @@ def test_wrong_use_is_refused() -> None:
         ray.put(torch.ones(1), _tensor_transport="cuda_ipc")
 
 
-
 # ---------------------------------------------------------------- tensors whose process ends
 
 

@@ -239,7 +239,9 @@ def test_binding_shows_cores_numa_nodes_and_adapters(monkeypatch: pytest.MonkeyP
 
 def test_gpus_shown_are_those_of_the_job() -> None:
     (found,) = doctor.examine_gpus({**JOB, "CUDA_VISIBLE_DEVICES": "0,GPU-7"})
-    assert (found.level, found.value) == (OK, "2: 0, GPU-7 (CUDA_VISIBLE_DEVICES)")
+    assert (found.level, found.value) == (OK, "2: 0, GPU-7 (CUDA_VISIBLE_DEVICES); several ranks here divide them")
+    (found,) = doctor.examine_gpus({**JOB, "CUDA_VISIBLE_DEVICES": "0", "HPCRAY_SHARE_GPUS": "1"})
+    assert found.value.endswith("each of several ranks here offers all of them")
     (found,) = doctor.examine_gpus(JOB)
     assert found.value == "none"
 

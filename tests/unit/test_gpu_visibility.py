@@ -65,6 +65,15 @@ class TestNode:
         with pytest.raises(StartupError, match=r"given 1.*3 rank\(s\)"):
             node_gpus(2, 3, {**FOUR, variable: "1"})
 
+    def test_one_gpu_for_four_ranks_of_a_host_is_refused_or_shared_on_purpose(self) -> None:
+        ranks = [{"CUDA_VISIBLE_DEVICES": "0", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)} for rank in range(4)]
+        assert node_gpus(1, 4, ranks[0]) == ("0",)
+        for rank in ranks[1:]:
+            with pytest.raises(StartupError, match=r"given 0.*4 rank\(s\).*HPCRAY_SHARE_GPUS=1 has the ranks"):
+                node_gpus(1, 4, rank)
+        assert [node_gpus(1, 4, {**rank, "HPCRAY_SHARE_GPUS": "1"}) for rank in ranks] == [("0",)] * 4
+        assert node_gpus(None, 4, {**ranks[3], "HPCRAY_SHARE_GPUS": "1"}) == ("0",)
+
     def test_ranks_with_gpus_of_their_own_from_srun_keep_them(self) -> None:
         """What Slurm 22.05 sets for `srun -n2 --gpus-per-task=1`."""
         step = {"SLURM_JOB_ID": "7", "SLURM_GPUS_ON_NODE": "2", "SLURM_LOCALID": "1"}

@@ -122,3 +122,16 @@ def test_indices_of_hip_count_within_the_list_of_rocr(machine: Path) -> None:
 def test_a_machine_without_gpus_has_none_visible() -> None:
     assert visible_gpus({}) == ()
     assert gpu_visibility_variable({}) == "CUDA_VISIBLE_DEVICES"
+
+
+def test_made_up_gpus_are_none_of_the_machine(machine: Path) -> None:
+    made_up = {"HPCRAY_MADE_UP_GPUS": "1"}
+    nvidia(machine, 1)
+    assert visible_gpus({}) == ("0",) and visible_gpus(made_up) == ()
+    assert gpus.node_gpus(2, 1, made_up) == ("0", "1")
+    assert visible_gpus({**made_up, "CUDA_VISIBLE_DEVICES": "0"}) == ("0",)
+
+
+def test_made_up_gpus_are_none_of_a_machine_of_amd(machine: Path) -> None:
+    amd(machine, 1)
+    assert visible_gpus({}) == ("0",) and visible_gpus({"HPCRAY_MADE_UP_GPUS": "1"}) == ()

@@ -31,7 +31,9 @@ class DeviceObjectTable:
         self._objects: dict[bytes, DeviceObject] = {}
         self._held: dict[int, int] = {}  # identity of a tensor to the number of objects that have it
 
-    def add(self, oid: bytes, tensors: Sequence[Any], value: bytes = b"", sizes: Mapping[str, int] | None = None) -> None:
+    def add(
+        self, oid: bytes, tensors: Sequence[Any], value: bytes = b"", sizes: Mapping[str, int] | None = None
+    ) -> None:
         """Keep the tensors of an object until it is freed. Arguments: see `DeviceObject`."""
         self._objects[oid] = DeviceObject(tensors, value, sizes or {})
         for tensor in tensors:

@@ -370,7 +370,9 @@ class _ValuePickler(Pickler):
         kind = type(item)
         is_tensor = self._known.get(kind)
         if is_tensor is None:
-            is_tensor = self._known[kind] = is_tensor_class(kind) if self._kind is None else issubclass(kind, self._kind)
+            is_tensor = self._known[kind] = (
+                is_tensor_class(kind) if self._kind is None else issubclass(kind, self._kind)
+            )
         if not is_tensor:
             return None
         number = self._numbers.setdefault(id(item), len(self._tensors))

@@ -288,6 +288,10 @@ class Raylet:
         why = reason.strip().splitlines()[-1]
         self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
 
+    def module_learned(self, module: str, problem: str) -> None:
+        text = f"not imported ahead of the workers: {problem}" if problem else "imported ahead of the next workers"
+        self.log(f"{module}, which a worker has imported, is {text}")
+
     def template_gone(self, reason: str) -> None:
         self._events.template_gone(reason)
 
@@ -510,6 +514,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.StartActor: lambda r: r.lease_manager.handle,
     m.ActorLeaving: lambda r: r.lease_manager.handle,
     m.ExitRefused: lambda r: r.lease_manager.handle,
+    m.ModulesImported: lambda r: r.lease_manager.handle,
     m.Undeliverable: lambda r: r.lease_manager.handle,
     m.PrepareBundles: lambda r: r.lease_manager.handle,
     m.CommitBundles: lambda r: r.lease_manager.handle,
@@ -567,6 +572,7 @@ EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.Send: lambda r: r._send,
     fx.ForkWorker: lambda r: r._fork_worker,
     fx.Preload: lambda r: lambda effect: r.processes.preload(effect.modules, effect.env),
+    fx.LearnModule: lambda r: lambda effect: r.processes.learn(effect.module, effect.file, effect.env),
     fx.KillWorker: lambda r: lambda effect: r.processes.kill(effect.worker, effect.reason),
     fx.StartReceive: lambda r: r._start_receive,
     fx.StartSend: lambda r: r._start_send,

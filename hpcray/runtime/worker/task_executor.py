@@ -39,6 +39,7 @@ from hpcray.runtime.diagnostics.introspection import qualified_name
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
+from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
 
@@ -126,6 +127,7 @@ class TaskExecutor:
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
         self._keeps_tensors = False
+        self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
         self._await_work: Callable[[Waiter], object] = self.engine.wait
@@ -465,6 +467,7 @@ class TaskExecutor:
             ) from None
         if definition.max_calls:
             function = self._counted(function, definition.max_calls)
+        self.imports.loaded()
         found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found

@@ -1,0 +1,188 @@
+"""Tensors on a GPU between actors: the rows of `gpu_check.sh`, one a line, with what is wanted of each.
+
+    python benchmarks/gpu_rows.py
+    python benchmarks/gpu_rows.py --device cpu --seconds 0.2 --churn 200     (the same code without a GPU)
+    python benchmarks/gpu_rows.py --engine ray --transports object_store cuda_ipc
+
+A figure is the median. Times are those of a whole call: the reader gets the ref, reads one element of the tensor on the
+device, and answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
+
+
+class Maker:
+    """Makes tensors on the device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.known: Any = None
+
+    def ready(self) -> bool:
+        torch.zeros(1, device=self.device)
+        return True
+
+    def allocate(self, size: int) -> None:
+        self.known = torch.ones(size // 4, device=self.device)
+
+    def give_known(self) -> Any:
+        return self.known
+
+    def give_new(self, size: int) -> Any:
+        return torch.ones(size // 4, device=self.device)
+
+    def memory(self) -> dict[str, int]:
+        """What may grow: bytes of the device, open descriptors."""
+        used = 0
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+            free, total = torch.cuda.mem_get_info()
+            used = total - free
+        return {"device bytes": used, "descriptors": len(os.listdir("/proc/self/fd"))}
+
+
+class Reader(Maker):
+    """Reads tensors on the device."""
+
+    def read(self, tensor: Any) -> float:
+        return float(tensor.to(self.device)[-1])
+
+    def host_to_device(self, refs: list[Any], ray_name: str) -> float:
+        """Seconds of the get of a host tensor, and of its copy to the device."""
+        ray = importlib.import_module(ray_name)
+        began = time.perf_counter()
+        tensor = ray.get(refs[0]).to(self.device)
+        float(tensor[-1])
+        return time.perf_counter() - began
+
+
+def median_of(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds of the median call; two to warm up, then for so many seconds, five calls at least."""
+    took: list[float] = []
+    end = 0.0
+    for number in range(10_000):
+        if number == 2:
+            end = time.perf_counter() + seconds
+        began = time.perf_counter()
+        result = call()
+        took.append(time.perf_counter() - began)
+        del result
+        if number >= 6 and time.perf_counter() > end:
+            break
+    return statistics.median(took[2:])
+
+
+def row(rows: dict[str, float], name: str, value: float, unit: str, wanted: str) -> None:
+    """Print a row, and keep it."""
+    rows[f"{name} [{unit}]"] = value
+    print(f"{name:58} {value:12.3f} {unit:5} wanted: {wanted}", flush=True)
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """All rows."""
+    ray = importlib.import_module(options.engine)
+    device = options.device
+    gpus = 0 if device == "cpu" else 0.25
+    ray.init(num_cpus=4, object_store_memory=6 << 30, **({} if gpus else {"num_gpus": 0}))
+    rows: dict[str, float] = {}
+    started = []
+    actors = []
+    extra = {"enable_tensor_transport": True}
+    for number in range(3):
+        kind = ray.remote(num_cpus=0, num_gpus=gpus, **extra)(Reader if number else Maker)
+        began = time.perf_counter()
+        actors.append(kind.remote(device))
+        ray.get(actors[-1].ready.remote())
+        started.append(time.perf_counter() - began)
+        time.sleep(options.pause)  # the template learns
+    row(rows, "first actor that uses the device is up", started[0], "s", "-")
+    row(rows, "second actor that uses the device is up", started[1], "s", "<= 0.7")
+    row(rows, "third actor that uses the device is up", started[2], "s", "<= 0.7")
+    maker, reader, _ = actors
+    for transport in options.transports:
+        give, new = (getattr(maker, name).options(tensor_transport=transport) for name in ("give_known", "give_new"))
+        for name, size in SIZES.items():
+            if size > options.largest:
+                continue
+            ray.get(maker.allocate.remote(size))
+            seconds = median_of(lambda give=give: ray.get(reader.read.remote(give.remote())), options.seconds)
+            row(rows, f"{transport}: known allocation, {name}", 1e3 * seconds, "ms", "<= 0.5")
+            row(
+                rows, f"{transport}: known allocation, {name}, rate", size / seconds / 1e9, "GB/s", ">= 35 through host"
+            )
+            seconds = median_of(
+                lambda new=new, size=size: ray.get(reader.read.remote(new.remote(size))), options.seconds
+            )
+            row(rows, f"{transport}: new allocation, {name}", 1e3 * seconds, "ms", "<= 3 for 1 GB")
+    size = min(SIZES["1 GB"], options.largest)
+    ref = ray.put(torch.ones(size // 4))
+    took = [ray.get(reader.host_to_device.remote([ref], options.engine)) for _ in range(7)]
+    row(
+        rows,
+        "get of a host tensor and its copy to the device",
+        size / statistics.median(took[2:]) / 1e9,
+        "GB/s",
+        ">= 40",
+    )
+    churn(ray, options, maker, reader, rows)
+    ray.shutdown()
+    return rows
+
+
+def churn(ray: Any, options: argparse.Namespace, maker: Any, reader: Any, rows: dict[str, float]) -> None:
+    """Many device objects, one after the other: nothing may grow."""
+    give = maker.give_new.options(tensor_transport=options.transports[0])
+
+    def some(count: int) -> None:
+        for start in range(0, count, 50):
+            ray.get([reader.read.remote(give.remote(4_000)) for _ in range(min(50, count - start))])
+
+    def state() -> dict[str, int]:
+        found = {f"{who}: {what}": value for who, actor in (("maker", maker), ("reader", reader))
+                 for what, value in ray.get(actor.memory.remote()).items()}  # fmt: skip
+        return found | {"/dev/shm files": len(os.listdir("/dev/shm"))}
+
+    some(max(100, options.churn // 10))
+    before, began = state(), time.perf_counter()
+    some(options.churn)
+    seconds, after = time.perf_counter() - began, state()
+    row(rows, f"{options.churn} device objects of 4 KB", seconds, "s", "-")
+    for name, value in after.items():
+        row(rows, f"{options.churn} device objects: growth of {name}", value - before[name], "", "0")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["hpcray", "ray"], default="hpcray")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--transports", nargs="+", default=["auto"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each row (default: %(default)s)")
+    parser.add_argument("--largest", type=int, default=SIZES["1 GB"], help="bytes of the largest tensor")
+    parser.add_argument("--churn", type=int, default=50_000, help="device objects (default: %(default)s)")
+    parser.add_argument("--pause", type=float, default=12.0, help="seconds between the starts of actors")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    options = parser.parse_args()
+    if options.device != "cpu" and not torch.cuda.is_available():
+        sys.exit("PyTorch finds no GPU here; hint: --device cpu runs the same code without one")
+    rows = measure(options)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

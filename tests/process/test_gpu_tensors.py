@@ -1,0 +1,86 @@
+"""Device objects on a GPU: the twins of tests in test_api_device_objects.py, for one GPU that two actors share."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from engine import PATIENCE, eventually, exceptions, exit_actor, hpcray_only, ray, start
+
+from hpcray.runtime.core_worker.core_worker import current
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    hpcray_only,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU"),
+    pytest.mark.usefixtures("gpu_session"),
+]
+LENGTHS = [4, 1 << 20]
+
+
+@pytest.fixture(scope="module")
+def gpu_session() -> Iterator[None]:
+    """A session that offers the GPUs of this machine."""
+    patch = pytest.MonkeyPatch()
+    patch.delenv("HPCRAY_MADE_UP_GPUS")
+    start(num_cpus=2)
+    yield
+    ray.shutdown()
+    patch.undo()
+
+
+@ray.remote(num_cpus=0, num_gpus=0.4)
+class Holder:
+    def __init__(self) -> None:
+        self.tensor: Any = None
+
+    @ray.method(tensor_transport="auto")
+    def make(self, value: float, length: int) -> Any:
+        self.tensor = torch.full((length,), value, device="cuda")
+        return {"tensor": self.tensor, "twice": [self.tensor]}
+
+    def look(self, value: Any) -> tuple[int, float, str]:
+        tensor = value["tensor"]
+        assert value["twice"][0] is tensor
+        return tensor.data_ptr(), float(tensor.sum()), tensor.device.type
+
+    def pointer(self) -> int:
+        return self.tensor.data_ptr()
+
+    def leave(self) -> None:
+        exit_actor()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_maker_gets_its_tensor_and_another_process_a_copy_on_its_gpu(length: int) -> None:
+    first, second = Holder.remote(), Holder.remote()
+    ref = first.make.remote(2.0, length)
+    pointer = ray.get(first.pointer.remote())
+    assert ray.get(first.look.remote(ref)) == (pointer, 2.0 * length, "cuda")
+    assert ray.get(second.look.remote(ref))[1:] == (2.0 * length, "cuda")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_tensors_outlive_an_actor_that_ends_in_order(length: int) -> None:
+    first, second = Holder.remote(), Holder.remote()
+    ref = first.make.remote(3.0, length)
+    ray.wait([ref])
+    with pytest.raises(exceptions.RayActorError):
+        ray.get(first.leave.remote())
+    assert ray.get(second.look.remote(ref), timeout=PATIENCE)[1:] == (3.0 * length, "cuda")
+
+
+def test_memory_counts_tensors_by_device() -> None:
+    holder = Holder.remote()
+    ref = holder.make.remote(1.0, 1 << 20)
+    ray.wait([ref])
+    process = current.process
+    assert process is not None
+    (one,) = process.diagnostics.list_stores(10, PATIENCE, devices=True)[0]["device_objects"]
+    assert (one["device"], one["objects"], one["size"]) == ("cuda:0", 1, 4 << 20)
+    del ref
+    gc.collect()
+    eventually(lambda: not process.diagnostics.list_stores(1, PATIENCE, devices=True)[0]["device_objects"])
