@@ -31,7 +31,7 @@ _FIRST_RUNS = 0x8000  # set in the number of a job's first run: no requeued job 
 PUT_INDEX = b"\0\0\0"
 FIRST_RETURN = b"\0\0\1"
 TENSORS_INDEX = b"\xff\xff\xff"
-"""Of an object that is the tensors of a value, in the process that made them (`DeviceObjects`)."""
+"""Index of an object that is the tensors of a value, in the process that made them (`DeviceObjects`)."""
 NIL_PROC = b"\xff" * PROC_BYTES
 
 

@@ -29,7 +29,7 @@ HIP = "HIP_VISIBLE_DEVICES"
 SHARE = "HPCRAY_SHARE_GPUS"
 """Variable: with 1 each of several ranks on a host offers all GPUs of the host, instead of a part of them."""
 MADE_UP = "HPCRAY_MADE_UP_GPUS"
-"""Variable: with 1 the machine is not asked for its GPUs. A node that is told to have some makes up their ids."""
+"""Variable: with 1 the machine is not asked for its GPUs. Where `num_gpus` names a number, their ids are made up."""
 LEVEL_ZERO = "ZE_AFFINITY_MASK"
 ONEAPI = "ONEAPI_DEVICE_SELECTOR"
 

@@ -83,7 +83,7 @@ class Serialized:
         self.write_end(put)
 
     def pieces(self) -> list[tuple[int, Any]]:
-        """What `write` puts: offset and buffer of every piece."""
+        """Return offset and buffer of every piece, as `write` puts them."""
         return [*zip(self._offsets, self._buffers, strict=True), (self._pickle_at, self.pickle + self._table())]
 
     def write_end(self, put: Callable[[int, Any], object]) -> None:

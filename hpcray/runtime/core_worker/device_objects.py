@@ -6,7 +6,7 @@ process gets the tensors themselves. The first reader elsewhere has them written
 been put there, and from then on they are read like any object.
 
 The value that a task returns outlives its process. Where this one ends in order, it writes the whole value into the
-store, and tells its owner (`move_out`). Where it dies, the reader tells the owner, which has the task run again.
+store, and notifies its owner (`move_out`). Where it dies, the owner has the task run again.
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ _SPACE = "hpcray:tensor transports"
 
 @dataclass
 class CommunicatorMetadata:
-    """What both ends of a transfer have to know; transports extend it."""
+    """Facts that both ends of a transfer have to know; transports extend it."""
 
 
 @dataclass
 class TensorTransportMetadata:
-    """What a reader has to know of the tensors of one object; transports extend it.
+    """Facts that a reader has to know of the tensors of one object; transports extend it.
 
     Attributes:
         tensor_meta: shape and dtype of each tensor.
