@@ -28,6 +28,7 @@ import torch
 import hpcray as ray
 from hpcray.actor import exit_actor
 from hpcray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
+from hpcray.platform.process_tree import become_subreaper, descendants
 from hpcray.platform.session_directory import live_sessions
 
 LENGTHS = (4, 60_000)
@@ -146,24 +147,22 @@ class Killer(threading.Thread):
         return self._random.choice(self._raylets)
 
     def _worker(self) -> int:
-        pids = sorted(pid for pid, name in descendants() if name == "hpcray-worker")
+        pids = workers()
         return self._random.choice(pids) if pids else 0
 
 
-def descendants() -> list[tuple[int, str]]:
-    """Pids and names of the processes of this job, which inherit its variable."""
-    mark = f"DEVICE_OBJECT_PROGRAM={os.environ['DEVICE_OBJECT_PROGRAM']}".encode()
+def workers() -> list[int]:
+    """Pids of the workers of this job, which have the mark of its test in their environment, as the driver has."""
+    mark = f"LEAK_CHECK_ID={os.environ['LEAK_CHECK_ID']}".encode()
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    environ = file.read()
-                with open(f"/proc/{name}/comm") as file:
-                    comm = file.read().strip()
-                if mark in environ.split(b"\0"):
-                    found.append((int(name), comm))
-    return found
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/comm") as comm:
+                if comm.read().strip() == "hpcray-worker":
+                    with open(f"/proc/{name}/environ", "rb") as file:
+                        if mark in file.read().split(b"\0"):
+                            found.append(int(name))
+    return sorted(found)
 
 
 class Program:
@@ -287,6 +286,7 @@ def main() -> None:
     if options.nodes:
         run(options.seeds[0], True)
         return
+    become_subreaper()
     failed = []
     for seed in options.seeds:
         pid = os.fork()
@@ -308,12 +308,14 @@ def main() -> None:
             failed.append(seed)
             print(f"seed {seed}: failed, {status}", flush=True)
         deadline = time.monotonic() + 30
-        while (left := descendants()) and time.monotonic() < deadline:
+        while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
             time.sleep(0.02)
         if left:
             failed.append(seed)
             print(f"seed {seed}: left behind: {left}", flush=True)
-            for pid, _ in left:
+            for pid in left:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
     sys.exit(f"failed: {failed}" if failed else 0)

@@ -31,7 +31,7 @@ def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeakCheck]:
 
 
 def environ(leaks: LeakCheck) -> dict[str, str]:
-    return {"DEVICE_OBJECT_PROGRAM": leaks.test_id, "HPCRAY_PRELOAD": "torch", **leaks.environ}
+    return {"HPCRAY_PRELOAD": "torch", **leaks.environ}
 
 
 def reads_of(ended: Ended) -> list[int]:

@@ -252,7 +252,9 @@ class DeviceObjects:
         for oid, value in needed:
             try:
                 self._move(oid, value)
-            except RayError as error:  # its owner is gone, or there is no room
+            except ObjectLostError:
+                continue  # its owner is gone, or has freed it meanwhile
+            except RayError as error:  # there is no room
                 text = f"hpcray: the tensors of object {value.hex()} end with their process: {error}"
                 print(text, file=sys.stderr, flush=True)
 
