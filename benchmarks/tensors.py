@@ -67,6 +67,9 @@ class Producer:
     def give(self) -> Any:
         return self.value
 
+    def take(self, value: Any) -> float:
+        return touch(value)
+
 
 class Consumer:
     """Takes a value and reads it."""
@@ -102,6 +105,20 @@ def by_hand(size: int, seconds: float) -> float:
     return rounds_of(copies, size, seconds)
 
 
+def add_device_rows(
+    ray: Any, rows: dict[str, float], name: str, size: int, seconds: float, pair: tuple[Any, Any]
+) -> None:
+    """The same tensor as a device object: read by its maker, and by another actor."""
+    giver, taker = pair
+    give = giver.give.options(tensor_transport="auto")
+    rows[f"device object to its maker, {name}"] = rounds_of(
+        lambda: ray.get(giver.take.remote(give.remote())), size, seconds
+    )
+    rows[f"device object to another actor, {name}"] = rounds_of(
+        lambda: ray.get(taker.take.remote(give.remote())), size, seconds
+    )
+
+
 def measure(engine: str, sizes: list[str], seconds: float) -> dict[str, float]:
     """All rows of one engine, by name."""
     ray = importlib.import_module(engine)
@@ -121,6 +138,8 @@ def measure(engine: str, sizes: list[str], seconds: float) -> dict[str, float]:
             giver, taker = producer.remote(kind, size), consumer.remote()
             ray.get([giver.ready.remote(), taker.take.remote(np.ones(4))])
             pair = giver, taker
+            if engine != "ray" and kind == "tensor":
+                add_device_rows(ray, rows, name, size, seconds, pair)
             rows[f"actor to actor, {kind}, {name}"] = rounds_of(
                 lambda pair=pair: ray.get(pair[1].take.remote(pair[0].give.remote())), size, seconds
             )
