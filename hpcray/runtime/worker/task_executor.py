@@ -604,8 +604,8 @@ class TaskExecutor:
         return call
 
     def _move_tensors_out(self) -> None:
-        """Have the store keep the tensors of values that tasks have returned, for their owners. Not after a SIGTERM, which
-        all processes of a job may have got."""
+        """Have the store keep the tensors of values that tasks have returned, for their owners. Not after a SIGTERM:
+        all processes of a job may have got one."""
         if self.process.device_objects is not None and not self._terminated:
             self.process.device_objects.move_out()
 
