@@ -133,6 +133,6 @@ class DiscardSpilled(Struct, frozen=True):
 
 
 Effect = Union[
-    Send, ForkWorker, Preload, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill,
+    Send, ForkWorker, Preload, LearnModule, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill,
     DiscardSpilled, LendSpilled, ReserveOverflow, ReleaseOverflow,
 ]  # fmt: skip

@@ -1,5 +1,5 @@
 """Random programs of device objects in which makers, readers and raylets are killed: nothing wrong is read, nothing
-hangs, nothing is left behind. HPCRAY_DEVICE_OBJECT_SEEDS=200 runs as many of them as that."""
+hangs, nothing is left behind. HPCRAY_DEVICE_OBJECT_SEEDS=0-199 runs these seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 pytest.importorskip("torch")
 pytestmark = [hpcray_only, pytest.mark.slow, pytest.mark.timeout(7200)]
 PROGRAM = Path(__file__).with_name("device_object_program.py")
-SEEDS = int(os.environ.get("HPCRAY_DEVICE_OBJECT_SEEDS", "6"))
+_FIRST, _LAST = map(int, os.environ.get("HPCRAY_DEVICE_OBJECT_SEEDS", "0-5").split("-"))
+SEEDS = range(_FIRST, _LAST + 1)
 SHARE_OF_NODES = 10
 """One program of so many runs on two nodes."""
 
@@ -40,16 +41,16 @@ def reads_of(ended: Ended) -> list[int]:
 
 
 def test_programs_on_one_node(leaks: LeakCheck) -> None:
-    seeds = [seed for seed in range(SEEDS) if seed % SHARE_OF_NODES]
+    seeds = [seed for seed in SEEDS if seed % SHARE_OF_NODES]
     with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ(leaks)) as job:
         ended = job.wait(600.0 + 100.0 * len(seeds))
     print(ended.out, ended.err[-20_000:], sep="\n")
     reads = reads_of(ended)
-    assert len(reads) == len(seeds) and sum(reads) > 10 * len(seeds), reads
+    assert len(reads) == len(seeds) and sum(reads) > 8 * len(seeds), reads
 
 
 @pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
-@pytest.mark.parametrize("seed", range(0, SEEDS, SHARE_OF_NODES))
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if not seed % SHARE_OF_NODES])
 def test_programs_on_two_nodes(leaks: LeakCheck, seed: int) -> None:
     command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
     with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ(leaks)) as job:

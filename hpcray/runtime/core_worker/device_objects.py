@@ -34,7 +34,7 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_r
 if TYPE_CHECKING:
     from hpcray.runtime.core_worker.tensor_transports import TensorTransportMetadata
 
-_DEVICES = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
+_DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
 """The only kinds of devices whose tensors a transport takes, as in Ray."""
 _ANY_DEVICE = ("auto", "nixl", "ucx")
 _FREED_CHECK = 0.02
@@ -315,7 +315,8 @@ class DeviceValue:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = need_process()
-        wanted, kind = _DEVICES.get(self._transport), None
+        wanted: tuple[str, ...] | None = _DEVICES.get(self._transport)
+        kind: type | None = None
         own = wanted is None and self._transport not in _ANY_DEVICE
         if own:
             from hpcray.runtime.core_worker.tensor_transports import find
