@@ -327,17 +327,21 @@ class DeviceValue:
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
         _ValuePickler(file, tensors, buffers, kind).dump(self._value)
-        for tensor in tensors if wanted is not None else ():
-            if device_of(tensor).partition(":")[0] not in wanted:
-                raise ValueError(
-                    f"Tensor transport backend {self._transport.upper()} does not support tensor transfer on device "
-                    f"{device_of(tensor).partition(':')[0]}. hint: tensor_transport='auto' takes tensors of any device"
-                )
+        if wanted is not None:
+            self._check_devices(tensors, wanted)
         if not tensors:
             return _load_value, (None, file.getvalue(), buffers)
         ref, known = DeviceObjects.of(process).add(tensors, self._ident, self._transport if own else "")
         more = (self._ident, self._transport, known) if own else (self._ident,)
         return _load_value, (ref, file.getvalue(), buffers, *more)
+
+    def _check_devices(self, tensors: Sequence[Any], wanted: Sequence[str]) -> None:
+        for kind in (device_of(tensor).partition(":")[0] for tensor in tensors):
+            if kind not in wanted:
+                raise ValueError(
+                    f"Tensor transport backend {self._transport.upper()} does not support tensor transfer on device "
+                    f"{kind}. hint: tensor_transport='auto' takes tensors of any device"
+                )
 
 
 class _WholeValue:
