@@ -307,6 +307,21 @@ def test_tensors_outlive_an_actor_without_handles_and_a_worker_with_max_calls(ma
     assert len(marks.lines()) == 1
 
 
+def test_tensors_outlive_idle_workers_that_end(marks: Marks) -> None:
+    @ray.remote(tensor_transport="auto", num_cpus=0)
+    def slow(number: int) -> Any:
+        marks.add()
+        eventually(lambda: len(marks.lines()) >= 5)
+        return {"tensor": torch.full((LENGTH,), float(number)), "pid": os.getpid()}
+
+    refs = [slow.remote(number) for number in range(5)]
+    pids = {value["pid"] for value in ray.get(refs)}
+    assert len(pids) == 5
+    eventually(lambda: sum(map(alive, pids)) <= 2)
+    assert [int(value["tensor"][-1]) for value in ray.get(refs)] == [0, 1, 2, 3, 4]
+    assert len(marks.lines()) == 5, "nothing ran again"
+
+
 # ---------------------------------------------------------------- reading
 
 

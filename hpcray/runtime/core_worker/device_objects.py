@@ -241,6 +241,10 @@ class DeviceObjects:
 
     # ------------------------------------------------------------ the end of this process
 
+    def movable(self) -> set[bytes]:
+        """Return the objects that `move_out` would move (lock held)."""
+        return {oid for oid, _ in self._table.returned()}
+
     def move_out(self) -> None:
         """Write the values that other processes own, and whose tensors are here, into the node's store, whole. Their
         owners get them from there from now on. What cannot be written stays here, and is lost with this process."""

@@ -268,10 +268,12 @@ class TaskExecutor:
         process = self.process
         if msg.if_unused:
             process.drain()
-            if self.queue or any(oid.startswith(process.me) for oid in process.table.entries):
+            kept = process.device_objects
+            movable = () if kept is None else kept.movable()
+            if self.queue or any(oid.startswith(process.me) and oid not in movable for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        if msg.move_tensors and process.device_objects is not None:
+        if (msg.move_tensors or msg.if_unused) and process.device_objects is not None:
             self._on_work(src, msg)
             return
         self._send_last_messages()
