@@ -208,6 +208,41 @@ def test_objects_that_a_process_of_a_leaving_node_owns_outlive_it(token: Path) -
         until(lambda: store_is_empty(), 20)
 
 
+@ray.remote(resources={"extra": 1}, num_cpus=0)
+class Maker:
+    """Returns values whose tensors it keeps."""
+
+    @ray.method(tensor_transport="auto")
+    def make(self, number: int, length: int) -> Any:
+        import torch
+
+        tensor = torch.full((length,), float(number))
+        return {"tensor": tensor, "same": tensor}
+
+
+@ray.remote(num_cpus=0)
+def tensor_sum(value: Any) -> float:
+    assert value["same"] is value["tensor"]
+    return float(value["tensor"].sum())
+
+
+def test_tensors_in_a_process_of_a_leaving_node_outlive_it(token: Path) -> None:
+    pytest.importorskip("torch")
+    with joined(token) as process:
+        maker = Maker.remote()
+        refs = [maker.make.remote(number, length) for number, length in ((1, 4), (2, SIZE), (3, 4), (4, SIZE))]
+        ray.wait(refs, num_returns=4, timeout=60)
+        assert ray.get([tensor_sum.remote(ref) for ref in refs[:2]], timeout=60) == [4, 2 * SIZE]
+        process.terminate()
+        assert process.wait(60) == 0
+        until(lambda: alive() == 1)
+        expected = [4, 2 * SIZE, 12, 4 * SIZE]
+        assert ray.get([tensor_sum.remote(ref) for ref in refs], timeout=60) == expected
+        assert [float(value["tensor"].sum()) for value in ray.get(refs, timeout=60)] == expected
+        del refs
+        until(lambda: store_is_empty(), 20)
+
+
 @ray.remote(num_cpus=0)
 class Holder:
     def __init__(self, refs: list[Any]) -> None:

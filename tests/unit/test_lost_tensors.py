@@ -92,6 +92,12 @@ class TestLoss:
         assert (RAYLET, m.Release([oid])) in table.said() and entry.mapping is None and entry.state == PENDING
         table.check_invariants()
 
+    def test_tensors_that_nodes_keep_after_their_owner_has_left_are_not_lost(self, table: Owner) -> None:
+        made_with_tensors(table)
+        table.copies.node_left(1, [2])
+        table.process_died(PEER, "its node has left")
+        assert table.again == [] and table.entries[OID].state == INLINE
+
     def test_an_unknown_object_is_no_concern(self, table: Owner) -> None:
         table.recovery.tensors_lost(OID, tensors_id(), "killed")
         assert table.said() == [] and not table.entries

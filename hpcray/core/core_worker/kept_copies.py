@@ -150,6 +150,10 @@ class KeptCopies:
                 self._send(raylet_of(node), ObjectGet(oid))
         return bool(nodes)
 
+    def has(self, oid: bytes) -> bool:
+        """Return True where nodes keep an object whose owner has left, or may do so."""
+        return oid in self.kept or oid in self._asked or bool(self._kept_at.get(node_of(oid)))
+
     def process_died(self, proc: bytes) -> None:
         """An owner has left: keep what this process borrowed after that, of which refs say where copies are. Or a
         raylet is gone, which this process had asked: it cannot say any more what its node keeps."""

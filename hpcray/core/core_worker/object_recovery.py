@@ -371,11 +371,18 @@ class ObjectRecovery:
         if entry is not None and entry.local <= 0 and not entry.borrowers and entry.state != PENDING:
             self._maybe_free(oid, entry)
 
-    def process_died(self, proc: bytes, reason: str, sought: Callable[[bytes], bool] = lambda oid: False) -> None:
+    def process_died(
+        self,
+        proc: bytes,
+        reason: str,
+        sought: Callable[[bytes], bool] = lambda oid: False,
+        kept: Callable[[bytes], bool] = lambda oid: False,
+    ) -> None:
         """Turn the objects that a dead process owned, and that we wait for, into errors.
 
         Args:
             sought: looks for an object elsewhere; returns False where there is no hope.
+            kept: returns True for an object that nodes keep although its owner has left.
         """
         if proc != self._me:
             for oid in [o for o, e in self._entries.items() if o[:8] == proc and e.state == PENDING]:
@@ -383,7 +390,8 @@ class ObjectRecovery:
                     continue
                 self.set_lost(oid, self._entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
             for oid, tensors in self._values_with_tensors_of(proc):
-                self.tensors_lost(oid, tensors, f"its tensors were in a process that is gone: {reason}")
+                if not kept(tensors):
+                    self.tensors_lost(oid, tensors, f"its tensors were in a process that is gone: {reason}")
 
     def _values_with_tensors_of(self, proc: bytes) -> list[tuple[bytes, bytes]]:
         """The objects of ours whose values have tensors in this process, and the objects that those are."""

@@ -562,7 +562,7 @@ class ObjectTable:
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its borrows end, the objects it owned are lost to us."""
         self.refs.process_died(proc)
-        self.recovery.process_died(proc, reason, self.copies.seek)
+        self.recovery.process_died(proc, reason, self.copies.seek, self.copies.has)
         self.copies.process_died(proc)
 
     def _send_ready(self, dest: bytes, oid: bytes, entry: ObjectEntry) -> None:
