@@ -129,20 +129,21 @@ class Killer(threading.Thread):
         self._end = threading.Event()
 
     def run(self) -> None:
+        with_raylet = self._random.randrange(self._kills) if self._random.random() < 0.25 else -1
         while self.killed < self._kills and not self._end.wait(self._random.uniform(0.02, 0.35)):
-            pid = self._raylet() if self._random.random() < 0.12 else self._worker()
+            pid = self._raylet() if self.killed == with_raylet else self._worker()
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    self.killed += 1
+                self.killed += 1
 
     def stop(self) -> None:
         self._end.set()
         self.join()
 
     def _raylet(self) -> int:
-        if self.raylet_killed or not self._raylets:
-            return 0
+        if not self._raylets:
+            return self._worker()
         self.raylet_killed = True
         return self._random.choice(self._raylets)
 

@@ -46,6 +46,7 @@ def test_programs_on_one_node(leaks: LeakCheck) -> None:
         ended = job.wait(600.0 + 100.0 * len(seeds))
     print(ended.out, ended.err[-20_000:], sep="\n")
     reads = reads_of(ended)
+    print(f"{len(seeds)} programs: {sum(reads)} values read", *re.findall(r"the raylet was killed", ended.out))
     assert len(reads) == len(seeds) and sum(reads) > 8 * len(seeds), reads
 
 
