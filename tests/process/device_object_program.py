@@ -261,7 +261,9 @@ def run(seed: int, nodes: bool) -> None:
     killer = Killer(source, raylets, source.randint(1, 5))
     killer.start()
     try:
-        for _ in range(30):
+        for number in range(200):
+            if number >= 30 and not killer.is_alive():
+                break
             program.step()
         killer.stop()
         for _ in range(3):
