@@ -32,7 +32,9 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "$python" -m venv --system-site-packages "$place/venv"
 "$place/venv/bin/pip" install --quiet --no-index --find-links "$wheels" --no-deps "$wheels"/*.whl
-export PATH="$place/venv/bin:$PATH" PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+# Where PYTHON is of an environment of its own, its packages come after those of the folder.
+site=$("$python" -c 'import site; print(":".join(site.getsitepackages()))')
+export PATH="$place/venv/bin:$PATH" PYTHONPATH="$root:$(echo "$place"/venv/lib/python3*/site-packages):$site"
 out=${OUT:-$place}
 mkdir -p "$out"
 echo "== machine"

@@ -41,3 +41,17 @@ def test_rollout(leak_check: LeakCheck) -> None:
     assert reward is not None, shown
     assert float(reward[1]) > -0.2, "it is about -0.5 at first"
     assert run("rollout.py", *size, "--device-objects").out == shown, "the weights are not the same"
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_gpu_are_measured_on_a_cpu_too(leak_check: LeakCheck) -> None:
+    pytest.importorskip("torch")
+    small = ("--device", "cpu", "--seconds", "0.05", "--churn", "100", "--largest", "1000000", "--pause", "0.1")
+    with Job(embedded(ROOT / "benchmarks" / "gpu_rows.py", *small)) as job:
+        ended = job.wait(100)
+    assert ended.code == 0, ended.err
+    for row in ("second actor", "auto: known allocation, 1 MB", "auto: new allocation, 4 KB", "get of a host tensor"):
+        assert row in ended.out, ended.out
+    growth = re.findall(r"growth of (.+?) +(-?[\d.]+) ", ended.out)
+    assert {name for name, _ in growth} >= {"maker: descriptors", "reader: descriptors", "/dev/shm files"}
+    assert all(float(value) <= 2 for name, value in growth if "descriptors" in name), growth
