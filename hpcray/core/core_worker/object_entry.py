@@ -166,10 +166,8 @@ class ObjectEntry(msgspec.Struct, gc=False, eq=False):
 
 def tensors_of(entry: ObjectEntry) -> bytes:
     """Return the id of the object with the tensors of a value of ours; b"" where the value has them itself."""
-    for ref in reversed(entry.contained or ()):
-        if (found := ident_of(ref)).endswith(TENSORS_INDEX):
-            return found
-    return b""
+    found = ident_of(entry.contained[-1]) if entry.contained else b""  # it is pickled last, in each life of the value
+    return found if found.endswith(TENSORS_INDEX) else b""
 
 
 def ident_of(ref: Any) -> bytes:
