@@ -289,8 +289,7 @@ class Raylet:
         self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
 
     def module_learned(self, module: str, problem: str) -> None:
-        text = f"not imported ahead of the workers: {problem}" if problem else "imported ahead of the next workers"
-        self.log(f"{module}, which a worker has imported, is {text}")
+        self.introspection.learned[module] = problem
 
     def template_gone(self, reason: str) -> None:
         self._events.template_gone(reason)
