@@ -52,6 +52,8 @@ from hpcray.platform.session_directory import remove_session_directory
 WorkerMain = Callable[[str, int, int], NoReturn]
 _PROBE_TIMEOUT = 120
 """Seconds that the import of a module may take, on trial."""
+_TRIAL_NICENESS = 10
+"""Added to that of a trial: workers have work to do meanwhile."""
 _LIGHT = 0.3
 """Seconds below which an import is left to each worker."""
 _NOT_LEARNED = {
@@ -218,6 +220,7 @@ class _ForkServer:
             try:
                 die_with_parent(parent)
                 os.setpgid(0, 0)
+                os.nice(_TRIAL_NICENESS)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 signal.alarm(_PROBE_TIMEOUT)
                 self._sock.close()
