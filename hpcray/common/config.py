@@ -36,6 +36,7 @@ _OTHER_VARIABLES = (
     "INSTANCE_ID",
     "JOBS",
     "LAUNCHER",
+    "MADE_UP_GPUS",
     "MPIRUN",
     "NETWORK_DEVICES",
     "NODE_ID",
@@ -44,6 +45,7 @@ _OTHER_VARIABLES = (
     "RAY_LIBRARIES",
     "SERVE_TOKEN",
     "SESSION",
+    "SHARE_GPUS",
     "TERMINAL",
     "TMPDIR",
 )
