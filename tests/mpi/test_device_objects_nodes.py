@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI"),
     pytest.mark.timeout(180),
+    pytest.mark.slow,
 ]
 PROGRAM = """
 import json, os, signal, time

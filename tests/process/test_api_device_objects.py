@@ -209,8 +209,7 @@ def kill(pid: int) -> None:
     eventually(lambda: not alive(pid))
 
 
-@pytest.mark.parametrize("length", [4, LENGTH])
-@pytest.mark.parametrize("rest", [0, 1 << 15])
+@pytest.mark.parametrize(("length", "rest"), [(4, 1 << 15), (LENGTH, 0)])
 def test_a_task_whose_process_died_makes_its_tensors_again(marks: Marks, length: int, rest: int) -> None:
     ref = made.remote(marks, 3.0, length, rest)
     other = Holder.remote()
@@ -280,8 +279,7 @@ class Leaving:
         exit_actor()
 
 
-@pytest.mark.parametrize("length", [4, LENGTH])
-@pytest.mark.parametrize("rest", [0, 1 << 15])
+@pytest.mark.parametrize(("length", "rest"), [(4, 1 << 15), (LENGTH, 0)])
 def test_tensors_outlive_an_actor_that_ends_in_order(length: int, rest: int) -> None:
     actor, other = Leaving.remote(), Holder.remote()
     ref = actor.make.remote(length, rest)

@@ -226,6 +226,7 @@ def tensor_sum(value: Any) -> float:
     return float(value["tensor"].sum())
 
 
+@pytest.mark.slow
 def test_tensors_in_a_process_of_a_leaving_node_outlive_it(token: Path) -> None:
     pytest.importorskip("torch")
     with joined(token) as process:

@@ -56,11 +56,10 @@ def test_only_what_leaves_nothing_behind_is_imported(
 ) -> None:
     template = make(listing)
     template.wait_for("ready")
-    said = {}
     for name in MODULES:
         template.link.learn(name, modules(name), [("OF_THE_JOB", "set")])
         template.link.learn(name, modules(name))  # once is enough
-        said[name] = template.wait_for("learned", name)[1]
+    said = {name: template.wait_for("learned", name)[1] for name in MODULES}
     template.link.learn("json", "/elsewhere/json.py")
     assert "another file" in template.wait_for("learned", "json")[1]
     assert said["calm"] == said["looks"] == ""
@@ -108,7 +107,7 @@ ray.shutdown()
 """
 
 
-@pytest.mark.parametrize("on", ["1", "0"])
+@pytest.mark.parametrize("on", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_a_later_worker_has_what_an_earlier_one_has_imported(leak_check: LeakCheck, tmp_path: Path, on: str) -> None:
     package = tmp_path / "site" / "large_package"
     package.mkdir(parents=True)
