@@ -174,6 +174,10 @@ def test_wrong_use_is_refused() -> None:
 class Restarting:
     """Its calls run again when it dies."""
 
+    def __init__(self, born: Marks | None = None) -> None:
+        if born is not None:
+            born.add()
+
     @ray.method(tensor_transport="auto")
     def make(self, marks: Marks, value: float, length: int = LENGTH) -> Any:
         marks.add()
@@ -241,6 +245,38 @@ def test_an_actor_that_restarts_makes_its_tensors_again_before_it_uses_them(mark
     kill(ray.get(actor.pid.remote()))
     assert ray.get(actor.look.remote(ref), timeout=PATIENCE) == 2 * LENGTH
     assert ray.get(ref)["tensor"].sum() == 2 * LENGTH and len(marks.lines()) == 2
+
+
+@ray.remote(num_cpus=0)
+class Rival:
+    """Calls an actor right after its death, before the owner of what it passes on hears of that."""
+
+    def hold(self, refs: list[Any]) -> float:
+        self.refs = refs
+        return float(ray.get(refs[0])["tensor"].sum())
+
+    def kill_and_call(self, actor: Any, pid: int) -> str:
+        kill(pid)
+        try:
+            return str(ray.get(actor.look.remote(self.refs[0]), timeout=PATIENCE))
+        except exceptions.ObjectLostError as error:
+            return str(error)
+
+
+def test_a_call_that_holds_up_what_it_waits_for_fails(marks: Marks, tmp_path: Any) -> None:
+    born = Marks(tmp_path / "born")
+    actor, rival = Restarting.remote(born), Rival.remote()
+    ref = actor.make.remote(marks, 2.0)
+    assert ray.get(rival.hold.remote([ref])) == 2 * LENGTH
+    answer = rival.kill_and_call.remote(actor, ray.get(actor.pid.remote()))
+    process = current.process
+    assert process is not None
+    with process.engine.lock:  # deaf: the other call reaches the next life of the actor first
+        eventually(lambda: len(born.lines()) == 2)
+        time.sleep(1.0)
+    said = ray.get(answer, timeout=PATIENCE)
+    assert "waits behind the call that reads it" in said, said
+    assert ray.get(actor.look.remote(ref), timeout=PATIENCE) == 2 * LENGTH, "it was made again after that"
 
 
 def test_a_borrower_reads_tensors_that_were_made_again(marks: Marks) -> None:

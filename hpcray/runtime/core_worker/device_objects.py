@@ -12,6 +12,7 @@ store, and notifies its owner (`move_out`). Where it dies, the owner has the tas
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import sys
 import threading
@@ -20,15 +21,15 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcray.common.exceptions import ObjectLostError, RayError, RaySystemError
-from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index
+from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RayError, RaySystemError
+from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
-from hpcray.runtime.core_worker.core_worker import CoreWorker, need_process
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
 """The only kinds of devices whose tensors a transport takes, as in Ray."""
 _ANY_DEVICE = ("auto", "nixl", "ucx")
+_BEHIND_CHECK = 0.5
+"""Seconds between two looks whether the call that is waited for waits itself."""
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 8: "vulkan", 10: "rocm", 11: "cpu", 13: "cuda", 14: "xpu"}
@@ -145,14 +148,26 @@ class DeviceObjects:
             value: its id. tensors: those that are lost.
 
         Raises:
-            ObjectLostError: it cannot be made again.
+            ObjectLostError: it cannot be made again, or by a call of this actor only that waits behind this one.
         """
         process, deadline = self._process, self._process.local.deadline
         ref = arrived_ref(value)
         with process.engine.lock:
             process.table.recovery.tensors_lost(value, tensors._id, f"its tensors are lost: {error}")
             process.engine.flush()
-        return process.get_one(ref, None if deadline is None else max(0.0, deadline - monotonic()))
+        while True:
+            left = math.inf if deadline is None else max(0.0, deadline - monotonic())
+            try:
+                return process.get_one(ref, min(left, _BEHIND_CHECK))
+            except GetTimeoutError:
+                if left <= _BEHIND_CHECK:
+                    raise
+            if current.worker is not None and current.worker.holds_up(task_of(value)):
+                why = (
+                    "the call that would make it again is of this actor, and waits behind the call that reads it; "
+                    "hint: max_concurrency=2, or read it in another actor"
+                )
+                raise ObjectLostError(value.hex(), details=why)
 
     def wait_freed(self, tensor: Any, timeout: float | None) -> None:
         """Wait until no object has this tensor any more.

@@ -540,6 +540,13 @@ class TaskExecutor:
                 engine.send(self._raylet, m.Unblocked())
                 engine.flush()
 
+    def holds_up(self, call: bytes) -> bool:
+        """Return True if a call waits here until the one on this thread, of an actor that runs one at a time, ends."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        with self.engine.lock:
+            return any(type(msg) is m.ActorCall and msg.task == call for _, msg in self.queue)
+
     def lend_cpu(self) -> None:
         """Our CPU may be used by others while we wait (lock held)."""
         self.engine.send(self._raylet, m.Blocked())
