@@ -20,7 +20,7 @@ from hpcray.state.reports import show_stores
 torch = pytest.importorskip("torch")
 wait_tensor_freed = importlib.import_module(f"{NAME}.experimental").wait_tensor_freed
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]  # Ray's own needs a communicator for CPU tensors
-INIT = {"num_cpus": 2, "object_store_memory": 256 << 20}
+INIT = {"num_cpus": 2, "object_store_memory": 256 << 20, "preload": "torch"}
 LENGTH = 1 << 20
 
 

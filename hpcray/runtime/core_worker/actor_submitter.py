@@ -6,6 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import msgspec
@@ -393,7 +394,10 @@ class ActorSubmitter:
                 task.retries -= 1
             elif task.retries == 0:
                 self._add_failing(client, task)
+        later = bool(again and client.queue and client.queue[0].id < again[-1].id)
         client.queue.extendleft(reversed(again))
+        if later:  # one that runs again, for its result was lost with the actor: others may be waiting for just that
+            client.queue = deque(sorted(client.queue, key=attrgetter("id")))
 
     def _fail_unavailable(self, client: ActorClient) -> None:
         """Fail the calls at the head of the queue of an actor that restarts, but those that may run more than once."""

@@ -379,7 +379,8 @@ class ObjectReader:
         with self._engine.lock:
             for ref in refs or ():
                 self._table.refs.ref_deserialized(ref.id, self._context.local.protected)
-                self._table.set_locations(ref.id, ref.size, ref.nodes)
+                if ref.nodes:  # else it is made again just now: its owner will know
+                    self._table.set_locations(ref.id, ref.size, ref.nodes)
                 held.append(new_ref(ref.id))
         fetched = iter(self.get(held, None) if held else ())
         values = []
