@@ -24,7 +24,7 @@ class PlainRayHandler(logging.StreamHandler):  # type: ignore[type-arg]  # takes
         logging.Handler.__init__(self)  # StreamHandler's own would keep the stream
 
     @property
-    def stream(self) -> TextIO:  # type: ignore[override]
+    def stream(self) -> TextIO:
         """Standard error."""
         return sys.stderr
 
