@@ -93,7 +93,7 @@ class LiveScreen(Screen[None]):
         self.set_interval(self.period, self.refresh_rows)
 
     def refresh_rows(self) -> None:
-        """Ask, unless an answer is awaited, another screen covers this one, or nobody is there any more."""
+        """Ask, unless an answer is awaited, another screen covers this one, or the job has ended."""
         if self._says_end():
             return
         if not self._asking and self.is_current:
