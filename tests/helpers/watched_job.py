@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass
 
-from helpers.terminal import Terminal
+from helpers.terminal import PATIENCE, Terminal
 
 PROGRAM = """\
 import sys, time
@@ -194,5 +195,8 @@ def debug_by_hand(debug: Terminal, number: int) -> None:
     debug.shows(f"{number}00")
     debug.press("c\r")
     debug.shows("the task goes on")
+    deadline = time.monotonic() + PATIENCE
+    while debug.printed.count("Enter breakpoint index") < 2:  # it asks again, and reads the key
+        assert time.monotonic() < deadline and debug.read(), debug.text
     debug.press("\x04")
     assert debug.ends() == 0
