@@ -111,7 +111,7 @@ def metric_rows(node: NodeUse, functions: list[FunctionUse]) -> list[MetricRow]:
 
 
 def _wire_rows(node: NodeUse) -> list[MetricRow]:
-    """What travels between raylets: messages on the control wire, bytes of objects on that of objects."""
+    """The rows of the wires between raylets: messages on the control wire, objects on that of objects."""
     wire, store = node.row["wire"], node.store
     sent, received = wire["sent"], wire["received"]
     wires = {
