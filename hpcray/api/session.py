@@ -187,8 +187,6 @@ def init(
         if current.postponed or require_session().dead is None:
             return _running_session(ignore_reinit_error)
         shutdown()
-    if sys.is_finalizing():  # no thread could be started, and nobody would end the session
-        raise RaySystemError("a destructor uses hpcray after its end: shutdown() was called, and the interpreter ends")
     if local_mode:
         logger.warning(
             "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
@@ -264,6 +262,8 @@ def _enter_session(
     Raises:
         ValueError: `given` has values, and the address names a cluster.
     """
+    if sys.is_finalizing():  # no thread could be started, and nobody would end the session
+        raise RaySystemError("a destructor uses hpcray after its end: shutdown() was called, and the interpreter ends")
     late = address if isinstance(address, LateAddress) else LateAddress.newest if address in (None, "auto") else None
     if late is not None or address not in (None, "local", os.environ.get("RAY_ADDRESS")):
         _refuse_node_arguments(given)

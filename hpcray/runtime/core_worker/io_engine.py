@@ -12,7 +12,7 @@ something drives by itself, so a reply costs no thread switch. A background thre
 Whoever drives flushes after each turn. `lock` is never held while user code runs, with one exception: the garbage
 collector (or a signal) may run a destructor (or a handler) of the user anywhere. The lock is reentrant for their sake.
 What they submit goes through `call_soon`; `wait` raises an error in them. A handler that interrupts a thread which
-waits without the lock may wait itself (`_wait_in_handler`).
+waits without the lock may wait itself (`handler_waits.py`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from hpcray.platform.process_tree import PrestartedThread
 from hpcray.platform.sockets import SOCKET_BUFFER, connect_private, is_same_user, send_pieces
 from hpcray.protocol.frames import HEADER, LENGTH, ROUTE, FrameError
 from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode, encode_into
+from hpcray.runtime.core_worker.handler_waits import BACKGROUND, FOREGROUND, IDLE, REENTRANT_WAIT, wait_in_handler
 from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, Peer, PeerSocket, listen
 
 TICK = 0.002
@@ -56,9 +57,7 @@ DEADLINE_GRACE = 0.01
 _ACCEPT_PAUSE = 0.1
 """Seconds without accepting connections when the process is out of descriptors."""
 _WRITABLE = select.EPOLLOUT
-_REENTRANT_WAIT = "a destructor or signal handler that interrupted hpcray itself cannot wait"
 FOREVER = float("inf")
-IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
 AWAKE = 0.0
 
 monotonic = time.monotonic
@@ -134,13 +133,13 @@ class IoEngine:
         self.closed = False
         self.asleep: set[int] = set()
         self._drain: Callable[[], None] = lambda: None
-        self._parked: list[Waiter] = []
-        self._park_of: dict[int, Waiter] = {}
-        self._driving = 0
+        self.parked: list[Waiter] = []
+        self.park_of: dict[int, Waiter] = {}
+        self.driving = 0
         self.watched, self.loop_thread = dict[int, Callable[[], None]](), 0
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
-        self._sleep_until = AWAKE
+        self.sleep_until = AWAKE
         self._gate = threading.Lock()
         self._gate.acquire()
         self._gated = False
@@ -198,14 +197,14 @@ class IoEngine:
     def call_soon(self, call: Callable[[], object]) -> None:
         """Make a call soon, from any thread, once the lock is free. The call must not wait for anything."""
         self.pending_calls.append(call)
-        if self._sleep_until > AWAKE:
+        if self.sleep_until > AWAKE:
             self.wake()
 
     def add_timer(self, when: float, call: Callable[[float], None]) -> None:
         """Call `call(now)` under the lock at `when` (monotonic seconds) or a little later."""
         self._timer_count += 1
         heapq.heappush(self._timers, (when, self._timer_count, call))
-        if when < self._sleep_until and self.driver != IDLE:
+        if when < self.sleep_until and self.driver != IDLE:
             os.eventfd_write(self._kick, 1)
         elif self._gated and self.driver == IDLE:
             self._gated = False
@@ -230,7 +229,7 @@ class IoEngine:
         elif waiter.lock is not None:
             with contextlib.suppress(RuntimeError):
                 waiter.lock.release()
-        elif self._sleep_until > AWAKE:
+        elif self.sleep_until > AWAKE:
             self.wake()  # its thread may be the one that sleeps in epoll
 
     def wait(self, waiter: Waiter, deadline: float | None = None) -> bool:
@@ -253,9 +252,9 @@ class IoEngine:
                 self.driver = FOREGROUND
                 try:
                     while waiter.count > 0 and in_time and not self.closed:
-                        in_time = self._turn(deadline)
+                        in_time = self.turn(deadline)
                 finally:
-                    self._leave()
+                    self.leave()
             else:
                 in_time = self._park(waiter, deadline)
         if self.pending_calls:
@@ -264,12 +263,12 @@ class IoEngine:
 
     def _park(self, waiter: Waiter, deadline: float | None) -> bool:
         me = get_ident()
-        if self._driving == me or me in self._park_of:
-            return self._wait_in_handler(waiter, deadline)
-        self._park_of[me] = waiter
+        if self.driving == me or me in self.park_of:
+            return wait_in_handler(self, waiter, deadline)
+        self.park_of[me] = waiter
         gate = waiter.lock = threading.Lock()
         gate.acquire()
-        self._parked.append(waiter)
+        self.parked.append(waiter)
         if self.driver == BACKGROUND:
             self.wake()
         timeout = -1.0 if deadline is None else min(max(0.0, deadline - monotonic()), LONGEST_SLEEP)
@@ -277,69 +276,28 @@ class IoEngine:
         self.lock.release()
         try:
             if self.holds_lock():
-                raise RaySystemError(_REENTRANT_WAIT)
+                raise RaySystemError(REENTRANT_WAIT)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             gate.acquire(timeout=timeout)
             completed = True
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
-            self._park_of.pop(me, None)
+            self.park_of.pop(me, None)
             waiter.lock = None
-            if waiter in self._parked:
-                self._parked.remove(waiter)
+            if waiter in self.parked:
+                self.parked.remove(waiter)
             elif waiter.turn and (waiter.count <= 0 or not completed):
                 waiter.turn = False
-                self._leave()
+                self.leave()
         return waiter.turn or deadline is None or monotonic() < deadline
 
-    def _wait_in_handler(self, waiter: Waiter, deadline: float | None) -> bool:
-        """`wait` for a signal handler that interrupted a wait of this thread. That wait cannot go on before the handler
-        returns: if it drives, the handler drives in its place, and if it is parked, nobody hands over to it meanwhile.
-
-        Returns:
-            False when the deadline has passed.
-        """
-        me = get_ident()
-        self.lock.release()
-        try:
-            if self.holds_lock():
-                raise RaySystemError(_REENTRANT_WAIT)
-        finally:
-            self.lock.acquire()
-        drives, was_asleep, sleep_until = self._driving == me, me in self.asleep, self._sleep_until
-        parked = self._park_of.pop(me, None)
-        if parked is not None and parked in self._parked:
-            self._parked.remove(parked)
-        try:
-            if drives or (parked is not None and parked.turn):
-                while waiter.count > 0 and not self.closed and self._turn(deadline):
-                    pass
-            else:
-                self.wait(waiter, deadline)
-            return deadline is None or monotonic() < deadline
-        finally:
-            if was_asleep:
-                self.asleep.add(me)
-            if parked is not None:
-                self._park_of[me] = parked
-            if drives:
-                self._driving, self._sleep_until = me, sleep_until
-                if not self.closed:
-                    os.eventfd_write(self._kick, 1)  # what the interrupted wait sleeps for may have come meanwhile
-            elif parked is not None and parked.count > 0 and not parked.turn:
-                self._parked.append(parked)
-                if self.driver == IDLE:
-                    self._leave()
-                elif self.driver == BACKGROUND:
-                    self.wake()
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Stop driving: hand over to a parked thread, or let the background thread know."""
         self.activity += 1
-        self._driving = 0
-        while self._parked:
-            heir = self._parked.pop(0)
+        self.driving = 0
+        while self.parked:
+            heir = self.parked.pop(0)
             if self.closed and heir.lock is not None:
                 with contextlib.suppress(RuntimeError):
                     heir.lock.release()
@@ -355,13 +313,13 @@ class IoEngine:
 
     # ------------------------------------------------------------ driving
 
-    def _turn(self, deadline: float | None) -> bool:
+    def turn(self, deadline: float | None) -> bool:
         """One turn: sleep in epoll, handle what came, flush. Lock held on entry and return, not while asleep.
 
         Returns:
             False when the deadline has passed.
         """
-        self._driving = me = get_ident()
+        self.driving = me = get_ident()
         if self.pending_calls and self._run_pending_calls():
             return deadline is None or monotonic() < deadline
         if released:
@@ -371,19 +329,19 @@ class IoEngine:
         until = self._timers[0][0] if self._timers else FOREVER
         if deadline is not None and deadline < until:
             until = deadline
-        self._sleep_until = until
+        self.sleep_until = until
         timeout = -1.0 if until == FOREVER else min(max(0.0, until - monotonic()), LONGEST_SLEEP)
         self.lock.release()
         try:
             if self.holds_lock():
-                raise RaySystemError(_REENTRANT_WAIT)
+                raise RaySystemError(REENTRANT_WAIT)
             self.asleep.add(me)  # from here to `discard` a KeyboardInterrupt is let through: the lock is not ours
             # The background thread, awake, would take the interpreter from the user's threads.
             events = (self.busy_poll if self.driver == FOREGROUND else self._epoll).poll(timeout)
         finally:
             self.asleep.discard(me)
             self.lock.acquire()
-            self._sleep_until = AWAKE
+            self.sleep_until = AWAKE
         if len(events) > 1 and self._raylet.fd != events[0][0]:
             # The raylet's word (a job's sys.path, a death) comes before what peers sent because of it.
             events.sort(key=lambda event: event[0] != self._raylet.fd)
@@ -478,13 +436,13 @@ class IoEngine:
                 continue
             self.driver = BACKGROUND
             try:
-                while self.activity == seen and not self._parked and not self.closed:
-                    self._turn(None)
+                while self.activity == seen and not self.parked and not self.closed:
+                    self.turn(None)
             except Exception:
                 # A defect of ours; the process must stay reachable, and the traceback must be printed.
                 traceback.print_exc()
             finally:
-                self._leave()
+                self.leave()
                 lock.release()
 
     def _pause_listening(self) -> None:
@@ -514,7 +472,7 @@ class IoEngine:
                 self._gated = False
                 self._gate.release()
             if self.driver == IDLE:
-                self._leave()  # wakes who is parked
+                self.leave()  # wakes who is parked
             os.eventfd_write(self._kick, 1)
         patience = monotonic() + 1.0
         while self.driver != IDLE and not self.holds_lock() and monotonic() < patience:
@@ -604,7 +562,7 @@ class IoEngine:
             except BlockingIOError:
                 self._keep_rest(link, frame, 0)
             except OSError:
-                self._cannot_write(link)
+                link.cannot_write()
             finally:
                 self._writing = False
 
@@ -649,20 +607,13 @@ class IoEngine:
             if len(buffer) > _LONG_OUT:
                 self._long_out = bytearray()
         except OSError:
-            self._cannot_write(peer.link)
+            peer.link.cannot_write()
         finally:
             self._writing = False
 
     def _keep_rest(self, link: PeerSocket, frame: bytes, sent: int) -> None:
         link.unsent.append(memoryview(frame)[sent:])
         self._epoll.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
-
-    @staticmethod
-    def _cannot_write(link: PeerSocket) -> None:
-        """Its other end is gone. What it sent before it went is still to be read; reading finds the end."""
-        link.unsent.clear()
-        with contextlib.suppress(OSError):
-            link.sock.shutdown(socket.SHUT_WR)  # whatever it was that failed: they see an end too
 
     def reroute_via_raylet(self, proc: bytes) -> None:
         """The connection to a process of another node has ended: from now on all goes through our raylet, which will
@@ -746,7 +697,7 @@ class IoEngine:
             if not send_pieces(link.sock, link.unsent, SOCKET_BUFFER):
                 return
         except OSError:
-            self._cannot_write(link)
+            link.cannot_write()
             return
         self._epoll.modify(link.fd, select.EPOLLIN)
 

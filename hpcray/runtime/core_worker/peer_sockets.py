@@ -32,6 +32,12 @@ class PeerSocket:
         self.reader = FrameReader(pool)
         self.unsent: list[bytes | memoryview] = []
 
+    def cannot_write(self) -> None:
+        """Drop what is unsent: the other end is gone. What that sent is still to be read; reading finds the end."""
+        self.unsent.clear()
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)  # whatever it was that failed: they see an end too
+
 
 class Peer:
     """A process we write to: directly when it is of our host, through our raylet otherwise. route: to it, from `me`."""
