@@ -31,14 +31,14 @@ class Engine(Protocol):
 
     def turn(self, deadline: float | None) -> bool: ...
 
-    def leave(self) -> None: ...
+    def listen(self) -> None: ...
 
     def wake(self) -> None: ...
 
 
 def wait_in_handler(engine: Engine, waiter: Waiter, deadline: float | None) -> bool:
     """`IoEngine.wait` for a handler. The wait that it interrupted cannot go on before the handler returns: if that one
-    drives, the handler drives in its place, and if it is parked, nobody hands over to it meanwhile.
+    drives, the handler drives in its place, and if it is parked, no thread hands over to it meanwhile.
 
     Returns:
         False when the deadline has passed.
@@ -75,6 +75,6 @@ def wait_in_handler(engine: Engine, waiter: Waiter, deadline: float | None) -> b
         elif parked is not None and parked.count > 0 and not parked.turn:
             engine.parked.append(parked)
             if engine.driver == IDLE:
-                engine.leave()
+                engine.listen()  # the background thread hands over to it
             elif engine.driver == BACKGROUND:
                 engine.wake()

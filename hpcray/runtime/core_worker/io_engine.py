@@ -254,7 +254,7 @@ class IoEngine:
                     while waiter.count > 0 and in_time and not self.closed:
                         in_time = self.turn(deadline)
                 finally:
-                    self.leave()
+                    self._leave()
             else:
                 in_time = self._park(waiter, deadline)
         if self.pending_calls:
@@ -289,10 +289,10 @@ class IoEngine:
                 self.parked.remove(waiter)
             elif waiter.turn and (waiter.count <= 0 or not completed):
                 waiter.turn = False
-                self.leave()
+                self._leave()
         return waiter.turn or deadline is None or monotonic() < deadline
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Stop driving: hand over to a parked thread, or let the background thread know."""
         self.activity += 1
         self.driving = 0
@@ -442,7 +442,7 @@ class IoEngine:
                 # A defect of ours; the process must stay reachable, and the traceback must be printed.
                 traceback.print_exc()
             finally:
-                self.leave()
+                self._leave()
                 lock.release()
 
     def _pause_listening(self) -> None:
@@ -472,7 +472,7 @@ class IoEngine:
                 self._gated = False
                 self._gate.release()
             if self.driver == IDLE:
-                self.leave()  # wakes who is parked
+                self._leave()  # wakes who is parked
             os.eventfd_write(self._kick, 1)
         patience = monotonic() + 1.0
         while self.driver != IDLE and not self.holds_lock() and monotonic() < patience:
