@@ -359,6 +359,12 @@ def all_rows(ray: Any, clients: int, big: int, other_node: str | None) -> list[R
         task = small_value.options(scheduling_strategy=there)
         yield lambda: ray.get([task.remote() for _ in range(BATCH)]) and None
 
+    @row("pinned tasks sync, after a batch of others", LATENCY)
+    def _() -> Iterator[Timed]:
+        task = small_value.options(scheduling_strategy=_pinned(ray, ray.get_runtime_context().get_node_id()))
+        ray.get([small_value.remote() for _ in range(BATCH)])
+        yield lambda: ray.get(task.remote()) and None
+
     @row("cross-node actor calls sync", LATENCY)
     def _() -> Iterator[Timed]:
         with actors(Actor, 1, scheduling_strategy=there) as (actor,):

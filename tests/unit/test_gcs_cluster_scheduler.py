@@ -15,6 +15,7 @@ from hpcray.core.gcs.cluster_scheduler import (
     BOUND_GRANT_ARRIVES,
     BUSY_NODE_AFTER,
     DECREASE_AFTER,
+    ENDED_AFTER,
     GRANT_ARRIVES,
     ClusterScheduler,
 )
@@ -303,14 +304,36 @@ class TestCrowd:
         assert told(unmet(scheduler, 0.1, OTHER, 0, CPU1, 1)) == {0: many, 1: many}
         assert told(unmet(scheduler, 0.2, OTHER, 1, CPU1, 1)) == {}
 
-    def test_the_end_of_contention_is_broadcast_with_a_delay(self):
+    def test_less_contention_is_broadcast_with_a_delay(self):
         view, scheduler = make(0, 4)
         busy(view, 1)
         unmet(scheduler, 0.0, ME, 0, CPU1, 1)
-        unmet(scheduler, 0.1, ME, 0, CPU1, 0)
-        assert told(scheduler.tick(0.5)) == {}
-        assert told(scheduler.tick(DECREASE_AFTER)) == {0: ResourceContention(), 1: ResourceContention()}
+        unmet(scheduler, 0.0, OTHER, 0, CPU1, 1)
+        assert told(unmet(scheduler, 0.1, ME, 0, CPU1, 0)) == {}
+        assert told(scheduler.tick(0.5)) == {} == told(scheduler.tick(DECREASE_AFTER - 0.1))
+        assert set(told(scheduler.tick(DECREASE_AFTER))) == {0, 1}
+
+    def test_the_end_of_contention_is_broadcast_soon_but_not_again_and_again(self):
+        nothing = {0: ResourceContention(), 1: ResourceContention()}
+        view, scheduler = make(0, 4)
+        busy(view, 1)
+        unmet(scheduler, 0.0, ME, 0, CPU1, 1)
+        assert told(unmet(scheduler, ENDED_AFTER, ME, 0, CPU1, 0)) == nothing
         assert told(scheduler.tick(2 * DECREASE_AFTER)) == {}
+        began = 3 * DECREASE_AFTER
+        busy(view, 1, version=2)
+        assert told(unmet(scheduler, began, ME, 0, CPU1, 1))[1].lacking == ["CPU"]
+        assert told(unmet(scheduler, began + ENDED_AFTER / 2, ME, 0, CPU1, 0)) == {}
+        assert told(scheduler.tick(began + 0.5)) == nothing
+
+    def test_many_nodes_hear_of_the_end_of_contention_as_of_its_decrease(self):
+        view, scheduler = make(0, 4)
+        for node in range(2, 1000):
+            view.nodes[node] = view.nodes[1]
+        busy(view, 1)
+        unmet(scheduler, 0.0, ME, 0, CPU1, 1)
+        assert told(unmet(scheduler, DECREASE_AFTER - 0.1, ME, 0, CPU1, 0)) == {}
+        assert len(told(scheduler.tick(DECREASE_AFTER))) == 1000
 
     def test_a_refused_grant_counts_as_contention(self):
         _, scheduler = make(0, 4)

@@ -25,6 +25,10 @@ from hpcray.protocol import messages as m
 
 DECREASE_AFTER = 2.0
 """Seconds between two broadcasts, at least, where the second one says that less is lacking."""
+ENDED_AFTER = 0.1
+"""The same where nothing is lacking any more, for up to 50 nodes; in proportion for more, up to DECREASE_AFTER: a lease
+that is granted meanwhile is returned after each task, which makes single tasks of its class several times slower."""
+_NODES_TOLD_EARLY = 50
 _SHAPES_KNOWN = 1 << 14
 """Shapes whose strategies and resource names are not read again."""
 NODES_SAMPLED = 4
@@ -36,8 +40,8 @@ class ContentionBroadcaster:
 
     A process keeps a lease for a while when it has no task for it, as its next task may come soon. That is right as
     long as no other process could use the lease, and only the GCS knows of requests that wait on other nodes. A
-    broadcast goes out at once when contention begins or grows, and later when it decreases: few messages, whatever
-    runs.
+    broadcast goes out at once when contention begins or grows, soon when it ends, and later when it decreases: few
+    messages, whatever runs.
     """
 
     def __init__(self, resources: ClusterResources) -> None:
@@ -79,6 +83,14 @@ class ContentionBroadcaster:
                 holders.update(_first_two(waiting.values()))
         only = next(iter(holders)) if len(holders) == 1 else (b"", 0)
         self._broadcast(now, m.ResourceContention(sorted(lacking), *only), out)
+
+    def ended(self, now: float, out: list[Effect]) -> None:
+        """No request waits any more."""
+        nodes = len(self._resources.nodes)
+        pause = min(DECREASE_AFTER, ENDED_AFTER * max(1.0, nodes / _NODES_TOLD_EARLY))
+        if self._sent.lacking and now - self._sent_at >= pause:
+            self._accounted.clear()
+            self._broadcast(now, m.ResourceContention(), out)
 
     def forget(self) -> None:
         """Nodes came that have not been sent anything."""
@@ -321,6 +333,8 @@ class ClusterScheduler:
             if demand is not None:
                 self._withdraw(demand, out)
                 self._forget(key)
+                if not self._demands:
+                    self._contention.ended(now, out)
             return out
         if demand is None:
             demand = self._demands[key] = UnmetDemand(
@@ -390,6 +404,8 @@ class ClusterScheduler:
             ]
             for demand in stale[: min(QUEUED_AT_ONCE, QUEUED_PER_NODE * len(self._resources.nodes))]:
                 self._queue_at_busy_node(now, demand, out)
+        if not self._demands:
+            self._contention.ended(now, out)
         self._contention.tick(now, {shape: one.demands for shape, one in self._open.by_shape.items()}, out)
         return out
 
