@@ -53,7 +53,7 @@ class Arena:
     Attributes:
         fd: the memfd. Inherited by fork, closed by exec; pass it on with SCM_RIGHTS.
         size: bytes for objects.
-        whole: bytes of this mapping: the raylet's own has a reserve behind the objects.
+        reserve: bytes behind them, which the raylet uses. whole: bytes of this mapping.
         reserved: True if its pages are huge pages reserved by the administrator (`Config.huge_pages`).
         copiers: number of threads that write a large buffer.
         address: where the mapping starts in this process.
@@ -75,6 +75,7 @@ class Arena:
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self.fd = fd
         self.size = size
+        self.reserve = reserve
         self.whole = size + reserve
         self._view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
@@ -148,16 +149,22 @@ class Arena:
         return made
 
     @classmethod
-    def attach(cls, fd: int, size: int, huge: str = "auto") -> Arena:
+    def attach(cls, fd: int, size: int, huge: str = "auto", reserve: int = 0) -> Arena:
         """Map an arena whose descriptor this process got from its raylet; the arena owns `fd` from here on.
 
+        Args:
+            fd: as it came.
+            size: bytes for objects.
+            huge: as for `create`.
+            reserve: bytes behind them that are mapped, too.
+
         Raises:
-            ArenaError: `fd` holds less than `size` bytes, or cannot be mapped; `fd` stays open.
+            ArenaError: `fd` holds less than `size + reserve` bytes, or cannot be mapped; `fd` stays open.
         """
         have = os.fstat(fd).st_size
-        if have < size or size <= 0:
-            raise ArenaError(f"the shared memory got from the raylet has {have} bytes, {size} were announced")
-        return cls(fd, size, 0, huge)
+        if have < size + reserve or size <= 0:
+            raise ArenaError(f"the shared memory got from the raylet has {have} bytes, {size + reserve} were announced")
+        return cls(fd, size, reserve, huge)
 
     def view(self, offset: int, size: int) -> memoryview:
         """A writable view, to fill a block. The view pins nothing: the caller holds the block meanwhile.
@@ -190,6 +197,22 @@ class Arena:
             self._map_pages(offset, size)
         view: memoryview = _watched(memory, on_dead).data
         return view
+
+    def borrowed_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> tuple[memoryview, int]:
+        """A writable view with a callback for its death, as `pinned_view`, for a raylet, which has no NumPy.
+
+        Args:
+            offset, size: bytes. There should be few sizes, as each makes a type of its own.
+            on_dead: as for `pinned_view`.
+
+        Returns:
+            The view, and a number that the `obj` of all views made from it has as its `id`.
+        """
+        self._range(offset, size)
+        array = (ctypes.c_char * size).from_buffer(self._map, offset)
+        ref = weakref.ref(array, _reap)
+        _pins[id(ref)] = (ref, on_dead)
+        return memoryview(array).cast("B"), id(array)
 
     def write(self, offset: int, source: Any) -> None:
         """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.

@@ -19,7 +19,9 @@ LENGTH = struct.Struct("<I")
 MAX_FRAME = 1 << 31
 LONG = 1 << 16
 """Bytes of a frame from which on a copy of it costs more than another system call."""
-LONG_BATCH = 2 << 20
+SLOT_BYTES = 1 << 20
+"""Bytes of a slot of the memory in which processes and their raylet share long frames (`core.raylet.frame_slots`)."""
+LONG_BATCH = 1 << 19
 """Bytes of long messages for one peer that travel together: while the next ones are made, these are on their way."""
 
 Frame = tuple[bytes, bytes, memoryview]

@@ -93,6 +93,9 @@ class ControlTransport(Protocol):
             ValueError: `data` is too long.
         """
 
+    def receive_into(self, take: Callable[[int], memoryview]) -> None:
+        """Receive long messages into memory that `take(size)` gives, where the wire can do so."""
+
     def poll(self) -> list[tuple[int, Received]]:
         """What has arrived, as (source, data); also moves sends on. Empty when nothing came."""
 

@@ -7,6 +7,7 @@ Receives are never posted ahead and never name a source: a directed receive from
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.buffer_pool import BufferPool
@@ -55,7 +56,7 @@ class MpiControl:
         self._sending: dict[int, deque[tuple[mpi.Request, Received]]] = {}
         self._late: dict[int, deque[tuple[mpi.Request, memoryview, memoryview | None]]] = {}
         self._arrived: list[tuple[int, Received]] = []
-        self._buffers = BufferPool()
+        self._take: Callable[[int], memoryview] = BufferPool().take
         self._scratch = memoryview(bytearray(_SHORT))
         self._spare: list[memoryview] = []
         self._dead: dict[int, str] = {}
@@ -85,6 +86,9 @@ class MpiControl:
         if self._bell is not None:
             self._bell.ring(dest, self._sent[dest])
 
+    def receive_into(self, take: Callable[[int], memoryview]) -> None:
+        self._take = take
+
     def _reap(self) -> None:
         # Sends to one peer finish in order, and a Test that fails costs as much as a poll: look at the oldest only.
         for dest in list(self._sending):
@@ -104,12 +108,12 @@ class MpiControl:
             self._reap()
         if self._late:
             self._advance()
-        again, self._slept = self._slept, False
+        again, self._slept = self._slept or bool(self._owing), False
         for _ in range(_PER_POLL):
             if not self._next():
                 if not again:
                     break
-                again = False  # MPI looks first and moves on then: what has woken us, it finds the second time
+                again = False  # MPI looks first and moves on then: what a bell has announced, it finds the second time
         arrived = self._arrived
         if arrived:
             self._arrived = []
@@ -129,7 +133,7 @@ class MpiControl:
                 return False
             source = status.Get_source()
             size = status.Get_count(self._byte)
-            view = self._scratch[:size] if size <= _SHORT else self._buffers.take(size)
+            view = self._scratch[:size] if size <= _SHORT else self._take(size)
             request = message.Irecv((view, self._byte))
             self._received[source] += 1
             if source not in self._late and request.Test():

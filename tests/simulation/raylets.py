@@ -217,7 +217,7 @@ class SimNode:
         store = ObjectStore(rank, 1 << 20, spill_threshold=0.8, chunk=1 << 16, slots=4)
         self.raylet = Raylet(context, self.loop, self.router, lease_manager, store, gcs, Nothing(), None)  # type: ignore[arg-type]
         self.raylet.log = lambda text: world.said.append((world.net.now, rank, text))  # type: ignore[method-assign]
-        self.raylet.attach(SimProcesses(self), Nothing(), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
+        self.raylet.attach(SimProcesses(self), Nothing(), Nothing(), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.loop._events = self.raylet
         self.leaving = SimLeaving(self)
         node_manager = (

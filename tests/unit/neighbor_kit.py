@@ -91,7 +91,7 @@ class Node:
         self.raylet = Raylet(context, self.loop, router, lease_manager, self.store, None, Nothing(), None)  # type: ignore[arg-type]
         clients = NeighborClients(self.loop, router, self.store, self.arena, self.raylet)
         clients.limit = 3
-        self.raylet.attach(Nothing(), clients, Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
+        self.raylet.attach(Nothing(), clients, Nothing(), Nothing(), Nothing(), Nothing(), Nothing())  # type: ignore[arg-type]
         self.raylet.start(Nothing())  # type: ignore[arg-type]
         self.raylet.neighbor_dirs = {2: str(tmp / "2"), 3: str(tmp / "3")}
         self.loop._events = self.raylet

@@ -45,11 +45,11 @@ Message = Union[
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
     Introspect, ListRetriableTasks, RetriableTasks, LastFigures,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
+    FrameSlots, SlotFrame, FrameRead, ReclaimFrameSlots, FrameSlotsReturned,
 ]  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[list[Message]] = msgspec.msgpack.Decoder(list[Message])
 
 encode = _encoder.encode
-encode_into = _encoder.encode_into
 decode = _decoder.decode

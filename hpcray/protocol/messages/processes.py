@@ -77,7 +77,7 @@ class RunInfo(Struct, array_like=True, frozen=True):
 class Welcome(Struct, array_like=True, tag=2):
     """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
     neighbors: the session directories of the other nodes of this host, by node. overflow: path of the overflow file
-    of this store."""
+    of this store. reserve: bytes behind the objects in the arena that the receiver maps, too: frame slots are there."""
 
     proc: bytes
     node_id: str
@@ -91,6 +91,7 @@ class Welcome(Struct, array_like=True, tag=2):
     head: int = 0
     neighbors: dict[int, str] = {}
     overflow: str = ""
+    reserve: int = 0
 
 
 class SetJob(Struct, array_like=True, tag=3):
@@ -170,3 +171,34 @@ class LastFigures(Struct, array_like=True, tag=183):
     """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "figures"."""
 
     figures: bytes
+
+
+class FrameSlots(Struct, array_like=True, tag=210):
+    """r→p: the receiver may write a frame for a process of another node into the memory at each of these offsets of the
+    arena, once (SlotFrame)."""
+
+    offsets: list[int]
+
+
+class SlotFrame(Struct, array_like=True, tag=211):
+    """p→own r, r→p: a frame of `size` bytes lies at `offset` of the arena. The raylet forwards it, as if it had come
+    instead of this message; a process reads it, and answers FrameRead."""
+
+    offset: int
+    size: int
+
+
+class FrameRead(Struct, array_like=True, tag=212):
+    """p→own r: the frame at this offset is read."""
+
+    offset: int
+
+
+class ReclaimFrameSlots(Struct, array_like=True, tag=213):
+    """r→p: another process needs frame slots. Answer: FrameSlotsReturned."""
+
+
+class FrameSlotsReturned(Struct, array_like=True, tag=214):
+    """p→own r: the sender will not write into these."""
+
+    offsets: list[int]

@@ -19,6 +19,7 @@ from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import ActorCall, JobInfo, PushTask, RunInfo
 from hpcray.protocol.serialization import Serialized
+from hpcray.runtime.core_worker.handler_tables import BoundHandlers
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
 
@@ -52,7 +53,7 @@ class CoreWorkerContext(Protocol):
         arena: shared memory of this node. arenas: all arenas that this process can read, by node index.
         local: what the calling thread executes.
         dead: the reason why nothing can be requested any more; None while everything works.
-        run: what the head knows about this run of the job.
+        run: what the head knows about this run of the job. handlers: of messages.
     """
 
     me: bytes
@@ -70,6 +71,7 @@ class CoreWorkerContext(Protocol):
     cluster_size: int
     session_dir: str
     task_counter: int
+    handlers: BoundHandlers
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if `dead`."""
@@ -108,6 +110,9 @@ class CoreWorkerContext(Protocol):
 
     def when_ready(self, ref: Any, call: Callable[[BaseException | None], object]) -> Callable[[], None]:
         """Call `call(None)` once the object of `ref` exists; see `ObjectReader.when_ready`."""
+
+    def hint_arrived(self, oid: bytes, hint: Hint) -> None:
+        """Note what came with another copy of a ref that this process has."""
 
     def ref_arrived(self, oid: bytes, hint: Hint | None) -> None:
         """Count a deserialized ref; `hint` is what came with it about its object."""

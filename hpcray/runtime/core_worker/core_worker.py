@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
-from hpcray.core.core_worker.object_entry import Hint, site_of
+from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
 from hpcray.platform.sockets import connect_private
@@ -28,6 +28,7 @@ from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
 from hpcray.runtime.core_worker.evacuation import BorrowedObjects, ObjectEvacuation, ObjectHandover
+from hpcray.runtime.core_worker.frame_slots import FrameSlotClient
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
@@ -111,6 +112,7 @@ class CoreWorker:
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
         self.arena = arena
         self.arenas = {self.node: arena}
+        self.frame_slots: FrameSlotClient = FrameSlotClient(self, arena)
         self.local = ThreadState()
         self.blocker: Callable[[Waiter, float | None], bool] | None = None
         self.node_id = welcome.node_id
@@ -234,6 +236,13 @@ class CoreWorker:
                 self.table.hint_locations(oid, *hint)
             if engine.dirty:
                 engine.flush()
+
+    def hint_arrived(self, oid: bytes, hint: Hint) -> None:
+        """Note what came with another copy of a ref that this process has (`known_locations`)."""
+        with self.engine.lock:
+            entry = self.table.entries.get(oid)
+            if entry is not None and entry.state == PENDING:
+                self.table.hint_locations(oid, *hint)
 
     def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
         if self.device_objects is not None and self.device_objects.exports(src, msg):
@@ -489,6 +498,9 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
     m.CollectGarbage: lambda p: lambda _, msg: p._collect_garbage(),
     m.Welcome: lambda p: p.neighbor_stores.on_welcome,
+    m.FrameSlots: lambda p: p.frame_slots.on_slots,
+    m.SlotFrame: lambda p: p.frame_slots.on_frame,
+    m.ReclaimFrameSlots: lambda p: p.frame_slots.on_reclaim,
     m.LeaseGranted: lambda p: p.submitter.on_lease_granted,
     m.LeaseRevoked: lambda p: lambda _, msg: p.process_died(msg.worker, msg.reason),
     m.ReclaimIdle: lambda p: lambda src, msg: p.submitter.leases.reclaim(node_of(src), msg.busy),

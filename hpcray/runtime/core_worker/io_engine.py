@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,8 +41,9 @@ from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.busy_poll import BusyPoll
 from hpcray.platform.process_tree import PrestartedThread
 from hpcray.platform.sockets import SOCKET_BUFFER, connect_private, is_same_user, send_pieces
-from hpcray.protocol.frames import HEADER, LENGTH, ROUTE, FrameError
-from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode, encode_into
+from hpcray.protocol.frames import HEADER, LENGTH, LONG, ROUTE, FrameError
+from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode
+from hpcray.protocol.pieces import encode_pieces
 from hpcray.runtime.core_worker.handler_waits import BACKGROUND, FOREGROUND, IDLE, REENTRANT_WAIT, wait_in_handler
 from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, Peer, PeerSocket, listen
 
@@ -72,8 +73,7 @@ RECV = 1 << 18
 """Bytes that one read takes at most."""
 MAX_BATCH = 64
 """Messages queued for one peer after which they are sent before the end of the turn."""
-_LONG_OUT = 4 << 20
-"""Bytes of the memory for long frames that is kept."""
+_PIECES = 512  # of a frame that are sent at once; the system takes no more than 1,024
 _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
@@ -98,6 +98,7 @@ class IoEngine:
         peers: the processes that we have written to or heard of, by proc id; see `peer`.
         dirty: those with something to send.
         asleep: threads that wait without the lock: a KeyboardInterrupt may be raised in them.
+        share_frame: see `FrameSlotClient.share`.
         watched: calls for descriptors of others (`BusyPoll.arm`). loop_thread: that of an event loop that drives, or 0.
     """
 
@@ -121,7 +122,6 @@ class IoEngine:
         self._inbox = memoryview(mmap.mmap(-1, RECV, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         keep_freed_memory()
         self._long_frames = BufferPool(PROCESS_ROOM)
-        self._long_out = bytearray()
         self._writing = False
         self.peers: dict[bytes, Peer] = {}
         self._listener: socket.socket
@@ -132,6 +132,7 @@ class IoEngine:
         self.activity = 0
         self.closed = False
         self.asleep: set[int] = set()
+        self.share_frame: Callable[[bytes, Sequence[bytes], int], bytes | None] = lambda proc, pieces, size: None
         self._drain: Callable[[], None] = lambda: None
         self.parked: list[Waiter] = []
         self.park_of: dict[int, Waiter] = {}
@@ -554,6 +555,9 @@ class IoEngine:
                 size = len(body) + ROUTE
                 frame = LENGTH.pack(size) + peer.route + body
                 link = peer.link
+                if size > LONG and link is self._raylet:
+                    frame = self.share_frame(peer.proc, (frame,), size + 4) or frame
+                    size = len(frame) - 4
                 # What the kernel does not take at once goes to `unsent`; so does all that comes after it.
                 if link.unsent:
                     link.unsent.append(frame)
@@ -589,25 +593,22 @@ class IoEngine:
         if self._writing or not peer.out:
             return
         self._writing = True
+        link = peer.link
         try:
             fresh: list[Message] = []
             out, peer.out = peer.out, fresh
-            buffer, link = self._long_out, peer.link
-            encode_into(out, buffer, HEADER)
-            buffer[:HEADER] = LENGTH.pack(len(buffer) - 4) + peer.route
+            pieces = encode_pieces(out)
+            size = sum(map(len, pieces)) + HEADER
+            pieces.insert(0, LENGTH.pack(size - 4) + peer.route)
+            if link is self._raylet and (shared := self.share_frame(peer.proc, pieces, size)) is not None:
+                pieces, size = [shared], len(shared)
             sent = 0
-            with memoryview(buffer) as frame:
-                try:
-                    if not link.unsent:
-                        sent = link.sock.send(frame)
-                except BlockingIOError:
-                    pass
-                if sent < len(frame):
-                    self._keep_rest(link, bytes(frame[sent:]), 0)
-            if len(buffer) > _LONG_OUT:
-                self._long_out = bytearray()
+            with contextlib.suppress(BlockingIOError):
+                sent = 0 if link.unsent else link.sock.sendmsg(pieces[:_PIECES])
+            if sent < size:
+                self._keep_rest(link, b"".join(pieces), sent)
         except OSError:
-            peer.link.cannot_write()
+            link.cannot_write()
         finally:
             self._writing = False
 

@@ -32,7 +32,7 @@ def map_arena(fd: int, welcome: m.Welcome) -> Arena:
     Raises:
         ArenaError: as `Arena.attach`.
     """
-    arena = Arena.attach(fd, welcome.arena_size, welcome.config.get("huge_pages", "auto"))
+    arena = Arena.attach(fd, welcome.arena_size, welcome.config.get("huge_pages", "auto"), welcome.reserve)
     arena.overflow = OverflowMapping(welcome.overflow)
     return arena
 

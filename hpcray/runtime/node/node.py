@@ -48,6 +48,7 @@ from hpcray.runtime.node.requeue import requeue_job
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
 from hpcray.runtime.raylet.log_files import LogFiles
@@ -234,7 +235,7 @@ class _NodeServer:
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
         info = _describe_node(node, place, data)
-        self._context = NodeContext(info, size, node.session.path, config, self._driver_rank)
+        self._context = NodeContext(info, size, node.session.path, config, self._driver_rank, node.arena.reserve)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
         self._loop = EventLoop(self._router, self._listener, control, data, config.spin)
         self._prefault = Prefaulter(node.arena)
@@ -259,7 +260,7 @@ class _NodeServer:
         )
         self._raylet = Raylet(self._context, self._loop, self._router, lease_manager, store, head, self._prefault, data)
         transports.attach(self._raylet)
-        self._attach_parts()
+        self._attach_parts(transports)
         self._shutdown = NodeShutdown(
             self._loop,
             self._raylet.processes,
@@ -285,7 +286,7 @@ class _NodeServer:
         )
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
 
-    def _attach_parts(self) -> None:
+    def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
         context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
         recorders = None
@@ -308,7 +309,10 @@ class _NodeServer:
         log_monitor = LogMonitor(
             loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b""
         )
-        raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor)
+        frames = FrameSlotRouter(node.arena, node.frame_slots, router)
+        loop.share_frames(frames)
+        transports.receive_into(frames.take)
+        raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor, frames)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:
         pids = [os.getpid()]

@@ -76,6 +76,11 @@ class NodeTransports:
         """Complete this object with the raylet that uses the wires; before `outer` is called."""
         self._raylet = raylet
 
+    def receive_into(self, take: Callable[[int], memoryview]) -> None:
+        """Receive long messages into memory that `take(size)` gives."""
+        if self.control is not None:
+            self.control.receive_into(take)
+
     def prepare(self, one_host: bool, then: Callable[[], None]) -> None:
         """Call `then` when `outer` takes no time. In a job of one node UCX must be loaded and opened, in a thread: the
         raylet goes on meanwhile."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from hpcray.common.config import Config
+from hpcray.core.raylet.frame_slots import SLOT_COUNT
 from hpcray.platform.accelerators import node_accelerators
 from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, default_arena_size
 from hpcray.platform.config_files import configured_environment
@@ -26,6 +27,7 @@ from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import become_subreaper
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.platform.spill_files import spill_directory
+from hpcray.protocol.frames import SLOT_BYTES
 from hpcray.protocol.messages import RunInfo
 from hpcray.runtime.node.join_token import JoinToken, read_join_token
 from hpcray.runtime.node.options import NodeOptions, bind_node
@@ -33,7 +35,7 @@ from hpcray.runtime.node.run_info import read_run
 from hpcray.transport.startup import Launch
 
 TRANSFER_SLOTS = 4
-"""Pieces of objects that an arena has room for beside the objects themselves, for transfers."""
+"""Pieces of objects that an arena has room for beside the objects themselves, for transfers. Frame slots follow."""
 _REMOVAL_TIME = 120.0
 _JOURNAL = "HPCRAY_JOURNAL_DIR"
 _OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -92,8 +94,9 @@ class PreparedNode:
         session = SessionDirectory.create()
         session.driver = options.driver
         try:
-            size, slots = default_arena_size(config, max(1, launch.here)), TRANSFER_SLOTS * config.chunk
-            arena = Arena.create(size, slots, config.huge_pages)
+            size = default_arena_size(config, max(1, launch.here))
+            reserve = TRANSFER_SLOTS * config.chunk + SLOT_COUNT * SLOT_BYTES
+            arena = Arena.create(size, reserve, config.huge_pages)
             if config.huge_pages == "reserved" and not arena.reserved:
                 print(f"hpcray: node {launch.rank}: {TOO_FEW_HUGE_PAGES}", file=sys.stderr, flush=True)
             gc.disable()  # while this process and the template import: a collection would copy the pages they share
@@ -109,6 +112,12 @@ class PreparedNode:
             options, config, launch, session, arena, template, gpus, accelerators, spill_dir, run, bound, exit_file,
             token,
         )  # fmt: skip
+
+    @property
+    def frame_slots(self) -> list[int]:
+        """Where in the arena the slots for long frames are."""
+        first = self.arena.size + TRANSFER_SLOTS * self.config.chunk
+        return [first + number * SLOT_BYTES for number in range(SLOT_COUNT)]
 
     @property
     def removal_time(self) -> float:

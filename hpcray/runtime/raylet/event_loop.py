@@ -22,7 +22,7 @@ import msgspec
 from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.ids import HEAD, NIL_PROC
 from hpcray.platform.busy_poll import BusyPoll
-from hpcray.protocol.frames import FrameError
+from hpcray.protocol.frames import LONG, FrameError
 from hpcray.protocol.messages import GUEST, Hello, Message, decode
 from hpcray.runtime.raylet.local_sockets import RECEIVE, LocalListener, LocalSocket
 from hpcray.runtime.raylet.router import Router
@@ -43,6 +43,9 @@ class EventHandler(Protocol):
     def messages(self, src: bytes, messages: list[Message]) -> None:
         """Handle messages for this raylet."""
 
+    def long_frame_sent(self, proc: bytes) -> None:
+        """A process of this node has sent a long frame to another node through its socket."""
+
     def link_closed(self, link: LocalSocket, reason: str) -> None:
         """A process closed its connection after its Hello, or violated the protocol."""
 
@@ -51,6 +54,16 @@ class EventHandler(Protocol):
 
     def node_lost(self, node: int, reason: str) -> None:
         """The transport found a node dead."""
+
+
+class FrameSharing(Protocol):
+    """The methods of `FrameSlotRouter` that the loop calls."""
+
+    def offset_of(self, batch: Received) -> int:
+        """Return where in shared memory a message lies; -1 elsewhere."""
+
+    def deliver(self, dest: bytes, src: bytes, frame: memoryview, offset: int) -> bool:
+        """Have a process read a frame there; False where it cannot."""
 
 
 class EventLoop:
@@ -91,6 +104,7 @@ class EventLoop:
         self._timer_count = 0
         self._running = True
         self._events: EventHandler
+        self._sharing: FrameSharing | None = None
         self.watch(listener.fileno(), lambda event: self._accept())
         if control is not None:
             self._watch_wire(control)
@@ -101,6 +115,10 @@ class EventLoop:
         """Use these wires from now on."""
         self._control, self._data = control, data
         self._watch_wire(control)
+
+    def share_frames(self, sharing: FrameSharing) -> None:
+        """Have processes read long frames of other nodes where the wire has put them."""
+        self._sharing = sharing
 
     def _watch_wire(self, control: ControlTransport) -> None:
         fd = control.fileno()
@@ -244,6 +262,8 @@ class EventLoop:
         mine = self._router.mine
         view = memoryview(batch)
         pos, end = 0, len(batch)
+        sharing = self._sharing
+        shared = sharing.offset_of(batch) if sharing is not None and end > LONG else -1
         while pos < end:
             stop = pos + 4 + _LENGTH.unpack_from(batch, pos)[0]
             dest = bytes(batch[pos + 4 : pos + 12])
@@ -252,7 +272,10 @@ class EventLoop:
                 if dest == HEAD:
                     self._router.to_head.arrived(node)
                 self._events.messages(src, decode(view[pos + 20 : stop]))
-            else:
+            elif (
+                shared < 0 or stop - pos <= LONG or sharing is None
+                or not sharing.deliver(dest, src, view[pos:stop], shared + pos)
+            ):  # fmt: skip
                 self._router.forward(dest, src, view[pos:stop])
             pos = stop
 
@@ -304,6 +327,8 @@ class EventLoop:
                 else:
                     peers.add(dest)
                     router.forward(dest, link.proc, frame)
+                    if len(frame) > LONG and dest not in router.links and link.kind != GUEST:
+                        self._events.long_frame_sent(link.proc)
         except (FrameError, msgspec.MsgspecError) as error:
             self._lose(link, f"it sent what is not a message: {error}")
             return False

@@ -37,6 +37,7 @@ class NodeContext:
         session_dir: its session directory.
         config: its settings.
         driver_rank: the node that runs the program.
+        reserve: bytes behind the objects in its arena.
     """
 
     info: NodeInfo
@@ -44,6 +45,7 @@ class NodeContext:
     session_dir: str
     config: Config
     driver_rank: int = 0
+    reserve: int = 0
 
 
 class ProcessEvents(Protocol):

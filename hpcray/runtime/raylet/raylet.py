@@ -23,6 +23,7 @@ from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalSocket
@@ -125,6 +126,7 @@ class Raylet:
         memory_monitor: MemoryMonitor,
         introspection: RayletIntrospection,
         log_monitor: LogMonitor,
+        frames: FrameSlotRouter,
     ) -> None:
         """Complete this raylet with the parts that call it; before `start`."""
         self.processes = processes
@@ -133,6 +135,7 @@ class Raylet:
         self.memory_monitor = memory_monitor
         self.introspection = introspection
         self.log_monitor = log_monitor
+        self.frames = frames
 
     def attach_data(self, data: DataPlane) -> None:
         """Use this data plane from now on."""
@@ -211,6 +214,9 @@ class Raylet:
             if effects:
                 self.apply(effects)
 
+    def long_frame_sent(self, proc: bytes) -> None:
+        self.apply(self.frames.sent_long(proc))
+
     def link_closed(self, link: LocalSocket, reason: str) -> None:
         if link.kind == m.GUEST:
             self.neighbor_clients.closed(link)
@@ -247,6 +253,7 @@ class Raylet:
             self.head_location.node,
             self.neighbor_dirs,
             self.spill_io.overflow_path,
+            context.reserve,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
@@ -255,6 +262,7 @@ class Raylet:
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: report it to the cores, and to all that exchanged frames with it."""
+        self.frames.process_died(proc)
         if self.processes.stopping:
             self._events.process_died()  # all processes of the node end
             return
@@ -554,6 +562,10 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.RequestGarbageCollection: lambda r: r._to_gcs,
     m.BundlesPrepared: lambda r: r._to_gcs,
     m.NodeInventory: lambda r: r._to_recovering_gcs,
+    # Long frames in slots.
+    m.SlotFrame: lambda r: r.frames.on_slot_frame,
+    m.FrameRead: lambda r: r.frames.on_frame_read,
+    m.FrameSlotsReturned: lambda r: r.frames.on_returned,
     # What workers print.
     m.OutputPrinted: lambda r: r.log_monitor.on_printed,
     m.FlushOutput: lambda r: r.log_monitor.on_flush,

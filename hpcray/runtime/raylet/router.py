@@ -101,6 +101,18 @@ class Router:
         else:
             self._to_node(dest, src, frame)
 
+    def refer(self, dest: bytes, src: bytes, msg: Message) -> bool:
+        """Send a process of this node this message in place of a frame from `src`. Returns False where it cannot get
+        it."""
+        if self._pending:
+            self.encode()
+        link = self.links.get(dest)
+        if link is None or link.closing:
+            return False
+        link.peers.add(src)
+        self._append(link, pack(dest, self.me, encode([msg])))
+        return True
+
     def forget(self, proc: bytes, reason: str) -> None:
         """Make frames for this local process undeliverable, for this reason."""
         self.links.pop(proc, None)
