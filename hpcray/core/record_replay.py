@@ -29,6 +29,7 @@ from hpcray.core.core_worker.object_pins import NeighborStores, ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.core.core_worker.value_hints import ValueHints
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
@@ -98,9 +99,9 @@ _INPUTS: dict[str, _Parts] = {
         "": (
             ObjectTable,
             "create put_inline put_stored put_in_place abandon bury discard unmap when_freed "
-            "cancel_when_freed set_inline set_stored set_locations hint_locations may_be_left_at wait_ready wait_local "
-            "remove_waiter fail_all on_opened on_disk on_store_error on_replica on_object_get on_object_ready "
-            "process_died",
+            "cancel_when_freed set_inline set_stored set_locations hint_locations may_be_left_at wait_ready "
+            "wait_local remove_waiter fail_all on_opened on_disk on_store_error on_replica on_object_get "
+            "on_object_ready process_died",
         ),
         "refs": (
             ReferenceCounter,
@@ -108,6 +109,7 @@ _INPUTS: dict[str, _Parts] = {
             "withdraw_pledge add_borrows_in_reply on_borrow_ack on_borrow_ask on_borrow_add on_borrow_take "
             "on_borrow_drop on_borrow_end",
         ),
+        "hints": (ValueHints, "read"),
         "pins": (
             ObjectPins,
             "use_neighbors add_neighbors met begin_file end_file file_failed begin_read end_read begin_view "

@@ -176,7 +176,7 @@ class Parent:
             os.setsid()
             time.sleep(100)
             os._exit(0)
-        self.ref = ray.put(b"x")
+        self.ref = ray.put(bytes(20_000))  # a smaller value travels with its ref
         return os.getpid(), child, [self.ref]
 
 for node in (other, here):

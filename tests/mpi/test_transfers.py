@@ -76,23 +76,24 @@ class Owner:
     def make(self):
         self.refs = [ray.put(block(seed, size)) for seed, size in enumerate(sizes)]
         return self.refs
-    def small(self):
-        self.small = ray.put("small")
-        return [self.small]
+    def put(self, value):
+        self.last = ray.put(value)
+        return [self.last]
 
 @ray.remote(num_cpus=0)
 class Reader:
     def read(self, refs):
         return all(np.array_equal(value, block(seed, sizes[seed])) for seed, value in enumerate(ray.get(refs)))
     def read_one(self, refs):
-        return ray.get(refs[0], timeout=30), need_process().table.entries[refs[0]._id].owner_asked
+        return len(ray.get(refs[0], timeout=30)), need_process().table.entries[refs[0]._id].owner_asked
 
 owner = Owner.options(scheduling_strategy=where[0]).remote()
 reader = Reader.options(scheduling_strategy=where[1]).remote()
 refs = ray.get(owner.make.remote())
 good = [ray.get(reader.read.remote(refs)) for _ in range(3)]
-small = ray.get(owner.small.remote()), [ray.put("small")]
-print(json.dumps({"good": good, "small": [ray.get(reader.read_one.remote(refs)) for refs in small]}))
+puts = [ray.get(owner.put.remote("small")), [ray.put("short")]]
+puts.append(ray.get(owner.put.remote("x" * 20_000)))
+print(json.dumps({"good": good, "asked": [ray.get(reader.read_one.remote(refs)) for refs in puts]}))
 """
 
 
@@ -286,7 +287,7 @@ def test_an_owner_sends_its_long_values_in_large_messages_and_the_driver_a_small
     tmp_path: Path, leak_check: LeakCheck
 ) -> None:
     found = run(tmp_path, 2, VALUES, HPCRAY_SAME_HOST="0")
-    assert found == {"good": [True] * 3, "small": [["small", True], ["small", False]]}
+    assert found == {"good": [True] * 3, "asked": [[5, False], [5, False], [20_000, True]]}
 
 
 @pytest.mark.timeout(210)

@@ -86,7 +86,7 @@ class World(Losing, Neighbors, Departing):
     def noted(self, table: ObjectTable, oid: bytes) -> None:
         """A ref is pickled; what its process knew of the object's places, or the value of one object in four, may be
         read much later."""
-        places = table.known_locations(oid, 1 << 10 if oid[12] % 4 == 0 else 0)
+        places = table.known_locations(oid, 1 << 10 if oid[12] % 4 == 0 else 0, mortal=oid[12] % 8 == 0)
         if places is not None:
             self.places[oid] = places
 

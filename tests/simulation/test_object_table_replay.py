@@ -15,6 +15,7 @@ from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.core.core_worker.value_hints import ValueHints
 from hpcray.core.record_replay import Record, Recorder, inputs_of, record_table, replay
 
 
@@ -69,7 +70,7 @@ def test_a_replay_of_an_object_table_with_neighbors_makes_the_same_decisions() -
 
 PARTS: dict[str, type] = {
     "": ObjectTable, "refs.": ReferenceCounter, "pins.": ObjectPins, "recovery.": ObjectRecovery, "lineage.": Lineage,
-    "replicas.": Replication, "copies.": KeptCopies,
+    "replicas.": Replication, "hints.": ValueHints, "copies.": KeptCopies,
 }  # fmt: skip
 QUESTIONS = {
     "known_locations", "refs.borrowers_on", "refs.lent_beyond", "pins.requested_node", "pins.awaits",
@@ -83,7 +84,8 @@ INSIDE = {
     "recovery.not_found_at_neighbor", "recovery.lose", "recovery.revive", "recovery.set_lost", "recovery.forget_task",
     "recovery.hibernate", "recovery.set_inline_again", "recovery.free_copies", "recovery.entry_dropped",
     "recovery.found_copy", "lineage.keep", "lineage.return_gone", "replicas.pin_copy", "replicas.answered",
-    "replicas.object_gone", "replicas.fail_all", "replicas.node_died",
+    "replicas.object_gone", "replicas.fail_all", "replicas.node_died", "hints.add", "hints.adopt", "hints.forget",
+    "hints.owner_died",
 }  # fmt: skip
 """Methods that only the table and its parts call; `record_creation_sites` decides nothing."""
 

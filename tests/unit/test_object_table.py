@@ -432,6 +432,37 @@ class TestPlacesThatTravelWithARef:
         table.hint_locations(oid, *hint)
         assert table.wait_local(oid, waiter) and table.entries[oid].value == entry.value and table.said() == []
 
+    def test_the_value_of_a_worker_is_read_when_it_is_first_awaited_and_passed_on_before_and_after(
+        self, table: Table
+    ) -> None:
+        table.owned(put_id())
+        value = table.entries[put_id()].value
+        hint = table.known_locations(put_id(), len(value), mortal=True)
+        assert hint == (0, (), value, True)
+        for number, await_it in enumerate([table.wait_local, table.wait_ready]):
+            oid = put_id(number, owner=PEER)
+            table.borrow(oid)
+            table.hint_locations(oid, *hint)
+            assert table.entries[oid].state == PENDING
+            assert table.known_locations(oid, len(value)) == hint
+            assert table.known_locations(oid, len(value) - 1) is None
+            assert await_it(oid, Waiter()) and table.entries[oid].value == value and table.said() == []
+            assert table.known_locations(oid, len(value)) == hint and not table.hints.unread
+
+    def test_the_value_of_a_worker_that_died_before_it_was_read_is_lost_as_others_are(self, table: Table) -> None:
+        read, unread, dropped = (put_id(number, owner=PEER) for number in range(3))
+        for oid in (read, unread, dropped):
+            table.borrow(oid)
+            table.hint_locations(oid, 0, (), b"value\0", True)
+        table.hints.read([read, put_id(9)])
+        table.refs.remove_local_ref(dropped)
+        assert table.hints.unread == {unread: b"value\0"}
+        table.process_died(PEER, "killed")
+        table.check_invariants()
+        assert table.entries[read].value == b"value\0"
+        assert table.entries[unread].state == INLINE and table.entries[unread].value != b"value\0"
+        assert not table.hints.unread and dropped not in table.entries
+
     def test_an_error_travels_with_no_ref_and_the_owners_answer_counts_more_than_a_value(self, table: Table) -> None:
         table.create(return_id())
         table.set_inline(return_id(), serialize_error(ValueError("no")))

@@ -28,8 +28,9 @@ PENDING: no value yet. INLINE: `ObjectEntry.value` is the blob, perhaps an error
 may have to run again.
 """
 
-Hint = Union[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...], bytes]]
-"""Facts about its object that travel with a ref: size in bytes and nodes that have it; or 0, none, and the value."""
+Hint = Union[tuple[int, tuple[int, ...]], tuple[int, tuple[int, ...], bytes], tuple[int, tuple[int, ...], bytes, bool]]
+"""Facts about its object that travel with a ref: size in bytes and nodes that have it; or 0, none, and the value, and
+whether its owner may die before the job ends."""
 
 
 class Waiter:

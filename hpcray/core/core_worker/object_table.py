@@ -8,6 +8,7 @@ parts share one dict of entries:
 - `packed` (`PackedTasks`) are the tasks that wait, without more than that.
 - `pins` (`ObjectPins`) has what stores, ours and those of neighbors, hold for us.
 - `recovery` (`ObjectRecovery`) makes lost objects again; its `lineage` is the tasks that can run again.
+- `hints` (`ValueHints`) are values that came with refs and have not been awaited.
 - `replicas` (`Replication`) are the copies that we hold on other nodes.
 - `copies` (`KeptCopies`) are those of borrowed objects whose owners have left.
 
@@ -38,6 +39,7 @@ from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.packed_tasks import PackedTasks
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
+from hpcray.core.core_worker.value_hints import ValueHints
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.protocol.messages.objects import ERROR
 
@@ -96,6 +98,7 @@ class ObjectTable:
         self._raylet = raylet_of(self._node)
         self._send = send
         self._notify = notify
+        self.hints = ValueHints(self.entries, self.has_side_records)
         self.refs = ReferenceCounter(me, self.entries, send, self._maybe_free, self._freed_already)
         self.packed = PackedTasks(self.entries)
         self.pins = ObjectPins(self._node, self.entries, send, self.dead_nodes)
@@ -205,6 +208,7 @@ class ObjectTable:
         self.unmap(oid)
         self.replicas.object_gone(oid)
         self.recovery.forget_task(oid, entry)
+        self.hints.forget(oid)
         entry.nodes = entry.left_at = entry.contained = None
         entry.state = INLINE
         entry.value = error
@@ -254,6 +258,7 @@ class ObjectTable:
             self.replicas.object_gone(oid)
             self.recovery.entry_dropped(oid, entry)
             self.copies.entry_dropped(oid)
+            self.hints.forget(oid)
             if oid in self.on_free:
                 self._freed(oid)
 
@@ -322,14 +327,25 @@ class ObjectTable:
             extra = entry.own_extra()
             extra.size = size
             extra.nodes = nodes
+            self.hints.forget(oid)
             self._ready(oid, entry)
 
-    def hint_locations(self, oid: bytes, size: int, nodes: Iterable[int], value: bytes = b"") -> None:
+    def hint_locations(
+        self, oid: bytes, size: int, nodes: Iterable[int], value: bytes = b"", mortal: bool = False
+    ) -> None:
         """A ref came with the locations its sender knew, or the value. They count unless the owner was sent an
-        ObjectGet."""
+        ObjectGet.
+
+        Args:
+            oid, size, nodes, value: see `known_locations`.
+            mortal: the owner may die before the job ends; see `ValueHints`.
+        """
         entry = self.entries[oid]
         if value:
             if entry.state == PENDING and oid[:8] != self.me and not entry.owner_asked:
+                if mortal:
+                    self.hints.add(oid, value)
+                    return
                 entry.state = INLINE
                 entry.value = value
                 self._ready(oid, entry)
@@ -338,11 +354,12 @@ class ObjectTable:
         if living and not entry.owner_asked:
             self.set_locations(oid, size, living)
 
-    def known_locations(self, oid: bytes, room: int = 0) -> Hint | None:
+    def known_locations(self, oid: bytes, room: int = 0, mortal: bool = False) -> Hint | None:
         """The hint for a ref that leaves this process. No lock is needed.
 
         Args:
-            room: bytes that the ref may take for the value itself, if the object is ours.
+            room: bytes that the ref may take for the value itself.
+            mortal: whether this process may die before the job ends; owners of other objects may.
 
         Returns:
             The arguments of `hint_locations`: the object's size in bytes, and nodes that have it, or its small value;
@@ -353,9 +370,10 @@ class ObjectTable:
             return None
         if entry.state == STORED and entry.nodes:
             return entry.size, tuple(entry.nodes[:_KNOWN_LOCATIONS])
-        value = entry.value
-        if entry.state == INLINE and 0 < len(value) <= room and value[-1] != ERROR and oid[:8] == self.me:
-            return 0, (), value
+        mine = oid[:8] == self.me
+        value = entry.value if entry.state == INLINE else b"" if mine else self.hints.unread.get(oid, b"")
+        if 0 < len(value) <= room and value[-1] != ERROR:
+            return (0, (), value) if mine and not mortal else (0, (), value, True)
         return None
 
     def may_be_left_at(self, oid: bytes, node: int) -> None:
@@ -379,7 +397,7 @@ class ObjectTable:
         entry = self.entries[oid]
         if entry.state == LINEAGE_ONLY:
             self.recovery.revive(oid, entry)
-        if entry.state != PENDING:
+        if entry.state != PENDING or self.hints.adopt(oid, entry):
             return True
         if entry.ready_waiters is None:
             entry.ready_waiters = []
@@ -400,6 +418,8 @@ class ObjectTable:
             return True
         if entry.state == PENDING:
             if not oid.startswith(self.me) and not entry.owner_asked:
+                if self.hints.adopt(oid, entry):
+                    return True
                 self._ask_owner(oid, entry)
         elif self.pins.open(oid, entry, priority):
             return True
@@ -561,6 +581,7 @@ class ObjectTable:
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its borrows end, the objects it owned are lost to us."""
+        self.hints.owner_died(proc)
         self.refs.process_died(proc)
         self.recovery.process_died(proc, reason, self.copies.seek, self.copies.has)
         self.copies.process_died(proc)
@@ -581,6 +602,7 @@ class ObjectTable:
             self._check_entry(oid, entry)
         for oid in self.on_free:
             assert oid in self.has_side_records, ("a call for an object without side records", oid.hex())
+        self.hints.check_invariants(self.me)
         self.refs.check_invariants()
         self.pins.check_invariants()
         self.recovery.check_invariants()

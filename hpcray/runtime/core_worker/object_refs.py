@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
-from hpcray.core.core_worker.object_entry import note_site, site_of
+from hpcray.core.core_worker.object_entry import PENDING, note_site, site_of
 from hpcray.protocol.serialization import note_ref
 from hpcray.runtime.core_worker.context import current, require_context
 from hpcray.runtime.core_worker.io_engine import released
@@ -30,6 +30,8 @@ _VALUE_ROOM = 8 << 10
 """Bytes of the largest value that travels with a ref."""
 _VALUES_ROOM = 128 << 10
 """Bytes that the n-th ref in one value takes for its own value, n times: all together some hundred KB at most."""
+_VALUES_OF_WORKERS = 64
+"""Refs in one value of a worker that take theirs along: many refs are read faster without."""
 
 
 def defer_release(item: Any) -> None:
@@ -142,9 +144,9 @@ class ObjectRef(Generic[T_co]):
         noted = note_ref(self)
         if process is None:
             return arrived_ref, (self._id,)
-        # Those of programs alone: who reads a value of a worker that has died gets an OwnerDiedError.
-        room = min(_VALUE_ROOM, _VALUES_ROOM // noted) if noted and process.kind != "worker" else 0
-        hint = process.table.known_locations(self._id, room)
+        mortal = process.kind == "worker"
+        room = 0 if not noted or (mortal and noted > _VALUES_OF_WORKERS) else min(_VALUE_ROOM, _VALUES_ROOM // noted)
+        hint = process.table.known_locations(self._id, room, mortal)
         if not noted:
             process.pin_forever(self)
         return (arrived_ref, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
@@ -247,12 +249,14 @@ def arrived_ref(object_id: bytes) -> ObjectRef[Any]:
     return ref
 
 
-def placed_ref(object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes = b"") -> ObjectRef[Any]:
+def placed_ref(
+    object_id: bytes, size: int, nodes: tuple[int, ...], value: bytes = b"", mortal: bool = False
+) -> ObjectRef[Any]:
     """A ref that was pickled where its object was known to be in these nodes' stores, or together with its value: its
     owner gets no request."""
     ref = new_ref(object_id)
     if current.process is not None:
-        current.process.ref_arrived(object_id, (size, nodes, value) if value else (size, nodes))
+        current.process.ref_arrived(object_id, (size, nodes, value, mortal) if value else (size, nodes))
     return ref
 
 
@@ -286,7 +290,14 @@ class _RefReader(pickle.Unpickler):
 
     def _placed_ref(self, object_id: bytes, *hint: Any) -> ObjectRef[Any]:
         ref = self._known.get(object_id)
-        return placed_ref(object_id, *hint) if ref is None else ref
+        if ref is None:
+            return placed_ref(object_id, *hint)
+        process = current.process
+        if process is not None:
+            entry = process.table.entries.get(object_id)
+            if entry is not None and entry.state == PENDING:
+                process.hint_arrived(object_id, hint)
+        return ref
 
 
 def carry_creation_sites() -> None:

@@ -82,6 +82,8 @@ class WaitManager:
         deadline = None if timeout is None else monotonic() + timeout
         self._context.check_alive()
         self._context.drain()
+        if self._table.hints.unread:
+            self._table.hints.read(oids)
         ready = self._ready(oids, num_returns, fetch_local)
         if len(ready) < num_returns:
             if self._in_use or (fetch_local and len(ready) + 1 < num_returns):
