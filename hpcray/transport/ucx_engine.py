@@ -22,6 +22,7 @@ import importlib
 import importlib.util
 import os
 import re
+import select
 import struct
 import sys
 import time
@@ -153,7 +154,7 @@ class UcxEngine:
         self._fd: int = self.worker.epoll_file_descriptor
         self._endpoints: dict[int, Any] = {}
         self._peers: dict[int, tuple[Any, bool, int]] = {}  # address, whether errors are handled, pid on this host
-        self._neighbors: dict[int, int] = {}  # raylets of this host whose ends can be seen: their pids
+        self._neighbors = _ProcessEnds()  # of the raylets of this host that can be seen
         self._links_made: dict[int, int] = {}
         self._failures: dict[int, list[float]] = {}  # when links to a peer failed lately
         self._reconnecting: dict[int, float] = {}  # deadlines
@@ -205,7 +206,7 @@ class UcxEngine:
             (pid,) = _PID.unpack(address[-_PID.size :])
             self._peers[node] = peer, self._guards_shm or not same_host, pid if same_host else 0
             if same_host and _is_raylet(pid):
-                self._neighbors[node] = pid
+                self._neighbors.watch(node, pid)
             self._links_made[node] = 0
             self._make_endpoint(node)
         except Exception as error:
@@ -264,7 +265,7 @@ class UcxEngine:
     def forget(self, node: int, why: str) -> None:
         """Drop a dead peer; UCX then ends its transfers with an error."""
         self._dead.setdefault(node, why)
-        self._neighbors.pop(node, None)
+        self._neighbors.forget(node)
         self._drop_endpoint(node)
 
     def failed(self) -> list[tuple[int, str]]:
@@ -276,9 +277,8 @@ class UcxEngine:
             for node, endpoint in list(self._endpoints.items()):
                 if not endpoint.alive:
                     self._fail(node, _reason(endpoint))
-            for node, pid in list(self._neighbors.items()):
-                if _is_gone(pid):  # UCX notices it late, or when something is sent there
-                    self._fail(node, "its process has ended")
+            for node in self._neighbors.ended():  # UCX notices it late, or when something is sent there
+                self._fail(node, "its process has ended")
             for node, deadline in list(self._reconnecting.items()):
                 if node not in self._ringing:
                     del self._reconnecting[node]
@@ -448,6 +448,7 @@ class UcxEngine:
         for _ in range(64):
             if not self.worker.progress_once():
                 break
+        self._neighbors.close()
         self._endpoints.clear()
         self._peers.clear()
         self._ringing.clear()
@@ -455,6 +456,43 @@ class UcxEngine:
         self._bell = None
         self.worker = None
         self._context = None
+
+
+class _ProcessEnds:
+    """Processes of this host, by node, whose ends are looked for: at all of them in one system call."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._nodes: dict[int, int] = {}  # by descriptor
+        self._pids: dict[int, int] = {}  # by node, of those for which there was no descriptor
+
+    def watch(self, node: int, pid: int) -> None:
+        """Look after this process, too."""
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:  # none is left, or the kernel is older than Linux 5.3
+            self._pids[node] = pid
+            return
+        self._nodes[fd] = node
+        self._poll.register(fd, select.POLLIN)
+
+    def ended(self) -> list[int]:
+        """The nodes whose processes have ended; each again and again until it is forgotten."""
+        found = [self._nodes[fd] for fd, _ in self._poll.poll(0)] if self._nodes else []
+        return [*found, *(node for node, pid in self._pids.items() if _is_gone(pid))]
+
+    def forget(self, node: int) -> None:
+        """Look after the process of this node no more."""
+        self._pids.pop(node, None)
+        for fd in [fd for fd, its in self._nodes.items() if its == node]:
+            del self._nodes[fd]
+            self._poll.unregister(fd)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Forget all."""
+        for node in [*self._nodes.values(), *self._pids]:
+            self.forget(node)
 
 
 def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:

@@ -1,0 +1,46 @@
+"""The ends of other raylets of a host are seen at once for all, also where a process is not reaped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from hpcray.transport.ucx_engine import _ProcessEnds
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("with_descriptor", [True, False])
+def test_a_process_that_has_ended_is_found_until_it_is_forgotten(
+    child: subprocess.Popen[bytes], with_descriptor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError("no descriptor is left")
+
+    if not with_descriptor:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    ends = _ProcessEnds()
+    ends.watch(1, os.getpid())
+    ends.watch(2, child.pid)
+    assert ends.ended() == []
+    child.kill()
+    deadline = time.monotonic() + 60
+    while not ends.ended() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ends.ended() == [2] == ends.ended(), "it is not reaped yet"
+    ends.forget(2)
+    assert ends.ended() == []
+    ends.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
