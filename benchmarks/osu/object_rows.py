@@ -3,7 +3,9 @@
 Run by run.py on two or more nodes. It is written against Ray's API, so it runs on a Ray cluster just as well: `python
 object_rows.py FILE LARGEST --engine=ray`. On two nodes it measures latency, bandwidth one way and both ways, and the
 first two again with each value copied into memory of the reader's own (`latency copied`, `bw copied`): what a message
-is, on arrival. On more nodes: pairs at once, one object to all, and each node's object to all.
+is, on arrival; and latency where an actor of the other node has put the object, and not the program (`latency of an
+actor's`). On more nodes: pairs at once, one object to all, each node's object to all, and an object from each node to
+each other one.
 """
 
 from __future__ import annotations
@@ -67,6 +69,19 @@ class Nodes:
             for name in names
         ]
 
+    def shuffled(self, size: int) -> float:
+        """The longest time, in seconds, in which a node got the objects that all others put for it, all at once."""
+        self._number += 1
+        everyone = range(len(self.actors))
+        puts = self._engine.get([actor.put.remote(size, len(self.actors), self._number) for actor in self.actors])
+        gets = [
+            self.actors[node].read.remote(
+                [puts[source][node] for source in everyone if source != node], self._number, 0
+            )
+            for node in everyone
+        ]
+        return float(max(self._engine.get(gets)))
+
     def timed(self, size: int, count: int, flows: list[tuple[int, list[int]]], copied: bool = False) -> float:
         """The longest time, in seconds, in which a node got what the others put, all at once.
 
@@ -89,15 +104,22 @@ class Nodes:
         return float(max(self._engine.get(gets)))
 
 
-def latency(engine: Any, nodes: Nodes, size: int, copied: bool = False) -> float:
-    """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` would ask nobody."""
+def latency(engine: Any, nodes: Nodes, size: int, copied: bool = False, of_actor: bool = False) -> float:
+    """Median time of one `get` across nodes, microseconds. Every object is new: a second `get` would ask nobody.
+
+    Args:
+        of_actor: an actor of the other node puts them, not the program.
+    """
     times: list[float] = []
     for number in range(WARM_UP + max(5, min(100, 2 * nodes.effort.budget // size))):
-        ref = engine.put(np.full(size, number % 251, dtype=np.uint8))
-        seconds = engine.get(nodes.actors[1].read.remote([ref], number, copied * size))
+        if of_actor:
+            refs = engine.get(nodes.actors[0].put.remote(size, 1, number))
+        else:
+            refs = [engine.put(np.full(size, number % 251, dtype=np.uint8))]
+        seconds = engine.get(nodes.actors[1].read.remote(refs, number, copied * size))
         if number >= WARM_UP:
             times.append(seconds)
-        del ref
+        del refs
     return statistics.median(times) * 1e6
 
 
@@ -132,6 +154,7 @@ def main() -> None:
             "latency": lambda size: latency(engine, nodes, size),
             "bw": lambda size: bandwidth(nodes, size, [(1, [0])]),
             "bibw": lambda size: bandwidth(nodes, size, [(1, [0]), (0, [1])]),
+            "latency of an actor's": lambda size: latency(engine, nodes, size, of_actor=True),
             "latency copied": lambda size: latency(engine, nodes, size, copied=True),
             "bw copied": lambda size: bandwidth(nodes, size, [(1, [0])], copied=True),
         }
@@ -142,6 +165,7 @@ def main() -> None:
             "allgather": lambda size: collective(
                 nodes, size, [(node, [other for other in range(count) if other != node]) for node in range(count)]
             ),
+            "alltoall": lambda size: statistics.median(nodes.shuffled(size) for _ in range(nodes.effort.repeats)) * 1e6,
         }
     sizes = [size for size in how.sizes if size <= largest]
     figures: dict[str, Column] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from table import SAME_HOST, Column
 
-_LABELS = dict.fromkeys(("latency", "fetch", "bcast", "allgather"), "time (µs)")
+_LABELS = dict.fromkeys(("latency", "fetch", "bcast", "allgather", "alltoall"), "time (µs)")
 _SUMMARY = (("fetch", "one request and its answer"), ("bw", "a window of messages"))
 _LINES = (SAME_HOST, f"{SAME_HOST}, copied", "objects (ucx)", "objects (mpi)", "ucxx", "ucxx (defaults)", "mpi4py")
 

@@ -52,6 +52,11 @@ class Mpi:
         end = size * (self._comm.Get_size() + 1)
         self._comm.Allgather(self._arena[:size], self._arena[size:end])
 
+    def alltoall(self, size: int) -> None:
+        """From each to each; the arena must hold twice as many as there are ranks."""
+        end = size * self._comm.Get_size()
+        self._comm.Alltoall(self._arena[:end], self._arena[end : 2 * end])
+
     def barrier(self) -> None:
         """All are here."""
         self._comm.Barrier()

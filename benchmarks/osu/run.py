@@ -5,12 +5,13 @@
     python benchmarks/osu/run.py --rows latency,bw --no-objects
     python benchmarks/osu/run.py --quick                           # less than a minute
 
-Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast` and
-`allgather` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)` its two data
-planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of objects of
-other nodes, over these wires even if the nodes share a host (`HPCRAY_SAME_HOST=0`); `objects (same host)` what they do
-there otherwise: read in each other's stores; `copied`: and copied into memory of the reader's own. `ucxx` is ucxx used
-directly, set up as hpcray sets up UCX, `ucxx (defaults)` as UCX does by itself.
+Rows: `latency`, `fetch`, `bw`, `bibw` (both ways at once) between two ranks, `mbw_mr` (pairs at once), `bcast`,
+`allgather` and `alltoall` among `--ranks`. Columns: `control` is hpcray's control wire; `data (ucx)` and `data (mpi)`
+its two data planes, from arena to arena; `objects (ucx)` and `objects (mpi)` the same through the API, whole `get`s of
+objects of other nodes, over these wires even if the nodes share a host (`HPCRAY_SAME_HOST=0`); `objects (same host)`
+what they do there otherwise: read in each other's stores; `copied`: and copied into memory of the reader's own; `of an
+actor's`: put by an actor of the other node, where the program puts the others. `ucxx` is ucxx used directly, set up as
+hpcray sets up UCX, `ucxx (defaults)` as UCX does by itself.
 
 Latency is half a round trip for messages. What a `get` does is a request and its answer, the row `fetch`; the objects
 stand in it as in `latency`, with the time of one whole `get`. `sleeping peer` is the control wire to a raylet that
@@ -39,8 +40,8 @@ from effort import FULL, QUICK
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POINT_TO_POINT = ("latency", "fetch", "bw", "bibw")
-TOGETHER = ("mbw_mr", "bcast", "allgather")
-UNITS = {"latency": "us", "fetch": "us", "bcast": "us", "allgather": "us"}
+TOGETHER = ("mbw_mr", "bcast", "allgather", "alltoall")
+UNITS = {"latency": "us", "fetch": "us", "bcast": "us", "allgather": "us", "alltoall": "us"}
 PLANES = ("ucx", "mpi")
 
 Tables = dict[str, dict[str, table.Column]]
@@ -118,9 +119,9 @@ class Suite:
             if isinstance(found, float):
                 self.extra[name] = found
                 continue
-            row, _, copied = name.partition(" ")
+            row, _, how = name.partition(" ")
             objects = table.SAME_HOST if same_host else f"objects ({plane})"
-            columns = found if wires else {f"{objects}, copied" if copied else objects: found}
+            columns = found if wires else {f"{objects}, {how}" if how else objects: found}
             for wire, column in columns.items():
                 self._add(row, wire, column)
                 if row == "latency" and not wires:
@@ -152,7 +153,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--picture", metavar="FILE", help="draw one PNG of the rows fetch and bw")
     parser.add_argument("--max", type=int, default=256 << 20, help="largest size in bytes (default: 256 MiB)")
     parser.add_argument("--mpirun", default="mpirun", help="launcher and its flags (default: mpirun)")
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of mbw_mr, bcast, allgather (default: 4)")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of the rows with more than two (default: 4)")
     parser.add_argument("--rows", type=lambda text: text.split(","), default=rows, help=f"of {','.join(rows)}")
     parser.add_argument("--planes", type=lambda text: text.split(","), default=list(PLANES), help="ucx,mpi")
     parser.add_argument("--quick", action="store_true", help="few sizes, few repetitions: less than a minute")

@@ -266,8 +266,9 @@ def measure(bench: Bench, wires_by_name: dict[str, Wire], sizes: list[int]) -> d
                 figures[row].setdefault(name, {})[size] = call(wire, size)
     mpi = wires_by_name.get("mpi4py")
     if pairs > 1 and isinstance(mpi, raw.Mpi):
-        for row, collective in (("bcast", mpi.bcast), ("allgather", mpi.allgather)):
-            chosen = [size for size in sizes if size * (bench.wires.size + 1) <= LARGEST]
+        calls = {"bcast": mpi.bcast, "allgather": mpi.allgather, "alltoall": mpi.alltoall}
+        for row, collective in calls.items():
+            chosen = [size for size in sizes if size * 2 * bench.wires.size <= LARGEST]
             figures[row] = {"mpi4py": {size: bench.collective(collective, mpi.barrier, size) for size in chosen}}
     return figures
 

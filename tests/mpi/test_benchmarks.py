@@ -27,9 +27,10 @@ def test_osu_measures_every_row_on_both_planes(tmp_path: Path, leak_check: LeakC
         columns = {"control", "data (ucx)", "data (mpi)", "objects (ucx)", "objects (mpi)", "mpi4py"}
         columns |= {"objects (same host)"}
         assert columns | {"ucxx", "ucxx (defaults)"} <= set(found[row]), row
-    for row in ("bcast", "allgather"):
+    assert {"objects (ucx), of an actor's", "objects (same host), copied"} <= set(found["fetch"])
+    for row in ("bcast", "allgather", "alltoall"):
         assert {"objects (ucx)", "objects (mpi)", "objects (same host)", "mpi4py"} <= set(found[row]), row
-    for row in ("latency", "fetch", "bw", "bibw", "mbw_mr", "bcast", "allgather"):
+    for row in ("latency", "fetch", "bw", "bibw", "mbw_mr", "bcast", "allgather", "alltoall"):
         assert all(value > 0 for column in found[row].values() for value in column.values())
     # Only what this machine lacks may be missing, and is named.
     assert set(found["failed"]) <= {"ucx_perftest", "plots"}, ended.err
