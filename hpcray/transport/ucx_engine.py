@@ -210,7 +210,8 @@ class UcxEngine:
             self._links_made[node] = 0
             self._make_endpoint(node)
         except Exception as error:
-            for known in (self._peers, self._neighbors, self._links_made):
+            self._neighbors.forget(node)
+            for known in (self._peers, self._links_made):
                 known.pop(node, None)
             raise TransportError(
                 f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX, UCX_TLS=all "
