@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hpcray.common.labels import (
@@ -459,13 +459,10 @@ class ClusterResources:
         """The groups (their ids in hex) that have bundles on this node."""
         return self._groups_at.get(node, set())
 
-    def nodes_of_group(self, group: str) -> set[int]:
-        """The nodes that have bundles of this group (its id in hex)."""
-        return set(self._names.get(group, ()))
-
-    def groups_with_bundles(self) -> set[str]:
-        """Groups of which some node has bundles, ids in hex."""
-        return set(self._names)
+    @property
+    def nodes_of_groups(self) -> Mapping[str, Collection[int]]:
+        """The nodes that have bundles of each group that has any, by the group's id in hex."""
+        return self._names
 
     def promise(self, node: int, request: Request) -> None:
         """Promise resources of a node; its next view corrects."""

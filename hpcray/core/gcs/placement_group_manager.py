@@ -598,7 +598,7 @@ class PlacementGroupManager:
         removed = sorted(ident for ident, group in self._groups.items() if group.state == REMOVED)
         assert sorted(self._removed) == removed and len(removed) <= REMOVED_GROUPS_KEPT
         living = {group.key for group in self._groups.values() if group.state != REMOVED}
-        assert self._resources.groups_with_bundles() <= living, "a node has bundles of a removed group"
+        assert self._resources.nodes_of_groups.keys() <= living, "a node has bundles of a removed group"
 
     def check_group(self, ident: bytes) -> None:
         """Check one group, if it is in the table."""
@@ -613,7 +613,9 @@ class PlacementGroupManager:
             return
         placed = {node for node in group.nodes if node >= 0}
         assert placed <= nodes.keys(), f"{where}: a bundle is on a node that is dead"
-        assert placed == self._resources.nodes_of_group(group.key), f"{where}: the nodes' resources differ"
+        assert placed == set(self._resources.nodes_of_groups.get(group.key, ())), (
+            f"{where}: the nodes' resources differ"
+        )
         if group.state == CREATED:
             assert -1 not in group.nodes, f"{where}: a bundle of it has no node"
         else:

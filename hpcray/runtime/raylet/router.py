@@ -21,7 +21,7 @@ from hpcray.transport.base import ControlTransport, PeerLost
 _MAX_EXIT_REASONS = 10_000
 
 
-class WireCounts:
+class WireCounter:
     """Messages on the control wire, of many frames each, and their bytes, since the start of this raylet."""
 
     __slots__ = ("received", "received_bytes", "sent", "sent_bytes")
@@ -68,7 +68,7 @@ class Router:
         self._pending: dict[bytes, list[Message]] = {}
         self._batches: dict[int, list[Piece]] = {}
         self._exit_reasons: dict[bytes, str] = {}
-        self.wire_counts = WireCounts()
+        self.wire_counts = WireCounter()
         self.kept_at: dict[int, list[int]] = {}
 
     def attach(self, control: ControlTransport) -> None:
