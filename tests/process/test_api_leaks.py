@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -243,3 +244,26 @@ def test_a_value_that_does_not_pickle_keeps_no_ref():
         ray.put({"refs": refs, "lock": threading.Lock()})
     refs.clear()
     eventually(lambda: gc.collect() >= 0 and entries() == before, "the objects to go")
+
+
+class Box:
+    def __init__(self, refs):
+        self.refs = refs
+
+
+@ray.remote
+def box_of_refs(count):
+    return Box([ray.put(number) for number in range(count)])
+
+
+def test_a_value_whose_refs_carry_values_ends_with_its_last_name_without_gc():
+    ref = box_of_refs.remote(20)
+    ray.get(ref)
+    gc.disable()
+    try:
+        value = ray.get(ref)
+        alive = weakref.ref(value)
+        del value
+        assert alive() is None
+    finally:
+        gc.enable()

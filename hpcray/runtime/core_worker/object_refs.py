@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,8 +31,9 @@ _VALUE_ROOM = 8 << 10
 """Bytes of the largest value that travels with a ref."""
 _VALUES_ROOM = 128 << 10
 """Bytes that the n-th ref in one value takes for its own value, n times: all together some hundred KB at most."""
-_VALUES_OF_WORKERS = 64
-"""Refs in one value of a worker that take theirs along: many refs are read faster without."""
+_VALUES_OF_WORKERS = 32
+"""Refs in one value of a worker that take theirs along. Many refs are read faster without; up to so many, pickle still
+names what all the others have in common with one byte."""
 
 
 def defer_release(item: Any) -> None:
@@ -285,19 +287,21 @@ class _RefReader(pickle.Unpickler):
             if name == arrived_ref.__name__:
                 return self._known.__getitem__
             if name == placed_ref.__name__:
-                return self._placed_ref
+                # No method of this reader: its memo would hold it, and so it the value, until the next gc.
+                return partial(_known_or_placed, self._known)
         return super().find_class(module, name)
 
-    def _placed_ref(self, object_id: bytes, *hint: Any) -> ObjectRef[Any]:
-        ref = self._known.get(object_id)
-        if ref is None:
-            return placed_ref(object_id, *hint)
-        process = current.process
-        if process is not None:
-            entry = process.table.entries.get(object_id)
-            if entry is not None and entry.state == PENDING:
-                process.hint_arrived(object_id, hint)
-        return ref
+
+def _known_or_placed(known: LocalRefs, object_id: bytes, *hint: Any) -> ObjectRef[Any]:
+    ref = known.get(object_id)
+    if ref is None:
+        return placed_ref(object_id, *hint)
+    process = current.process
+    if process is not None and object_id not in process.table.hints.unread:
+        entry = process.table.entries.get(object_id)
+        if entry is not None and entry.state == PENDING:
+            process.hint_arrived(object_id, hint)
+    return ref
 
 
 def carry_creation_sites() -> None:
