@@ -24,6 +24,8 @@ _TERMINAL, _LINES = 1.0, 30.0
 """Seconds between two samples."""
 _PATIENCE = 1.0
 """Seconds that the nodes may take for one."""
+_LAST_SAMPLES = 10
+"""Samples at the end of the job until no task runs any more, over `_PATIENCE` seconds."""
 _MOST_FUNCTIONS = 8
 
 
@@ -55,8 +57,15 @@ def progress(address: str, interval: float | None) -> None:
 def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | None, interval: float) -> None:
     overview = JobOverview(process, _PATIENCE)
     began = read_session(process.session_dir).started
-    process.on_exit = lambda code: ended.set()
+    job_ends = threading.Event()
+
+    def end(code: int) -> None:
+        job_ends.set()
+        ended.set()
+
+    process.on_exit = end
     shown = text = ""
+    samples_left = _LAST_SAMPLES
     try:
         while process.dead is None:
             last = ended.wait(interval)
@@ -69,8 +78,12 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
                 elif counts != shown and not last:
                     _print(text)
                 shown = counts
+                last = last and not (samples_left and job_ends.is_set() and any(one.running for one in use.functions))
             if last:
                 break
+            if job_ends.is_set():  # workers that are ending report their last tasks to their raylet as they go
+                samples_left -= 1
+                time.sleep(_PATIENCE / _LAST_SAMPLES)
     finally:
         if line is not None:
             line.close()

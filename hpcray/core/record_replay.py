@@ -120,7 +120,7 @@ _INPUTS: dict[str, _Parts] = {
             "remake_with on_object_lost tensors_lost tensors_moved neighbor_lost settle_lost keep_task recount_args "
             "mark_node_dead node_died replicate on_add_location",
         ),
-        "copies": (KeptCopies, "keep written node_left found node_died"),
+        "copies": (KeptCopies, "hand_over keep keep_error written node_left found node_died"),
         "lineage": (Lineage, "run_begun expect run_made take_expected run_ended trim"),
         "replicas": (Replication, "take_failure"),
     },

@@ -65,7 +65,7 @@ def test_top_shows_the_job_and_its_keys_lead_down_and_back(marks: Marks):
         terminal.press("\x1b")
         terminal.shows("functions by total time")
         terminal.press("\t\r")
-        terminal.shows("process", "sleeper", "driver")
+        terminal.shows("process", "sleeper", "driver", "esc Back")
         terminal.press("\x1b")
         terminal.shows("functions by total time")
         terminal.press("q")

@@ -95,6 +95,7 @@ class SimLoop(EventLoop):
         self._router = router
         self._control: Any = control
         self._data = None
+        self._sharing = None
         self._links: Any = {}
         self._timers = []
         self._timer_count = 0

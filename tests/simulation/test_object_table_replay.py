@@ -74,11 +74,12 @@ PARTS: dict[str, type] = {
 }  # fmt: skip
 QUESTIONS = {
     "known_locations", "refs.borrowers_on", "refs.lent_beyond", "pins.requested_node", "pins.awaits",
-    "recovery.is_unsure", "recovery.processes_of", "recovery.all_contained", "lineage.why_not",
+    "recovery.is_unsure", "recovery.processes_of", "copies.has", "recovery.all_contained", "lineage.why_not",
 }  # fmt: skip
 INSIDE = {
-    "recovery.on_replica", "copies.answered", "copies.entry_dropped", "copies.seek", "copies.hold", "copies.owner_died",
-    "refs.register", "refs.end_borrow", "refs.add_borrower", "pins.open", "pins.open_here", "pins.unmet", "pins.opened",
+    "recovery.on_replica", "copies.answered", "copies.entry_dropped", "copies.seek", "copies.hold",
+    "copies.process_died", "refs.register", "refs.end_borrow", "refs.add_borrower",
+    "pins.open", "pins.open_here", "pins.unmet", "pins.opened",
     "pins.give_back", "pins.map_block", "pins.answered", "pins.lent", "pins.end_write", "pins.view_died",
     "pins.entry_gone", "pins.node_died", "refs.process_died", "recovery.process_died", "recovery.not_found",
     "recovery.not_found_at_neighbor", "recovery.lose", "recovery.revive", "recovery.set_lost", "recovery.forget_task",
