@@ -58,6 +58,43 @@ print("alive", sum(row["Alive"] for row in ray.nodes()), flush=True)
 """
 
 
+BOUND = """\
+import os, signal, sys, time
+import numpy as np
+import hpcray as ray
+from hpcray.platform.session_directory import live_sessions, read_session
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+ray.init(address=sys.argv[1])
+session = read_session(sys.argv[1]).session
+(pid,) = [info.pid for info in live_sessions() if info.session == session and info.node == 0]
+there = On(ray.nodes()[0]["NodeID"], soft=False)
+
+@ray.remote(num_cpus=0.5)
+def make():
+    return np.ones(1 << 17)
+
+@ray.remote(num_cpus=0.5)
+def hold():
+    time.sleep(3)
+    return 0
+
+@ray.remote(num_cpus=0.5)
+def add(number, array):
+    return number + int(array[0])
+
+given = [make.options(scheduling_strategy=there).remote() for number in range(20)]
+ray.wait(given, num_returns=20, fetch_local=False)
+held = hold.options(scheduling_strategy=there).remote()
+time.sleep(0.5)
+os.kill(pid, signal.SIGTERM)
+time.sleep(0.5)
+bound = [add.options(scheduling_strategy=there).remote(number, np.ones(1)) for number in range(20)]
+near = [add.remote(number, array) for number, array in enumerate(given)]
+print(sum(ray.get([held, *near], timeout=60)), flush=True)
+"""
+
+
 def sessions_of(*processes: subprocess.Popen[bytes]) -> list[SessionInfo]:
     """The session directories of these nodes, once they are up."""
     pids = [process.pid for process in processes]
@@ -126,3 +163,16 @@ def test_all_nodes_leave_at_once(tmp_path: Path, leak_check: object, delay: floa
             process.send_signal(signal.SIGTERM)
             time.sleep(delay)
         assert [process.wait(60) for process in started] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_head_leaves_while_tasks_wait_for_its_node(tmp_path: Path, leak_check: object) -> None:
+    """For their arguments there, or by their strategy. It refuses them, and would be asked again without end."""
+    with nodes(tmp_path / "token", 3) as started:
+        other = sessions_of(started[1])[0]
+        program = tmp_path / "program.py"
+        program.write_text(BOUND)
+        ended = subprocess.run([sys.executable, program, other.path], capture_output=True, text=True, timeout=90)
+        assert ended.stdout == f"{sum(range(1, 21))}\n", ended.stderr
+        assert started[0].wait(60) == 0

@@ -14,6 +14,7 @@ from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import gcs as gcs_module
 from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT
 from hpcray.protocol import messages as m
 
 UNIT = 10_000
@@ -467,7 +468,19 @@ def test_an_actor_bound_to_its_node_is_sent_there_even_when_it_is_busy() -> None
     head.handle(raylet_of(1), m.NodeView(1, 1, {"CPU": 0}))
     head.create(spec(hold=CPU1, place=m.Shape(CPU1.resources, "node:1")))
     assert head.started_on() == [1]
+    head.now = ASSIGNED_TIMEOUT
     head.handle(raylet_of(1), m.StartActorRefused(ACTOR, ""))
+    assert head.started_on() == [1]
+
+
+def test_an_actor_that_its_node_refuses_at_once_is_sent_there_again_at_the_next_tick() -> None:
+    """The node is about to leave. On the head's own node the two would send each other these messages without end."""
+    head = Head(4, 4)
+    head.create(spec(hold=CPU1, place=m.Shape(CPU1.resources, "node:1")))
+    assert head.started_on() == [1]
+    head.handle(raylet_of(1), m.StartActorRefused(ACTOR, ""))
+    assert head.started_on() == []
+    head.tick(0.5)
     assert head.started_on() == [1]
 
 

@@ -19,6 +19,7 @@ from hpcray.core.gcs.cluster_scheduler import (
     GRANT_ARRIVES,
     ClusterScheduler,
 )
+from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT
 from hpcray.protocol.messages import (
     GrantLeases,
     GrantLeasesRefused,
@@ -266,6 +267,29 @@ def test_work_near_a_node_that_cannot_serve_it_goes_elsewhere() -> None:
     view, scheduler = make(0, 2, 2)
     view.node_died(1, "power cut")
     assert grants(unmet(scheduler, 0.0, ME, 0, near(1), 2)) == {2: 2}
+
+
+def test_work_near_a_node_that_leaves_goes_elsewhere() -> None:
+    view, scheduler = make(0, 2, 2)
+    view.set_draining([1])
+    assert grants(unmet(scheduler, 0.0, ME, 0, near(1), 2)) == {2: 2}
+
+
+@pytest.mark.parametrize("strategy", ["node:1", "near:1"])
+def test_a_node_that_refuses_at_once_what_may_queue_there_is_asked_again_at_the_next_tick(strategy: str) -> None:
+    """It takes nothing. On the head's own node the two would send each other these messages without end."""
+    _, scheduler = make(0, 2)
+    assert grants(unmet(scheduler, 0.0, ME, 0, Shape(CPU1.resources, strategy), 2)) == {1: 2}
+    assert grants(scheduler.grant_refused(0.0, 1, GrantLeasesRefused(ME, 0, 2))) == {}
+    assert grants(unmet(scheduler, 0.1, ME, 0, Shape(CPU1.resources, strategy), 2)) == {}
+    assert grants(scheduler.tick(0.5)) == {1: 2}
+
+
+@pytest.mark.parametrize("strategy", ["node:1", "near:1"])
+def test_what_a_node_returns_from_its_queue_goes_back_at_once(strategy: str) -> None:
+    _, scheduler = make(0, 2)
+    assert grants(unmet(scheduler, 0.0, ME, 0, Shape(CPU1.resources, strategy), 2)) == {1: 2}
+    assert grants(scheduler.grant_refused(ASSIGNED_TIMEOUT, 1, GrantLeasesRefused(ME, 0, 2))) == {1: 2}
 
 
 def test_a_request_queues_again_at_the_same_busy_node() -> None:

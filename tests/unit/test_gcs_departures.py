@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariants_kit import check_after
-from raylet_kit import CPU1, Node
+from raylet_kit import CPU1, FAR, Node, spec
 
+from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, make_proc, raylet_of
+from hpcray.common.resources import to_units
 from hpcray.core.effects import Send
 from hpcray.core.gcs.departures import MOST_TARGETS, DepartureManager, LeavingChanged, NodeLeft
+from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.node_departure import NodeDeparture
 from hpcray.runtime.raylet.router import HeadLocation
@@ -133,6 +136,50 @@ def test_a_raylet_that_leaves_serves_nothing_new_and_asks_for_its_leases() -> No
     assert not node.core.runs_tasks() and node.take(m.LeaseGranted) == []
     node.handle(HEAD, m.GrantLeases(driver, 0, CPU1, 1))
     assert node.take(m.LeaseGranted) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("kind", "strategy"), [("task", "node:0"), ("task", "near:0"), ("actor", "node:0")])
+def test_a_head_that_leaves_does_not_send_itself_the_same_work_without_end(
+    kind: str, strategy: str, known: bool
+) -> None:
+    """Its raylet handles nothing else before the last message to itself: it would fall silent for ever.
+
+    Args:
+        known: whether the GCS knows that the node leaves: one that has just become the head does not know it yet.
+    """
+    gcs, node = Gcs(Config()), Node(cpus=2, size=2)
+    total = to_units({"CPU": 2})
+    infos = [m.NodeInfo(n, f"id{n}", "host", "10.0.0.1", 1, total, b"", "mpi", 0) for n in range(2)]
+
+    def settle(effects: list[Any]) -> list[Any]:
+        """Handle all messages of node 0 to itself; return those to the other node."""
+        elsewhere: list[Any] = []
+        for _ in range(20):
+            inbox, node.sent = [*effects, *node.sent], []
+            effects = []
+            for effect in inbox:
+                if effect.dest == HEAD:
+                    effects += gcs.handle(0.0, raylet_of(0), effect.msg)
+                elif effect.dest == raylet_of(0):
+                    node.handle(HEAD, effect.msg)
+                else:
+                    elsewhere.append(effect)
+            if not effects and not node.sent:
+                return elsewhere
+        raise AssertionError(f"they still send each other {inbox}")
+
+    settle(gcs.cluster_up(0.0, "s", infos))
+    if known:
+        gcs.set_draining({0: 0})
+    settle(node.core.leave(0.0))
+    shape = m.Shape(CPU1.resources, strategy)
+    if kind == "task":
+        out = settle(gcs.handle(0.0, raylet_of(1), m.UnmetLeaseRequest(FAR, 0, shape, 1)))
+        assert any(isinstance(effect.msg, m.GrantLeases) for effect in out) == (known and strategy == "near:0")
+    else:
+        settle(gcs.handle(0.0, FAR, m.CreateActor(1, spec(hold=CPU1, place=shape))))
+        assert len(gcs.actors.waiting_actors()) == 1
 
 
 @pytest.mark.parametrize("head", [3, 9])

@@ -20,7 +20,7 @@ from hpcray.common.labels import (
 from hpcray.common.resources import REPORT_AFTER, Resources, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
-from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.core.gcs.cluster_resources import REFUSED_AT_ONCE, ClusterResources
 from hpcray.core.gcs.pending_actor_lookups import (
     PendingActorLookups,
     PendingLookup,
@@ -74,6 +74,7 @@ class Actor:
         reported: whether its owner has been sent a report of what it waits for.
         queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
         former_workers: workers that ran it before; messages from and about these are stale.
+        sent_at: when it was sent to a node last.
         soft: what it is placed by but does not hold (a default actor is placed by one CPU and holds none).
     """
 
@@ -98,6 +99,7 @@ class Actor:
     queued_at_busy_node: int = -1
     queued_there_since: float = 0.0
     former_workers: deque[bytes] = field(default_factory=lambda: deque(maxlen=FORMER_WORKERS_KEPT))
+    sent_at: float = float("-inf")
     soft: Resources = field(init=False)
 
     def __post_init__(self) -> None:
@@ -285,7 +287,11 @@ class ActorManager:
             self._report(actor, f"{actor.title()} waits: {msg.reason}", out)
             return out
         self._resources.rejected(node, actor.spec.hold)
-        self._place(now, actor, out)
+        affinity = node_affinity(actor.spec.place.strategy)
+        if affinity is not None and affinity[0] == node and now - actor.sent_at < REFUSED_AT_ONCE:
+            self._add_waiting(actor)  # until the next tick
+        else:
+            self._place(now, actor, out)
         return out
 
     def actor_gone(self, now: float, node: int, msg: m.ActorGone) -> list[Effect]:
@@ -525,13 +531,13 @@ class ActorManager:
                 self._report(actor, self._resources.why_infeasible(spec.place, actor.title()), out)
             return False
         if affinity is not None and feasible == [affinity[0]]:
-            self._start(actor, affinity[0], spec, out)
+            self._start(now, actor, affinity[0], spec, out)
             return True
         node = self._resources.choose_for_actor(spec.place, spec.hold)
         if node is None:
             self._add_waiting(actor)
             return False
-        self._start(actor, node, spec, out)
+        self._start(now, actor, node, spec, out)
         return True
 
     def _is_unschedulable(self, spec: m.ActorSpec, feasible: list[int]) -> bool:
@@ -552,10 +558,11 @@ class ActorManager:
             self._last_busy_node = actor.queued_at_busy_node = node
             actor.queued_there_since = now
         place = msgspec.structs.replace(actor.spec.place, strategy=f"node:{node}")
-        self._start(actor, node, msgspec.structs.replace(actor.spec, place=place), out)
+        self._start(now, actor, node, msgspec.structs.replace(actor.spec, place=place), out)
 
-    def _start(self, actor: Actor, node: int, spec: m.ActorSpec, out: list[Effect]) -> None:
+    def _start(self, now: float, actor: Actor, node: int, spec: m.ActorSpec, out: list[Effect]) -> None:
         self._remove_waiting(actor)
+        actor.sent_at = now
         self._is_at(actor, node)
         out.append(Send(raylet_of(node), m.StartActor(spec, actor.restarts)))
 

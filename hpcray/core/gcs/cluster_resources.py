@@ -166,6 +166,9 @@ class NodeRanking:
             heapq.heappush(self._heap, rank)
 
 
+REFUSED_AT_ONCE = 1.0
+"""Seconds within which a node refuses a request that may queue there only because it takes nothing, as it leaves or the
+job drains: it would refuse the same again at once, for ever, so it is asked again at the next tick."""
 RANKINGS_KEPT = 256
 """Kinds of requests that are kept ranked; for others the ranking is made again when they come back."""
 _NODES_SHOWN, _HOSTS_SHOWN = 16, 4

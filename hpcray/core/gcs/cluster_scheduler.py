@@ -20,7 +20,7 @@ from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.labels import PREFIX, fails_when_busy, names_nodes, near_node, node_affinity, show_strategy
 from hpcray.common.resources import REPORT_AFTER, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.cluster_resources import ClusterResources
+from hpcray.core.gcs.cluster_resources import REFUSED_AT_ONCE, ClusterResources
 from hpcray.protocol import messages as m
 
 DECREASE_AFTER = 2.0
@@ -255,6 +255,8 @@ class UnmetDemand:
         near: the node that has the arguments; `anywhere`: the shape without that wish.
         patient: other nodes may serve it: it is near none, or has waited so long, or its node cannot serve it.
         coming: how many leases are in flight.
+        refused_by: the node that has refused it at once though it could have queued there (-1: none): it is not bound
+            to that node again before the next tick.
     """
 
     holder: bytes
@@ -271,6 +273,7 @@ class UnmetDemand:
     near: int | None = None
     patient: bool = True
     coming: int = 0
+    refused_by: int = -1
     anywhere: m.Shape = field(init=False)
     in_flight: list[InFlightGrant] = field(default_factory=list)
 
@@ -295,6 +298,12 @@ class UnmetDemand:
                 grant.count -= part
                 count -= part
         self.keep([grant for grant in self.in_flight if grant.count])
+
+    def refused(self, now: float, node: int) -> None:
+        """A node refuses a part of what is in flight to it."""
+        oldest = next((grant for grant in self.in_flight if grant.node == node), None)
+        if oldest is not None and oldest.bound and now < oldest.until - BOUND_GRANT_ARRIVES + REFUSED_AT_ONCE:
+            self.refused_by = node
 
     def keep(self, grants: list[InFlightGrant]) -> None:
         """No others are in flight any more."""
@@ -358,6 +367,7 @@ class ClusterScheduler:
         out: list[Effect] = []
         demand = self._demands.get((msg.holder, msg.scheduling_class))
         if demand is not None:
+            demand.refused(now, node)
             demand.arrived(msg.count, node)
             self._resources.rejected(node, demand.shape)
             self._place(now, demand, None, out)
@@ -384,6 +394,7 @@ class ClusterScheduler:
         out: list[Effect] = []
         self._resources.forget_rejections()
         for demand in self._demands.values():
+            demand.refused_by = -1
             if demand.in_flight and any(grant.until <= now for grant in demand.in_flight):
                 demand.keep([grant for grant in demand.in_flight if grant.until > now])
                 self._index(demand)
@@ -543,7 +554,7 @@ class ClusterScheduler:
 
     def _fits_near(self, demand: UnmetDemand) -> bool:
         state = self._resources.nodes.get(demand.near if demand.near is not None else -1)
-        if state is None:
+        if state is None or self._resources.is_draining(state.index):
             return False
         total, lasting = state.total, state.lasting
         return all(total.get(name, 0) - lasting.get(name, 0) >= units for name, units in demand.shape.resources)
@@ -564,7 +575,7 @@ class ClusterScheduler:
     def _bind(self, now: float, demand: UnmetDemand, node: int, count: int, out: list[Effect]) -> int:
         """Queue at the one node that may serve the demand, never more than it can run at once."""
         count = min(count, self._resources.nodes[node].capacity(demand.shape) - demand.coming)
-        if count <= 0:
+        if count <= 0 or node == demand.refused_by:
             return 0
         shape = (
             demand.shape if demand.near is None else m.Shape(demand.shape.resources, f"node:{node}", demand.shape.env)

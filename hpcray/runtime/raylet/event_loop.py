@@ -30,6 +30,9 @@ from hpcray.transport.base import FOREVER, ControlTransport, DataPlane, Received
 
 _LENGTH = struct.Struct("<I")
 _CLOSED: list[memoryview] = []
+_MOST_ROUNDS = 100
+"""Rounds of messages of this raylet to itself in one turn. On the head the GCS and the local lease manager send each
+other messages in this way: if they did so without end, other nodes and timers would still get their turn."""
 _CPUS_TO_SPIN = 4
 """With fewer, what this raylet waits for needs the one on which it would poll."""
 
@@ -194,9 +197,12 @@ class EventLoop:
         router = self._router
         if router.deferred_to_head:
             self._read_deferred_to_head()
-        while router.inbox:
-            inbox, router.inbox = router.inbox, []
-            self._events.messages(router.me, inbox)
+        if router.inbox:
+            for _ in range(_MOST_ROUNDS):
+                inbox, router.inbox = router.inbox, []
+                self._events.messages(router.me, inbox)
+                if not router.inbox:
+                    break
         for turn_ended in self.each_turn:
             turn_ended()
         self._flush()
