@@ -23,6 +23,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_STAT_BYTES = 2048
 _STATES = {
     b"R": "running",
     b"S": "sleeping",
@@ -249,9 +250,9 @@ def _processes() -> Iterator[tuple[int, int, bytes]]:
 def _stat(pid: int) -> list[bytes] | None:
     """The fields of /proc/<pid>/stat after the command name; None if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # every raylet reads its own twice a second
             # The command name may hold anything, but the last ")" ends it.
-            return file.read().rpartition(b")")[2].split()
+            return file.read(_STAT_BYTES).rpartition(b")")[2].split()
     except OSError:
         return None
 

@@ -81,12 +81,13 @@ class ControlTransport(Protocol):
     rank: int
     size: int
 
-    def send(self, dest: int, data: Received) -> None:
+    def send(self, dest: int, data: Received, wake: bool = True) -> None:
         """Send without waiting. Messages of one pair arrive in the order sent.
 
         Args:
             dest: any rank but our own.
             data: up to 2 GiB, bytes or a read-only view of them; must not change afterwards.
+            wake: False: where the wire allows it, a peer that sleeps reads the message when it next wakes up.
 
         Raises:
             PeerLost: `dest` is known dead. Nothing was sent.

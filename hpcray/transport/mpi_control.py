@@ -67,7 +67,7 @@ class MpiControl:
         self._whole = False
         self._slept = False
 
-    def send(self, dest: int, data: Received) -> None:
+    def send(self, dest: int, data: Received, wake: bool = True) -> None:
         why = self._dead.get(dest)
         if why is not None:
             raise PeerLost(dest, why)
@@ -83,7 +83,7 @@ class MpiControl:
             self._sending.setdefault(dest, deque()).append((request, data))
         self._moved()
         self._sent[dest] += 1
-        if self._bell is not None:
+        if self._bell is not None and wake:
             self._bell.ring(dest, self._sent[dest])
 
     def receive_into(self, take: Callable[[int], memoryview]) -> None:

@@ -141,7 +141,7 @@ class UcxControl:
 
     # ------------------------------------------------------------ base.ControlTransport
 
-    def send(self, dest: int, data: Received) -> None:
+    def send(self, dest: int, data: Received, wake: bool = True) -> None:
         why = self._dead.get(dest)
         if why is not None:
             raise PeerLost(dest, why)
@@ -392,10 +392,10 @@ class JointControl:
         self._ranks = inner.size
         outer.alone = False
 
-    def send(self, dest: int, data: Received) -> None:
+    def send(self, dest: int, data: Received, wake: bool = True) -> None:
         rank = dest - self._first
         if 0 <= rank < self._ranks:
-            self._inner.send(rank, data)
+            self._inner.send(rank, data, wake)
         else:
             self.outer.send(dest, data)
 

@@ -126,7 +126,7 @@ class LoopbackControl:
         self._dead: dict[int, str] = {}
         self._news: list[tuple[int, str]] = []
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         """See `ControlTransport.send`."""
         if dest in self._dead:
             raise PeerLost(dest, self._dead[dest])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
 from itertools import groupby
@@ -25,7 +24,7 @@ from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.runtime.raylet.router import HeadLocation, Router
-from hpcray.transport.base import PeerLost
+from hpcray.transport.base import FOREVER, PeerLost
 
 CHECK_GCS_EVERY = 10
 """Events between two checks of the leaders' GCS."""
@@ -50,7 +49,7 @@ class SimControl:
         self.inbox: list[tuple[int, bytes]] = []
         self.forgotten: dict[int, str] = {}
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         world, me = self._world, self.rank
         cut = bool(world.cut) and frozenset((me, dest)) in world.cut
         if dest in self.forgotten or (world.nodes[dest].ended and not cut):
@@ -99,13 +98,13 @@ class SimLoop(EventLoop):
         self._links: Any = {}
         self._timers = []
         self._timer_count = 0
+        self._wake_at = FOREVER
         self._running = True
 
     def turn(self, now: float) -> None:
         self.now = now
         self._poll_transports(self._control)
-        while self._timers and self._timers[0][0] <= now:
-            heapq.heappop(self._timers)[2]()
+        self._run_timers()
         if self._router.deferred_to_head:
             self._read_deferred_to_head()
         while self._router.inbox:

@@ -45,7 +45,7 @@ class Wire:
     def fileno(self) -> None:
         return None
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         for to, _, messages in read(data):
             assert node_of(to) == dest
             self.sent += [(to, msg) for msg in messages]

@@ -30,7 +30,7 @@ class Wire:
         self.dead: set[int] = set()
         self._wires = wires
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         if dest in self.dead:
             raise PeerLost(dest, "killed")
         self._wires[dest].inbox.put((self.rank, data))

@@ -28,7 +28,7 @@ class Wire:
     def __init__(self) -> None:
         self.under_way: list[tuple[int, memoryview]] = []
 
-    def send(self, dest: int, data: memoryview) -> None:
+    def send(self, dest: int, data: memoryview, wake: bool = True) -> None:
         self.under_way.append((dest, data))
 
 

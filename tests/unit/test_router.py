@@ -22,12 +22,15 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, bytes]] = []
+        self.woken: list[int] = []
         self.dead: set[int] = set()
 
-    def send(self, dest: int, data: bytes) -> None:
+    def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         if dest in self.dead:
             raise PeerLost(dest, "it was pulled out")
         self.sent.append((dest, data))
+        if wake:
+            self.woken.append(dest)
 
 
 def read(data: bytes) -> list[tuple[bytes, bytes, list[m.Message]]]:
@@ -238,3 +241,21 @@ def test_a_raylet_that_becomes_the_head_handles_deferred_frames(router: Router, 
     ]
     router.send(HEAD, m.Exit(4))
     assert router.inbox == [m.Exit(4)] and wire.sent == [] and HEAD in router.mine
+
+
+def test_a_heartbeat_does_not_wake_the_head_and_goes_with_what_does(router: Router, wire: Wire) -> None:
+    beat = m.Heartbeat(ME)
+    router.send_heartbeat(beat)
+    assert [(node, read(data)) for node, data in wire.sent] == [(0, [(HEAD, router.me, [beat])])]
+    assert wire.woken == []
+    router.send(HEAD, m.Ping(ME))
+    router.send_heartbeat(beat)
+    router.flush()
+    assert wire.woken == [0]
+    assert [messages for _, data in wire.sent[1:] for *_, messages in read(data)] == [[m.Ping(ME)], [beat]]
+
+
+def test_a_heartbeat_to_a_head_that_is_gone_is_reported_by_the_next_flush(router: Router, wire: Wire) -> None:
+    wire.dead.add(0)
+    router.send_heartbeat(m.Heartbeat(ME))
+    assert router.flush() == [(0, "it was pulled out")]

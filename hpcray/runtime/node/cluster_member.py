@@ -13,7 +13,7 @@ from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs import departures, drain, node_manager
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
-from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager, PeerProbe
+from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.gcs.standby import NO_NODE
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
@@ -29,6 +29,7 @@ from hpcray.runtime.node.head_failover import (
     keep_state_log,
     may_have_standby,
 )
+from hpcray.runtime.node.heartbeat_loop import HeartbeatLoop
 from hpcray.runtime.node.joining import JoinAcceptor
 from hpcray.runtime.node.node_death import forget_node
 from hpcray.runtime.node.node_departure import NodeDeparture
@@ -52,70 +53,9 @@ _HAND_OVER_TIME = 5.0
 _LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
 """Seconds that the job outlives its program for the last line of what shows its progress, which may still start; and
 between two looks."""
+_TICK_SLACK = 0.25
+"""The share of its period by which a tick may be late, to share a wake-up."""
 _NOTHING: tuple[()] = ()
-
-
-class HeartbeatLoop:
-    """Sends heartbeats and checks those of other nodes, every `heartbeat_interval`, in the raylet's thread.
-
-    Args:
-        node_manager: on the head; None elsewhere.
-        head_failure_detector: on all other nodes.
-        on_check: called each time on the other nodes: with the reason why the head is dead, "" while it lives; and
-            whether no other node is heard of either.
-    """
-
-    def __init__(
-        self,
-        raylet: Raylet,
-        node_manager: NodeManager | None,
-        head_failure_detector: HeadFailureDetector | None,
-        on_check: Callable[[str, bool], None],
-    ) -> None:
-        self._raylet = raylet
-        self._node_manager = node_manager
-        self._head_failure_detector = head_failure_detector
-        self._on_check = on_check
-        config = raylet.context.config
-        self._peer_probe = PeerProbe(config.heartbeat_interval, config.node_timeout)
-
-    def lead(self, node_manager: NodeManager) -> None:
-        """This node has become the head."""
-        self._node_manager, self._head_failure_detector = node_manager, None
-
-    def head_moved(self, now: float, head: int) -> None:
-        """Another node has become the head."""
-        if self._head_failure_detector is not None:
-            self._head_failure_detector.head_moved(now, head)
-
-    def beat(self) -> None:
-        """Send a heartbeat and schedule the next."""
-        raylet, loop = self._raylet, self._raylet.loop
-        now, last_heard = loop.now, loop.last_heard
-        loop.call_at(now + raylet.context.config.heartbeat_interval, self.beat)
-        if self._node_manager is not None:
-            for node, when in last_heard.items():
-                self._node_manager.heard(when, node)
-            raylet.apply(self._node_manager.tick(now))
-        elif (detector := self._head_failure_detector) is not None:
-            head = raylet.head_location.node
-            detector.heard(last_heard.get(head, 0.0))
-            detector.heard_other(max((when for node, when in last_heard.items() if node != head), default=0.0))
-            effects, dead = detector.tick(now)
-            raylet.apply(effects)
-            self._probe_peers(head)
-            self._on_check(dead, detector.alone)
-
-    def _probe_peers(self, head: int) -> None:
-        """Ping nodes that do not reply, and accuse those that do not reply to the Ping either."""
-        raylet, router = self._raylet, self._raylet.router
-        contacted, router.contacted = router.contacted, set()
-        contacted.discard(head)
-        silent, accused = self._peer_probe.tick(raylet.loop.now, contacted, raylet.loop.last_heard, router.lost_nodes)
-        for node in silent:
-            router.send(raylet_of(node), m.Ping(raylet.node))
-        for node, seconds in accused:
-            router.send(HEAD, m.PeerFailed(node, f"it has not answered for {seconds:.1f} s"))
 
 
 class ClusterMember:
@@ -691,7 +631,8 @@ class ClusterMember:
 
     def _tick(self) -> None:
         raylet, now = self._raylet, self._loop.now
-        self._loop.call_at(now + raylet.context.config.tick, self._tick)
+        period = raylet.context.config.tick
+        self._loop.call_at(now + period, self._tick, _TICK_SLACK * period)
         if any(process.orphaned for process in self._watched_processes):
             self._leave_alone(1)
         raylet.apply(raylet.lease_manager.tick(now, raylet.store.used))

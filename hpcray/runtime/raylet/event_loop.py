@@ -103,8 +103,9 @@ class EventLoop:
         self._links: dict[int, LocalSocket] = {}
         keep_freed_memory()
         self._long_frames = BufferPool()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int, Callable[[], None], float]] = []
         self._timer_count = 0
+        self._wake_at = FOREVER
         self._running = True
         self._events: EventHandler
         self._sharing: FrameSharing | None = None
@@ -142,10 +143,16 @@ class EventLoop:
         if self._calls.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Call once at monotonic time `when`, or a little later."""
+    def call_at(self, when: float, call: Callable[[], None], slack: float = 0.0) -> None:
+        """Call once at monotonic time `when`, or a little later.
+
+        Args:
+            slack: the loop does not wake up for this call alone before so many seconds have passed after `when`; what
+                wakes it in between makes the call too. Periodic work that all has slack gathers in few wake-ups.
+        """
         self._timer_count += 1
-        heapq.heappush(self._timers, (when, self._timer_count, call))
+        heapq.heappush(self._timers, (when, self._timer_count, call, slack))
+        self._wake_at = min(self._wake_at, when + slack)
 
     def run(self, events: EventHandler) -> None:
         """Run until `stop`."""
@@ -192,8 +199,8 @@ class EventLoop:
             if ready:
                 self._flush()  # polling the transports takes a while
             self._poll_transports(self._control)
-        while self._timers and self._timers[0][0] <= self.now:
-            heapq.heappop(self._timers)[2]()
+        if self._timers and self._timers[0][0] <= self.now:
+            self._run_timers()
         router = self._router
         if router.deferred_to_head:
             self._read_deferred_to_head()
@@ -206,6 +213,12 @@ class EventLoop:
         for turn_ended in self.each_turn:
             turn_ended()
         self._flush()
+
+    def _run_timers(self) -> None:
+        timers = self._timers
+        while timers and timers[0][0] <= self.now:
+            heapq.heappop(timers)[2]()
+        self._wake_at = min((when + slack for when, _, _, slack in timers), default=FOREVER)
 
     def _flush(self) -> None:
         router = self._router
@@ -225,7 +238,7 @@ class EventLoop:
         router = self._router
         if router.inbox or router.dirty or router.deferred_to_head:
             return 0.0
-        sleep = self._timers[0][0] - self.now if self._timers else FOREVER
+        sleep = self._wake_at - self.now
         control, data = self._control, self._data
         if control is not None:
             sleep = min(sleep, control.patience())

@@ -19,6 +19,8 @@ _NEAR = 0.85
 _NEAR_SPEEDUP = 5
 _FAR = 0.5
 """Below this share of the threshold, memory is read half as often: an idle job costs nothing."""
+_FAR_SLACK = 0.25
+"""There it may be read by this share of the period later, in a turn that has another reason."""
 _LIST_INTERVAL = 1.0
 _REPLY_TIMEOUT = 0.1
 """Seconds that the holders of leases have to reply when the threshold is passed."""
@@ -93,7 +95,8 @@ class MemoryMonitor:
         self._last = usage = self._read()
         share = usage.used / (self._threshold * usage.limit) if usage.limit else 0.0
         near = share > _NEAR
-        loop.call_at(loop.now + self._period * (1 / _NEAR_SPEEDUP if near else 2 if share < _FAR else 1), self._tick)
+        period = self._period * (1 / _NEAR_SPEEDUP if near else 2 if share < _FAR else 1)
+        loop.call_at(loop.now + period, self._tick, _FAR_SLACK * period if share < _FAR else 0.0)
         if near and loop.now - self._listed_at >= _LIST_INTERVAL:
             self._list_retriable_tasks()
         if not self._policy.must_kill(loop.now, usage.used, usage.limit):

@@ -127,6 +127,25 @@ class Router:
             self.kept_at[node] = kept_at
         self._batches.pop(node, None)
 
+    def send_heartbeat(self, msg: Message) -> None:
+        """Send a message to the head of another node without waking it, unless something for that node waits to be
+        sent, which then takes it along."""
+        self.encode()
+        node = self.head_location.node
+        if node in self._batches or node in self.lost_nodes or self._control is None:
+            self.send(HEAD, msg)
+            return
+        frame = pack(HEAD, self.me, encode([msg]))
+        if self.to_head.add(frame):
+            try:
+                self._control.send(node, frame, wake=False)
+            except PeerLost:
+                self._batches[node] = [frame]  # `flush` reports it
+                return
+            self.contacted.add(node)
+            self.wire_counts.sent += 1
+            self.wire_counts.sent_bytes += len(frame)
+
     def send_now(self, node: int, msg: Message) -> None:
         """Send to the raylet of a node that is about to be lost, before all that waits; it may arrive or not."""
         if self._control is not None and node not in self.lost_nodes:
