@@ -25,6 +25,7 @@ import re
 import select
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,9 @@ _WANTED = {
     # takes two minutes for that, and the raylet would answer nobody.
     "TCP_CONN_NB": "y",
 }
+# When it is loaded, UCX 1.21 patches eight memory functions of the C library. For each it spins 50 ms, by when other
+# threads have left the old code. Threads that sleep are not in it.
+_HOOK_GRACE = "UCX_MEM_BISTRO_GRACE_DURATION"
 # UCX makes System V segments with mode 0660: whoever shares our group, on many sites everybody, could map them.
 _NOT_PRIVATE = "sysv"
 # A job of one host needs no port that other hosts could reach.
@@ -107,6 +111,8 @@ def load() -> Any:
         return sys.modules[_LIBUCXX]
     with _environment_untouched():
         try:
+            if _other_threads_sleep():
+                os.environ.setdefault(_HOOK_GRACE, "0")
             with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
                 importlib.import_module("libucxx").load_library()
             os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")  # as ucxx does
@@ -114,6 +120,17 @@ def load() -> Any:
                 return importlib.import_module(_LIBUCXX)
         except Exception as error:
             raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+
+
+def _other_threads_sleep() -> bool:
+    """Return True if no thread of this process but the calling one computes."""
+    me = str(threading.get_native_id())
+    for thread in os.listdir("/proc/self/task"):
+        if thread != me:
+            with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
+                if not file.read().rpartition(b")")[2].startswith(b" S"):
+                    return False
+    return True
 
 
 class UcxEngine:
