@@ -72,6 +72,7 @@ def test_there_are_eight_programs_each_with_a_picture_and_a_page() -> None:
         times = re.findall(r"^\| (.+?) \|.* ([\d.]+) s \|$", page, re.MULTILINE)
         beside = "`mpirun` by itself" if name == "ising" else "Ray 2.60"
         assert [engine for engine, _ in times] == ["hpcray", beside], name
-        (row,) = re.findall(rf"^\| \[{name}\].* \| ([\d.]+) s \| {beside}: ([\d.]+) s \| ([\d.]+) \|$", table, re.MULTILINE)
+        row_of = rf"^\| \[{name}\].* \| ([\d.]+) s \| {beside}: ([\d.]+) s \| ([\d.]+) \|$"
+        (row,) = re.findall(row_of, table, re.MULTILINE)
         assert list(row[:2]) == [seconds for _, seconds in times], f"{name}: its page says otherwise"
         assert float(row[2]) == pytest.approx(float(row[1]) / float(row[0]), abs=0.1), name
