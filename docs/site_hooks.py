@@ -33,6 +33,7 @@ LANGUAGES = {
 }
 BOOSTS = {
     "how-to/resume.md": 4.0,
+    "faq.md": 3.0,
     "explain/why": 3.0,
     "how-to/": 2.0,
     "migrate/": 2.0,

@@ -7,6 +7,7 @@
 #   openmpi   the site's MPI alone: Debian's Open MPI, mpi4py built for it, pip install 'hpcray[examples]'
 #   mpich     the same with Debian's MPICH
 #   openmpi-packaged   Debian's Open MPI with Debian's own mpi4py
+#   readme    the two commands of README.md's quick start, in a copy of this checkout: the job, and the tests (an hour)
 #
 # Default: the first three, on bookworm (Python 3.11), with a wheel built from this checkout. trixie has Python 3.13.
 # Needs root, mmdebstrap (apt-get install mmdebstrap), Debian's packages and PyPI. A machine is a directory of its own
@@ -27,8 +28,8 @@ cases=("$@")
 [ ${#cases[@]} -gt 0 ] || cases=(wheel openmpi mpich)
 for name in "${cases[@]}"; do
     case $name in
-        wheel | openmpi | mpich | openmpi-packaged) ;;
-        *) echo "no case $name; hint: wheel, openmpi, mpich, openmpi-packaged" >&2; exit 2 ;;
+        wheel | openmpi | mpich | openmpi-packaged | readme) ;;
+        *) echo "no case $name; hint: wheel, openmpi, mpich, openmpi-packaged, readme" >&2; exit 2 ;;
     esac
 done
 [ "$(id -u)" = 0 ] || { echo "needs root: it makes and enters a directory with a Debian of its own" >&2; exit 2; }
@@ -67,8 +68,8 @@ in_machine() { # MACHINE USER COMMAND...: in namespaces of its own, which end wi
     ' machine "$machine" "$user" "$@"
 }
 
-check() {
-    local name=$1 machine=$work/$1 packages=() extras=examples options=()
+make_machine() { # MACHINE: a Debian, with a user
+    local machine=$1
     mkdir -p "$machine"
     tar -xf "$work/base.tar" -C "$machine"
     cp /etc/resolv.conf "$machine/etc/resolv.conf"
@@ -76,6 +77,34 @@ check() {
     [ -z "${PIP_CERT:-}" ] || cp "$PIP_CERT" "$machine/etc/ssl/certs/ca-certificates.crt"
     mkdir -p "$machine/dev/shm"
     chroot "$machine" useradd --create-home ada
+}
+
+check_left() { # NAME MACHINE: nothing may be left of a job
+    local left
+    left=$(in_machine "$2" ada sh -c 'ls -d /tmp/hpcray-* 2>/dev/null || true')
+    [ -z "$left" ] || { echo "$1 left $left" >&2; return 1; }
+}
+
+check_readme() { # what the quick start promises: no MPI, no UCX, no compiler, no root
+    local machine=$work/readme job tests
+    job=$(grep -m 1 '^python3 -m venv .venv && ' "$root/README.md")
+    tests=$(grep -m 1 '^\.venv/bin/pytest' "$root/README.md")
+    make_machine "$machine"
+    mkdir "$machine/home/ada/hpcray"
+    git -C "$root" ls-files -z | tar -C "$root" --null --files-from=- -c | tar -C "$machine/home/ada/hpcray" -x
+    chroot "$machine" chown -R ada: /home/ada/hpcray
+    echo "\$ $job"
+    in_machine "$machine" ada sh -c "cd ~/hpcray && $job" | tee "$work/readme.out"
+    grep -q 'node 3' "$work/readme.out" || { echo "readme: no fourth node worked" >&2; return 1; }
+    echo "\$ $tests"
+    in_machine "$machine" ada sh -c "cd ~/hpcray && $tests"
+    check_left readme "$machine"
+    rm -rf "$machine"
+}
+
+check() {
+    local name=$1 machine=$work/$1 packages=() extras=examples options=()
+    make_machine "$machine"
     cp "$wheel" "$root/examples/digits.py" "$machine/home/ada/"
 
     case $name in
@@ -101,9 +130,7 @@ check() {
     fi
     in_machine "$machine" ada sh -c 'cd && env/bin/hpcray doctor' || true # its rows tell what a failure below comes from
     in_machine "$machine" ada timeout 300 sh -c 'cd && env/bin/hpcray-launch -n 2 digits.py' | tee "$work/$name.out"
-    local left
-    left=$(in_machine "$machine" ada sh -c 'ls -d /tmp/hpcray-* 2>/dev/null || true')
-    [ -z "$left" ] || { echo "$name left $left" >&2; return 1; }
+    check_left "$name" "$machine"
     grep -q 'node 1' "$work/$name.out" || { echo "$name: no second node worked" >&2; return 1; }
     rm -rf "$machine"
 }
@@ -112,7 +139,9 @@ failed=()
 for name in "${cases[@]}"; do
     echo "== $suite, $name"
     # A subshell of its own with -e: `check || …` would switch -e off inside.
-    if (set +e; (set -e; check "$name"); exit $?); then :; else failed+=("$name"); fi
+    function=check
+    [ "$name" != readme ] || function=check_readme
+    if (set +e; (set -e; "$function" "$name"); exit $?); then :; else failed+=("$name"); fi
 done
 if [ ${#failed[@]} -gt 0 ]; then
     echo "failed on $suite: ${failed[*]}" >&2

@@ -1,5 +1,6 @@
 """The variables with which launchers number their ranks: Open MPI's mpirun; Hydra (MPICH, Intel MPI, MVAPICH), Cray's
-PALS and everything else that speaks PMI; Flux. (srun's step needs more: `platform.allocation`, `transport.startup`.)"""
+PALS and everything else that speaks PMI; MVAPICH's mpirun_rsh; Flux. (srun's step needs more: `platform.allocation`,
+`transport.startup`.)"""
 
 from __future__ import annotations
 
@@ -49,7 +50,16 @@ FLUX = RankVariables("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", (), ("FLUX_JOB_I
 PMI = RankVariables(
     "pmi", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"), ("PMI_JOBID", "PALS_APID", "PBS_JOBID")
 )
-LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PMI_", "PRTE_", "PALS_", "HYDI_", "HYDRA_", "MPI_LOCAL", "FLUX_TASK_")
+# mpirun_rsh sets no PMI_RANK; it is MVAPICH's, before version 3 and since.
+_MVAPICH = tuple(
+    RankVariables("pmi", f"{prefix}_RANK", f"{prefix}_SIZE", (f"{prefix}_LOCAL_SIZE",), ())
+    for prefix in ("MV2_COMM_WORLD", "MVP_COMM_WORLD")
+)
+_OTHERS = (PMI, *_MVAPICH)
+LAUNCHER_PREFIXES = (
+    "PMIX_", "OMPI_", "PMI_", "PRTE_", "PALS_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPISPAWN_", "MV2_COMM_WORLD_",
+    "MVP_COMM_WORLD_", "FLUX_TASK_",
+)  # fmt: skip
 """Prefixes of variables by which a process takes itself for a rank; processes of the user must not have them."""
 
 
@@ -64,6 +74,11 @@ def read_rank(variables: RankVariables, environ: Mapping[str, str]) -> RankFacts
         here = size // nodes
     job = next((text for name in variables.job if (text := environ.get(name, ""))), "")
     return RankFacts(variables.kind, rank, size, here, job)
+
+
+def read_other_rank(environ: Mapping[str, str]) -> RankFacts | None:
+    """The rank that anything but Open MPI, Flux and srun describes; None where none is set."""
+    return next((found for variables in _OTHERS if (found := read_rank(variables, environ))), None)
 
 
 def _number(environ: Mapping[str, str], name: str, otherwise: int) -> int:

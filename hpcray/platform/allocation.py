@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from hpcray.common.rank_variables import FLUX, OPEN_MPI, PMI, read_rank
+from hpcray.common.rank_variables import FLUX, OPEN_MPI, read_other_rank, read_rank
 
 _T = TypeVar("_T")
 _MB = 1 << 20
@@ -326,7 +326,7 @@ def _ranks(environ: Mapping[str, str]) -> tuple[str, int, int, int | None]:
         node = _read(environ, "SLURM_NODEID", int, 0)
         here = counts[node] if node < len(counts) else None
         return "srun", _read(environ, "SLURM_PROCID", int, 0), _read(environ, "SLURM_STEP_NUM_TASKS", int, 1), here
-    found = found or read_rank(PMI, environ)
+    found = found or read_other_rank(environ)
     return ("", 0, 1, None) if found is None else ("mpirun", found.rank, found.size, found.here or None)
 
 

@@ -54,6 +54,7 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _NETWORK = Path("/sys/class/net")
 _PROBE = "import json; from hpcray.transport.selection import describe; print(json.dumps(describe()))"
 _UCT = re.compile(r"libuct_(\w+)[.-]")
+_HYDRA_VERSION = re.compile(r"\s*Version: *(\S+)")
 _PROTOCOLS = {"pmix": "PMIx", "pmi2": "PMI-2", "none": "none"}
 _MB = 1 << 20
 _GB = 1 << 30
@@ -150,7 +151,7 @@ def examine_mpi(wires: Mapping[str, Any], launchers: Mapping[str, str]) -> list[
     if not launchers:
         found.append(_mpi("launcher", "neither mpirun nor srun", FAIL, "put the site's mpirun on PATH"))
     if "mpirun" in launchers:
-        banner = _first_line([launchers["mpirun"], "--version"])
+        banner = _banner(launchers["mpirun"])
         fits = _family(banner) == _family(str(wires["mpi"]))
         hint = "" if fits else "it is of another MPI than mpi4py's library: every rank would be alone"
         found.append(_mpi("mpirun", f"{launchers['mpirun']}: {banner}", OK if fits else FAIL, hint))
@@ -275,17 +276,30 @@ def _modules(library: str) -> list[str]:
 
 def _family(text: str) -> str:
     lower = text.lower()
-    families = {"open mpi": "Open MPI", "open-mpi": "Open MPI", "mpich": "MPICH", "hydra": "MPICH", "intel": "MPICH"}
+    families = {"open mpi": "Open MPI", "open-mpi": "Open MPI"}
+    families |= dict.fromkeys(("mpich", "mvapich", "hydra", "intel"), "MPICH")
     return next((family for mark, family in families.items() if mark in lower), text)
 
 
+def _banner(launcher: str) -> str:
+    """Name and version of an mpirun. That of MPICH and MVAPICH, Hydra, begins with a heading."""
+    lines = _output_lines([launcher, "--version"])
+    version = next((match[1] for line in lines if (match := _HYDRA_VERSION.match(line))), "")
+    return f"Hydra {version}" if "hydra" in lines[0].lower() and version else lines[0]
+
+
 def _first_line(command: list[str]) -> str:
+    return _output_lines(command)[0]
+
+
+def _output_lines(command: list[str]) -> list[str]:
+    """Lines that a program prints, or one with the reason why it prints none."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"does not run: {error}"
-    first = ((done.stdout or done.stderr).strip().splitlines() or ["says nothing"])[0]
-    return first if done.returncode == 0 else f"does not work: {first}"
+        return [f"does not run: {error}"]
+    lines = (done.stdout or done.stderr).strip().splitlines() or ["says nothing"]
+    return lines if done.returncode == 0 else [f"does not work: {lines[0]}"]
 
 
 def examine_software(environ: Mapping[str, str]) -> list[DoctorFinding]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from hpcray.common.rank_variables import FLUX, OPEN_MPI, PMI, read_rank
+from hpcray.common.rank_variables import FLUX, OPEN_MPI, read_other_rank, read_rank
 from hpcray.transport.base import StartError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _LITTLE_SHARED_MEMORY = 4 << 20  # bytes that MPI and UCX need
 _FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"
 _YES = frozenset({"1", "t", "true", "y", "yes", "enabled", "on"})
 _OPEN_MPI = re.compile(r"Open MPI v(\d+)")
+_OF_MPICH = re.compile(r"(MPICH|MVAPICH\d*) Version ?: ?(.+)")
 _SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _OPEN_MPI_SEGMENT = "/dev/shm/sm_segment."
@@ -86,7 +87,7 @@ def read_launch(environ: Mapping[str, str]) -> Launch:
             int(here.group()) if here and uniform else 0,
             environ.get("SLURM_STEP_NODELIST", ""),
         )
-    found = found or read_rank(PMI, environ)
+    found = found or read_other_rank(environ)
     if found is not None:
         # Hydra gives no name: the ranks of one job on this host are children of one proxy.
         return Launch(found.kind, found.rank, found.size, found.job or f"pid-{os.getppid()}", found.here)
@@ -211,16 +212,15 @@ def check_protocol(launch: Launch, library: str, environ: Mapping[str, str]) -> 
     if launch.kind != "srun" or launch.size == 1:
         return ""
     offered = pmi_offered(environ)
-    first = library.split("\n")[0].strip("\0 ").split(", package")[0]
-    open_mpi = _OPEN_MPI.match(first)
-    mpich = first.startswith("MPICH Version")
+    name = library_name(library)
+    open_mpi = _OPEN_MPI.match(name)
+    mpich = name.startswith(("MPICH ", "MVAPICH"))
     if open_mpi and offered != "pmix" and (int(open_mpi[1]) >= 5 or offered == "none"):
         speaks, flag = "PMIx", "--mpi=pmix"
     elif mpich and (offered == "none" or (offered == "pmix" and "pmix" not in library.lower())):
         speaks, flag = "PMI-2", "--mpi=pmi2"
     else:
         return ""
-    name = re.sub(r"\s+", " ", first).replace("Version: ", "").strip()
     given = {"pmix": "PMIx", "pmi2": "PMI-2", "none": "no start-up protocol"}[offered]
     return (
         f"{name} speaks {speaks}, but srun gave its {launch.size} tasks {given}: each of them would be alone; "
@@ -382,8 +382,13 @@ def without_network(wanted: bool) -> Iterator[None]:
 
 def library(module: Any) -> str:
     """Name and version of the MPI library."""
-    first: str = module.Get_library_version().split("\n")[0].strip("\0 ")
-    return first.split(", package")[0]
+    return library_name(module.Get_library_version())
+
+
+def library_name(text: str) -> str:
+    """Name and version, as "MPICH 4.0.2", from all that an MPI library says about itself."""
+    first = " ".join(text.split("\n")[0].strip("\0").split(", package")[0].split())
+    return _OF_MPICH.sub(r"\1 \2", first)
 
 
 def leave_pmix() -> None:

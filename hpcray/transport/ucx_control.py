@@ -284,8 +284,8 @@ class UcxControl:
                 return
 
     def _next(self) -> bool:
-        worker = self._engine.worker
-        found = worker.tag_probe(self._ours, self._either, True)
+        engine = self._engine
+        found = engine.worker.tag_probe(self._ours, self._either, False)
         if not found.matched:
             return False
         if found.sender_tag.value & _CLASS == _FRAME:
@@ -296,7 +296,7 @@ class UcxControl:
                 return True
             link = self._link(source)
             buffer = bytearray(found.length) if found.length <= _SHORT else self._buffers.take(found.length)
-            request = worker.tag_recv_with_handle(self._engine.array(buffer), found)
+            request = engine.take(found, engine.array(buffer))
             link.arriving.append((request, buffer))
             self._landing.add(source)
             return True
@@ -305,14 +305,14 @@ class UcxControl:
             self._discard(found)
             return True
         buffer = bytearray(found.length)
-        array = self._engine.array(buffer)
-        self._handshakes_arriving.append((worker.tag_recv_with_handle(array, found), buffer, array))
+        array = engine.array(buffer)
+        self._handshakes_arriving.append((engine.take(found, array), buffer, array))
         return True
 
     def _discard(self, found: Any, of_stranger: bool = True) -> None:
         self.dropped += of_stranger
         buffer = self._engine.array(bytearray(1))
-        self._discards.append((self._engine.worker.tag_recv_with_handle(buffer, found), buffer))
+        self._discards.append((self._engine.take(found, buffer), buffer))
 
     def _land(self) -> None:
         for source in list(self._landing):

@@ -181,7 +181,7 @@ class UcxData:
         worker = self._engine.worker
         any_came = False
         while True:
-            found = worker.tag_probe(self._any_data, self._class_mask, True)
+            found = worker.tag_probe(self._any_data, self._class_mask, False)
             if not found.matched:
                 return any_came
             any_came = True
@@ -195,13 +195,13 @@ class UcxData:
         if size == length:
             buffer = self._engine.array(self._range(offset, length))
         else:
-            # It is not expected (any more), but its sender waits until it is received. More than the arena could hold
-            # never was expected: whatever its length claims, a stranger's message gets no memory.
-            buffer = self._engine.array(bytearray(length if length <= len(self._arena) else 1))
+            # It is not expected (any more), but its sender waits until it is received. UCX tells it so without moving
+            # the bytes, and whatever its length claims, a stranger's message gets no memory.
+            buffer = self._engine.array(bytearray(1))
             what = ""
             if place is not None:
                 self._done.append(("received", node, tag, f"{length} bytes came, {size} were expected"))
-        request = self._engine.worker.tag_recv_with_handle(buffer, found)
+        request = self._engine.take(found, buffer)
         self._flights.append((request, what, node, tag, buffer, self._engine.link(node)))
 
     def _land(self) -> None:

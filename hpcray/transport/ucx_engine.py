@@ -399,6 +399,21 @@ class UcxEngine:
         self._moved = False
         return armed
 
+    def take(self, found: Any, buffer: Any) -> Any:
+        """Receive the message that a `tag_probe` has just found and left where it was.
+
+        By its tag: the handle that `tag_probe` can return instead makes ucxx 0.48 and older write the whole message,
+        beyond the end of a shorter buffer.
+
+        Args:
+            found: what `tag_probe` returned, with nothing received since.
+            buffer: from `array`. What of the message is beyond its length is lost, and the request ends with an error.
+
+        Returns:
+            The request.
+        """
+        return self.worker.tag_recv(buffer, found.sender_tag, self._whole_tag)
+
     def ring(self, node: int, count: int) -> None:
         """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then.
 

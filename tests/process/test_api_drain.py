@@ -208,6 +208,66 @@ def test_when_the_time_is_up_the_job_ends_whatever_it_does(leak_check: LeakCheck
     leak_check.check()
 
 
+CALLS_IN_A_DRAIN = """\
+import os, sys, time
+import hpcray as ray
+
+
+@ray.remote
+class Holder:
+    def __init__(self, how, writing):
+        self.how, self.writing = how, writing
+
+    def __hpcray_checkpoint__(self, directory):
+        if self.how == "slow":
+            open(self.writing, "w").close()
+            while os.path.exists(self.writing):
+                time.sleep(0.01)
+        if self.how == "fails":
+            raise ValueError("as the test wants it")
+
+
+ray.init()
+how, writing = sys.argv[1:]
+holder = Holder.options(name=None if how == "nameless" else "holder").remote(how, writing)
+ray.get(holder.__ray_ready__.remote())
+ray.drain("the test wants it")
+while ray.draining() is None or (how == "slow" and not os.path.exists(writing)):
+    time.sleep(0.01)
+waits = holder.__ray_ready__.remote()
+if how == "slow":
+    print(len(ray.wait([waits], timeout=0.5)[0]), "answered", flush=True)
+    os.unlink(writing)
+try:
+    ray.get(waits)
+    while True:
+        ray.get(holder.__ray_ready__.remote())
+except ray.exceptions.JobDrainingError as error:
+    print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("written", "and the actor's checkpoint is written; hint: end the program, the next run goes on from there"),
+        ("slow", "and the actor's checkpoint is written; hint: "),
+        ("fails", "and the actor has no new checkpoint: ValueError: as the test wants it; hint: "),
+        ("nameless", "and the actor has no new checkpoint: it has no name, so no later run could find it; hint: "),
+    ],
+)
+def test_a_call_in_a_drain_is_told_whether_there_is_a_checkpoint(
+    leak_check: LeakCheck, tmp_path: Path, how: str, said: str
+) -> None:
+    with run(EMBEDDED, write(tmp_path, CALLS_IN_A_DRAIN), tmp_path / "kept", how, str(tmp_path / "writing")) as job:
+        ended = job.wait()
+    assert ended.code == 0, ended.err
+    assert f"the job drains (the test wants it) {said}" in ended.out, ended.out
+    assert ended.out.count("hint: ") == 1
+    assert how != "slow" or "0 answered" in ended.out, "it is told only when it is true"
+    leak_check.check()
+
+
 @pytest.mark.parametrize(
     ("name", "root", "why"), [("", "kept", "it has no name"), ("named", "", "no checkpoint directory is known")]
 )

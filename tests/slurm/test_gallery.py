@@ -62,6 +62,7 @@ def test_a_notebook_submits_a_job_waits_for_it_and_draws_its_result(slurm: Slurm
 
 def test_there_are_eight_programs_each_with_a_picture_and_a_page() -> None:
     assert len(GALLERY) == 8
+    table = (ROOT / "examples" / "gallery" / "README.md").read_text()
     for name in GALLERY:
         directory = ROOT / "examples" / "gallery" / name
         (picture,) = directory.glob("*.png")
@@ -70,5 +71,8 @@ def test_there_are_eight_programs_each_with_a_picture_and_a_page() -> None:
         assert picture.name in page and "job.sbatch" in page
         times = re.findall(r"^\| (.+?) \|.* ([\d.]+) s \|$", page, re.MULTILINE)
         beside = "`mpirun` by itself" if name == "ising" else "Ray 2.60"
-        wanted = [] if name == "notebook" else ["hpcray", beside]  # Ray submits no batch jobs
-        assert [engine for engine, _ in times] == wanted, name
+        assert [engine for engine, _ in times] == ["hpcray", beside], name
+        row_of = rf"^\| \[{name}\].* \| ([\d.]+) s \| {beside}: ([\d.]+) s \| ([\d.]+) \|$"
+        (row,) = re.findall(row_of, table, re.MULTILINE)
+        assert list(row[:2]) == [seconds for _, seconds in times], f"{name}: its page says otherwise"
+        assert float(row[2]) == pytest.approx(float(row[1]) / float(row[0]), abs=0.1), name

@@ -18,6 +18,7 @@ from hpcray.platform.allocation import read_allocation
 from hpcray.platform.spill_files import TmpDirectory
 from hpcray.state import doctor, doctor_step
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, merge
+from hpcray.transport import startup
 
 WIRES: dict[str, Any] = {
     "mpi": "Open MPI v5.0.11",
@@ -71,6 +72,26 @@ def test_mpirun_of_another_mpi_is_a_failure(tmp_path: Path) -> None:
     found = doctor.examine_mpi(WIRES, {"mpirun": program(tmp_path, "mpirun", "echo 'HYDRA build details:'")})
     assert level_of(found, "mpirun") == FAIL
     assert "alone" in found[-1].hint
+
+
+HYDRA = "HYDRA build details:\\n    Version:                                 {}\\n    Release Date:     Fri Sep 25"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "version"),
+    [
+        ("MPICH Version:      5.0.2\nMPICH Release date: Fri Sep 25", "MPICH 5.0.2", "5.0.2"),
+        ("MPICH Version:\t4.0.2\nMPICH Device:\tch4:ofi", "MPICH 4.0.2", "4.0.2"),
+        ("MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date  :", "MVAPICH2 2.3.7", "3.2"),
+        ("MVAPICH Version:\t3.0\nMVAPICH Release date:", "MVAPICH 3.0", "4.0"),
+    ],
+)
+def test_versions_of_mpich_and_mvapich_are_readable(tmp_path: Path, text: str, shown: str, version: str) -> None:
+    """MPICH's mpiexec gives its version in the second line; MVAPICH has MPICH's mpiexec."""
+    mpirun = program(tmp_path, "mpirun", f"printf '{HYDRA.format(version)}\\n'")
+    found = doctor.examine_mpi({**WIRES, "mpi": startup.library_name(text), "mpi_text": text}, {"mpirun": mpirun})
+    assert (named(found, "library").value, level_of(found, "library")) == (shown, OK)
+    assert (named(found, "mpirun").value, level_of(found, "mpirun")) == (f"{mpirun}: Hydra {version}", OK)
 
 
 def test_no_launcher_and_no_mpi_are_failures() -> None:

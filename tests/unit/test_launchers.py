@@ -138,6 +138,14 @@ def test_a_launcher_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pyte
 
 RANKS = {
     "MPICH and Intel MPI": ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, "pmi", "pid-", 2),
+    "MVAPICH2's mpirun_rsh": (
+        {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "0",
+         "MV2_COMM_WORLD_LOCAL_SIZE": "2", "PMI_ID": "3", "PMI_PORT": "n1:35001", "MPISPAWN_ID": "1"}, "pmi", "pid-", 2
+    ),
+    "mpirun_rsh of MVAPICH 3 and newer": (
+        {"MVP_COMM_WORLD_RANK": "3", "MVP_COMM_WORLD_SIZE": "4", "MVP_COMM_WORLD_LOCAL_RANK": "0",
+         "MVP_COMM_WORLD_LOCAL_SIZE": "2", "PMI_ID": "3", "PMI_PORT": "n1:35001", "MPISPAWN_ID": "1"}, "pmi", "pid-", 2
+    ),
     "PALS": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_SIZE": "1", "PALS_APID": "7", "PALS_RANKID": "3"}, "pmi", "7", 1
     ),

@@ -30,6 +30,7 @@ SRUN = Launch("srun", 0, 2, "slurm-1.0", 1)
 OPEN_MPI = "Open MPI v5.0.11, package: Open MPI root@x Distribution\0"
 OPEN_MPI_4 = "Open MPI v4.1.6, package: Debian OpenMPI"
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi"
+MVAPICH = "MVAPICH2 Version      :\t2.3.7\nMVAPICH2 Release date  :\tWed March 02"
 PMIX = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.1.0"}
 PMI2 = {"PMI_RANK": "0", "PMI_FD": "11", "PMI_SIZE": "2"}
 
@@ -46,6 +47,9 @@ PMI2 = {"PMI_RANK": "0", "PMI_FD": "11", "PMI_SIZE": "2"}
         (MPICH, PMIX, "--mpi=pmi2"),
         (MPICH, {}, "--mpi=pmi2"),
         (MPICH + " --with-pmix=/usr", PMIX, ""),
+        (MVAPICH, PMI2, ""),
+        (MVAPICH, PMIX, "--mpi=pmi2"),
+        (MVAPICH, {}, "--mpi=pmi2"),
         ("Intel(R) MPI Library 2021.11", {}, ""),
     ],
 )

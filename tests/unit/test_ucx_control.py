@@ -12,8 +12,8 @@ import pytest
 
 from hpcray.core.gcs.handshake import link_key
 from hpcray.transport.base import PeerLost, TransportError
-from hpcray.transport.ucx_control import _FRAME, UcxControl
-from hpcray.transport.ucx_data import UcxData
+from hpcray.transport.ucx_control import _FRAME, _HANDSHAKE, UcxControl
+from hpcray.transport.ucx_data import _DATA, UcxData
 from hpcray.transport.ucx_engine import UcxEngine, load
 
 try:
@@ -117,6 +117,54 @@ def test_strangers_are_not_heard_and_cost_no_memory(sides: list[Side], count: in
     assert other.got == [(0, b"true")]
     assert len(other.control._discards) < 2000 and not other.control._landing
     assert not resident or resident_bytes() - resident < 64 << 20, "950 000 further frames cost no memory"
+
+
+class MeasuredWorker:
+    """A UCX worker of ucxx 0.48 and older, as far as it matters here: `tag_recv_with_handle` writes the whole message,
+    however short the buffer is. It refuses what these would write beyond the buffer's end."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def tag_recv_with_handle(self, buffer: Any, found: Any) -> Any:
+        assert buffer.nbytes == found.length, f"a message of {found.length} bytes into {buffer.nbytes}"
+        return self._worker.tag_recv_with_handle(buffer, found)
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 3_000_000])
+@pytest.mark.parametrize("discarder", ["frames", "handshakes", "objects"])
+def test_nothing_is_written_behind_the_buffer_of_a_message_that_is_thrown_away(
+    sides: list[Side], monkeypatch: pytest.MonkeyPatch, discarder: str, size: int
+) -> None:
+    one, other = sides
+    other.engine.worker = MeasuredWorker(other.engine.worker)
+    array, guarded = other.engine.array, []
+
+    def guard(buffer: Any) -> Any:
+        """The same number of bytes, with zeros behind them."""
+        view = memoryview(bytearray(len(buffer) + 2 * size))
+        guarded.append((view, len(buffer)))
+        return array(view[: len(buffer)])
+
+    monkeypatch.setattr(other.engine, "array", guard)
+    tag = {"frames": _FRAME | 12345, "handshakes": _HANDSHAKE | 12345, "objects": _DATA | 12345}[discarder]
+    content = one.engine.array(bytearray(b"\xff" * size))
+    request = one.engine.endpoint(1).tag_send(content, one.engine.lib.UCXXTag(tag))
+
+    def thrown_away() -> bool:
+        return guarded and request.completed and not other.control._discards and not other.data._flights
+
+    until(thrown_away, *sides)
+    request.check_error()
+    assert [length for _, length in guarded] == [1], "a stranger's message gets no memory"
+    assert not any(bytes(view[length:]).strip(b"\0") for view, length in guarded)
+    monkeypatch.undo()
+    one.control.send(1, b"next")
+    until(lambda: other.got, *sides)
+    assert other.got == [(0, b"next")]
 
 
 def test_a_frame_that_is_sent_again_is_dropped(sides: list[Side]) -> None:

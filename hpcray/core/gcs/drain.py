@@ -50,7 +50,7 @@ class StartSaving(Struct, frozen=True):
 
 
 class AllSaved(Struct, frozen=True):
-    """No checkpoint is still being written; drivers may end.
+    """Every checkpoint that could be written in time is; drivers may end.
 
     Attributes:
         saved: paths of the checkpoints.

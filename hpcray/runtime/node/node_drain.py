@@ -173,7 +173,7 @@ class NodeDrain:
         return raylet.lease_manager.drain(now) if first else _NOTHING
 
     def on_drain_over(self, now: float, src: bytes, msg: m.DrainOver) -> Iterable[Any]:
-        """Forward the end of the drain to the drivers: all actors are saved."""
+        """Forward the end of the drain to the drivers: what could be saved in time is."""
         for proc, link in self._raylet.router.links.items():
             if link.kind != WORKER:
                 self._raylet.router.send(proc, msg)

@@ -39,6 +39,7 @@ class ActorDrain:
         self._worker = worker
         self._client = worker.process.drain_client
         self._saved = False
+        self._lost = ""  # why there is no checkpoint
         self._marked_called = False
         self._client.on_begin.append(self._begin)
         self._moves = self._moved = False  # this node leaves; the state is saved, as far as it could be
@@ -133,6 +134,7 @@ class ActorDrain:
             except BaseException as raised:
                 traceback.print_exc()
                 error = f"{type(raised).__name__}: {raised}"
+        self._lost = error
         error = error and f"{actor.spec.class_name} {actor.spec.name!r}: {error}"
         self._moved = True
         if self._moves:
@@ -152,12 +154,19 @@ class ActorDrain:
             time.sleep(_IDLE_CHECK)
 
     def _refuse(self, src: bytes, msg: m.ActorCall) -> None:
+        """Answer a call that came after `_save` has begun; on the main thread, so after its end."""
         actor = self._worker.actor
         name = f"{actor.spec.class_name}.{msg.method}" if actor is not None else msg.method
+        if self._lost:
+            why, _, hint = self._lost.partition("; hint: ")
+            state = f"the actor has no new checkpoint: {why}"
+            hint = hint or "end the program, the next run goes on from the checkpoint before, if there is one"
+        else:
+            state = "the actor's checkpoint is written"
+            hint = "end the program, the next run goes on from there"
         error = serialize_error(
             JobDrainingError(
-                f"call {name!r} was not run: the job drains ({self._client.reason}) and the actor's checkpoint is "
-                "written; hint: end the program, the next run goes on from there"
+                f"call {name!r} was not run: the job drains ({self._client.reason}) and {state}; hint: {hint}"
             )
         )
         with self._worker.engine.lock:
