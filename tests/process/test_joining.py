@@ -293,6 +293,43 @@ def test_work_that_takes_long_is_not_placed_on_a_node_that_leaves_soon(
 
 
 @pytest.mark.slow
+def test_work_that_prefers_a_node_which_leaves_does_not_wait_until_it_has_left(token: Path) -> None:
+    """Neither what had queued there nor what comes later, tasks and actors."""
+
+    @ray.remote(num_cpus=1)
+    def busy() -> None:
+        time.sleep(6)
+
+    with joined(token) as process, joined(token):
+        _, leaves, stays = (row["NodeID"] for row in ray.nodes())
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(leaves, soft=True)
+
+        @ray.remote(num_cpus=1, scheduling_strategy=there)
+        def where() -> str:
+            return str(ray.get_runtime_context().get_node_id())
+
+        @ray.remote(num_cpus=1, scheduling_strategy=there)
+        class Where:
+            def where(self) -> str:
+                return str(ray.get_runtime_context().get_node_id())
+
+        assert ray.get(where.remote(), timeout=30) == leaves
+        runs = [busy.options(scheduling_strategy=there).remote() for _ in range(2)]
+        time.sleep(0.5)
+        queued = where.remote()
+        assert ray.wait([queued], timeout=0.5)[0] == [], "the node is busy"
+        process.terminate()
+        began = time.monotonic()
+        others = {row["NodeID"] for row in ray.nodes()} - {leaves}
+        assert ray.get(queued, timeout=30) in others
+        actor = Where.remote()
+        assert set(ray.get([where.remote(), actor.where.remote()], timeout=30)) <= others
+        assert time.monotonic() - began < 4 and process.poll() is None, "before the tasks there have ended"
+        ray.get(runs, timeout=30)
+        assert process.wait(30) == 0 and stays in others
+
+
+@pytest.mark.slow
 def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(token: Path) -> None:
     with joined(token) as process, joined(token):
         refs = [there.remote(ray.put(np.full(SIZE, number))) for number in range(8)]
