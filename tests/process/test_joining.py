@@ -473,18 +473,28 @@ def test_who_waits_for_new_nodes_that_end_at_once_gets_their_last_words(monkeypa
         assert alive() == 1
 
 
-def test_who_waits_for_nodes_of_a_batch_job_that_is_cancelled_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        ("77|CANCELLED|None", "batch job 77 is CANCELLED; .*nodes-77.out"),
+        ("77|FAILED|NonZeroExitCode", r"batch job 77 is FAILED \(NonZeroExitCode\); .*nodes-77.out"),
+        ("77|PENDING|PartitionTimeLimit", "will not start: PartitionTimeLimit; hint: .*scancel 77"),
+        ("77|RUNNING|None", r"77 has been running for \d s, and 2 of its nodes have not; .*nodes-77.out"),
+    ],
+)
+def test_who_waits_for_nodes_of_a_batch_job_that_do_not_come_is_told(
+    queue: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, line in {"sbatch": "echo 77", "squeue": "echo '77|CANCELLED'"}.items():
+    for name, line in {"sbatch": "echo 77", "squeue": f"echo '{queue}'"}.items():
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
-    monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b"{}")  # no UCX is needed to be cancelled
+    # No UCX is needed for nodes that do not come.
+    monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b'{"settings": {"start_timeout": 0.5}}')
     monkeypatch.setattr("hpcray.jobs.slurm_queue._Cache.time", float("-inf"))
-    with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match="batch job 77 is CANCELLED; .*nodes-77.out"):
+    with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match=said):
         cluster.scale(2, cpus=1, executor="slurm", wait=True)
 
 

@@ -352,8 +352,8 @@ class ClusterResources:
                 self._changes.add(node)
 
     def feasible(self, shape: Shape) -> list[int]:
-        """Nodes that could run the shape if they were empty, in index order: the node that a soft affinity prefers alone
-        if it is one of them; nodes that are about to leave only where no others could."""
+        """Nodes that could run the shape if they were empty, in index order: of these the node that a soft affinity
+        prefers, alone; nodes that are about to leave only where no others could."""
         found = self._feasible.get(shape)
         if found is None:
             found = self._find_feasible(shape)
@@ -363,7 +363,8 @@ class ClusterResources:
         return found
 
     def _staying(self, shape: Shape, found: list[int]) -> list[int]:
-        """Those of these nodes that are not about to leave. Where a soft affinity prefers one that is: all that are not."""
+        """Drop the nodes that are about to leave. Where they are what a soft affinity prefers: return all others that
+        could run the shape."""
         staying = [node for node in found if node not in self._draining]
         affinity = node_affinity(shape.strategy)
         if staying or not found or affinity is None or not affinity[1]:
