@@ -14,7 +14,7 @@ from hpcray.runtime.core_worker.io_engine import IoEngine
 _READ = 512
 
 
-class SignalWakeup:
+class SignalWatch:
     """Ends the wait of the main thread for a moment when a signal comes, so that Python calls the signal's handler.
 
     Python calls handlers between two instructions of the main thread. A signal that the kernel delivers after the last
