@@ -35,6 +35,8 @@ from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
 
+cluster_not_supported = False
+"""False, as in Ray on Linux: tests of programs look here whether there is a `Cluster`."""
 _SHUTDOWN_TIMEOUT = 15.0  # seconds until the launcher is killed
 _START_MARGIN = 10.0  # seconds beyond the setting `start_timeout`
 _KILL_TIMEOUT = 10.0  # seconds in which a killed raylet is gone

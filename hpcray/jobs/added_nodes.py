@@ -9,15 +9,16 @@ import subprocess
 import sys
 import time as clock
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.batch_queue import query_batch, submit_batch
-from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_state
+from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, WILL_NOT_START, query_reason, query_state
 from hpcray.jobs.submission import (
     LOCAL,
     JobRequest,
@@ -42,8 +43,9 @@ _ANSWER_MARGIN = 10.0
 _POLL = 0.1
 _TOKENS = "join-tokens"
 _LOG_LINES = 10
-_unknown_since: dict[str, float] = {}
-"""By batch job: when Slurm was first seen not to know it (monotonic seconds)."""
+JOIN_TIME_FACTOR = 3.0
+"""Nodes of a batch job that runs have so many times `Config.start_timeout` to join: ranks start, MPI begins, and each
+handshake may take one."""
 _started_here: list[subprocess.Popen[bytes]] = []
 """Nodes that this process has started: Popen would warn of those that run on."""
 
@@ -81,8 +83,9 @@ def scale(
 
     Raises:
         SubmitError: an option is not valid, sbatch refused the job, or, with `wait`, the new nodes ended before all
-            of them were in; nodes that are in stay. ConnectionError: there is no such job on this host.
-            StartupError: no node can join it.
+            of them were in, Slurm's reason says that the batch job will not start, or it runs and nodes have not joined
+            within three times `start_timeout`; nodes that are in stay, and so does the batch job.
+            ConnectionError: there is no such job on this host. StartupError: no node can join it.
     """
     where = find_running_job(address)
     known = list_nodes(where)
@@ -106,13 +109,11 @@ def scale(
     else:
         log = _batch_log(token, os.urandom(4).hex())  # its name is needed before there is an id
         started = [submit_batch(kind, batch_request(request, log), _node_script(request, token))]
-    # A node that has died since stays in the list: neither its death nor one among the others is waited for.
-    while wait and len(list_nodes(where)) < len(known) + more:
-        if kind == LOCAL:
-            _check_processes(started, log)
-        else:
-            _check_batch_job(kind, started[0], log)
-        clock.sleep(_POLL)
+    if wait and kind == LOCAL:
+        _wait_for_nodes(where, len(known) + more, lambda missing: _check_processes(started, log))
+    elif wait:
+        job = _AwaitedBatchJob(kind, started[0], log, JOIN_TIME_FACTOR * _start_timeout(token))
+        _wait_for_nodes(where, len(known) + more, lambda missing: job.check(missing, clock.monotonic()))
     return started
 
 
@@ -192,17 +193,57 @@ def _check_processes(pids: Sequence[str], log: str) -> None:
             raise _never_joined(f"process {child.pid}", f"ended with code {code}", log)
 
 
-def _check_batch_job(kind: str, job_id: str, log: str) -> None:
-    """Raise SubmitError if the batch job of new nodes has ended: failed, cancelled, or refused later."""
-    # Both ask at most every two seconds. A batch system may not know a job yet that it has just accepted.
-    state = query_state(job_id) if kind == SLURM else query_batch(kind, [job_id]).get(job_id, GONE)
-    if state not in ("PENDING", "RUNNING", "UNKNOWN", GONE) or (state == GONE and _forgotten(job_id)):
-        raise _never_joined(f"batch job {job_id}", f"is {state}", log)
+class _AwaitedBatchJob:
+    """The batch job of new nodes, for a caller that waits until they are in.
+
+    Args:
+        join_time: seconds from when it runs in which its nodes have to join.
+    """
+
+    def __init__(self, kind: str, job_id: str, log: str, join_time: float) -> None:
+        self._kind, self._job_id, self._log, self._join_time = kind, job_id, log, join_time
+        self._unknown_since = self._runs_since = math.inf
+
+    def check(self, missing: int, now: float) -> None:
+        """Look at it. missing: nodes that have not joined. now: monotonic seconds.
+
+        Raises:
+            SubmitError: it has failed, was cancelled, or refused later; it will never start as it is; or it runs, and
+                its nodes do not join.
+        """
+        # Both ask at most every two seconds. A batch system may not know a job yet that it has just accepted.
+        job_id, slurm = self._job_id, self._kind == SLURM
+        state = query_state(job_id) if slurm else query_batch(self._kind, [job_id]).get(job_id, GONE)
+        reason = query_reason(job_id) if slurm else ""
+        if state == GONE:
+            self._unknown_since = min(self._unknown_since, now)
+        elif state == "RUNNING":
+            self._runs_since = min(self._runs_since, now)
+        elif state == "PENDING" and reason in WILL_NOT_START:
+            raise SubmitError(
+                f"not all new nodes joined: batch job {job_id} is in the queue and will not start: {reason}; hint: "
+                f"change it with `scontrol update jobid={job_id} ...`, or cancel it with `scancel {job_id}`"
+            )
+        ended = state not in ("PENDING", "RUNNING", "UNKNOWN", GONE)
+        if ended or (state == GONE and now - self._unknown_since > REGISTRATION_TIME):
+            raise _never_joined(f"batch job {job_id}", f"is {state}{f' ({reason})' if reason else ''}", self._log)
+        if state == "RUNNING" and now - self._runs_since > self._join_time:
+            how = f"has been running for {now - self._runs_since:.0f} s, and {missing} of its nodes have not"
+            raise _never_joined(f"batch job {job_id}", how, self._log)
 
 
-def _forgotten(job_id: str) -> bool:
-    since = _unknown_since.setdefault(job_id, clock.monotonic())
-    return clock.monotonic() - since > REGISTRATION_TIME
+def _wait_for_nodes(where: str, count: int, check: Callable[[int], None]) -> None:
+    """Wait until the job has had so many nodes. One that has died since stays in the list: neither its death nor one
+    among the others is waited for. check: called with the number of those missing; raises when it is in vain."""
+    while (missing := count - len(list_nodes(where))) > 0:
+        check(missing)
+        clock.sleep(_POLL)
+
+
+def _start_timeout(token: str) -> float:
+    """Seconds in which the job's nodes have to be up."""
+    settings = msgspec.json.decode(Path(token).read_bytes()).get("settings", {})
+    return float(settings.get("start_timeout", Config.start_timeout))
 
 
 def _batch_log(token: str, job_id: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hpcray.common.exceptions import JobError
 
@@ -19,11 +20,20 @@ _RUNNING |= {"STAGE_OUT": "RUNNING", "SIGNALING": "RUNNING", "RESIZING": "RUNNIN
 _RUNNING |= {"STOPPED": "RUNNING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING", "RESV_DEL_HOLD": "PENDING"}
 
 
+_NO_REASON = ("", "None", "(null)")
+WILL_NOT_START = frozenset({
+    "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "JobHeldAdmin", "JobHeldUser",
+    "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit",
+})  # fmt: skip
+"""Reasons of Slurm for which a job waits until it is changed by hand, or released, or its partition is."""
+
+
 class _Cache:
     """squeue's last answer: a program may wait for many jobs, and all users share the controller."""
 
     time = float("-inf")
     answer: dict[str, str] | None = None
+    reasons: Mapping[str, str] = MappingProxyType({})
     accounting = True
 
 
@@ -42,6 +52,13 @@ def query_states(job_ids: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(job_ids, "UNKNOWN")
     missing = [job_id for job_id in job_ids if job_id not in queue]
     return {**_accounted(missing), **{job_id: queue[job_id] for job_id in job_ids if job_id in queue}}
+
+
+def query_reason(job_id: str) -> str:
+    """Why a job waits, or has ended, in Slurm's word ("Resources", "TimeLimit"); "" where Slurm gives none."""
+    _queue()
+    reason = _Cache.reasons.get(job_id, "")
+    return "" if reason in _NO_REASON else reason
 
 
 @dataclass(frozen=True)
@@ -102,8 +119,11 @@ def cancel(job_id: str) -> None:
 def _queue() -> dict[str, str] | None:
     """This user's jobs that the controller knows, ended ones of the last minutes too; None: no answer."""
     if time.monotonic() - _Cache.time > CACHE_TIME:
-        found = _run(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T"])
-        _Cache.answer = None if found is None or found.returncode else _parse(found.stdout)
+        found = _run(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"])
+        text = None if found is None or found.returncode else found.stdout
+        _Cache.answer = None if text is None else _parse(text)
+        rows = [line.split("|") for line in (text or "").splitlines() if line.count("|") == 2]
+        _Cache.reasons = {job_id.strip(): reason.strip() for job_id, _, reason in rows}
         _Cache.time = time.monotonic()
     return _Cache.answer
 

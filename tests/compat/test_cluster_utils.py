@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="there
 PROGRAM = """
     import hpcray.compat.ray
     import ray
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster, cluster_not_supported
 
+    assert cluster_not_supported is False
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"head": 1}})
     added = [cluster.add_node(num_cpus=2, num_gpus=1, resources={"worker": 1}) for _ in range(2)]
     gone = cluster.add_node()

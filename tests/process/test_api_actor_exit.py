@@ -262,6 +262,27 @@ def test_sigterm_of_an_idle_actor_and_of_a_task_is_a_crash(marks: Marks):
     assert ray.get(task.remote()) == 2
 
 
+def left_to_other_threads(kind: type):
+    """A class of actors whose main thread blocks SIGTERM."""
+
+    class LeavesSignals(kind):
+        def __init__(self):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    return LeavesSignals
+
+
+@hpcray_only
+@pytest.mark.parametrize(("kind", "limit"), [(Plain, 1), (Plain, 2), (Async, 2)])
+def test_sigterm_ends_an_idle_actor_whose_wait_it_does_not_interrupt(kind: type, limit: int):
+    """As when it comes between the last look of Python at its signals and the wait: here another thread gets it."""
+    actor = ray.remote(left_to_other_threads(kind)).options(max_concurrency=limit).remote()
+    pid = ray.get(actor.pid.remote())
+    time.sleep(0.5)  # the background thread sleeps too
+    os.kill(pid, signal.SIGTERM)
+    assert eventually(lambda: not alive(pid), patience=10)
+
+
 def test_children_that_a_task_forks_can_be_terminated():
     @ray.remote
     def forks():

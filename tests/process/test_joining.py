@@ -293,6 +293,43 @@ def test_work_that_takes_long_is_not_placed_on_a_node_that_leaves_soon(
 
 
 @pytest.mark.slow
+def test_work_that_prefers_a_node_which_leaves_does_not_wait_until_it_has_left(token: Path) -> None:
+    """Neither what had queued there nor what comes later, tasks and actors."""
+
+    @ray.remote(num_cpus=1)
+    def busy() -> None:
+        time.sleep(6)
+
+    with joined(token) as process, joined(token):
+        _, leaves, stays = (row["NodeID"] for row in ray.nodes())
+        there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(leaves, soft=True)
+
+        @ray.remote(num_cpus=1, scheduling_strategy=there)
+        def where() -> str:
+            return str(ray.get_runtime_context().get_node_id())
+
+        @ray.remote(num_cpus=1, scheduling_strategy=there)
+        class Where:
+            def where(self) -> str:
+                return str(ray.get_runtime_context().get_node_id())
+
+        assert ray.get(where.remote(), timeout=30) == leaves
+        runs = [busy.options(scheduling_strategy=there).remote() for _ in range(2)]
+        time.sleep(0.5)
+        queued = where.remote()
+        assert ray.wait([queued], timeout=0.5)[0] == [], "the node is busy"
+        process.terminate()
+        began = time.monotonic()
+        others = {row["NodeID"] for row in ray.nodes()} - {leaves}
+        assert ray.get(queued, timeout=30) in others
+        actor = Where.remote()
+        assert set(ray.get([where.remote(), actor.where.remote()], timeout=30)) <= others
+        assert time.monotonic() - began < 4 and process.poll() is None, "before the tasks there have ended"
+        ray.get(runs, timeout=30)
+        assert process.wait(30) == 0 and stays in others
+
+
+@pytest.mark.slow
 def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(token: Path) -> None:
     with joined(token) as process, joined(token):
         refs = [there.remote(ray.put(np.full(SIZE, number))) for number in range(8)]
@@ -436,18 +473,28 @@ def test_who_waits_for_new_nodes_that_end_at_once_gets_their_last_words(monkeypa
         assert alive() == 1
 
 
-def test_who_waits_for_nodes_of_a_batch_job_that_is_cancelled_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        ("77|CANCELLED|None", "batch job 77 is CANCELLED; .*nodes-77.out"),
+        ("77|FAILED|NonZeroExitCode", r"batch job 77 is FAILED \(NonZeroExitCode\); .*nodes-77.out"),
+        ("77|PENDING|PartitionTimeLimit", "will not start: PartitionTimeLimit; hint: .*scancel 77"),
+        ("77|RUNNING|None", r"77 has been running for \d s, and 2 of its nodes have not; .*nodes-77.out"),
+    ],
+)
+def test_who_waits_for_nodes_of_a_batch_job_that_do_not_come_is_told(
+    queue: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, line in {"sbatch": "echo 77", "squeue": "echo '77|CANCELLED'"}.items():
+    for name, line in {"sbatch": "echo 77", "squeue": f"echo '{queue}'"}.items():
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
-    monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b"{}")  # no UCX is needed to be cancelled
+    # No UCX is needed for nodes that do not come.
+    monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b'{"settings": {"start_timeout": 0.5}}')
     monkeypatch.setattr("hpcray.jobs.slurm_queue._Cache.time", float("-inf"))
-    with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match="batch job 77 is CANCELLED; .*nodes-77.out"):
+    with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match=said):
         cluster.scale(2, cpus=1, executor="slurm", wait=True)
 
 

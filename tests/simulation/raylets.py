@@ -107,9 +107,8 @@ class SimLoop(EventLoop):
         self._run_timers()
         if self._router.deferred_to_head:
             self._read_deferred_to_head()
-        while self._router.inbox:
-            inbox, self._router.inbox = self._router.inbox, []
-            self._events.messages(self._router.me, inbox)
+        if self._router.inbox:
+            self._read_own_messages()
         for tell in self.each_turn:
             tell()
         self._flush()

@@ -101,3 +101,40 @@ def test_a_node_that_leaves_does_not_take_the_others_of_its_world_with_it(slurm:
     assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
     assert slurm.output().splitlines().count("stays True True") == 2, shown
     slurm.wait(lambda: not slurm.said("squeue", "-h"), "the end of all batch jobs")
+
+
+WAITING = """\
+import subprocess, threading
+import hpcray as ray
+from hpcray import cluster
+from hpcray.exceptions import SubmitError
+
+ray.init()
+
+def add(**options):
+    try:
+        cluster.scale(1, cpus=2, time=10, sbatch=options, wait=True)
+    except SubmitError as error:
+        print("told", error, flush=True)
+
+done = subprocess.run(["sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true"], capture_output=True, text=True)
+add(dependency=f"afternotok:{done.stdout.strip()}", comment="never")
+timer = threading.Timer(3, subprocess.run, [["scancel", "--state=PENDING", "--me"]])
+timer.start()
+add(begin="now+1hour")
+cluster.scale(1, cpus=2, time=10, sbatch={"begin": "now+1hour"})
+pending = subprocess.run(["squeue", "-h", "-t", "PENDING"], capture_output=True, text=True).stdout.strip()
+print("waits", pending, flush=True)
+"""
+
+
+def test_who_waits_for_nodes_that_slurm_will_not_give_is_told_why_and_nothing_stays_in_the_queue(slurm: Slurm) -> None:
+    script = slurm.write(WAITING)
+    job = slurm.sbatch("-N1", "-c2", slurm.source / "slurm" / "cpu.sbatch", script)
+    facts = slurm.finish(job, 200.0)
+    shown = slurm.output()
+    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    told = [line for line in shown.splitlines() if line.startswith("told")]
+    assert len(told) == 2 and "will not start: DependencyNeverSatisfied; hint:" in told[0], shown
+    assert "is CANCELLED" in told[1] and "waits " in shown, shown
+    slurm.wait(lambda: not slurm.said("squeue", "-h"), "the end of all batch jobs")

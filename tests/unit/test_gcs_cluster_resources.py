@@ -122,6 +122,18 @@ def test_affinity_decides_what_is_feasible() -> None:
     assert "node 1 (it died: power cut)" in view.why_infeasible(Shape(CPU1.resources, "node:1"), "a task")
 
 
+def test_a_soft_affinity_to_a_node_that_leaves_falls_back_at_once() -> None:
+    view = cluster(1, 2, 2)
+    two, shape = (("CPU", 2 * UNIT),), Shape(CPU1.resources, "node:1:soft")
+    view.set_draining([1])
+    assert view.feasible(shape) == [0, 2] and view.feasible(Shape(CPU1.resources, "node:1")) == [1]
+    view.set_draining([1, 2])
+    assert view.feasible(shape) == [0]
+    assert view.feasible(Shape(two, "node:1:soft")) == [1], "no node that stays could serve it"
+    view.set_draining([])
+    assert view.feasible(shape) == [1], "it stays after all"
+
+
 def test_the_impossible_is_explained_with_numbers() -> None:
     view = cluster(4, 4, 8, memory=2.0**31)
     text = view.why_infeasible(Shape((("GPU", UNIT),)), "a task")

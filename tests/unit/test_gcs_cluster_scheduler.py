@@ -275,6 +275,16 @@ def test_work_near_a_node_that_leaves_goes_elsewhere() -> None:
     assert grants(unmet(scheduler, 0.0, ME, 0, near(1), 2)) == {2: 2}
 
 
+def test_work_that_prefers_a_node_which_leaves_goes_elsewhere_at_once() -> None:
+    view, scheduler = make(0, 2, 2)
+    view.set_draining([1])
+    assert grants(unmet(scheduler, 0.0, ME, 0, Shape(CPU1.resources, "node:1:soft"), 2)) == {2: 2}
+    view, scheduler = make(0, 2, 2)
+    assert grants(unmet(scheduler, 0.0, ME, 0, Shape(CPU1.resources, "node:1:soft"), 2)) == {1: 2}
+    view.set_draining([1])
+    assert grants(scheduler.grant_refused(0.1, 1, GrantLeasesRefused(ME, 0, 2))) == {2: 2}, "it had queued there"
+
+
 @pytest.mark.parametrize("strategy", ["node:1", "near:1"])
 def test_a_node_that_refuses_at_once_what_may_queue_there_is_asked_again_at_the_next_tick(strategy: str) -> None:
     """It takes nothing. On the head's own node the two would send each other these messages without end."""

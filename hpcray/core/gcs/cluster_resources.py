@@ -352,15 +352,24 @@ class ClusterResources:
                 self._changes.add(node)
 
     def feasible(self, shape: Shape) -> list[int]:
-        """Nodes that could run the shape if they were empty, those a soft affinity prefers alone, in index order; nodes
-        that are about to leave only where no others could."""
+        """Nodes that could run the shape if they were empty, in index order: of these the node that a soft affinity
+        prefers, alone; nodes that are about to leave only where no others could."""
         found = self._feasible.get(shape)
         if found is None:
             found = self._find_feasible(shape)
             if self._draining:
-                found = [node for node in found if node not in self._draining] or found
+                found = self._staying(shape, found) or found
             self._feasible[shape] = found
         return found
+
+    def _staying(self, shape: Shape, found: list[int]) -> list[int]:
+        """Drop the nodes that are about to leave. Where they are what a soft affinity prefers: return all others that
+        could run the shape."""
+        staying = [node for node in found if node not in self._draining]
+        affinity = node_affinity(shape.strategy)
+        if staying or not found or affinity is None or not affinity[1]:
+            return staying
+        return [node for node in self.feasible(Shape(shape.resources, "", shape.env)) if node not in self._draining]
 
     def set_draining(self, nodes: Iterable[int]) -> None:
         """These nodes are about to leave, no others."""

@@ -201,15 +201,10 @@ class EventLoop:
             self._poll_transports(self._control)
         if self._timers and self._timers[0][0] <= self.now:
             self._run_timers()
-        router = self._router
-        if router.deferred_to_head:
+        if self._router.deferred_to_head:
             self._read_deferred_to_head()
-        if router.inbox:
-            for _ in range(_MOST_ROUNDS):
-                inbox, router.inbox = router.inbox, []
-                self._events.messages(router.me, inbox)
-                if not router.inbox:
-                    break
+        if self._router.inbox:
+            self._read_own_messages()
         for turn_ended in self.each_turn:
             turn_ended()
         self._flush()
@@ -219,6 +214,15 @@ class EventLoop:
         while timers and timers[0][0] <= self.now:
             heapq.heappop(timers)[2]()
         self._wake_at = min((when + slack for when, _, _, slack in timers), default=FOREVER)
+
+    def _read_own_messages(self) -> None:
+        """Handle what this raylet has sent itself, and the answers to that; what is left then is for the next turn."""
+        router = self._router
+        for _ in range(_MOST_ROUNDS):
+            inbox, router.inbox = router.inbox, []
+            self._events.messages(router.me, inbox)
+            if not router.inbox:
+                break
 
     def _flush(self) -> None:
         router = self._router

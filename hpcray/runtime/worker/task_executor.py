@@ -322,6 +322,10 @@ class TaskExecutor:
         else:
             _send_again(signum)
 
+    def awaited(self) -> Waiter | None:
+        """Return what the main thread waits for while the queue is empty; None while it works."""
+        return self._idle
+
     def _end_soon(self) -> None:
         with self.engine.lock:
             self.enqueue_first(_Terminated())

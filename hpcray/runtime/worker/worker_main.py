@@ -20,6 +20,7 @@ from hpcray.runtime.core_worker.core_worker import connect, current
 from hpcray.runtime.core_worker.peer_sockets import listen
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
 from hpcray.runtime.worker.log_output import finish_output, write_to_log_files
+from hpcray.runtime.worker.signal_watch import SignalWatch
 from hpcray.runtime.worker.task_executor import TaskExecutor
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv
 
@@ -66,6 +67,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     JobVariables(os.environ, session_dir)
     signal.signal(signal.SIGINT, worker.interrupted)
     signal.signal(signal.SIGTERM, worker.terminated)
+    SignalWatch(process.engine, worker.awaited)
     sys.breakpointhook = _breakpoint
     write_to_log_files(process, worker)
     process.on_exit = _leave
