@@ -18,6 +18,7 @@ the median of its turns, or all that is known where a turn failed or took longer
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import statistics
@@ -219,10 +220,17 @@ def in_turns(options: argparse.Namespace) -> dict[str, dict[str, float]]:
             file.unlink(missing_ok=True)
             line = [python, __file__, "--engine", engine, "--seconds", str(options.seconds), "--json", str(file)]
             line += ["--limit", str(options.limit), "--sizes", *options.sizes]
-            try:
-                subprocess.run(line, check=True, stdout=subprocess.DEVNULL, timeout=limit)
-            except subprocess.SubprocessError as error:
-                print(f"{engine}: the turn did not end as it should: {error}", file=sys.stderr, flush=True)
+            with subprocess.Popen(line, stdout=subprocess.DEVNULL) as turn:
+                try:
+                    code: object = turn.wait(limit)
+                except subprocess.TimeoutExpired:
+                    code = f"no end in {limit:.0f} s"
+                    turn.terminate()  # both engines end their processes then
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        turn.wait(30)
+                    turn.kill()
+            if code:
+                print(f"{engine}: the turn did not end as it should: {code}", file=sys.stderr, flush=True)
             if file.exists():
                 found[engine].append(json.loads(file.read_text())[engine])
     table: dict[str, dict[str, float]] = {}
