@@ -322,23 +322,27 @@ class MappedTensors:
     def step(self, now: float) -> None:
         """Let go of dropped tensors whose work is done; close what has been idle for long. For the thread, and tests
         without it."""
+        self._take_queued()
+        for _ in range(len(self._draining)):
+            self._settle(self._draining.popleft(), now)
+        with self._lock:
+            self._close_mappings(self._mappings.expire(now))
+
+    def _take_queued(self) -> None:
         with contextlib.suppress(queue.Empty):
             while (item := self._queue.get_nowait()) is not None:
                 self._draining.append(item)
             self._queue.put(None)
-        for _ in range(len(self._draining)):
-            one = self._draining.popleft()
-            device = one.allocation.device
-            if one.event is not None and not self._driver.is_done(device, one.event):
+
+    def _settle(self, one: _Released, now: float) -> None:
+        device = one.allocation.device
+        if one.event is not None:
+            if not self._driver.is_done(device, one.event):
                 self._draining.append(one)
-                continue
-            if one.event is not None:
-                self._events[device].append(one.event)
-            with self._lock:
-                self._mappings.unuse(one.allocation, now)
-        item = one = None
+                return
+            self._events[device].append(one.event)
         with self._lock:
-            self._close_mappings(self._mappings.expire(now))
+            self._mappings.unuse(one.allocation, now)
 
     def _close_mappings(self, closed: Sequence[tuple[Allocation, int]]) -> None:
         for allocation, base in closed:
