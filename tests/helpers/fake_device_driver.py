@@ -2,7 +2,8 @@
 
 It notes what a real driver does not forgive in the file `misuse` of its directory: an allocation that is mapped twice,
 a mapping closed while tensors use it, a block of memory used again while a reader's work may use it, a read that waits
-for nothing. Work of a stream is a number: what is queued (`queue_work`) is done when the test says so (`finish_work`).
+for nothing. Memory and events of a process that has ended cannot be opened. Work of a stream is a number: what is
+queued (`queue_work`) is done when the test says so (`finish_work`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ class _Segment:
         self.base = np.frombuffer(self.map, np.uint8).ctypes.data
         self.users = 0
         self.top = 0
+
+
+def _check_alive(handle: str) -> None:
+    with open(f"/proc/{handle.rpartition('-')[2]}/stat", encoding="ascii") as file:
+        if file.read().rpartition(") ")[2].startswith("Z"):
+            raise ProcessLookupError("the process that has the memory is dead")
 
 
 class FakeDeviceDriver:
@@ -97,7 +104,7 @@ class FakeDeviceDriver:
     def allocate(self, size: int) -> _Segment:
         """New memory, of which parts are tensors."""
         ident = next(self._idents)
-        segment = _Segment(self.directory / f"memory-{self.name.replace(' ', '-')}-{ident}", size)
+        segment = _Segment(self.directory / f"memory-{self.name.replace(' ', '-')}-{ident}-{os.getpid()}", size)
         self._own[segment.base] = segment, ident
         return segment
 
@@ -166,6 +173,7 @@ class FakeDeviceDriver:
         if any(str(segment.path) == name for segment, _ in self._own.values()):
             raise DeviceDriverError("a process cannot map what it has exported")
         try:
+            _check_alive(name)
             segment = _Segment(Path(name))
         except OSError as error:
             raise DeviceDriverError(f"{error}") from error
@@ -203,14 +211,16 @@ class FakeDeviceDriver:
 
     def new_event(self, device: str) -> tuple[int, bytes]:
         event = next(self._idents)
-        path = self._events[event] = self.directory / f"event-{self.name.replace(' ', '-')}-{event}"
+        path = self._events[event] = self.directory / f"event-{self.name.replace(' ', '-')}-{event}-{os.getpid()}"
         path.write_text("never", encoding="ascii")
         return event, str(path).encode()
 
     def open_event(self, device: str, handle: bytes) -> Path:
         path = Path(handle.decode())
-        if not path.exists():
-            raise DeviceDriverError("there is no such event")
+        try:
+            _check_alive(path.name)
+        except OSError as error:
+            raise DeviceDriverError(f"{error}") from error
         self._foreign.add(path)
         return path
 

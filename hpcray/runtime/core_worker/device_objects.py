@@ -136,7 +136,7 @@ class DeviceObjects:
             try:
                 known = exports.describe(oid, tensors)
             except DeviceDriverError as error:
-                self._warn("device memory", f"other processes cannot map it ({error}): tensors are copied for them")
+                self._warn("", f"other processes cannot map device memory ({error}): tensors are copied for them")
                 return None, None
 
         def collect() -> None:
@@ -159,14 +159,15 @@ class DeviceObjects:
         try:
             return mapped.read(known, ref)
         except DeviceDriverError as error:
-            self._warn("device memory", f"it cannot be mapped here ({error}): tensors go through the object store")
+            self._warn("", f"device memory cannot be mapped ({error}): tensors go through the object store")
             return None
 
-    def _warn(self, what: str, text: str) -> None:
+    def _warn(self, transport: str, text: str) -> None:
+        """Print a warning, the first time for this transport."""
         with self._process.engine.lock:
-            first = self._process.warn_once(what)
+            first = self._process.warn_once(f"transport:{transport}")
         if first:
-            print(f"hpcray: {what}: {text}", file=sys.stderr, flush=True)
+            print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
     def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
         """Return the tensors of an object: the same ones in this process; elsewhere those of a device in their memory,
@@ -192,8 +193,8 @@ class DeviceObjects:
             try:
                 return _received(process, ref, transport, known)
             except Exception as error:
-                problem = f"it failed ({type(error).__name__}: {error}): tensors go through the object store"
-                self._warn(f"the tensor transport {transport!r}", problem)
+                problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
+                self._warn(transport, f"{problem}: tensors go through the object store")
         elif isinstance(known, DeviceSource):
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
@@ -223,6 +224,8 @@ class DeviceObjects:
             except GetTimeoutError:
                 if left <= _BEHIND_CHECK:
                     raise
+            if current.worker is not None and current.worker.run_earlier_calls(task_of(value)):
+                continue
             if current.worker is not None and current.worker.holds_up(task_of(value)):
                 why = (
                     "the call that would make it again is of this actor, and waits behind the call that reads it; "
