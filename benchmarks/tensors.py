@@ -10,12 +10,15 @@ Rows, in GB/s (median of the rounds):
   in the driver, from the first call to the second one's answer.
 - two copies by hand: a copy into warm memory and a copy of that into fresh memory, what "actor to actor" comes to.
 
-With `both`, each engine measures in a process of its own, in turns; a figure is the median of its turns.
+A row ends after `--limit` seconds, with as many calls as there were then (one at least); each is printed on stderr when
+it is known. With `both`, each engine measures in processes of its own, in turns: hpcray, Ray, hpcray, ... A figure is
+the median of its turns, or all that is known where a turn failed or took longer than all of its limits together.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import statistics
@@ -78,23 +81,50 @@ class Consumer:
         return touch(value)
 
 
-def rounds_of(call: Callable[[], Any], size: int, seconds: float) -> float:
-    """GB/s of the median call; two to warm up, then for so many seconds, five calls at least."""
-    took: list[float] = []
-    end = 0.0
-    for number in range(1000):
-        if number == 2:
-            end = time.perf_counter() + seconds
-        started = time.perf_counter()
-        result = call()
-        took.append(time.perf_counter() - started)
-        del result
-        if number >= 7 and time.perf_counter() > end:
-            break
-    return size / statistics.median(took[2:]) / 1e9
+WARM_UP, CALLS = 2, 5
+"""Calls before those that count, and how many count at least, unless the limit ends them."""
 
 
-def by_hand(size: int, seconds: float) -> float:
+class Rows:
+    """The figures of one engine.
+
+    Args:
+        engine: its name, for what is printed. seconds: for each row. limit: seconds after which a row ends.
+        file: where the figures are written after each row; None: nowhere.
+
+    Attributes:
+        found: GB/s of each row, by its name.
+    """
+
+    def __init__(self, engine: str, seconds: float, limit: float, file: Path | None) -> None:
+        self.found: dict[str, float] = {}
+        self._engine, self._seconds, self._limit, self._file = engine, seconds, limit, file
+
+    def add(self, row: str, size: int, call: Callable[[], Any]) -> None:
+        """Measure a row: the median call."""
+        took: list[float] = []
+        began = time.perf_counter()
+        counts_from = began
+        while True:
+            started = time.perf_counter()
+            result = call()
+            ended = time.perf_counter()
+            took.append(ended - started)
+            del result
+            if len(took) == WARM_UP:
+                counts_from = ended
+            enough = len(took) >= WARM_UP + CALLS and ended - counts_from > self._seconds
+            if enough or ended - began > self._limit:
+                break
+        counted = took[WARM_UP:] or took[-1:]
+        self.found[row] = size / statistics.median(counted) / 1e9
+        text = f"{self._engine:8}{row:48}{self.found[row]:10.3f} GB/s {len(counted):4} calls {ended - began:6.1f} s"
+        print(text, file=sys.stderr, flush=True)
+        if self._file is not None:
+            self._file.write_text(json.dumps({self._engine: self.found}, indent=1))
+
+
+def by_hand(size: int) -> Callable[[], Any]:
     """The two copies, by NumPy, whose fresh memory is of huge pages where the kernel has them."""
     source, warm = np.ones(size, np.uint8), np.ones(size, np.uint8)
 
@@ -102,52 +132,46 @@ def by_hand(size: int, seconds: float) -> float:
         np.copyto(warm, source)
         return warm.copy()
 
-    return rounds_of(copies, size, seconds)
+    return copies
 
 
-def add_device_rows(
-    ray: Any, rows: dict[str, float], name: str, size: int, seconds: float, pair: tuple[Any, Any]
-) -> None:
+def add_device_rows(ray: Any, rows: Rows, name: str, size: int, pair: tuple[Any, Any]) -> None:
     """The same tensor as a device object: read by its maker, and by another actor."""
     giver, taker = pair
     give = giver.give.options(tensor_transport="auto")
-    rows[f"device object to its maker, {name}"] = rounds_of(
-        lambda: ray.get(giver.take.remote(give.remote())), size, seconds
-    )
-    rows[f"device object to another actor, {name}"] = rounds_of(
-        lambda: ray.get(taker.take.remote(give.remote())), size, seconds
-    )
+    rows.add(f"device object to its maker, {name}", size, lambda: ray.get(giver.take.remote(give.remote())))
+    rows.add(f"device object to another actor, {name}", size, lambda: ray.get(taker.take.remote(give.remote())))
 
 
-def measure(engine: str, sizes: list[str], seconds: float) -> dict[str, float]:
-    """All rows of one engine, by name."""
+def measure(engine: str, sizes: list[str], rows: Rows) -> None:
+    """Measure all rows of one engine."""
     ray = importlib.import_module(engine)
     # What the template learns from the first worker would be learned while rows are measured.
     ray.init(num_cpus=2, object_store_memory=_STORE, **({} if engine == "ray" else {"learn_imports": False}))
     producer, consumer = ray.remote(Producer), ray.remote(Consumer)
-    rows: dict[str, float] = {}
     for name in sizes:
         size = SIZES[name]
         if engine != "ray":
-            rows[f"two copies by hand, {name}"] = by_hand(size, seconds)
+            rows.add(f"two copies by hand, {name}", size, by_hand(size))
         for kind in KINDS:
             if kind.startswith("state") and size < PARTS * 1000:
                 continue
             value = KINDS[kind](size)
-            rows[f"put, {kind}, {name}"] = rounds_of(lambda value=value: ray.put(value), size, seconds)
+            rows.add(f"put, {kind}, {name}", size, lambda value=value: ray.put(value))
             del value
             giver, taker = producer.remote(kind, size), consumer.remote()
             ray.get([giver.ready.remote(), taker.take.remote(np.ones(4))])
             pair = giver, taker
             if engine != "ray" and kind == "tensor":
-                add_device_rows(ray, rows, name, size, seconds, pair)
-            rows[f"actor to actor, {kind}, {name}"] = rounds_of(
-                lambda pair=pair: ray.get(pair[1].take.remote(pair[0].give.remote())), size, seconds
+                add_device_rows(ray, rows, name, size, pair)
+            rows.add(
+                f"actor to actor, {kind}, {name}",
+                size,
+                lambda pair=pair: ray.get(pair[1].take.remote(pair[0].give.remote())),
             )
             ray.kill(giver)
             ray.kill(taker)
     ray.shutdown()
-    return rows
 
 
 def main() -> None:
@@ -156,35 +180,66 @@ def main() -> None:
     parser.add_argument("--ray-python", default=sys.executable, help="an interpreter that has Ray and PyTorch")
     parser.add_argument("--sizes", nargs="*", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--seconds", type=float, default=2.0, help="for each row (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of the engines, with both (default: %(default)s)")
+    parser.add_argument("--limit", type=float, default=15.0, help="seconds that end a row (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="turns of hpcray, with both; of Ray one less, one at least"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     if options.engine != "both":
-        table = {options.engine: measure(options.engine, options.sizes, options.seconds)}
+        rows = Rows(options.engine, options.seconds, options.limit, options.json)
+        measure(options.engine, options.sizes, rows)
+        table = {options.engine: rows.found}
     else:
         table = in_turns(options)
-    if options.json:
-        options.json.write_text(json.dumps(table, indent=1))
-    print(f"{'GB/s':48}" + "".join(f"{engine:>10}" for engine in table))
+        if options.json:
+            options.json.write_text(json.dumps(table, indent=1))
+    print_table(table)
+
+
+def print_table(table: dict[str, dict[str, float]]) -> None:
+    """Print a line for each row; with both engines also how many times faster hpcray is."""
+    print(f"{'GB/s':48}" + "".join(f"{engine:>10}" for engine in table) + ("   times" if len(table) == 2 else ""))
     for row in table.get("hpcray") or table["ray"]:
-        print(f"{row:48}" + "".join(f"{rows[row]:10.2f}" if row in rows else " " * 10 for rows in table.values()))
+        figures = [rows.get(row) for rows in table.values()]
+        line = "".join(" " * 10 if figure is None else f"{figure:10.3f}" for figure in figures)
+        times = f"{figures[0] / figures[1]:8.1f}" if len(figures) == 2 and all(figures) else ""
+        print(f"{row:48}{line}{times}")
 
 
 def in_turns(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Each engine in processes of its own, in turns."""
     found: dict[str, list[dict[str, float]]] = {"hpcray": [], "ray": []}
+    turns = ["hpcray", *["ray", "hpcray"] * max(1, options.rounds - 1)][: max(2, 2 * options.rounds - 1)]
+    # Its start and end, all rows of each size, and the actors that they need.
+    limit = 60 + len(options.sizes) * (9 * (options.limit + options.seconds) + 30)
     with tempfile.TemporaryDirectory() as place:
-        for _ in range(options.rounds):
-            for engine, results in found.items():
-                python = options.ray_python if engine == "ray" else sys.executable
-                file = Path(place, "rows.json")
-                line = [python, __file__, "--engine", engine, "--seconds", str(options.seconds), "--json", str(file)]
-                subprocess.run([*line, "--sizes", *options.sizes], check=True, stdout=subprocess.DEVNULL)
-                results.append(json.loads(file.read_text())[engine])
-    return {
-        engine: {row: statistics.median(each[row] for each in results) for row in results[0]}
-        for engine, results in found.items()
-    }
+        for engine in turns:
+            python = options.ray_python if engine == "ray" else sys.executable
+            file = Path(place, "rows.json")
+            file.unlink(missing_ok=True)
+            line = [python, __file__, "--engine", engine, "--seconds", str(options.seconds), "--json", str(file)]
+            line += ["--limit", str(options.limit), "--sizes", *options.sizes]
+            with subprocess.Popen(line, stdout=subprocess.DEVNULL) as turn:
+                try:
+                    code: object = turn.wait(limit)
+                except subprocess.TimeoutExpired:
+                    code = f"no end in {limit:.0f} s"
+                    turn.terminate()  # both engines end their processes then
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        turn.wait(30)
+                    turn.kill()
+            if code:
+                print(f"{engine}: the turn did not end as it should: {code}", file=sys.stderr, flush=True)
+            if file.exists():
+                found[engine].append(json.loads(file.read_text())[engine])
+    table: dict[str, dict[str, float]] = {}
+    for engine, results in found.items():
+        names = [row for rows in results for row in rows]
+        table[engine] = {
+            row: statistics.median(rows[row] for rows in results if row in rows) for row in dict.fromkeys(names)
+        }
+    return table
 
 
 if __name__ == "__main__":

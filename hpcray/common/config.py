@@ -122,6 +122,8 @@ class Config:
         disk_capacity_threshold: share of that disk beyond which nothing more is written there; 0: no limit.
         enable_zero_copy_torch_tensors: whether PyTorch's CPU tensors are read as views of the store. PyTorch has no
             read-only memory: a write to such a tensor changes it for all readers.
+        unused_tensor_memory: memory of tensors that a process has read and dropped is kept for a second, for the next
+            ones of the same size: at most this, and an eighth of the node's memory; 0: none.
         record_ref_creation_sites: whether every ref records where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         transfer_chunk: larger objects travel between nodes in pieces of this size.
@@ -210,6 +212,7 @@ class Config:
     spill_timeout: Seconds = 60.0
     disk_capacity_threshold: Share = 0.95
     enable_zero_copy_torch_tensors: bool = False
+    unused_tensor_memory: Bytes = 4 << 30
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
     transfer_chunk: Bytes = 4 << 20

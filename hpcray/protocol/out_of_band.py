@@ -22,14 +22,16 @@ import cloudpickle
 
 from hpcray.common.exception_pickling import CUSTOM
 from hpcray.common.madvise import madvise
+from hpcray.common.parallel_copy import PARALLEL_COPY_SIZE, copy_thread_count, parallel_copy
 from hpcray.protocol import arrow_pickling, code_pickling
+from hpcray.protocol.storage_cache import storages
 
 _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 _OFFSET = struct.Struct("<Q")
 _UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
-_HUGE = 1 << 22  # bytes; from here on memory for a copy is made of huge pages
+_HUGE = 1 << 20  # bytes; from here on memory for a copy is made of huge pages
 
 
 class Pickling(threading.local):
@@ -270,10 +272,13 @@ def _storage_of(buffer: Any, offset: Any) -> tuple[Any, int]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(content).untyped_storage(), low
-    own = torch.empty(len(content), dtype=torch.uint8, device="cpu").untyped_storage()
-    if len(content) >= _HUGE:
-        _use_huge_pages(own.data_ptr(), len(content))
-    if len(content):
+    size = len(content)
+    own, fresh = storages.take(size)
+    if size >= _HUGE and fresh:
+        _use_huge_pages(own.data_ptr(), size)
+    if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
+        parallel_copy(numpy.copyto, numpy.asarray(_Bytes(own)), content, threads)
+    elif size:
         numpy.copyto(numpy.asarray(_Bytes(own)), content)
     return own, low
 

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from hpcray.common.parallel_copy import copy_in_parallel, parallel_copy
 from hpcray.platform import arena as arenas
-from hpcray.platform.arena import Arena, copy_in_parallel, parallel_copy
+from hpcray.platform.arena import Arena
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])

@@ -33,6 +33,7 @@ class ThreadState(threading.local):
         reading: a `get` with options is under way. deadline: of that `get`, `time.monotonic()`; None for no limit.
         tensors_as: what a value with device objects is read as: "" the value with these, "copies" with copies of them,
             "parts" the pickle of the rest of it (`ValueParts`).
+        loading: the arguments of the task or call are being read: its function has not begun.
     """
 
     protected: list[bytes] | None = None
@@ -42,6 +43,7 @@ class ThreadState(threading.local):
     reading: bool = False
     deadline: float | None = None
     tensors_as: str = ""
+    loading: bool = False
 
 
 class CoreWorkerContext(Protocol):

@@ -18,11 +18,13 @@ from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, sh
 from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
+from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import LONG, LONG_BATCH
 from hpcray.protocol.out_of_band import view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
+from hpcray.protocol.storage_cache import storages
 from hpcray.runtime.core_worker import context
 from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
@@ -124,6 +126,7 @@ class CoreWorker:
         self.cluster_size = welcome.cluster_size
         self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
+        storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
         self.run = welcome.run
         self.head = welcome.head
         self.on_exit: Callable[[int], None] = lambda code: None

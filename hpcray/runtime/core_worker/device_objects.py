@@ -23,13 +23,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RayError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
+from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE
+from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
+from hpcray.runtime.core_worker.device_memory import (
+    DeviceExports,
+    DeviceSource,
+    MappedTensors,
+    find_driver,
+    source_driver,
+)
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
 if TYPE_CHECKING:
@@ -66,7 +75,10 @@ class DeviceObjects:
         self._process = process
         self._table = DeviceObjectTable()
         self._freed = threading.Condition()
+        self._devices = threading.Lock()
         self._exports = CallThread("hpcray-device-objects")
+        self._mapped: dict[DeviceDriver, MappedTensors] = {}
+        self._exported: dict[DeviceDriver, DeviceExports] = {}
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -79,7 +91,7 @@ class DeviceObjects:
 
     def add(
         self, tensors: Sequence[Any], value: bytes, transport: str = ""
-    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | None]:
+    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceSource | None]:
         """Keep tensors here.
 
         Args:
@@ -95,8 +107,11 @@ class DeviceObjects:
         sizes = _sizes(tensors)
         with process.engine.lock:
             oid = process.next_task_id() + TENSORS_INDEX
-        known = None
+        known: TensorTransportMetadata | DeviceSource | None = None
         collect: Callable[[], None] | None = None
+        driver = None if transport else source_driver(tensors)
+        if driver is not None:
+            known, collect = self._describe(driver, oid, tensors)
         if transport:
             from hpcray.runtime.core_worker.tensor_transports import find  # few programs use it
 
@@ -109,8 +124,54 @@ class DeviceObjects:
             self._table.add(oid, tensors, value, sizes)
         return new_ref(oid), known
 
+    def _describe(
+        self, driver: DeviceDriver, oid: bytes, tensors: Sequence[Any]
+    ) -> tuple[DeviceSource | None, Callable[[], None] | None]:
+        """What readers have to know of tensors in device memory, and the end of that; None where only copies of them
+        can be read."""
+        with self._devices:
+            exports = self._exported.get(driver)
+            if exports is None:
+                exports = self._exported[driver] = DeviceExports(driver, self._process.me)
+            try:
+                known = exports.describe(oid, tensors)
+            except DeviceDriverError as error:
+                self._warn("", f"other processes cannot map device memory ({error}): tensors are copied for them")
+                return None, None
+
+        def collect() -> None:
+            with self._devices:
+                exports.drop(oid)
+
+        return known, collect
+
+    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceSource) -> Sequence[Any] | None:
+        """The tensors in the memory of their process; None where this one cannot map it."""
+        driver = find_driver()
+        if driver is None:
+            return None
+        with self._devices:
+            mapped = self._mapped.get(driver)
+            if mapped is None:
+                mapped = self._mapped[driver] = MappedTensors(driver, self._process.me)
+        if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
+            return None
+        try:
+            return mapped.read(known, ref)
+        except DeviceDriverError as error:
+            self._warn("", f"device memory cannot be mapped ({error}): tensors go through the object store")
+            return None
+
+    def _warn(self, transport: str, text: str) -> None:
+        """Print a warning, the first time for this transport."""
+        with self._process.engine.lock:
+            first = self._process.warn_once(f"transport:{transport}")
+        if first:
+            print(f"hpcray: {text}", file=sys.stderr, flush=True)
+
     def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
-        """Return the tensors of an object: the same ones in this process, copies of them elsewhere.
+        """Return the tensors of an object: the same ones in this process; elsewhere those of a device in their memory,
+        where it can be mapped, else copies.
 
         Args:
             transport, known: as in `add`.
@@ -132,11 +193,12 @@ class DeviceObjects:
             try:
                 return _received(process, ref, transport, known)
             except Exception as error:
-                with process.engine.lock:
-                    first = process.warn_once(f"transport:{transport}")
-                if first:
-                    text = f"hpcray: the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
-                    print(f"{text}: tensors go through the object store", file=sys.stderr, flush=True)
+                problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
+                self._warn(transport, f"{problem}: tensors go through the object store")
+        elif isinstance(known, DeviceSource):
+            mapped = self._read_mapped(ref, known)
+            if mapped is not None:
+                return mapped
         left = None if local.deadline is None else max(0.0, local.deadline - monotonic())
         copies: Sequence[Any] = process.get_one(ref, left)
         return copies
@@ -162,6 +224,8 @@ class DeviceObjects:
             except GetTimeoutError:
                 if left <= _BEHIND_CHECK:
                     raise
+            if current.worker is not None and current.worker.run_earlier_calls(task_of(value)):
+                continue
             if current.worker is not None and current.worker.holds_up(task_of(value)):
                 why = (
                     "the call that would make it again is of this actor, and waits behind the call that reads it; "
@@ -197,8 +261,10 @@ class DeviceObjects:
         return self._table.totals()
 
     def close(self) -> None:
-        """End the thread that exports."""
+        """End the threads of device objects."""
         self._exports.close()
+        for mapped in self._mapped.values():
+            mapped.close()
 
     def _drop(self, oid: bytes, collect: Callable[[], None] | None) -> None:
         self._table.remove(oid)
@@ -351,7 +417,7 @@ class DeviceValue:
         if not tensors:
             return _load_value, (None, file.getvalue(), buffers)
         ref, known = DeviceObjects.of(process).add(tensors, self._ident, self._transport if own else "")
-        more = (self._ident, self._transport, known) if own else (self._ident,)
+        more = (self._ident,) if known is None else (self._ident, self._transport if own else "", known)
         return _load_value, (ref, file.getvalue(), buffers, *more)
 
     def _check_devices(self, tensors: Sequence[Any], wanted: Sequence[str]) -> None:

@@ -168,6 +168,11 @@ class ActorExecutor:
             return AsyncioCallRunner(self, self._generators, name, limit, drives)
         return ThreadedCallRunner(self, name, limit)
 
+    @property
+    def runs_one_at_a_time(self) -> bool:
+        """Whether all calls run on the main thread, one after the other."""
+        return not self._runners and not self._refuses
+
     def finish(self, reason: str) -> None:
         """Leave once everything that was accepted has run."""
         self._drain.before_leaving(self)

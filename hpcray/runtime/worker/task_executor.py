@@ -20,7 +20,7 @@ import msgspec
 
 from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import RayError, TaskCancelledError
-from hpcray.common.ids import TaskID, raylet_of
+from hpcray.common.ids import TaskID, owner_of, raylet_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.accelerators import apply_device_visibility
@@ -454,7 +454,12 @@ class TaskExecutor:
         except Exception as error:  # unpickling runs user code
             raise unreadable(error) from error
         if inline is not None:
-            values = self.process.load_slots(inline, refs)
+            local = self.process.local
+            local.loading = True
+            try:
+                values = self.process.load_slots(inline, refs)
+            finally:
+                local.loading = False
             args = [fill_slot(value, values) for value in args]
             kwargs = {key: fill_slot(value, values) for key, value in kwargs.items()}
         return args, kwargs
@@ -543,6 +548,44 @@ class TaskExecutor:
             if self._blocked == 0:
                 engine.send(self._raylet, m.Unblocked())
                 engine.flush()
+
+    def run_earlier_calls(self, wanted: bytes) -> bool:
+        """Run the calls in the queue of an actor that runs again what was lost, while the call on this thread waits for
+        its arguments: these may need what the others make. Its method has not begun, so only one runs at a time.
+
+        Args:
+            wanted: a call that runs again for certain; so do those that were made before this one by the same caller.
+
+        Returns:
+            True if one ran.
+        """
+        local, actor = self.process.local, self.actor
+        this = local.task
+        main = threading.current_thread() is threading.main_thread()
+        if not main or actor is None or not actor.runs_one_at_a_time or this is None or not local.loading:
+            return False
+        ran = False
+        while (item := self._take_earlier(wanted, this.task)) is not None:
+            ran = True
+            state = dict(vars(local))
+            vars(local).update(loading=False, reading=False, deadline=None, tensors_as="")
+            try:
+                actor.call(*item)
+            finally:
+                vars(local).clear()
+                vars(local).update(state)
+        return ran
+
+    def _take_earlier(self, wanted: bytes, this: bytes) -> tuple[bytes, m.ActorCall] | None:
+        with self.engine.lock:
+            for item in self.queue:
+                msg = item[1]
+                if type(msg) is m.ActorCall and (
+                    msg.task == wanted or (owner_of(msg.task) == owner_of(this) and msg.task < this)
+                ):
+                    self.queue.remove(item)
+                    return item[0], msg
+        return None
 
     def holds_up(self, call: bytes) -> bool:
         """Return True if a call waits here until the one on this thread, of an actor that runs one at a time, ends."""

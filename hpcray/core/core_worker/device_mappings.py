@@ -1,0 +1,121 @@
+"""How a reader gets at tensors on a device, and which memory of other processes it has mapped for them.
+
+Pure: the caller holds its lock, and does what is returned.
+
+Ways, from the cheapest: the same tensors (the same process); device memory of another process of this host, mapped
+here, without a copy; a copy through the object store of the host. There is no way between the devices of two hosts but
+the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+SAME_PROCESS, MAPPED, HOST = "same process", "mapped", "host"
+IDLE_TIME = 10.0
+"""Seconds for which a mapping without tensors stays: to open one costs milliseconds, and programs read again."""
+IDLE_LIMIT = 64
+"""Mappings without tensors that stay at most."""
+
+
+class Place(NamedTuple):
+    """A process that has tensors, or reads them.
+
+    process: its id. host: identifies the running kernel. devices: those of the tensors, or all that the reader can map;
+    empty: it has none, or no driver for them.
+    """
+
+    process: bytes
+    host: str
+    devices: Collection[str]
+
+
+class Allocation(NamedTuple):
+    """Device memory of another process, of which tensors are parts.
+
+    process: the one that allocated it. ident: its number there, never used again. device: where it is.
+    """
+
+    process: bytes
+    ident: int
+    device: str
+
+
+def choose_way(source: Place, reader: Place, private: bool = False) -> str:
+    """Return the way of tensors from their process to a reader.
+
+    Args:
+        private: whether the reader is to have memory of its own.
+    """
+    if private:
+        return HOST
+    if source.process == reader.process:
+        return SAME_PROCESS
+    mapped = source.devices and source.host == reader.host and set(source.devices) <= set(reader.devices)
+    return MAPPED if mapped else HOST
+
+
+class _Mapping:
+    __slots__ = ("idle_since", "pointer", "users")
+
+    def __init__(self, pointer: int, now: float) -> None:
+        self.pointer, self.idle_since, self.users = pointer, now, 0
+
+
+class DeviceMappings:
+    """The allocations of other processes that one process has mapped, each once, however many tensors are in it.
+
+    A mapping is used by the tensors that were made from it, then idle for a while, then closed. What the caller is to
+    close is returned as (allocation, pointer), and is not in the table any more.
+    """
+
+    def __init__(self) -> None:
+        self._mappings: dict[Allocation, _Mapping] = {}
+
+    def __len__(self) -> int:
+        return len(self._mappings)
+
+    def use(self, allocation: Allocation) -> int | None:
+        """Return where the allocation is mapped, for one more user; None: the caller has to map it first."""
+        found = self._mappings.get(allocation)
+        if found is None:
+            return None
+        found.users += 1
+        return found.pointer
+
+    def opened(self, allocation: Allocation, pointer: int, now: float) -> None:
+        """Add a mapping, without users so far.
+
+        Raises:
+            ValueError: the allocation is mapped already.
+        """
+        if allocation in self._mappings:
+            raise ValueError(f"{allocation} is mapped already")
+        self._mappings[allocation] = _Mapping(pointer, now)
+
+    def unuse(self, allocation: Allocation, now: float) -> None:
+        """Count one user less."""
+        found = self._mappings[allocation]
+        assert found.users > 0, "a mapping with fewer than no users"
+        found.users -= 1
+        found.idle_since = now
+
+    def expire(self, now: float) -> list[tuple[Allocation, int]]:
+        """Return the mappings to be closed now: those idle for long, or beyond the limit."""
+        idle = [(item.idle_since, key) for key, item in self._mappings.items() if not item.users]
+        idle.sort(key=lambda one: one[0])
+        surplus = len(idle) - IDLE_LIMIT
+        closed = [key for number, (since, key) in enumerate(idle) if number < surplus or now - since >= IDLE_TIME]
+        return self._remove(closed)
+
+    def clear(self) -> list[tuple[Allocation, int]]:
+        """Return the mappings without users, to be closed as this process ends; the others end with it."""
+        return self._remove([key for key, item in self._mappings.items() if not item.users])
+
+    def _remove(self, keys: Iterable[Allocation]) -> list[tuple[Allocation, int]]:
+        return [(key, self._mappings.pop(key).pointer) for key in keys]
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where a count is negative."""
+        assert all(item.users >= 0 for item in self._mappings.values())

@@ -1,0 +1,227 @@
+"""Device memory that processes of a host share: what hpcray needs of a driver, and CUDA's.
+
+`CudaDriver` has not run on a GPU yet (docs/explain/device-objects.md). Source: CUDA driver API, "Memory Management"
+(cuIpc...), "Event Management", "Unified Addressing" (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class DeviceDriverError(Exception):
+    """The driver refuses. Tensors go through the host then."""
+
+
+class DeviceMemory(NamedTuple):
+    """An allocation of this process.
+
+    base: pointer. ident: a number that the process uses for no other. device: its UUID.
+    """
+
+    base: int
+    ident: int
+    device: str
+
+
+class DeviceDriver(Protocol):
+    """What hpcray needs of a driver. Devices are named by UUID; events are in the order of PyTorch's current stream.
+
+    All methods but `is_done` raise a DeviceDriverError where the driver refuses.
+    """
+
+    def devices(self) -> Mapping[str, int]:
+        """Return the devices that this process can use, and their numbers."""
+
+    def is_on_device(self, tensor: Any) -> bool:
+        """Return whether the memory of a PyTorch tensor is that of a device of this driver."""
+
+    def find(self, pointer: int) -> DeviceMemory:
+        """Return the allocation that has this pointer."""
+
+    def export(self, memory: DeviceMemory) -> bytes:
+        """Return the handle by which other processes of the host map an allocation."""
+
+    def map(self, device: str, handle: bytes) -> int:
+        """Map an allocation of another process; returns its base here."""
+
+    def unmap(self, device: str, base: int) -> None:
+        """Close a mapping."""
+
+    def storage(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        """Return `size` bytes from `pointer` on as a PyTorch storage, which keeps `owner` alive."""
+
+    def new_event(self, device: str) -> tuple[Any, bytes]:
+        """Return an event, and the handle by which other processes open it."""
+
+    def open_event(self, device: str, handle: bytes) -> Any:
+        """Return the event of another process."""
+
+    def close_event(self, device: str, event: Any) -> None:
+        """Give an event back."""
+
+    def record(self, device: str, event: Any) -> None:
+        """Have the event happen when all work that the current stream has now is done."""
+
+    def wait(self, device: str, event: Any) -> None:
+        """Have later work of the current stream wait for the event. Does not wait itself."""
+
+    def is_done(self, device: str, event: Any) -> bool:
+        """Return whether a recorded event has happened; True where the driver cannot say, as after an error."""
+
+
+def running_kernel() -> str:
+    """Return what identifies the running kernel of this host; "" where it does not say."""
+    with contextlib.suppress(OSError):
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    return ""
+
+
+class _Handle(ctypes.Structure):
+    """CUipcMemHandle and CUipcEventHandle."""
+
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+class _Uuid(ctypes.Structure):
+    _fields_ = (("bytes", ctypes.c_ubyte * 16),)
+
+
+class _CudaArray:
+    """Memory of a device for `torch.as_tensor`, which keeps this object."""
+
+    def __init__(self, pointer: int, size: int, owner: object) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "data": (pointer, False), "shape": (size,), "strides": None, "typestr": "|u1", "version": 3,
+        }  # fmt: skip
+
+
+_LAZY_PEER_ACCESS = 1
+_NO_TIMING, _INTERPROCESS = 2, 4
+_BUFFER_ID = 7
+_NOT_READY = 600
+
+
+class CudaDriver:
+    """CUDA's driver, beside PyTorch.
+
+    Raises:
+        DeviceDriverError: PyTorch sees no GPU, or the driver's library is not CUDA's.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available() or torch.version.cuda is None:
+            raise DeviceDriverError("PyTorch finds no CUDA device")
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DeviceDriverError(f"{error}") from error
+        self._torch = torch
+        self._call("cuInit", 0)
+        self._contexts: list[ctypes.c_void_p] = []
+        self._devices: dict[str, int] = {}
+        for number in range(torch.cuda.device_count()):
+            device, context, uuid = ctypes.c_int(), ctypes.c_void_p(), _Uuid()
+            self._call("cuDeviceGet", ctypes.byref(device), number)
+            self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
+            self._devices[bytes(uuid.bytes).hex()] = number
+            # PyTorch's own: the primary context, which this only counts once more.
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            self._contexts.append(context)
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = getattr(self._cuda, name)(*args)
+        if code:
+            text = ctypes.c_char_p()
+            self._cuda.cuGetErrorName(code, ctypes.byref(text))
+            raise DeviceDriverError(f"{name}: {(text.value or b'').decode() or code}")
+
+    @contextlib.contextmanager
+    def _context(self, device: str) -> Iterator[int]:
+        """The context of a device, current in this thread; its number."""
+        number = self._devices[device]
+        self._call("cuCtxPushCurrent_v2", self._contexts[number])
+        try:
+            yield number
+        finally:
+            self._cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def _stream(self, number: int) -> ctypes.c_void_p:
+        return ctypes.c_void_p(self._torch.cuda.current_stream(number).cuda_stream)
+
+    def devices(self) -> Mapping[str, int]:
+        return self._devices
+
+    def is_on_device(self, tensor: Any) -> bool:
+        return bool(tensor.device.type == "cuda")
+
+    def find(self, pointer: int) -> DeviceMemory:
+        ident, ordinal = ctypes.c_ulonglong(), ctypes.c_int()
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        at = ctypes.c_uint64(pointer)
+        self._call("cuPointerGetAttribute", ctypes.byref(ident), _BUFFER_ID, at)
+        self._call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, at)  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        device = next(name for name, number in self._devices.items() if number == ordinal.value)
+        with self._context(device):
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), at)
+        return DeviceMemory(base.value, ident.value, device)
+
+    def export(self, memory: DeviceMemory) -> bytes:
+        handle = _Handle()
+        with self._context(memory.device):
+            self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(memory.base))
+        return ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
+
+    def map(self, device: str, handle: bytes) -> int:
+        base = ctypes.c_uint64()
+        with self._context(device):
+            given = _Handle.from_buffer_copy(handle)
+            self._call("cuIpcOpenMemHandle_v2", ctypes.byref(base), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        return base.value
+
+    def unmap(self, device: str, base: int) -> None:
+        with self._context(device):
+            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(base))
+
+    def storage(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        number = self._devices[device]
+        array = _CudaArray(pointer, size, owner)
+        return self._torch.as_tensor(array, device=f"cuda:{number}").untyped_storage()
+
+    def new_event(self, device: str) -> tuple[Any, bytes]:
+        event, handle = ctypes.c_void_p(), _Handle()
+        with self._context(device):
+            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | _INTERPROCESS))
+            self._call("cuIpcGetEventHandle", ctypes.byref(handle), event)
+        return event, ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
+
+    def open_event(self, device: str, handle: bytes) -> Any:
+        event = ctypes.c_void_p()
+        with self._context(device):
+            self._call("cuIpcOpenEventHandle", ctypes.byref(event), _Handle.from_buffer_copy(handle))
+        return event
+
+    def close_event(self, device: str, event: Any) -> None:
+        with self._context(device):
+            self._call("cuEventDestroy_v2", event)
+
+    def record(self, device: str, event: Any) -> None:
+        with self._context(device) as number:
+            self._call("cuEventRecord", event, self._stream(number))
+
+    def wait(self, device: str, event: Any) -> None:
+        with self._context(device) as number:
+            self._call("cuStreamWaitEvent", self._stream(number), event, ctypes.c_uint(0))
+
+    def is_done(self, device: str, event: Any) -> bool:
+        with self._context(device):
+            return bool(self._cuda.cuEventQuery(event) != _NOT_READY)

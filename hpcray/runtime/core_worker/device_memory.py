@@ -1,0 +1,350 @@
+"""Tensors in device memory of another process of this host, read in place.
+
+What a reader has to know (`DeviceSource`) travels with the value: for each allocation with tensors a handle, and an
+event for the work that fills them. The reader maps each allocation once, and makes tensors of parts of it. They hold
+the ref of the object that has the tensors, so its owner keeps them, and PyTorch does not use their memory again. A
+tensor that is dropped may still be read by work that its reader has queued: the ref goes when an event has shown that
+this is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, NamedTuple
+
+from hpcray.core.core_worker.device_mappings import Allocation, DeviceMappings, Place
+from hpcray.platform.device_driver import (
+    CudaDriver,
+    DeviceDriver,
+    DeviceDriverError,
+    DeviceMemory,
+    running_kernel,
+)
+
+_DRAIN_INTERVAL = 0.01
+"""Seconds between two looks whether work with dropped tensors is done."""
+_EXPIRE_INTERVAL = 1.0
+_HANDLES = 4096
+"""Handles of allocations that are kept, as PyTorch allocates in large pieces and uses them again."""
+
+
+class StorageSource(NamedTuple):
+    """A storage. allocation: its number in `DeviceSource.allocations`. offset, size: its part of that, in bytes."""
+
+    allocation: int
+    offset: int
+    size: int
+
+
+class TensorSource(NamedTuple):
+    """A tensor. storage: its number in `DeviceSource.storages`. first: its first element there."""
+
+    storage: int
+    dtype: Any
+    first: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+    is_parameter: bool
+
+
+class DeviceSource(NamedTuple):
+    """The tensors of a device object, for readers that can map their memory.
+
+    process: the one that has them. host: see `running_kernel`. allocations: number in that process, device, handle.
+    events: device and handle of the event after which the tensors are as they should be, one for each device.
+    """
+
+    process: bytes
+    host: str
+    allocations: list[tuple[int, str, bytes]]
+    events: list[tuple[str, bytes]]
+    storages: list[StorageSource]
+    tensors: list[TensorSource]
+
+    @property
+    def place(self) -> Place:
+        """Where the tensors are."""
+        return Place(self.process, self.host, {device for _, device, _ in self.allocations})
+
+
+class _DriverOfProcess:
+    """The driver of this process, found at its first use."""
+
+    driver: DeviceDriver | None = None
+    known = False
+
+
+def use_driver(driver: DeviceDriver | None) -> None:
+    """Use another driver than CUDA's in this process, for device objects made or read from now on."""
+    _DriverOfProcess.driver, _DriverOfProcess.known = driver, driver is not None
+
+
+def find_driver() -> DeviceDriver | None:
+    """Return the driver of the devices that this process can use; None: there are none."""
+    if not _DriverOfProcess.known:
+        _DriverOfProcess.known = True
+        try:
+            _DriverOfProcess.driver = CudaDriver()
+        except (DeviceDriverError, ImportError, AttributeError):  # an older driver lacks a function
+            _DriverOfProcess.driver = None
+    return _DriverOfProcess.driver
+
+
+def source_driver(tensors: Sequence[Any]) -> DeviceDriver | None:
+    """Return the driver of the devices with these tensors, of which there is one at least; None: they are elsewhere."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(_is_plain(torch, tensor) for tensor in tensors):
+        return None
+    if not _DriverOfProcess.known and not any(tensor.device.type == "cuda" for tensor in tensors):
+        return None
+    driver = find_driver()
+    return driver if driver is not None and all(map(driver.is_on_device, tensors)) else None
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    """Whether a tensor is nothing but a part of a storage."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not (
+            tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks
+        )
+        and not tensor.__dict__
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+class DeviceExports:
+    """The device memory of one process that others may map: its handles, and the events of its objects.
+
+    Not safe for threads.
+
+    Args:
+        process: id of this process.
+    """
+
+    def __init__(self, driver: DeviceDriver, process: bytes) -> None:
+        self._driver, self._process, self._host = driver, process, running_kernel()
+        self._handles: dict[int, bytes] = {}
+        self._events: dict[str, list[tuple[Any, bytes]]] = {}  # unused ones, by device
+        self._recorded: dict[bytes, list[tuple[str, Any, bytes]]] = {}
+
+    def describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceSource:
+        """Return what readers have to know of the tensors of an object, as all work with them that is queued now ends.
+
+        Raises:
+            DeviceDriverError: other processes cannot map them. Nothing is kept of them.
+        """
+        allocations: dict[int, tuple[int, DeviceMemory]] = {}
+        storages: dict[tuple[int, int], tuple[int, StorageSource]] = {}
+        found: list[TensorSource] = []
+        import torch
+
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            pointer = storage.data_ptr()
+            number = storages.get((pointer, storage.nbytes()), (-1, None))[0]
+            if number < 0:
+                memory = self._driver.find(pointer)
+                at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
+                number = len(storages)
+                part = StorageSource(at, pointer - memory.base, storage.nbytes())
+                storages[pointer, storage.nbytes()] = number, part
+            found.append(
+                TensorSource(
+                    number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()),
+                    tensor.requires_grad, type(tensor) is torch.nn.Parameter,
+                )
+            )  # fmt: skip
+        exported = [(memory.ident, memory.device, self._handle(memory)) for _, memory in allocations.values()]
+        events = self._record(oid, dict.fromkeys(device for _, device, _ in exported))
+        return DeviceSource(
+            self._process, self._host, exported, events, [storage for _, storage in storages.values()], found
+        )
+
+    def drop(self, oid: bytes) -> None:
+        """An object is freed: its events are used for others."""
+        for device, event, handle in self._recorded.pop(oid, ()):
+            self._events.setdefault(device, []).append((event, handle))
+
+    def _handle(self, memory: DeviceMemory) -> bytes:
+        handle = self._handles.pop(memory.ident, None)
+        if handle is None:
+            handle = self._driver.export(memory)
+            if len(self._handles) >= _HANDLES:
+                del self._handles[next(iter(self._handles))]
+        self._handles[memory.ident] = handle  # the last one that was used
+        return handle
+
+    def _record(self, oid: bytes, devices: Sequence[str] | dict[str, None]) -> list[tuple[str, bytes]]:
+        recorded = self._recorded[oid] = []
+        try:
+            for device in devices:
+                unused = self._events.get(device)
+                event, handle = unused.pop() if unused else self._driver.new_event(device)
+                recorded.append((device, event, handle))
+                self._driver.record(device, event)
+        except DeviceDriverError:
+            self.drop(oid)
+            raise
+        return [(device, handle) for device, _, handle in recorded]
+
+
+class _Use:
+    """One storage's use of a mapping. The storage keeps it alive."""
+
+    __slots__ = ("_allocation", "_held", "_mapped")
+
+    def __init__(self, mapped: MappedTensors, allocation: Allocation, held: object) -> None:
+        self._mapped, self._allocation, self._held = mapped, allocation, held
+
+    def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
+        if not finalizing():
+            self._mapped.released(self._allocation, self._held)
+
+
+class _Released(NamedTuple):
+    allocation: Allocation
+    event: Any
+    held: object
+
+
+class MappedTensors:
+    """Device memory of other processes that this process has mapped, and the thread that closes it.
+
+    Args:
+        process: id of this process.
+    """
+
+    def __init__(self, driver: DeviceDriver, process: bytes) -> None:
+        self.place = Place(process, running_kernel(), driver.devices().keys())
+        self._driver = driver
+        self._mappings = DeviceMappings()
+        self._lock = threading.Lock()
+        self._events: dict[str, deque[Any]] = {device: deque() for device in driver.devices()}
+        # Its `put` may be called by a destructor, wherever that runs.
+        self._queue: queue.SimpleQueue[_Released | None] = queue.SimpleQueue()
+        self._draining: deque[_Released] = deque()
+        self._thread: threading.Thread | None = None
+
+    def read(self, source: DeviceSource, held: object) -> list[Any]:
+        """Return tensors in the memory that `source` names. Later work of the current stream waits for that which fills
+        them.
+
+        Args:
+            held: kept until no work of this process uses the tensors any more.
+
+        Raises:
+            DeviceDriverError: their memory cannot be mapped. Nothing is kept.
+        """
+        import torch
+
+        storages: list[Any] = []
+        with self._lock:
+            self._start()
+            for device, handle in source.events:
+                event = self._driver.open_event(device, handle)
+                try:
+                    self._driver.wait(device, event)
+                finally:
+                    self._driver.close_event(device, event)
+            for one in source.storages:
+                ident, device, handle = source.allocations[one.allocation]
+                allocation = Allocation(source.process, ident, device)
+                base = self._map(allocation, handle)
+                use = _Use(self, allocation, held)
+                storages.append(self._driver.storage(device, base + one.offset, one.size, use))
+        tensors = []
+        for each in source.tensors:
+            storage = storages[each.storage]
+            tensor = torch.empty(0, dtype=each.dtype, device=storage.device)
+            tensor.set_(storage, each.first, each.shape, each.strides)
+            if each.is_parameter:
+                tensor = torch.nn.Parameter(tensor, each.requires_grad)
+            tensors.append(tensor.requires_grad_() if each.requires_grad else tensor)
+        return tensors
+
+    def _map(self, allocation: Allocation, handle: bytes) -> int:
+        """The base of an allocation here, used once more (lock held)."""
+        base = self._mappings.use(allocation)
+        if base is None:
+            self._mappings.opened(allocation, self._driver.map(allocation.device, handle), monotonic())
+            base = self._mappings.use(allocation)
+            assert base is not None
+        return base
+
+    def released(self, allocation: Allocation, held: object) -> None:
+        """A storage was dropped. Called by destructors, in any thread: waits for nothing."""
+        event, device = None, allocation.device
+        try:
+            unused = self._events[device]
+            try:
+                event = unused.pop()
+            except IndexError:
+                event, _ = self._driver.new_event(device)
+            self._driver.record(device, event)
+        except DeviceDriverError:
+            event = None  # a device in this state runs nothing any more
+        self._queue.put(_Released(allocation, event, held))
+
+    def close(self) -> None:
+        """End the thread; close what has no tensors."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    # ------------------------------------------------------------ the thread
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="hpcray-device-memory", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            pause = _DRAIN_INTERVAL if self._draining else _EXPIRE_INTERVAL if len(self._mappings) else None
+            with contextlib.suppress(queue.Empty):
+                item = self._queue.get(timeout=pause)
+                if item is None:
+                    break
+                self._draining.append(item)
+                del item  # or its ref stays until the next one comes
+            self.step(monotonic())
+        self._close_mappings(self._mappings.clear())
+
+    def step(self, now: float) -> None:
+        """Let go of dropped tensors whose work is done; close what has been idle for long. For the thread, and tests
+        without it."""
+        self._take_queued()
+        for _ in range(len(self._draining)):
+            self._settle(self._draining.popleft(), now)
+        with self._lock:
+            self._close_mappings(self._mappings.expire(now))
+
+    def _take_queued(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while (item := self._queue.get_nowait()) is not None:
+                self._draining.append(item)
+            self._queue.put(None)
+
+    def _settle(self, one: _Released, now: float) -> None:
+        device = one.allocation.device
+        if one.event is not None:
+            if not self._driver.is_done(device, one.event):
+                self._draining.append(one)
+                return
+            self._events[device].append(one.event)
+        with self._lock:
+            self._mappings.unuse(one.allocation, now)
+
+    def _close_mappings(self, closed: Sequence[tuple[Allocation, int]]) -> None:
+        for allocation, base in closed:
+            with contextlib.suppress(DeviceDriverError):  # the process that had it may be gone
+                self._driver.unmap(allocation.device, base)

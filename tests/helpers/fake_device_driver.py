@@ -1,0 +1,245 @@
+"""A driver of devices without devices: their memory is files that processes map, as CUDA's IPC would have it.
+
+It notes what a real driver does not forgive in the file `misuse` of its directory: an allocation that is mapped twice,
+a mapping closed while tensors use it, a block of memory used again while a reader's work may use it, a read that waits
+for nothing. Memory and events of a process that has ended cannot be opened. Work of a stream is a number: what is
+queued (`queue_work`) is done when the test says so (`finish_work`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcray.platform.device_driver import DeviceDriverError, DeviceMemory
+
+SEGMENT = 1 << 20
+"""Bytes of an allocation; tensors are parts of it, as with PyTorch's caching allocator."""
+_UNIT = 512
+
+
+class _Array:
+    """Memory at an address, for NumPy. owner: kept as long as it is used."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+class _Segment:
+    def __init__(self, path: Path, writable_size: int = 0) -> None:
+        with path.open("r+b" if not writable_size else "w+b") as file:
+            if writable_size:
+                file.truncate(writable_size)
+            self.map = mmap.mmap(file.fileno(), 0)
+        self.path, self.size = path, len(self.map)
+        self.base = np.frombuffer(self.map, np.uint8).ctypes.data
+        self.users = 0
+        self.top = 0
+
+
+def _check_alive(handle: str) -> None:
+    with open(f"/proc/{handle.rpartition('-')[2]}/stat", encoding="ascii") as file:
+        if file.read().rpartition(") ")[2].startswith("Z"):
+            raise ProcessLookupError("the process that has the memory is dead")
+
+
+class FakeDeviceDriver:
+    """Devices of one process.
+
+    Args:
+        directory: of this host's devices. name: of the process, for what it notes. visible: the devices it can use.
+    """
+
+    def __init__(self, directory: Path | str, name: str = "", visible: tuple[str, ...] = ("gpu-0",)) -> None:
+        self.directory, self.name = Path(directory), name or f"process {os.getpid()}"
+        self.visible = visible
+        self.queued = self.done = 0
+        self.opened: list[str] = []
+        """Handles of the allocations that were mapped, in order."""
+        self.exports = True
+        """Whether allocations can be exported."""
+        self._own: dict[int, tuple[_Segment, int]] = {}
+        self._mapped: dict[int, tuple[_Segment, str]] = {}
+        self._free: dict[int, list[int]] = {}
+        self._idents = itertools.count(1)
+        self._events: dict[int, Path] = {}
+        self._foreign: set[Path] = set()
+        self._marks: list[tuple[int, Path]] = []
+
+    # ------------------------------------------------------------ for tests
+
+    def tensor(self, length: int, value: float = 0.0) -> Any:
+        """A new tensor of float32 in memory of the device."""
+        size = -(-max(1, length * 4) // _UNIT) * _UNIT
+        address = self._block(size)
+        array = np.asarray(_Array(address, size, self))
+        weakref.finalize(array, self._free.setdefault(size, []).append, address)
+        return torch.from_numpy(array).view(torch.float32)[:length].fill_(value)
+
+    def _block(self, size: int) -> int:
+        free = self._free.get(size)
+        if free:
+            address = free.pop()
+            segment = self._segment_of(address)
+            assert segment is not None
+            for mark in self.directory.glob(f"use.{segment.path.name}.{address - segment.base}.*"):
+                self.misuse(f"a block is used again while a reader has it: {mark.name}")
+            return address
+        for segment, _ in self._own.values():
+            if segment.top + size <= segment.size:
+                segment.top += size
+                return segment.base + segment.top - size
+        segment = self.allocate(max(SEGMENT, size))
+        segment.top = size
+        return segment.base
+
+    def allocate(self, size: int) -> _Segment:
+        """New memory, of which parts are tensors."""
+        ident = next(self._idents)
+        segment = _Segment(self.directory / f"memory-{self.name.replace(' ', '-')}-{ident}-{os.getpid()}", size)
+        self._own[segment.base] = segment, ident
+        return segment
+
+    def queue_work(self) -> None:
+        """Work of the stream begins that has not ended."""
+        self.queued += 1
+
+    def finish_work(self) -> None:
+        """All work that was queued ends."""
+        self.done = self.queued
+        kept = []
+        for ticket, mark in self._marks:
+            if ticket <= self.done:
+                mark.unlink()
+            else:
+                kept.append((ticket, mark))
+        self._marks = kept
+
+    def misuse(self, text: str) -> None:
+        """Note what a real driver does not forgive."""
+        with (self.directory / "misuse").open("a", encoding="utf-8") as file:
+            file.write(f"{self.name}: {text}\n")
+
+    @property
+    def mapped(self) -> list[str]:
+        """Handles of the allocations of other processes that are mapped now."""
+        return [handle for _, handle in self._mapped.values()]
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Blocks of tensors that are alive here."""
+        taken = sum(segment.top for segment, _ in self._own.values())
+        return taken - sum(size * len(free) for size, free in self._free.items())
+
+    def _segment_of(self, pointer: int) -> _Segment | None:
+        for segment in (*(one for one, _ in self._own.values()), *(one for one, _ in self._mapped.values())):
+            if segment.base <= pointer < segment.base + segment.size:
+                return segment
+        return None
+
+    # ------------------------------------------------------------ the protocol
+
+    def devices(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.visible)}
+
+    def is_on_device(self, tensor: Any) -> bool:
+        return self._segment_of(tensor.untyped_storage().data_ptr()) is not None
+
+    def find(self, pointer: int) -> DeviceMemory:
+        segment = self._segment_of(pointer)
+        if segment is None or segment.base not in self._own:
+            raise DeviceDriverError("this memory is of another process")
+        return DeviceMemory(segment.base, self._own[segment.base][1], self.visible[0])
+
+    def export(self, memory: DeviceMemory) -> bytes:
+        if not self.exports:
+            raise DeviceDriverError("this memory cannot be exported")
+        return str(self._own[memory.base][0].path).encode()
+
+    def map(self, device: str, handle: bytes) -> int:
+        name = handle.decode()
+        if device not in self.visible:
+            raise DeviceDriverError(f"there is no {device}")
+        if name in self.mapped:
+            self.misuse(f"{name} is mapped twice")
+        if any(str(segment.path) == name for segment, _ in self._own.values()):
+            raise DeviceDriverError("a process cannot map what it has exported")
+        try:
+            _check_alive(name)
+            segment = _Segment(Path(name))
+        except OSError as error:
+            raise DeviceDriverError(f"{error}") from error
+        self._mapped[segment.base] = segment, name
+        self.opened.append(name)
+        return segment.base
+
+    def unmap(self, device: str, base: int) -> None:
+        if base not in self._mapped:
+            self.misuse("what is not mapped was closed")
+            return
+        segment, name = self._mapped.pop(base)
+        if segment.users:
+            self.misuse(f"{name} was closed while {segment.users} tensors use it")
+
+    def storage(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        segment = self._segment_of(pointer)
+        if segment is None or pointer + size > segment.base + segment.size:
+            raise DeviceDriverError("there is no such memory")
+        segment.users += 1
+        serial = next(self._idents)
+        name = self.name.replace(" ", "-")
+        mark = self.directory / f"use.{segment.path.name}.{pointer - segment.base}.{name}.{serial}"
+        mark.touch()
+        array = np.asarray(_Array(pointer, size, owner))
+        weakref.finalize(array, self._dropped, segment, mark)
+        return torch.from_numpy(array).untyped_storage()
+
+    def _dropped(self, segment: _Segment, mark: Path) -> None:
+        segment.users -= 1
+        if self.queued > self.done:
+            self._marks.append((self.queued, mark))
+        else:
+            mark.unlink()
+
+    def new_event(self, device: str) -> tuple[int, bytes]:
+        event = next(self._idents)
+        path = self._events[event] = self.directory / f"event-{self.name.replace(' ', '-')}-{event}-{os.getpid()}"
+        path.write_text("never", encoding="ascii")
+        return event, str(path).encode()
+
+    def open_event(self, device: str, handle: bytes) -> Path:
+        path = Path(handle.decode())
+        try:
+            _check_alive(path.name)
+        except OSError as error:
+            raise DeviceDriverError(f"{error}") from error
+        self._foreign.add(path)
+        return path
+
+    def close_event(self, device: str, event: Any) -> None:
+        if event in self._foreign:
+            self._foreign.remove(event)
+        else:
+            self.misuse("an event was closed that is not open")
+
+    def record(self, device: str, event: int) -> None:
+        self._events[event].write_text(str(self.queued), encoding="ascii")
+
+    def wait(self, device: str, event: Any) -> None:
+        if event not in self._foreign or event.read_text(encoding="ascii") == "never":
+            self.misuse("an event was waited for that is closed, or was never recorded")
+
+    def is_done(self, device: str, event: int) -> bool:
+        return int(self._events[event].read_text(encoding="ascii")) <= self.done
+
+    def leaks(self) -> list[str]:
+        """What is still open at the end."""
+        return [*self.mapped, *map(str, self._foreign)]
