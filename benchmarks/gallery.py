@@ -147,8 +147,8 @@ def write_pages(found: dict[str, dict[str, dict[str, list[float]]]], ray: str) -
         for engine in ("hpcray", program.beside):
             figures = found[program.name][engine]
             totals[engine] = statistics.median(figures["total"])
-            work = f"{statistics.median(figures['work']):.1f} s" if figures["work"] else ""
-            table.append(f"| {full_name(engine, ray)} | {work} | {totals[engine]:.1f} s |")
+            work = f" {statistics.median(figures['work']):.1f} s" if figures["work"] else ""
+            table.append(f"| {full_name(engine, ray)} |{work} | {totals[engine]:.1f} s |")
         text = page.read_text()
         new = re.sub(r"^\| \| the work itself.*?(?=\n\n)", lambda _, t=table: "\n".join(t), text, flags=re.M | re.S)
         if new == text and table[0] not in text:

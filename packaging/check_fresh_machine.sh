@@ -61,7 +61,11 @@ in_machine() { # MACHINE USER COMMAND...: in namespaces of its own, which end wi
         mount -t proc proc "$machine/proc"
         mount --bind /sys "$machine/sys"
         mount -t tmpfs -o mode=1777,size=1g shm "$machine/dev/shm"
-        exec chroot --userspec="$user:$user" "$machine" env -i HOME="$(chroot "$machine" sh -c "echo ~$user")" LANG=C.UTF-8 \
+        mkdir -p "$machine/dev/pts"
+        mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 pts "$machine/dev/pts"
+        ln -sf pts/ptmx "$machine/dev/ptmx"
+        # A shell that starts this in the background lets it ignore SIGINT.
+        exec env --default-signal=INT,QUIT chroot --userspec="$user:$user" "$machine" env -i HOME="$(chroot "$machine" sh -c "echo ~$user")" LANG=C.UTF-8 \
             PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive \
             PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_DEFAULT_TIMEOUT=180 \
             ${PIP_INDEX_URL:+PIP_INDEX_URL="$PIP_INDEX_URL"} ${PIP_CERT:+PIP_CERT=/etc/ssl/certs/ca-certificates.crt} "$@"

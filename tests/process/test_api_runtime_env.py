@@ -273,7 +273,8 @@ class TestPython:
         task = ray.remote(runtime_env={"py_executable": command, "env_vars": {"HPCRAY_TEST_Q": "2"}})(
             lambda: (os.environ["HPCRAY_TEST_PY"], os.environ["HPCRAY_TEST_Q"], os.nice(0), sys.flags.utf8_mode)
         )
-        assert ray.get([task.remote(), task.remote()]) == [("1", "2", 5, 1)] * 2
+        niceness = min(19, os.nice(0) + 5)  # the tests may themselves be nice
+        assert ray.get([task.remote(), task.remote()]) == [("1", "2", niceness, 1)] * 2
 
     @pytest.mark.parametrize("last_line", ['exec {} "$@"', '{} "$@"'])
     def test_a_script_of_the_working_dir(self, project, last_line):

@@ -83,7 +83,8 @@ def test_variables_and_what_is_made_once(session):
 
 def test_another_command(session):
     task = ray.remote(lambda: (os.nice(0), os.environ["HPCRAY_TEST_PREFIX"]))
-    assert ray.get(task.options(runtime_env={"hpcray_test_command": 7}).remote()) == (7, "1")
+    niceness = min(19, os.nice(0) + 7)  # the tests may themselves be nice
+    assert ray.get(task.options(runtime_env={"hpcray_test_command": 7}).remote()) == (niceness, "1")
 
 
 def test_a_plugin_that_takes_too_long(session):

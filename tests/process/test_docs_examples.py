@@ -159,6 +159,8 @@ def busy(tmp_path: Path, own_sessions: None) -> Iterator[dict[str, str]]:
 
 @examples("bash", "console", mode=BESIDE)
 def test_commands_inspect_a_running_job(block: Block, place: Path, busy: dict[str, str]) -> None:
+    if "curl " in block.text and shutil.which("curl") is None:
+        pytest.skip("no curl; hint: apt-get install curl")
     ended = shell(block.commands, busy)
     if "hpcray why" in block.text:
         assert "task outer was sent to" in ended.out and "Actor" in ended.out
