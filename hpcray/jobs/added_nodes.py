@@ -18,7 +18,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.batch_queue import query_batch, submit_batch
-from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, WILL_NOT_START, query_reason, query_state
+from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_reason, query_state
 from hpcray.jobs.submission import (
     LOCAL,
     JobRequest,
@@ -30,7 +30,7 @@ from hpcray.jobs.submission import (
     without_outer_job,
 )
 from hpcray.jobs.submitted_job import default_folder
-from hpcray.platform.batch_systems import SLURM
+from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
