@@ -21,6 +21,8 @@ from hpcray.runtime.core_worker.object_writer import ObjectWriter
 
 _LOOK_INTERVAL = 0.02
 _AT_ONCE = 32
+_MOST_TRIES = 4
+"""Nodes that are asked for a copy of one object: the first may have no room, or leave or die itself."""
 _LONGEST_LOOK_INTERVAL = 0.5
 _ASK_AGAIN = 2.0
 """Seconds after which a borrower is asked again: its node may have had no room, or an object may have moved."""
@@ -33,25 +35,27 @@ class ObjectEvacuation:
         self._context = context
 
     def begin(self, msg: m.Evacuate) -> None:
-        """Have each object of this process that only `msg.node` has kept on one of `msg.targets`; this node is
-        preferred, as far as it has room. The answer follows when all are copied or cannot be."""
-        self._go_on(msg, set(), {})
+        """Have each object of this process that only `msg.node` has kept on one of `msg.targets`. The answer follows
+        when all are copied or cannot be."""
+        self._go_on(msg, {}, {})
 
-    def _go_on(self, msg: m.Evacuate, tried: set[bytes], waiters: dict[bytes, Waiter]) -> None:
+    def _go_on(self, msg: m.Evacuate, tries: dict[bytes, int], waiters: dict[bytes, Waiter]) -> None:
+        """tries: by object, how many targets were asked. waiters: for the answers of the last of them."""
         context, table = self._context, self._context.table
         under_way = {}
         for oid, waiter in waiters.items():
             if waiter.count > 0:
                 under_way[oid] = waiter
             else:
-                table.replicas.take_failure(oid, self._target(oid, msg))  # no other reads it
-        left = [oid for oid in self._only_there(msg.node) if oid not in tried]
+                table.replicas.take_failure(oid, self._target(oid, msg, tries[oid]))  # no other reads it
+        most = min(len(msg.targets), _MOST_TRIES)
+        left = [oid for oid in self._only_there(msg.node) if oid not in under_way and tries.get(oid, 0) < most]
         for oid in left[: _AT_ONCE - len(under_way)]:
-            tried.add(oid)
+            tries[oid] = tries.get(oid, 0) + 1
             under_way[oid] = Waiter()
-            table.recovery.replicate(oid, self._target(oid, msg), under_way[oid])
+            table.recovery.replicate(oid, self._target(oid, msg, tries[oid]), under_way[oid])
         if under_way:
-            context.engine.add_timer(monotonic() + _LOOK_INTERVAL, lambda now: self._go_on(msg, tried, under_way))
+            context.engine.add_timer(monotonic() + _LOOK_INTERVAL, lambda now: self._go_on(msg, tries, under_way))
         else:
             context.engine.send(raylet_of(context.node), m.Evacuated(msg.node))
         context.engine.flush()
@@ -63,8 +67,9 @@ class ObjectEvacuation:
             oid for oid, entry in entries if entry.state == STORED and entry.nodes == [node] and owner_of(oid) == me
         ]
 
-    def _target(self, oid: bytes, msg: m.Evacuate) -> int:
-        return msg.targets[int.from_bytes(oid[-8:], "big") % len(msg.targets)]
+    def _target(self, oid: bytes, msg: m.Evacuate, number: int) -> int:
+        """The first, second, ... of the targets for this object."""
+        return msg.targets[(int.from_bytes(oid[-8:], "big") + number - 1) % len(msg.targets)]
 
 
 class ObjectHandover:
