@@ -59,16 +59,16 @@ def after(node: int) -> int:
 
 
 def test_an_object_is_copied_and_its_owner_says_so(process: Any) -> None:
-    ObjectEvacuation(process).begin(m.Evacuate(LEAVES, TARGETS))
+    ObjectEvacuation(process, m.Evacuate(LEAVES, TARGETS)).go_on()
     assert process.opened() == [first_target()] and not process.sent
     process.table.recovery.on_replica(put_id(), first_target(), "")
     process.look()
-    assert process.sent == [m.Evacuated(LEAVES)] and not process.timers and not process.opened()
+    assert process.sent == [m.Evacuated(LEAVES)] and not process.opened()
 
 
 def test_a_target_that_has_no_room_or_dies_is_followed_by_the_next(process: Any) -> None:
     one, other, third = first_target(), after(first_target()), after(after(first_target()))
-    ObjectEvacuation(process).begin(m.Evacuate(LEAVES, TARGETS))
+    ObjectEvacuation(process, m.Evacuate(LEAVES, TARGETS)).go_on()
     assert process.opened() == [one]
     process.table.recovery.on_replica(put_id(), one, "there is no room")
     process.look()
@@ -80,7 +80,7 @@ def test_a_target_that_has_no_room_or_dies_is_followed_by_the_next(process: Any)
     process.table.recovery.on_replica(put_id(), third, "there is no room")
     process.look()
     assert process.sent == [m.Evacuated(LEAVES)], "none can take it"
-    assert not process.table.replicas.failed and not process.timers
+    assert not process.table.replicas.failed and not process.opened()
 
 
 def test_a_target_that_has_left_before_is_not_waited_for(process: Any) -> None:
@@ -88,12 +88,45 @@ def test_a_target_that_has_left_before_is_not_waited_for(process: Any) -> None:
     process.table.recovery.mark_node_dead(first_target())
     process.table.recovery.node_died(first_target(), "it left")
     process.table.said()
-    ObjectEvacuation(process).begin(m.Evacuate(LEAVES, TARGETS))
+    ObjectEvacuation(process, m.Evacuate(LEAVES, TARGETS)).go_on()
     process.look()
     assert process.opened() == [after(first_target())]
     process.table.recovery.on_replica(put_id(), after(first_target()), "")
     process.look()
     assert process.sent == [m.Evacuated(LEAVES)]
+
+
+def test_what_an_actor_of_the_node_returns_after_the_answer_is_copied_too(process: Any) -> None:
+    ObjectEvacuation(process, m.Evacuate(LEAVES, TARGETS)).go_on()
+    process.table.recovery.on_replica(put_id(), first_target(), "")
+    process.look()
+    assert process.sent == [m.Evacuated(LEAVES)]
+    process.table.stored(put_id(2), node=LEAVES)
+    process.opened()
+    process.look()
+    assert len(process.opened()) == 1
+    process.table.recovery.mark_node_dead(LEAVES)
+    process.table.recovery.node_died(LEAVES, "it left")
+    process.table.recovery.on_replica(put_id(2), TARGETS[0], "")
+    while process.timers:
+        process.table.replicas.fail_all("the test ends")
+        process.look()
+    assert process.sent == [m.Evacuated(LEAVES)], "there is one answer"
+
+
+def test_many_objects_are_copied_a_few_at_a_time(process: Any) -> None:
+    for number in range(2, 101):
+        process.table.stored(put_id(number), node=LEAVES)
+    ObjectEvacuation(process, m.Evacuate(LEAVES, TARGETS)).go_on()
+    copied, asked = 0, [(msg.id, dest[1]) for dest, msg in process.table.said()]
+    while not process.sent:
+        assert 0 < len(asked) <= 32
+        for oid, node in asked:
+            process.table.recovery.on_replica(oid, node, "")
+        copied += len(asked)
+        process.look()
+        asked = [(msg.id, dest[1]) for dest, msg in process.table.said() if isinstance(msg, m.Open)]
+    assert copied == 100 and process.sent == [m.Evacuated(LEAVES)]
 
 
 def test_a_copy_on_a_dead_node_is_refused_at_once() -> None:
