@@ -18,7 +18,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.batch_queue import query_batch, submit_batch
-from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, WILL_NOT_START, query_reason, query_state
+from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_reason, query_state
 from hpcray.jobs.submission import (
     LOCAL,
     JobRequest,
@@ -30,13 +30,13 @@ from hpcray.jobs.submission import (
     without_outer_job,
 )
 from hpcray.jobs.submitted_job import default_folder
-from hpcray.platform.batch_systems import SLURM
+from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
 from hpcray.platform.private_file import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
 from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
-from hpcray.runtime.node.node_command import added_job_name, batch_script, node_command
+from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name, batch_script, node_command
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
@@ -71,8 +71,8 @@ def scale(
         to: so many in all, instead of `nodes`.
         time: limit of the new nodes, as for `submit`; they leave the job in good order before it.
         gpus, cpus, mem: of each new node.
-        partition, sbatch: of the batch job, as for `submit`. The end of the job cancels its batch jobs by their name:
-            not one that gets another `job-name`.
+        partition, sbatch: of the batch job, as for `submit`. The end of the job cancels its batch jobs, those of Slurm
+            by their name: not one that gets another `job-name`.
         executor: "slurm", "pbs", "flux", "local" (processes on this machine), or "auto".
         wait: return when the new nodes are in.
         address: the job, as for the commands' `--job`: Slurm's id, the session's name, or a session directory; default:
@@ -109,6 +109,7 @@ def scale(
     else:
         log = _batch_log(token, os.urandom(4).hex())  # its name is needed before there is an id
         started = [submit_batch(kind, batch_request(request, log), _node_script(request, token))]
+        _note_batch_job(where, kind, started[0])
     if wait and kind == LOCAL:
         _wait_for_nodes(where, len(known) + more, lambda missing: _check_processes(started, log))
     elif wait:
@@ -276,6 +277,12 @@ def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
         "no-kill": True,
         **request.sbatch,
     }
+
+
+def _note_batch_job(where: str, kind: str, job_id: str) -> None:
+    """Have the head cancel this batch job when the job ends. Those of Slurm it finds by their name."""
+    noted = msgspec.msgpack.encode([job_id.encode(), kind.encode(), True, ADDED_JOBS])
+    ask_head(where, GcsCall(REQUEST, "kv_put", noted), _QUERY_TIMEOUT)
 
 
 def _node_script(request: JobRequest, token: str) -> str:

@@ -21,11 +21,6 @@ _RUNNING |= {"STOPPED": "RUNNING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PE
 
 
 _NO_REASON = ("", "None", "(null)")
-WILL_NOT_START = frozenset({
-    "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "JobHeldAdmin", "JobHeldUser",
-    "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit",
-})  # fmt: skip
-"""Reasons of Slurm for which a job waits until it is changed by hand, or released, or its partition is."""
 
 
 class _Cache:

@@ -20,6 +20,12 @@ from msgspec import Struct
 
 SLURM, PBS, FLUX = "slurm", "pbs", "flux"
 _MB = 1 << 20
+HELD_BY_USER = "JobHeldUser"
+WILL_NOT_START = frozenset({
+    "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "JobHeldAdmin", HELD_BY_USER,
+    "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit",
+})  # fmt: skip
+"""Reasons of Slurm for which a job waits until it is changed by hand, or released, or its partition is."""
 _PBS_CONFIGURATION = "/etc/pbs.conf"
 _PBS_NAME = re.compile(r"[^A-Za-z0-9_.+-]+")
 _LONGEST_PBS_NAME = 200

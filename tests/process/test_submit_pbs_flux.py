@@ -150,3 +150,13 @@ def test_nodes_are_added_by_a_batch_job(kind: str, tmp_path: Path, leak_check: L
     finally:
         ray.shutdown()
     wait_until((tmp_path / f"{job}.code").exists, "the end of the batch job")
+
+
+def test_the_end_of_the_job_cancels_batch_jobs_of_nodes_that_have_not_come(
+    kind: str, tmp_path: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcray.jobs.added_nodes.node_command", lambda *given: ["sleep", "600"])  # it never joins
+    with ray.init(num_cpus=1):
+        (job,) = scale(1, cpus=1, executor=kind)
+    wait_until((tmp_path / f"{job}.code").exists, "the end of the batch job")
+    assert calls(tmp_path)[-1] == (["qdel", job] if kind == "pbs" else ["flux", "cancel", job])

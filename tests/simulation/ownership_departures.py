@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ASK_AGAIN = 300
 """Events after which a borrower is asked again."""
+MOST_TRIES = 4
 MOST_LOOKS = 400
 """Looks after which the time of a node that leaves is up."""
 
@@ -59,6 +60,8 @@ class Departing:
         self._looks: dict[int, int] = {}
         self._asked_at: dict[tuple[bytes, bytes], int] = {}
         self._copied: dict[tuple[int, bytes], Waiter] = {}
+        self._tries: dict[tuple[int, bytes], int] = {}
+        self._targets: dict[int, list[int]] = {}
 
     @property
     def acting(self) -> list[Process]:
@@ -74,6 +77,9 @@ class Departing:
         self.departures -= 1
         self.leaving.add(store.node)
         self._looks[store.node] = 0
+        self._targets[store.node] = [
+            other.node for other in self.stores if other.alive and other.node not in self.leaving
+        ]
         for process in [process for process in self.living if process.node == store.node]:
             for frame in [frame for frame in process.frames if frame.task is not None]:
                 process.finish(frame, [], False, False)
@@ -114,15 +120,17 @@ class Departing:
         return bool(lent)
 
     def evacuate(self, process: Process, node: int) -> bool:
-        """`ObjectEvacuation`: whether an object of this process is on its way from there."""
-        others = [store.node for store in self.stores if store.alive and store.node not in self.leaving]
-        targets = [other for other in others if other != process.node]
+        """`ObjectEvacuation`: whether an object of this process is on its way from there. Its targets may leave before
+        it is."""
+        targets = self._targets[node]
         for oid, entry in list(process.table.entries.items()):
-            if targets and owner_of(oid) == process.id and entry.state == STORED and entry.nodes == [node]:
-                target = targets[int.from_bytes(oid[-8:], "big") % len(targets)]
-                if (node, oid) not in self._copied and target not in process.table.dead_nodes:
+            if owner_of(oid) == process.id and entry.state == STORED and entry.nodes == [node]:
+                waiter, tries = self._copied.get((node, oid)), self._tries.get((node, oid), 0)
+                if (waiter is None or waiter.count <= 0) and tries < min(len(targets), MOST_TRIES):
+                    place = int.from_bytes(oid[-8:], "big") + tries
+                    self._tries[node, oid] = tries + 1
                     self._copied[node, oid] = Waiter()
-                    process.table.recovery.replicate(oid, target, self._copied[node, oid])
+                    process.table.recovery.replicate(oid, targets[place % len(targets)], self._copied[node, oid])
         return any(
             waiter.count > 0 and owner_of(oid) == process.id for (of, oid), waiter in self._copied.items() if of == node
         )

@@ -89,7 +89,7 @@ class Store:
 
     def open(self, src: bytes, msg: m.Open, visit: bool) -> None:
         oid = msg.id
-        if msg.pin_replica and src == owner_of(oid) and node_of(src) == self.node:
+        if msg.pin_replica and not msg.nodes and node_of(src) == self.node:
             assert src in self.pins.get(oid, ()), f"{src.hex()} keeps {oid.hex()}, which it has not pinned"
             self.kept.add(oid)
         elif visit and self.world.is_full():

@@ -84,8 +84,9 @@ INSIDE = {
     "pins.entry_gone", "pins.node_died", "refs.process_died", "recovery.process_died", "recovery.not_found",
     "recovery.not_found_at_neighbor", "recovery.lose", "recovery.revive", "recovery.set_lost", "recovery.forget_task",
     "recovery.hibernate", "recovery.set_inline_again", "recovery.free_copies", "recovery.entry_dropped",
-    "recovery.found_copy", "lineage.keep", "lineage.return_gone", "replicas.pin_copy", "replicas.answered",
-    "replicas.object_gone", "replicas.fail_all", "replicas.node_died", "hints.add", "hints.adopt", "hints.forget",
+    "recovery.found_copy", "lineage.keep", "lineage.return_gone", "replicas.pin_copy", "replicas.refuse",
+    "replicas.answered", "replicas.object_gone", "replicas.fail_all", "replicas.node_died", "hints.add", "hints.adopt",
+    "hints.forget",
     "hints.owner_died",
 }  # fmt: skip
 """Methods that only the table and its parts call; `record_creation_sites` decides nothing."""

@@ -13,6 +13,7 @@ from hpcray.common.resources import to_units
 from hpcray.core.gcs.autoscaler import (
     CANCEL_AFTER,
     END_TIMEOUT,
+    HELD,
     PENDING,
     QUEUED,
     RUNNING,
@@ -56,6 +57,7 @@ class World:
     waits: list[float]
     failing: float = 0.0
     refusals: int = 0
+    held: int = 0
     seed: int = 0
     now: float = 1000.0
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -125,7 +127,9 @@ class World:
                 names = [f"{len(self.jobs) + index}" for index in range(action.count)]
                 for name in names:
                     wait = self.rng.choice(self.waits)
-                    self.jobs[name] = Job(action.node_type, self.now + wait, self.rng.random() < self.failing)
+                    self.jobs[name] = job = Job(action.node_type, self.now + wait, self.rng.random() < self.failing)
+                    if self.held > 0:
+                        self.held, job.state = self.held - 1, HELD
                 self.autoscaler.launched(self.now, action.request, names)
             elif isinstance(action, Terminate):
                 for name in action.instances:
@@ -137,7 +141,7 @@ class World:
 
     def end(self, name: str, how: str) -> None:
         job = self.jobs[name]
-        if job.state in (PENDING, RUNNING):
+        if job.state in (PENDING, RUNNING, HELD):
             job.state = how
             if job.node >= 0:
                 self.lose(job.node)
@@ -178,7 +182,7 @@ class World:
             self.step()
 
     def living_jobs(self) -> list[str]:
-        return [name for name, job in self.jobs.items() if job.state in (PENDING, RUNNING)]
+        return [name for name, job in self.jobs.items() if job.state in (PENDING, RUNNING, HELD)]
 
 
 def world(waits: list[float], max_nodes: int = 6, **given: object) -> World:
@@ -257,6 +261,26 @@ def test_jobs_that_fail_are_not_submitted_without_end_and_are_reported_once() ->
     gaps = [b - a for a, b in zip(sim.submissions, sim.submissions[1:], strict=False)]
     assert gaps == sorted(gaps) and gaps[-1] > 4 * gaps[0], "each later than the one before"
     assert len(sim.reports) == 1 and "gpus" in sim.reports[0]
+
+
+def test_a_batch_job_that_will_not_start_is_cancelled_and_tried_again_later() -> None:
+    """It would count for ever as the node that the demand gets."""
+    sim = world([1.0], held=3)
+    sim.waiting = [(GPU, 5.0)] * 8
+    sim.run(300, until_idle=True)
+    assert not sim.waiting and len(sim.submissions) <= 5 and len(sim.reports) == 1, sim.reports
+    assert "will not start" in sim.reports[0]
+    assert [job.state for job in sim.jobs.values()].count("CANCELLED") >= 3 and HELD not in {
+        job.state for job in sim.jobs.values()
+    }
+
+
+def test_a_new_head_cancels_what_will_not_start() -> None:
+    sim = world([1.0], held=1)
+    sim.jobs["held"] = Job("gpus", sim.now, False, HELD)
+    sim.new_head()
+    sim.run(10)
+    assert sim.jobs["held"].state == "CANCELLED"
 
 
 def test_a_full_queue_is_tried_again_later_and_one_success_begins_anew() -> None:

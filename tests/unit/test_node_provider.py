@@ -108,7 +108,8 @@ def test_a_site_without_arrays_gets_single_jobs(provider: JobNodeProvider, tmp_p
 
 
 def test_the_queue_is_read_with_reasons_and_last_words(provider: JobNodeProvider, tmp_path: Path) -> None:
-    rows = "7_1|PENDING|a|Priority\\n7_2|CONFIGURING|a|None\\n7_3|COMPLETING|a|None\\n8|FAILED|a|NonZeroExitCode"
+    rows = "7_1|PENDING|a|Priority\\n7_2|CONFIGURING|a|None\\n7_3|COMPLETING|a|None\\n8|FAILED|a|NonZeroExitCode\\n"
+    rows += "9|PENDING|a|PartitionTimeLimit\\n10|PENDING|a|JobHeldUser"
     answers(tmp_path, "squeue", f"printf '{rows}\\n'")
     (tmp_path / "nodes-8.out").write_text("hpcray: starting\nhpcray: no arena\n\n")
     found: list[dict[str, InstanceState]] = []
@@ -120,6 +121,8 @@ def test_the_queue_is_read_with_reasons_and_last_words(provider: JobNodeProvider
             "7_2": InstanceState("a", "PENDING", "None"),
             "7_3": InstanceState("a", "RUNNING"),
             "8": InstanceState("a", "FAILED", "no arena"),
+            "9": InstanceState("a", "HELD", "PartitionTimeLimit"),
+            "10": InstanceState("a", "PENDING", "JobHeldUser"),
         }
     ]
     answers(tmp_path, "squeue", "exit 1")

@@ -214,6 +214,13 @@ class Replication:
             nodes.add(node)
             self._send(raylet_of(node), Open(oid, entry.size, list(entry.nodes or ()), pin_replica=True))
 
+    def refuse(self, oid: bytes, node: int, problem: str, waiter: Waiter | None) -> None:
+        """Let a wait end at once: no copy can be there."""
+        if waiter is not None:
+            self.failed[oid, node] = problem
+            waiter.count -= 1
+            self._notify(waiter)
+
     def answered(self, oid: bytes, node: int, problem: str) -> None:
         """Record a node's answer: it has the copy, or cannot have it and `problem` is the reason."""
         if problem:

@@ -433,6 +433,9 @@ class ObjectRecovery:
 
     def replicate(self, oid: bytes, node: int, waiter: Waiter | None = None) -> None:
         """Have `node` pin a copy of an object of ours. `waiter` counts down when that is decided."""
+        if node in self.dead_nodes:  # no answer would come
+            self._replicas.refuse(oid, node, f"node {node} is dead", waiter)
+            return
         self._has_side_records.add(oid)
         self._replicas.pin_copy(oid, self._entries[oid], node, waiter)
 

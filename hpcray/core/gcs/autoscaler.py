@@ -35,8 +35,8 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
     TERMINATED: (),
 }
 """States of an instance; the words are those of Ray's instance manager, as far as it has them."""
-PENDING, RUNNING = "PENDING", "RUNNING"
-"""States of a batch job that lives."""
+PENDING, RUNNING, HELD = "PENDING", "RUNNING", "HELD"
+"""States of a batch job that lives. One that is held is in the queue, and will not start."""
 _BY_CHOICE = ("CANCELLED",)
 """Its end was a decision of a user."""
 _NO_FAILURE = ("COMPLETED", "CANCELLED", "PREEMPTED", "TIMEOUT")
@@ -98,7 +98,7 @@ class InstanceState:
 
     Attributes:
         node_type: from its comment.
-        state: PENDING, RUNNING, or how it ended.
+        state: PENDING, RUNNING, HELD, or how it ended.
         detail: why it waits, or how it failed.
     """
 
@@ -202,8 +202,10 @@ class Autoscaler:
     def polled(self, now: float, rows: Mapping[str, InstanceState]) -> list[Action]:
         """The batch jobs of this job that the batch system knows, ended ones of the last minutes included."""
         out: list[Action] = []
+        held: list[Instance] = []
         for name, row in rows.items():
-            if name not in self.instances and row.state in (PENDING, RUNNING) and row.node_type in self._types.all():
+            lives = row.state in (PENDING, RUNNING, HELD)
+            if name not in self.instances and lives and row.node_type in self._types.all():
                 self.instances[name] = Instance(name, row.node_type, QUEUED, now)
         for instance in list(self.instances.values()):
             found = rows.get(instance.name)
@@ -216,11 +218,16 @@ class Autoscaler:
                 if instance.state == QUEUED:
                     self._set_state(now, instance, ALLOCATED)
                     instance.detail = ""
+            elif found.state == HELD:
+                if instance.state == QUEUED:
+                    text = f"batch job {instance.name} will not start: {found.detail}"
+                    out += self._failed(now, instance.node_type, text)
+                    held.append(instance)
             else:
                 instance.detail = found.detail
                 self._batch_ended(now, instance, found.state, out)
         self._surveyed = True
-        return out
+        return out + self._terminate(now, held)
 
     def stays(self, now: float, node: int) -> None:
         """A node that was asked to leave is of use, and stays."""

@@ -395,7 +395,7 @@ class CoreWorker:
             self.table.copies.hand_over()
             ObjectHandover(self, self._leaving, self.save_state()).begin()
         else:
-            ObjectEvacuation(self).begin(msg)
+            ObjectEvacuation(self, msg).go_on()
 
     def _on_object_ready(self, src: bytes, msg: m.ObjectReady) -> None:
         if number_of(src):

@@ -21,50 +21,76 @@ from hpcray.runtime.core_worker.object_writer import ObjectWriter
 
 _LOOK_INTERVAL = 0.02
 _AT_ONCE = 32
+_MOST_TRIES = 4
+"""Nodes that are asked for a copy of one object: the first may have no room, or leave or die itself."""
+_LATE_LOOK_INTERVAL = 0.5
 _LONGEST_LOOK_INTERVAL = 0.5
 _ASK_AGAIN = 2.0
 """Seconds after which a borrower is asked again: its node may have had no room, or an object may have moved."""
 
 
 class ObjectEvacuation:
-    """Copies what only a leaving node has, a few objects at a time (lock held in all methods)."""
+    """Copies what only a leaving node has, a few objects at a time (lock held in all methods).
 
-    def __init__(self, context: CoreWorkerContext) -> None:
+    Args:
+        msg: names the node. Each object goes to one of `msg.targets`, to the next where that has no room, or is gone.
+    """
+
+    def __init__(self, context: CoreWorkerContext, msg: m.Evacuate) -> None:
         self._context = context
+        self._node, self._targets = msg.node, msg.targets
+        self._most_tries = min(len(msg.targets), _MOST_TRIES)
+        self._queue: deque[bytes] = deque()
+        self._tries: dict[bytes, int] = {}
+        self._under_way: dict[bytes, Waiter] = {}
+        self._answered = False
 
-    def begin(self, msg: m.Evacuate) -> None:
-        """Have each object of this process that only `msg.node` has kept on one of `msg.targets`; this node is
-        preferred, as far as it has room. The answer follows when all are copied or cannot be."""
-        self._go_on(msg, set(), {})
-
-    def _go_on(self, msg: m.Evacuate, tried: set[bytes], waiters: dict[bytes, Waiter]) -> None:
-        context, table = self._context, self._context.table
-        under_way = {}
-        for oid, waiter in waiters.items():
-            if waiter.count > 0:
-                under_way[oid] = waiter
-            else:
-                table.replicas.take_failure(oid, self._target(oid, msg))  # no other reads it
-        left = [oid for oid in self._only_there(msg.node) if oid not in tried]
-        for oid in left[: _AT_ONCE - len(under_way)]:
-            tried.add(oid)
-            under_way[oid] = Waiter()
-            table.recovery.replicate(oid, self._target(oid, msg), under_way[oid])
-        if under_way:
-            context.engine.add_timer(monotonic() + _LOOK_INTERVAL, lambda now: self._go_on(msg, tried, under_way))
-        else:
-            context.engine.send(raylet_of(context.node), m.Evacuated(msg.node))
+    def go_on(self, now: float = 0.0) -> None:
+        """Begin, or look what has been copied. The answer follows when all are copied or cannot be. What actors of the
+        node return after that is copied too, as far as there is time."""
+        context = self._context
+        self._read_answers()
+        if not self._queue and not self._under_way:
+            self._queue.extend(self._find())
+        while self._queue and len(self._under_way) < _AT_ONCE:
+            self._copy(self._queue.popleft())
+        if not self._under_way and not self._answered:
+            self._answered = True
+            context.engine.send(raylet_of(context.node), m.Evacuated(self._node))
+        if self._under_way or self._node not in context.table.dead_nodes:
+            pause = _LOOK_INTERVAL if self._under_way else _LATE_LOOK_INTERVAL
+            context.engine.add_timer(monotonic() + pause, self.go_on)
         context.engine.flush()
 
-    def _only_there(self, node: int) -> list[bytes]:
-        me = self._context.me
-        entries = self._context.table.entries.items()
+    def _read_answers(self) -> None:
+        replicas = self._context.table.replicas
+        for oid in [oid for oid, waiter in self._under_way.items() if waiter.count <= 0]:
+            del self._under_way[oid]
+            if replicas.take_failure(oid, self._target(oid)) and self._tries[oid] < self._most_tries:  # no other reads
+                self._queue.append(oid)
+
+    def _find(self) -> list[bytes]:
+        """The objects of this process that only the node has. Takes time: this process may own a million others."""
+        me, tries, most = self._context.me, self._tries, self._most_tries
         return [
-            oid for oid, entry in entries if entry.state == STORED and entry.nodes == [node] and owner_of(oid) == me
+            oid
+            for oid, entry in self._context.table.entries.items()
+            if entry.state == STORED
+            and entry.nodes == [self._node]
+            and owner_of(oid) == me
+            and tries.get(oid, 0) < most
         ]
 
-    def _target(self, oid: bytes, msg: m.Evacuate) -> int:
-        return msg.targets[int.from_bytes(oid[-8:], "big") % len(msg.targets)]
+    def _copy(self, oid: bytes) -> None:
+        entry = self._context.table.entries.get(oid)
+        if entry is not None and entry.state == STORED and entry.nodes == [self._node]:
+            self._tries[oid] = self._tries.get(oid, 0) + 1
+            waiter = self._under_way[oid] = Waiter()
+            self._context.table.recovery.replicate(oid, self._target(oid), waiter)
+
+    def _target(self, oid: bytes) -> int:
+        """The target that is asked at this try."""
+        return self._targets[(int.from_bytes(oid[-8:], "big") + self._tries[oid] - 1) % len(self._targets)]
 
 
 class ObjectHandover:

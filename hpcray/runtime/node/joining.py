@@ -41,8 +41,8 @@ from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import JoinToken
-from hpcray.runtime.node.node_command import added_job_name
-from hpcray.runtime.node.node_provider import cancel_by_name
+from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name
+from hpcray.runtime.node.node_provider import cancel_by_id, cancel_by_name
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.transport.base import ControlTransport, StartError, TransportError
@@ -146,8 +146,11 @@ class JoinAcceptor:
         for path in paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        environ = outside_of_job(os.environ)
         if paths:
-            cancel_by_name(added_job_name(self._session()), outside_of_job(os.environ))
+            cancel_by_name(added_job_name(self._session()), environ)
+        for job_id, kind in self._kv().items(b"", ADDED_JOBS):
+            cancel_by_id(kind.decode(), job_id.decode(), environ)
 
     def _kv(self) -> KeyValueStore:
         head = self._raylet.head

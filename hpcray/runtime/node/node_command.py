@@ -12,6 +12,8 @@ from hpcray.runtime.node.options import INSTANCE
 
 NODE_TYPE = "RAY_NODE_TYPE_NAME"
 """Variable of a node: the name of its type, which becomes a label."""
+ADDED_JOBS = "_added_jobs"
+"""Namespace of the ids of such batch jobs, where names do not do, in the key-value store: the batch system of each."""
 _OWN_ID = 'export {}="${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}}}"'
 _SINGLE = '[ -n "${0}" ] || export {0}="$SLURM_JOB_ID"'
 _BY_SLURM = ("CPU", "GPU", "memory", "object_store_memory")

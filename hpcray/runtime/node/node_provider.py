@@ -10,14 +10,15 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
-from hpcray.core.gcs.autoscaler import PENDING, RUNNING, InstanceState
+from hpcray.core.gcs.autoscaler import HELD, PENDING, RUNNING, InstanceState
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.allocation import read_allocation
+from hpcray.platform.batch_systems import BATCH_SYSTEMS, HELD_BY_USER, WILL_NOT_START
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
@@ -174,7 +175,8 @@ class JobNodeProvider:
     def _state(self, name: str, word: str, node_type: str, reason: str) -> InstanceState:
         state = _LIVES.get(word, word)
         if state == PENDING:
-            return InstanceState(node_type, state, reason)
+            held = reason in WILL_NOT_START and reason != HELD_BY_USER  # whoever holds it may have a purpose
+            return InstanceState(node_type, HELD if held else PENDING, reason)
         if state != RUNNING and name not in self._details:
             self._details[name] = _last_line(os.path.join(os.path.dirname(self._token), f"nodes-{name}.out"))
         return InstanceState(node_type, state, self._details.get(name, ""))
@@ -192,9 +194,19 @@ class JobNodeProvider:
 
 def cancel_by_name(name: str, environ: Mapping[str, str]) -> None:
     """Cancel the batch jobs of this name, and wait until Slurm has heard of it."""
+    _cancel(["scancel", f"--name={name}"], environ)
+
+
+def cancel_by_id(kind: str, job_id: str, environ: Mapping[str, str]) -> None:
+    """Cancel a batch job, and wait until the batch system has heard of it. One that has ended is no error."""
+    system = BATCH_SYSTEMS[kind]
+    _cancel(system.cancel_line([job_id]), system.environ(environ))
+
+
+def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
-            ["scancel", f"--name={name}"],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_CANCEL_TIMEOUT,
