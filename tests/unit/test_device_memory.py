@@ -139,6 +139,15 @@ def test_events_are_used_again_when_their_object_is_freed(pair: Pair) -> None:
     assert len(list(pair.directory.glob("event-reader-*"))) == 1
 
 
+def test_work_of_the_thread_that_copies_tensors_follows_that_which_fills_them(pair: Pair) -> None:
+    pair.make(b"1", [pair.maker.tensor(10)])
+    assert not pair.exports.order_after(b"2") and not pair.maker.waited
+    assert pair.exports.order_after(b"1")
+    assert len(pair.maker.waited) == 1 and pair.maker.waited[0].startswith("event-maker")
+    pair.read(pair.make(b"2", [pair.maker.tensor(10)]), b"2")
+    assert len(pair.reader.waited) == 1 and pair.reader.waited != pair.maker.waited
+
+
 def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept(pair: Pair) -> None:
     tensor = pair.maker.tensor(10)
     pair.maker.exports = False

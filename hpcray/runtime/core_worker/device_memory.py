@@ -108,6 +108,14 @@ def source_driver(tensors: Sequence[Any]) -> DeviceDriver | None:
     return driver if driver is not None and all(map(driver.is_on_device, tensors)) else None
 
 
+def wait_for_devices(tensors: Sequence[Any]) -> None:
+    """Wait until all work of the GPUs that have these tensors is done: it may be in the stream of any thread."""
+    torch = sys.modules.get("torch")
+    for tensor in tensors if torch is not None else ():
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)
+
+
 def _is_plain(torch: Any, tensor: Any) -> bool:
     """Whether a tensor is nothing but a part of a storage."""
     return (
@@ -168,6 +176,17 @@ class DeviceExports:
         return DeviceSource(
             self._process, self._host, exported, events, [storage for _, storage in storages.values()], found
         )
+
+    def order_after(self, oid: bytes) -> bool:
+        """Have later work of the calling thread's streams wait for that which fills the tensors of an object.
+
+        Returns:
+            False where no event says when that is done.
+        """
+        recorded = self._recorded.get(oid, ())
+        for device, event, _ in recorded:
+            self._driver.wait(device, event)
+        return bool(recorded)
 
     def drop(self, oid: bytes) -> None:
         """An object is freed: its events are used for others."""

@@ -38,6 +38,7 @@ from hpcray.runtime.core_worker.device_memory import (
     MappedTensors,
     find_driver,
     source_driver,
+    wait_for_devices,
 )
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
@@ -306,6 +307,10 @@ class DeviceObjects:
     def _copied(self, oid: bytes, tensors: Sequence[Any]) -> bytes:
         """The blob of the tensors as they are now; b"" for a large one, which is in our node's store then."""
         process, raylet = self._process, raylet_of(self._process.node)
+        with self._devices:
+            ordered = any([exports.order_after(oid) for exports in self._exported.values()])
+        if not ordered:
+            wait_for_devices(tensors)
         blob, _ = serialize(list(tensors))
         if (blob.size if isinstance(blob, Serialized) else len(blob)) <= process.config.inline_limit:
             return blob.join() if isinstance(blob, Serialized) else blob
