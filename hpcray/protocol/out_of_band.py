@@ -151,8 +151,8 @@ class _Storage:
     """Memory of tensors of the value that is being pickled: they share it, and share it again where they are read.
 
     Only the part that they cover travels. It is known when the whole value has been pickled, so where the first tensor
-    covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. What is on a
-    device is copied to the host then.
+    covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. Memory on
+    a device is copied to the host at that moment.
 
     Args:
         device: where the memory is, "" for the host's.

@@ -33,9 +33,9 @@ from hpcray.protocol.serialization import Serialized, deserialize, serialize, se
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.device_memory import (
-    DeviceExports,
-    DeviceSource,
-    MappedTensors,
+    DeviceDescriptor,
+    DeviceMemoryOwner,
+    DeviceMemoryReader,
     find_driver,
     source_driver,
     wait_for_devices,
@@ -78,8 +78,8 @@ class DeviceObjects:
         self._freed = threading.Condition()
         self._devices = threading.Lock()
         self._exports = CallThread("hpcray-device-objects")
-        self._mapped: dict[DeviceDriver, MappedTensors] = {}
-        self._exported: dict[DeviceDriver, DeviceExports] = {}
+        self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
+        self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -92,7 +92,7 @@ class DeviceObjects:
 
     def add(
         self, tensors: Sequence[Any], value: bytes, transport: str = ""
-    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceSource | None]:
+    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceDescriptor | None]:
         """Keep tensors here.
 
         Args:
@@ -108,7 +108,7 @@ class DeviceObjects:
         sizes = _sizes(tensors)
         with process.engine.lock:
             oid = process.next_task_id() + TENSORS_INDEX
-        known: TensorTransportMetadata | DeviceSource | None = None
+        known: TensorTransportMetadata | DeviceDescriptor | None = None
         collect: Callable[[], None] | None = None
         driver = None if transport else source_driver(tensors)
         if driver is not None:
@@ -127,13 +127,13 @@ class DeviceObjects:
 
     def _describe(
         self, driver: DeviceDriver, oid: bytes, tensors: Sequence[Any]
-    ) -> tuple[DeviceSource | None, Callable[[], None] | None]:
+    ) -> tuple[DeviceDescriptor | None, Callable[[], None] | None]:
         """What readers have to know of tensors in device memory, and the end of that; None where only copies of them
         can be read."""
         with self._devices:
             exports = self._exported.get(driver)
             if exports is None:
-                exports = self._exported[driver] = DeviceExports(driver, self._process.me)
+                exports = self._exported[driver] = DeviceMemoryOwner(driver, self._process.me)
             try:
                 known = exports.describe(oid, tensors)
             except DeviceDriverError as error:
@@ -146,7 +146,7 @@ class DeviceObjects:
 
         return known, collect
 
-    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceSource) -> Sequence[Any] | None:
+    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
         """The tensors in the memory of their process; None where this one cannot map it."""
         driver = find_driver()
         if driver is None:
@@ -154,7 +154,7 @@ class DeviceObjects:
         with self._devices:
             mapped = self._mapped.get(driver)
             if mapped is None:
-                mapped = self._mapped[driver] = MappedTensors(driver, self._process.me)
+                mapped = self._mapped[driver] = DeviceMemoryReader(driver, self._process.me)
         if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
             return None
         try:
@@ -196,7 +196,7 @@ class DeviceObjects:
             except Exception as error:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
-        elif isinstance(known, DeviceSource):
+        elif isinstance(known, DeviceDescriptor):
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
@@ -308,7 +308,7 @@ class DeviceObjects:
         """The blob of the tensors as they are now; b"" for a large one, which is in our node's store then."""
         process, raylet = self._process, raylet_of(self._process.node)
         with self._devices:
-            ordered = any([exports.order_after(oid) for exports in self._exported.values()])
+            ordered = any(exports.order_after(oid) for exports in self._exported.values())
         if not ordered:
             wait_for_devices(tensors)
         blob, _ = serialize(list(tensors))
