@@ -128,7 +128,7 @@ class DeviceObjects:
     def _describe(
         self, driver: DeviceDriver, oid: bytes, tensors: Sequence[Any]
     ) -> tuple[DeviceDescriptor | None, Callable[[], None] | None]:
-        """What readers have to know of tensors in device memory, and the end of that; None where only copies of them
+        """Return what readers have to know of tensors in device memory, and its end; None where only copies of them
         can be read."""
         with self._devices:
             exports = self._exported.get(driver)
