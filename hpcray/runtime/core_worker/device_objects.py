@@ -16,12 +16,13 @@ import math
 import pickle
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RayError, RaySystemError
+from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
 from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
@@ -29,7 +30,7 @@ from hpcray.core.core_worker.object_entry import INLINE
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler
-from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
+from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.device_memory import (
@@ -294,7 +295,7 @@ class DeviceObjects:
             try:
                 answer = self._copied(msg.id, tensors)
             except Exception as error:  # no room in the store, or a tensor that does not pickle
-                answer = serialize_error(error)
+                answer = _error_blob(error)
         with engine.lock:
             if process.dead is not None:
                 return
@@ -344,7 +345,7 @@ class DeviceObjects:
                 self._move(oid, value)
             except ObjectLostError:
                 continue  # its owner is gone, or has freed it meanwhile
-            except RayError as error:  # there is no room
+            except Exception as error:  # there is no room, or a tensor does not pickle
                 text = f"hpcray: the tensors of object {value.hex()} end with their process: {error}"
                 print(text, file=sys.stderr, flush=True)
 
@@ -376,6 +377,16 @@ class DeviceObjects:
             process.engine.flush()
 
 
+def _error_blob(error: Exception) -> bytes:
+    """The blob of an error that a reader waits for. One that does not pickle, as it has a value, goes as its text."""
+    if isinstance(error, SerializationError):
+        error = TypeError(str(error))
+    try:
+        return serialize_error(error)
+    except Exception:
+        return serialize_error(RaySystemError(f"its tensors cannot be copied: {type(error).__name__}: {error}"))
+
+
 def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
     """The tensors of an object of another process, by a registered transport."""
     from hpcray.runtime.core_worker.tensor_transports import find
@@ -402,6 +413,9 @@ class DeviceValue:
         self._value = value
         self._transport = transport
         self._ident = ident
+
+    def __repr__(self) -> str:  # for the error that it does not pickle
+        return repr(self._value)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = need_process()
@@ -569,5 +583,7 @@ def reply_with_device_values(
         if num_returns == 1:
             value = DeviceValue(value, own.transport, task + return_index(0))
         elif num_returns > 1 and hasattr(value, "__iter__"):
-            value = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
+            items = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
+            # Of a generator the values before an error are returned, too.
+            value = items if isinstance(value, types.GeneratorType) else list(items)
     reply(src, task, num_returns, value, error, *rest)
