@@ -140,11 +140,9 @@ def _memoryview_of(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview
 class _Bytes:
     """The memory of a storage, for NumPy. `Tensor.numpy()` would forbid the storage to be resized from then on."""
 
-    def __init__(self, storage: Any) -> None:
+    def __init__(self, storage: Any, address: int, size: int) -> None:
         self._storage = storage
-        self.__array_interface__ = {
-            "data": (storage.data_ptr(), False), "shape": (storage.nbytes(),), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 class _Storage:
@@ -163,10 +161,10 @@ class _Storage:
 
     __slots__ = ("_bytes", "_device", "_storage", "_whole", "high", "low", "offset")
 
-    def __init__(self, storage: Any, low: int, high: int, device: str) -> None:
+    def __init__(self, storage: Any, address: int, size: int, low: int, high: int, device: str) -> None:
         import numpy
 
-        found: Any = b"" if device or not storage.nbytes() else numpy.asarray(_Bytes(storage))
+        found: Any = b"" if device or not size else numpy.asarray(_Bytes(storage, address, size))
         self._bytes = found
         self._whole = pickle.PickleBuffer(self._bytes)
         self._storage, self._device = storage, device
@@ -205,7 +203,7 @@ def _storage_part(storage: Any, low: int, high: int, device: str = "") -> _Stora
     key = storage.data_ptr(), storage.nbytes()
     found = storages.get(key)
     if found is None:
-        found = storages[key] = _Storage(storage, low, high, device)
+        found = storages[key] = _Storage(storage, *key, low, high, device)
     else:
         found.cover(low, high)
     return found
@@ -223,14 +221,14 @@ def end_storages(refs: list[Any], buffers: list[pickle.PickleBuffer]) -> None:
 def _reduce_tensor(tensor: Any) -> Any:
     import torch
 
-    device = tensor.device
-    plain = tensor.layout is torch.strided and device.type in ("cpu", "cuda") and not tensor.is_quantized
+    on_host = tensor.is_cpu
+    plain = tensor.layout is torch.strided and (on_host or tensor.is_cuda) and not tensor.is_quantized
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks or tensor.__dict__:
         return tensor.__reduce_ex__(5)  # with the memory of its parts as below
     each, first, shape, strides = tensor.element_size(), tensor.storage_offset(), tensor.size(), tensor.stride()
     last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
     low, high = (0, 0) if 0 in shape else (first * each // _UNIT * _UNIT, last * each)
-    storage = _storage_part(tensor.untyped_storage(), low, high, "" if device.type == "cpu" else str(device))
+    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
     return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
 
 
@@ -295,10 +293,12 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     own, fresh = storages.take(size)
     if size >= _HUGE and fresh:
         _use_huge_pages(own.data_ptr(), size)
-    if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
-        parallel_copy(numpy.copyto, numpy.asarray(_Bytes(own)), content, threads)
-    elif size:
-        numpy.copyto(numpy.asarray(_Bytes(own)), content)
+    if size:
+        target = numpy.asarray(_Bytes(own, own.data_ptr(), size))
+        if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
+            parallel_copy(numpy.copyto, target, content, threads)
+        else:
+            numpy.copyto(target, content)
     return own, low
 
 

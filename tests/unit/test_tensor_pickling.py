@@ -163,6 +163,8 @@ def test_memory_may_be_resized_after_it_was_pickled_and_where_it_is_read() -> No
 class OnDevice(torch.Tensor):  # type: ignore[misc]
     """A tensor of the host that says that it is on a GPU."""
 
+    is_cpu, is_cuda = False, True
+
     @property
     def device(self) -> Any:
         return torch.device("cuda:1")
