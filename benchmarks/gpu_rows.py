@@ -46,6 +46,11 @@ class Maker:
     def give_new(self, size: int) -> Any:
         return torch.ones(size // 4, device=self.device)
 
+    def fill(self, value: float) -> None:
+        self.known.fill_(value)
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
     def memory(self) -> dict[str, int]:
         """What may grow: bytes of the device, open descriptors."""
         used = 0
@@ -61,6 +66,12 @@ class Reader(Maker):
 
     def read(self, tensor: Any) -> float:
         return float(tensor.to(self.device)[-1])
+
+    def keep(self, tensor: Any) -> None:
+        self.known = tensor
+
+    def kept(self) -> float:
+        return float(self.known[-1])
 
     def host_to_device(self, refs: list[Any], ray_name: str) -> float:
         """Seconds of the get of a host tensor, and of its copy to the device."""
@@ -125,6 +136,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             row(
                 rows, f"{transport}: known allocation, {name}, rate", size / seconds / 1e9, "GB/s", ">= 35 through host"
             )
+            ray.get(reader.keep.remote(give.remote()))
+            ray.get(maker.fill.remote(2.0))
+            row(rows, f"{transport}: read in place, {name}", ray.get(reader.kept.remote()) == 2.0, "", "1")
+            ray.get(reader.allocate.remote(4))
             seconds = median_of(
                 lambda new=new, size=size: ray.get(reader.read.remote(new.remote(size))), options.seconds
             )

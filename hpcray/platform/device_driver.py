@@ -31,7 +31,7 @@ class DeviceMemory(NamedTuple):
 
 
 class DeviceDriver(Protocol):
-    """What hpcray needs of a driver. Devices are named by UUID; events are in the order of PyTorch's current stream.
+    """The driver of a kind of devices. Devices are named by UUID; events are in the order of PyTorch's current stream.
 
     All methods but `is_done` raise a DeviceDriverError where the driver refuses.
     """
@@ -40,7 +40,7 @@ class DeviceDriver(Protocol):
         """Return the devices that this process can use, and their numbers."""
 
     def is_on_device(self, tensor: Any) -> bool:
-        """Return whether the memory of a PyTorch tensor is that of a device of this driver."""
+        """Return True if the memory of a PyTorch tensor is that of a device of this driver."""
 
     def find(self, pointer: int) -> DeviceMemory:
         """Return the allocation that has this pointer."""

@@ -2,8 +2,8 @@
 
 NumPy keeps the buffers of contiguous arrays out of band (protocol 5), pandas and Arrow build on the same. Added here:
 arrays that are not contiguous, of dates, or of dtypes of other libraries; JAX's arrays; slices of Arrow data, without
-the memory beside the slice; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's CPU tensors, all
-of which are copied once, when they are read.
+the memory beside the slice; memoryviews; `bytes` and `bytearray` as such, and the memory of PyTorch's tensors, all of
+which are copied once, when they are read.
 """
 
 from __future__ import annotations
@@ -140,33 +140,36 @@ def _memoryview_of(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview
 class _Bytes:
     """The memory of a storage, for NumPy. `Tensor.numpy()` would forbid the storage to be resized from then on."""
 
-    def __init__(self, storage: Any) -> None:
+    def __init__(self, storage: Any, address: int, size: int) -> None:
         self._storage = storage
-        self.__array_interface__ = {
-            "data": (storage.data_ptr(), False), "shape": (storage.nbytes(),), "typestr": "|u1", "version": 3,
-        }  # fmt: skip
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
 class _Storage:
     """Memory of tensors of the value that is being pickled: they share it, and share it again where they are read.
 
     Only the part that they cover travels. It is known when the whole value has been pickled, so where the first tensor
-    covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then.
+    covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. Memory on
+    a device is copied to the host at that moment.
+
+    Args:
+        device: where the memory is, "" for the host's.
 
     Attributes:
         low, high: the part, in bytes.
     """
 
-    __slots__ = ("_bytes", "_whole", "high", "low", "offset")
+    __slots__ = ("_bytes", "_device", "_storage", "_whole", "high", "low", "offset")
 
-    def __init__(self, storage: Any, low: int, high: int) -> None:
+    def __init__(self, storage: Any, address: int, size: int, low: int, high: int, device: str) -> None:
         import numpy
 
-        found: Any = numpy.asarray(_Bytes(storage)) if storage.nbytes() else b""
+        found: Any = b"" if device or not size else numpy.asarray(_Bytes(storage, address, size))
         self._bytes = found
         self._whole = pickle.PickleBuffer(self._bytes)
+        self._storage, self._device = storage, device
         self.low, self.high = low, high
-        self.offset = bytearray(_OFFSET.size) if high - low < len(self._bytes) else None
+        self.offset = bytearray(_OFFSET.size) if device or high - low < len(self._bytes) else None
 
     def cover(self, low: int, high: int) -> None:
         """Another tensor uses these bytes."""
@@ -177,14 +180,21 @@ class _Storage:
         if self.offset is not None:
             _OFFSET.pack_into(self.offset, 0, self.low)
             at = next(at for at, buffer in enumerate(buffers) if buffer is self._whole)
-            buffers[at] = pickle.PickleBuffer(self._bytes[self.low : self.high])
+            content = self._host_copy() if self._device else self._bytes[self.low : self.high]
+            buffers[at] = pickle.PickleBuffer(content)
+
+    def _host_copy(self) -> Any:
+        import torch
+
+        part = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
+        return part.set_(self._storage, self.low, (self.high - self.low,), (1,)).cpu().numpy()
 
     def __reduce__(self) -> Any:
         offset = None if self.offset is None else pickle.PickleBuffer(self.offset)
-        return _storage_of, (self._whole, offset)
+        return _storage_of, (self._whole, offset, self._device) if self._device else (self._whole, offset)
 
 
-def _storage_part(storage: Any, low: int, high: int) -> _Storage:
+def _storage_part(storage: Any, low: int, high: int, device: str = "") -> _Storage:
     """The one `_Storage` of this memory in the value that is being pickled; from now on it covers these bytes too."""
     storages = pickling.storages
     if storages is None or pickling.storages_of is not pickling.refs:
@@ -193,7 +203,7 @@ def _storage_part(storage: Any, low: int, high: int) -> _Storage:
     key = storage.data_ptr(), storage.nbytes()
     found = storages.get(key)
     if found is None:
-        found = storages[key] = _Storage(storage, low, high)
+        found = storages[key] = _Storage(storage, *key, low, high, device)
     else:
         found.cover(low, high)
     return found
@@ -211,13 +221,14 @@ def end_storages(refs: list[Any], buffers: list[pickle.PickleBuffer]) -> None:
 def _reduce_tensor(tensor: Any) -> Any:
     import torch
 
-    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+    on_host = tensor.is_cpu
+    plain = tensor.layout is torch.strided and (on_host or tensor.is_cuda) and not tensor.is_quantized
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks or tensor.__dict__:
         return tensor.__reduce_ex__(5)  # with the memory of its parts as below
     each, first, shape, strides = tensor.element_size(), tensor.storage_offset(), tensor.size(), tensor.stride()
     last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
     low, high = (0, 0) if 0 in shape else (first * each // _UNIT * _UNIT, last * each)
-    storage = _storage_part(tensor.untyped_storage(), low, high)
+    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
     return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
 
 
@@ -227,7 +238,7 @@ def _tensor_of(
     import torch
 
     storage, low = loaded
-    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
     tensor.set_(storage, 0 if 0 in shape else first - low // tensor.element_size(), shape, strides)
     return tensor.requires_grad_() if grad else tensor
 
@@ -261,25 +272,33 @@ def _use_huge_pages(address: int, size: int) -> None:
     madvise(start, end - start, mmap.MADV_HUGEPAGE)
 
 
-def _storage_of(buffer: Any, offset: Any) -> tuple[Any, int]:
-    """Memory for tensors, and where in the memory of the sender it began, in bytes."""
+def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
+    """Memory for tensors, and where in the memory of the sender it began, in bytes. It is on a device where that of the
+    sender was, if this process has one: the one with the same number, or the current one."""
     import numpy
     import torch
 
     low: int = 0 if offset is None else _OFFSET.unpack(offset)[0]
     content = numpy.frombuffer(buffer, numpy.uint8)
-    if _reducers.tensors_as_views:
+    number = int(device.partition(":")[2] or 0)
+    on_device = bool(device) and torch.cuda.is_available()
+    if on_device or _reducers.tensors_as_views:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(content).untyped_storage(), low
+            view = torch.from_numpy(content)
+        if on_device:
+            view = view.to(device if number < torch.cuda.device_count() else "cuda")
+        return view.untyped_storage(), low
     size = len(content)
     own, fresh = storages.take(size)
     if size >= _HUGE and fresh:
         _use_huge_pages(own.data_ptr(), size)
-    if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
-        parallel_copy(numpy.copyto, numpy.asarray(_Bytes(own)), content, threads)
-    elif size:
-        numpy.copyto(numpy.asarray(_Bytes(own)), content)
+    if size:
+        target = numpy.asarray(_Bytes(own, own.data_ptr(), size))
+        if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
+            parallel_copy(numpy.copyto, target, content, threads)
+        else:
+            numpy.copyto(target, content)
     return own, low
 
 

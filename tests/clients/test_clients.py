@@ -73,3 +73,8 @@ def test_verls_trainer_learns_and_repeats_itself() -> None:
     assert all(step["critic/score/mean"] > 0 and step["response_length/mean"] > 1 for step in found)
     for step, again in zip(found, results("verl", "verl_trainer", **preload)["steps"], strict=True):
         assert step == pytest.approx(again, rel=1e-3, abs=1e-5)
+
+
+def test_verls_batches_as_device_objects_give_the_same_weights() -> None:
+    found = [results("verl", "verl_device_objects", way) for way in ("auto", "object_store")]
+    assert found[0] == found[1] and len(set(found[0]["rewards"])) > 1

@@ -64,6 +64,8 @@ class FakeDeviceDriver:
         self.queued = self.done = 0
         self.opened: list[str] = []
         """Handles of the allocations that were mapped, in order."""
+        self.waited: list[str] = []
+        """Events that streams of this process wait for, in order."""
         self.exports = True
         """Whether allocations can be exported."""
         self._own: dict[int, tuple[_Segment, int]] = {}
@@ -234,7 +236,9 @@ class FakeDeviceDriver:
         self._events[event].write_text(str(self.queued), encoding="ascii")
 
     def wait(self, device: str, event: Any) -> None:
-        if event not in self._foreign or event.read_text(encoding="ascii") == "never":
+        path = self._events.get(event, event)
+        self.waited.append(path.name)
+        if path not in {*self._foreign, *self._events.values()} or path.read_text(encoding="ascii") == "never":
             self.misuse("an event was waited for that is closed, or was never recorded")
 
     def is_done(self, device: str, event: int) -> bool:

@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import signal
+import threading
 import time
 from functools import partial
 from typing import Any
@@ -405,6 +406,100 @@ def test_the_object_store_gives_copies_in_the_same_process_too() -> None:
     assert copy["a"] is copy["b"] and copy["a"].tolist() == [1, 1, 1]
     copy["a"] += 1
     assert mine.tolist() == [1, 1, 1] and ray.get(ref)["a"] is mine
+
+
+@ray.remote(num_cpus=0)
+class Careless:
+    """Makes device objects that cannot be sent, or fails with them in hand."""
+
+    @ray.method(tensor_transport="auto", num_returns=2)
+    def half(self) -> Any:
+        return torch.ones(LENGTH), threading.Lock()
+
+    @ray.method(tensor_transport="auto", num_returns="streaming")
+    def stream_that_breaks(self) -> Any:
+        yield torch.ones(LENGTH)
+        raise ValueError("after one value")
+
+    @ray.method(tensor_transport="auto")
+    def locked(self) -> Any:
+        tensor = torch.ones(LENGTH)
+        tensor.lock = threading.Lock()
+        return tensor
+
+    def total(self, tensor: Any) -> float:
+        return float(tensor.sum())
+
+    def fail_with(self, tensor: Any) -> None:
+        raise ValueError(f"{tensor.shape}")
+
+    def submit(self, maker: Any) -> tuple[Any, int]:
+        """A value that this process owns, whose tensors are with another one."""
+        self.ref = maker.plain.remote(LENGTH)
+        ray.wait([self.ref])
+        return [self.ref], os.getpid()
+
+
+def none_are_kept() -> bool:
+    process = current.process
+    assert process is not None
+    gc.collect()
+    return not process.diagnostics.list_stores(1, PATIENCE, devices=True)[0]["device_objects"]
+
+
+def test_nothing_is_kept_of_values_that_could_not_be_sent() -> None:
+    maker = Careless.remote()
+    for _ in range(2):
+        first, second = maker.half.remote()
+        with pytest.raises(TypeError, match="lock"):
+            ray.get(second)
+        with pytest.raises(TypeError, match="lock"):
+            ray.get(first)
+    stream = maker.stream_that_breaks.remote()
+    value = next(stream)
+    assert ray.get(value).sum() == LENGTH
+    with pytest.raises(ValueError, match="after one value"):
+        ray.get(next(stream))
+    del value, stream, first, second
+    eventually(none_are_kept)
+
+
+def test_tensors_that_cannot_be_copied_are_an_error_for_others_and_not_for_their_maker() -> None:
+    maker, other = Careless.remote(), Careless.remote()
+    ref = maker.locked.remote()
+    for _ in range(2):
+        with pytest.raises(exceptions.RayTaskError, match="could not serialize"):
+            ray.get(other.total.remote(ref), timeout=PATIENCE)
+        with pytest.raises(exceptions.RaySystemError, match="could not serialize"):
+            ray.get(ref, timeout=PATIENCE)
+        assert ray.get(maker.total.remote(ref)) == LENGTH
+    del ref
+    eventually(none_are_kept)
+
+
+def test_readers_that_fail_and_owners_that_die_keep_no_tensors() -> None:
+    holder, reader, owner = Holder.remote(), Careless.remote(), Careless.remote()
+    ref = holder.plain.options(tensor_transport="auto").remote(LENGTH)
+    inside = ray.put([{"deep": [ref]}])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Size"):
+            ray.get(reader.fail_with.remote(ref))
+    assert ray.get(ray.get(inside)[0]["deep"][0]).sum() == LENGTH
+    del ref, inside
+    eventually(none_are_kept)
+    (borrowed,), pid = ray.get(owner.submit.remote(TransportOf(holder)))
+    kill(pid)
+    with pytest.raises(exceptions.ObjectLostError):
+        ray.get(borrowed, timeout=PATIENCE)
+    del borrowed
+    eventually(none_are_kept)
+
+
+class TransportOf:
+    """A handle of a Holder whose `plain` returns device objects."""
+
+    def __init__(self, holder: Any) -> None:
+        self.plain = holder.plain.options(tensor_transport="auto")
 
 
 def test_generators_yield_device_objects() -> None:

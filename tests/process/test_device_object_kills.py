@@ -42,6 +42,8 @@ def reads_of(ended: Ended) -> list[int]:
 
 def test_programs_on_one_node(leaks: LeakCheck) -> None:
     seeds = [seed for seed in SEEDS if seed % SHARE_OF_NODES]
+    if not seeds:
+        pytest.skip("no seed of a program on one node")
     with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ(leaks)) as job:
         ended = job.wait(600.0 + 100.0 * len(seeds))
     print(ended.out, ended.err[-20_000:], sep="\n")

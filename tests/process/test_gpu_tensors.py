@@ -50,6 +50,16 @@ class Holder:
     def pointer(self) -> int:
         return self.tensor.data_ptr()
 
+    def keep(self, value: Any) -> None:
+        self.tensor = value["tensor"]
+
+    def fill(self, value: float) -> None:
+        self.tensor.fill_(value)
+        torch.cuda.synchronize()
+
+    def total(self) -> float:
+        return float(self.tensor.sum())
+
     def leave(self) -> None:
         exit_actor()
 
@@ -61,6 +71,20 @@ def test_the_maker_gets_its_tensor_and_another_process_a_copy_on_its_gpu(length:
     pointer = ray.get(first.pointer.remote())
     assert ray.get(first.look.remote(ref)) == (pointer, 2.0 * length, "cuda")
     assert ray.get(second.look.remote(ref))[1:] == (2.0 * length, "cuda")
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_another_process_has_the_same_memory_and_it_is_freed_after_both(length: int) -> None:
+    first, second = Holder.remote(), Holder.remote()
+    ref = first.make.remote(2.0, length)
+    ray.get(second.keep.remote(ref))
+    ray.get(first.fill.remote(3.0))
+    assert ray.get(second.total.remote()) == 3.0 * length
+    del ref
+    gc.collect()
+    for number in range(5):  # were the first one's memory free, one of these would be in it
+        ray.get(first.look.remote(first.make.remote(float(number), length)))
+    assert ray.get(second.total.remote()) == 3.0 * length
 
 
 @pytest.mark.parametrize("length", LENGTHS)

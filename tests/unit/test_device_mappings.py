@@ -14,14 +14,14 @@ from hpcray.core.core_worker.device_mappings import (
     IDLE_TIME,
     MAPPED,
     SAME_PROCESS,
-    Allocation,
+    DeviceAllocation,
     DeviceMappings,
     Place,
     choose_way,
 )
 
 MAKER = Place(b"maker", "kernel 1", {"gpu-0"})
-FIRST = Allocation(b"maker", 1, "gpu-0")
+FIRST = DeviceAllocation(b"maker", 1, "gpu-0")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_an_allocation_is_not_mapped_twice_nor_used_less_than_never() -> None:
 def test_of_too_many_idle_mappings_the_oldest_are_closed() -> None:
     mappings = DeviceMappings()
     for number in range(IDLE_LIMIT + 3):
-        mappings.opened(Allocation(b"maker", number, "gpu-0"), number, number / 1000)
+        mappings.opened(DeviceAllocation(b"maker", number, "gpu-0"), number, number / 1000)
     assert [key.ident for key, _ in mappings.expire(1.0)] == [0, 1, 2]
-    mappings.use(Allocation(b"maker", 3, "gpu-0"))
+    mappings.use(DeviceAllocation(b"maker", 3, "gpu-0"))
     assert len(mappings.clear()) == IDLE_LIMIT - 1, "the one in use ends with the process"
 
 
@@ -92,7 +92,7 @@ def test_whatever_comes_a_mapping_with_users_stays_and_an_idle_one_ends(steps: l
     opened: dict[Any, int] = {}
     now = 0.0
     for step, which, seconds in steps:
-        key = Allocation(b"maker", which, "gpu-0")
+        key = DeviceAllocation(b"maker", which, "gpu-0")
         if step == "use":
             found = mappings.use(key)
             assert (found is not None) == (key in opened)

@@ -16,8 +16,8 @@ from hpcray.core.core_worker.device_mappings import IDLE_TIME
 from hpcray.platform.device_driver import CudaDriver, DeviceDriverError
 from hpcray.runtime.core_worker import device_memory
 from hpcray.runtime.core_worker.device_memory import (
-    DeviceExports,
-    MappedTensors,
+    DeviceMemoryOwner,
+    DeviceMemoryReader,
     find_driver,
     source_driver,
     use_driver,
@@ -33,8 +33,8 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.maker, self.reader = FakeDeviceDriver(directory, "maker"), FakeDeviceDriver(directory, "reader")
-        self.exports = DeviceExports(self.maker, b"maker")
-        self.mapped = MappedTensors(self.reader, b"reader")
+        self.exports = DeviceMemoryOwner(self.maker, b"maker")
+        self.mapped = DeviceMemoryReader(self.reader, b"reader")
         self.mapped._start = lambda: None  # type: ignore[method-assign]
         self.now = 0.0
         self.objects: dict[bytes, list[Any]] = {}
@@ -139,6 +139,15 @@ def test_events_are_used_again_when_their_object_is_freed(pair: Pair) -> None:
     assert len(list(pair.directory.glob("event-reader-*"))) == 1
 
 
+def test_work_of_the_thread_that_copies_tensors_follows_that_which_fills_them(pair: Pair) -> None:
+    pair.make(b"1", [pair.maker.tensor(10)])
+    assert not pair.exports.order_after(b"2") and not pair.maker.waited
+    assert pair.exports.order_after(b"1")
+    assert len(pair.maker.waited) == 1 and pair.maker.waited[0].startswith("event-maker")
+    pair.read(pair.make(b"2", [pair.maker.tensor(10)]), b"2")
+    assert len(pair.reader.waited) == 1 and pair.reader.waited != pair.maker.waited
+
+
 def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept(pair: Pair) -> None:
     tensor = pair.maker.tensor(10)
     pair.maker.exports = False
@@ -157,7 +166,7 @@ def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept
     # What was read in place cannot be exported by its reader.
     got = pair.read(pair.make(b"3", [tensor]), b"3")
     with pytest.raises(DeviceDriverError, match="of another process"):
-        DeviceExports(pair.reader, b"reader").describe(b"4", got)
+        DeviceMemoryOwner(pair.reader, b"reader").describe(b"4", got)
 
 
 def test_an_event_that_cannot_be_recorded_leaves_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

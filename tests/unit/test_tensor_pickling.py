@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcray.protocol import out_of_band
+from hpcray.protocol.out_of_band import reduce_with
 from hpcray.protocol.serialization import Serialized, deserialize, serialize
 
 torch = pytest.importorskip("torch")
@@ -156,6 +158,36 @@ def test_memory_may_be_resized_after_it_was_pickled_and_where_it_is_read() -> No
         each.untyped_storage().resize_(0)
         each.untyped_storage().resize_(80)
         assert each.resize_(20).shape == (20,)
+
+
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """A tensor of the host that says that it is on a GPU."""
+
+    is_cpu, is_cuda = False, True
+
+    @property
+    def device(self) -> Any:
+        return torch.device("cuda:1")
+
+
+@pytest.fixture
+def on_device() -> Iterator[Callable[[Any], Any]]:
+    reduce_with(OnDevice, out_of_band._reduce_tensor)
+    yield lambda tensor: tensor.as_subclass(OnDevice)
+    reduce_with(OnDevice, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_tensors_on_a_gpu_are_tensors_of_the_host_where_there_is_none(on_device: Callable[[Any], Any]) -> None:
+    base = torch.arange(100_000.0)
+    part, other, alone = base[1000:90_000], base[2000:2005], torch.ones(3, 4).t()
+    value = [on_device(part), {"x": on_device(other)}, on_device(alone), torch.zeros(2)]
+    got = there(value)
+    for sent, read in zip((part, other, alone, torch.zeros(2)), (got[0], got[1]["x"], *got[2:]), strict=True):
+        assert type(read) is torch.Tensor and torch.equal(sent, read) and sent.stride() == read.stride()
+    assert got[0].untyped_storage().data_ptr() == got[1]["x"].untyped_storage().data_ptr(), "they share it again"
+    assert 4 * 89_000 < len(blob_of(value)) < 4 * 89_000 + 2000, "only what they cover, once, beside the pickle"
+    got[0].untyped_storage().resize_(0)
 
 
 def test_a_value_that_cannot_be_pickled_leaves_nothing_behind() -> None:

@@ -31,7 +31,7 @@ class Place(NamedTuple):
     devices: Collection[str]
 
 
-class Allocation(NamedTuple):
+class DeviceAllocation(NamedTuple):
     """Device memory of another process, of which tensors are parts.
 
     process: the one that allocated it. ident: its number there, never used again. device: where it is.
@@ -71,12 +71,12 @@ class DeviceMappings:
     """
 
     def __init__(self) -> None:
-        self._mappings: dict[Allocation, _Mapping] = {}
+        self._mappings: dict[DeviceAllocation, _Mapping] = {}
 
     def __len__(self) -> int:
         return len(self._mappings)
 
-    def use(self, allocation: Allocation) -> int | None:
+    def use(self, allocation: DeviceAllocation) -> int | None:
         """Return where the allocation is mapped, for one more user; None: the caller has to map it first."""
         found = self._mappings.get(allocation)
         if found is None:
@@ -84,7 +84,7 @@ class DeviceMappings:
         found.users += 1
         return found.pointer
 
-    def opened(self, allocation: Allocation, pointer: int, now: float) -> None:
+    def opened(self, allocation: DeviceAllocation, pointer: int, now: float) -> None:
         """Add a mapping, without users so far.
 
         Raises:
@@ -94,14 +94,14 @@ class DeviceMappings:
             raise ValueError(f"{allocation} is mapped already")
         self._mappings[allocation] = _Mapping(pointer, now)
 
-    def unuse(self, allocation: Allocation, now: float) -> None:
+    def unuse(self, allocation: DeviceAllocation, now: float) -> None:
         """Count one user less."""
         found = self._mappings[allocation]
         assert found.users > 0, "a mapping with fewer than no users"
         found.users -= 1
         found.idle_since = now
 
-    def expire(self, now: float) -> list[tuple[Allocation, int]]:
+    def expire(self, now: float) -> list[tuple[DeviceAllocation, int]]:
         """Return the mappings to be closed now: those idle for long, or beyond the limit."""
         idle = [(item.idle_since, key) for key, item in self._mappings.items() if not item.users]
         idle.sort(key=lambda one: one[0])
@@ -109,11 +109,11 @@ class DeviceMappings:
         closed = [key for number, (since, key) in enumerate(idle) if number < surplus or now - since >= IDLE_TIME]
         return self._remove(closed)
 
-    def clear(self) -> list[tuple[Allocation, int]]:
+    def clear(self) -> list[tuple[DeviceAllocation, int]]:
         """Return the mappings without users, to be closed as this process ends; the others end with it."""
         return self._remove([key for key, item in self._mappings.items() if not item.users])
 
-    def _remove(self, keys: Iterable[Allocation]) -> list[tuple[Allocation, int]]:
+    def _remove(self, keys: Iterable[DeviceAllocation]) -> list[tuple[DeviceAllocation, int]]:
         return [(key, self._mappings.pop(key).pointer) for key in keys]
 
     def check_invariants(self) -> None:

@@ -1,6 +1,6 @@
 """Tensors in device memory of another process of this host, read in place.
 
-What a reader has to know (`DeviceSource`) travels with the value: for each allocation with tensors a handle, and an
+What a reader has to know (`DeviceDescriptor`) travels with the value: for each allocation with tensors a handle, and an
 event for the work that fills them. The reader maps each allocation once, and makes tensors of parts of it. They hold
 the ref of the object that has the tensors, so its owner keeps them, and PyTorch does not use their memory again. A
 tensor that is dropped may still be read by work that its reader has queued: the ref goes when an event has shown that
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from hpcray.core.core_worker.device_mappings import Allocation, DeviceMappings, Place
+from hpcray.core.core_worker.device_mappings import DeviceAllocation, DeviceMappings, Place
 from hpcray.platform.device_driver import (
     CudaDriver,
     DeviceDriver,
@@ -34,16 +34,16 @@ _HANDLES = 4096
 """Handles of allocations that are kept, as PyTorch allocates in large pieces and uses them again."""
 
 
-class StorageSource(NamedTuple):
-    """A storage. allocation: its number in `DeviceSource.allocations`. offset, size: its part of that, in bytes."""
+class StorageLocation(NamedTuple):
+    """A storage. allocation: its number in `DeviceDescriptor.allocations`. offset, size: its part of that, in bytes."""
 
     allocation: int
     offset: int
     size: int
 
 
-class TensorSource(NamedTuple):
-    """A tensor. storage: its number in `DeviceSource.storages`. first: its first element there."""
+class TensorLocation(NamedTuple):
+    """A tensor. storage: its number in `DeviceDescriptor.storages`. first: its first element there."""
 
     storage: int
     dtype: Any
@@ -54,7 +54,7 @@ class TensorSource(NamedTuple):
     is_parameter: bool
 
 
-class DeviceSource(NamedTuple):
+class DeviceDescriptor(NamedTuple):
     """The tensors of a device object, for readers that can map their memory.
 
     process: the one that has them. host: see `running_kernel`. allocations: number in that process, device, handle.
@@ -65,8 +65,8 @@ class DeviceSource(NamedTuple):
     host: str
     allocations: list[tuple[int, str, bytes]]
     events: list[tuple[str, bytes]]
-    storages: list[StorageSource]
-    tensors: list[TensorSource]
+    storages: list[StorageLocation]
+    tensors: list[TensorLocation]
 
     @property
     def place(self) -> Place:
@@ -108,8 +108,18 @@ def source_driver(tensors: Sequence[Any]) -> DeviceDriver | None:
     return driver if driver is not None and all(map(driver.is_on_device, tensors)) else None
 
 
+def wait_for_devices(tensors: Sequence[Any]) -> None:
+    """Wait until all work of the GPUs that have these tensors is done: it may be in the stream of any thread."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)
+
+
 def _is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether a tensor is nothing but a part of a storage."""
+    """Return True if a tensor is nothing but a part of a storage."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -121,7 +131,7 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
     )
 
 
-class DeviceExports:
+class DeviceMemoryOwner:
     """The device memory of one process that others may map: its handles, and the events of its objects.
 
     Not safe for threads.
@@ -136,15 +146,15 @@ class DeviceExports:
         self._events: dict[str, list[tuple[Any, bytes]]] = {}  # unused ones, by device
         self._recorded: dict[bytes, list[tuple[str, Any, bytes]]] = {}
 
-    def describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceSource:
+    def describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         """Return what readers have to know of the tensors of an object, as all work with them that is queued now ends.
 
         Raises:
             DeviceDriverError: other processes cannot map them. Nothing is kept of them.
         """
         allocations: dict[int, tuple[int, DeviceMemory]] = {}
-        storages: dict[tuple[int, int], tuple[int, StorageSource]] = {}
-        found: list[TensorSource] = []
+        storages: dict[tuple[int, int], tuple[int, StorageLocation]] = {}
+        found: list[TensorLocation] = []
         import torch
 
         for tensor in tensors:
@@ -155,19 +165,30 @@ class DeviceExports:
                 memory = self._driver.find(pointer)
                 at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
                 number = len(storages)
-                part = StorageSource(at, pointer - memory.base, storage.nbytes())
+                part = StorageLocation(at, pointer - memory.base, storage.nbytes())
                 storages[pointer, storage.nbytes()] = number, part
             found.append(
-                TensorSource(
+                TensorLocation(
                     number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()),
                     tensor.requires_grad, type(tensor) is torch.nn.Parameter,
                 )
             )  # fmt: skip
         exported = [(memory.ident, memory.device, self._handle(memory)) for _, memory in allocations.values()]
         events = self._record(oid, dict.fromkeys(device for _, device, _ in exported))
-        return DeviceSource(
+        return DeviceDescriptor(
             self._process, self._host, exported, events, [storage for _, storage in storages.values()], found
         )
+
+    def order_after(self, oid: bytes) -> bool:
+        """Have later work of the calling thread's streams wait for that which fills the tensors of an object.
+
+        Returns:
+            False where no event says when that is done.
+        """
+        recorded = self._recorded.get(oid, ())
+        for device, event, _ in recorded:
+            self._driver.wait(device, event)
+        return bool(recorded)
 
     def drop(self, oid: bytes) -> None:
         """An object is freed: its events are used for others."""
@@ -197,12 +218,12 @@ class DeviceExports:
         return [(device, handle) for device, _, handle in recorded]
 
 
-class _Use:
+class _MappingRef:
     """One storage's use of a mapping. The storage keeps it alive."""
 
     __slots__ = ("_allocation", "_held", "_mapped")
 
-    def __init__(self, mapped: MappedTensors, allocation: Allocation, held: object) -> None:
+    def __init__(self, mapped: DeviceMemoryReader, allocation: DeviceAllocation, held: object) -> None:
         self._mapped, self._allocation, self._held = mapped, allocation, held
 
     def __del__(self, finalizing: Any = sys.is_finalizing) -> None:
@@ -211,12 +232,12 @@ class _Use:
 
 
 class _Released(NamedTuple):
-    allocation: Allocation
+    allocation: DeviceAllocation
     event: Any
     held: object
 
 
-class MappedTensors:
+class DeviceMemoryReader:
     """Device memory of other processes that this process has mapped, and the thread that closes it.
 
     Args:
@@ -234,7 +255,7 @@ class MappedTensors:
         self._draining: deque[_Released] = deque()
         self._thread: threading.Thread | None = None
 
-    def read(self, source: DeviceSource, held: object) -> list[Any]:
+    def read(self, source: DeviceDescriptor, held: object) -> list[Any]:
         """Return tensors in the memory that `source` names. Later work of the current stream waits for that which fills
         them.
 
@@ -257,9 +278,9 @@ class MappedTensors:
                     self._driver.close_event(device, event)
             for one in source.storages:
                 ident, device, handle = source.allocations[one.allocation]
-                allocation = Allocation(source.process, ident, device)
+                allocation = DeviceAllocation(source.process, ident, device)
                 base = self._map(allocation, handle)
-                use = _Use(self, allocation, held)
+                use = _MappingRef(self, allocation, held)
                 storages.append(self._driver.storage(device, base + one.offset, one.size, use))
         tensors = []
         for each in source.tensors:
@@ -271,7 +292,7 @@ class MappedTensors:
             tensors.append(tensor.requires_grad_() if each.requires_grad else tensor)
         return tensors
 
-    def _map(self, allocation: Allocation, handle: bytes) -> int:
+    def _map(self, allocation: DeviceAllocation, handle: bytes) -> int:
         """The base of an allocation here, used once more (lock held)."""
         base = self._mappings.use(allocation)
         if base is None:
@@ -280,7 +301,7 @@ class MappedTensors:
             assert base is not None
         return base
 
-    def released(self, allocation: Allocation, held: object) -> None:
+    def released(self, allocation: DeviceAllocation, held: object) -> None:
         """A storage was dropped. Called by destructors, in any thread: waits for nothing."""
         event, device = None, allocation.device
         try:
@@ -344,7 +365,7 @@ class MappedTensors:
         with self._lock:
             self._mappings.unuse(one.allocation, now)
 
-    def _close_mappings(self, closed: Sequence[tuple[Allocation, int]]) -> None:
+    def _close_mappings(self, closed: Sequence[tuple[DeviceAllocation, int]]) -> None:
         for allocation, base in closed:
             with contextlib.suppress(DeviceDriverError):  # the process that had it may be gone
                 self._driver.unmap(allocation.device, base)

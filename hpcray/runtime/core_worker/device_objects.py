@@ -16,12 +16,13 @@ import math
 import pickle
 import sys
 import threading
+import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RayError, RaySystemError
+from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
 from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
@@ -29,15 +30,16 @@ from hpcray.core.core_worker.object_entry import INLINE
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler
-from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
+from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.device_memory import (
-    DeviceExports,
-    DeviceSource,
-    MappedTensors,
+    DeviceDescriptor,
+    DeviceMemoryOwner,
+    DeviceMemoryReader,
     find_driver,
     source_driver,
+    wait_for_devices,
 )
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
@@ -77,8 +79,8 @@ class DeviceObjects:
         self._freed = threading.Condition()
         self._devices = threading.Lock()
         self._exports = CallThread("hpcray-device-objects")
-        self._mapped: dict[DeviceDriver, MappedTensors] = {}
-        self._exported: dict[DeviceDriver, DeviceExports] = {}
+        self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
+        self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -91,7 +93,7 @@ class DeviceObjects:
 
     def add(
         self, tensors: Sequence[Any], value: bytes, transport: str = ""
-    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceSource | None]:
+    ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceDescriptor | None]:
         """Keep tensors here.
 
         Args:
@@ -107,7 +109,7 @@ class DeviceObjects:
         sizes = _sizes(tensors)
         with process.engine.lock:
             oid = process.next_task_id() + TENSORS_INDEX
-        known: TensorTransportMetadata | DeviceSource | None = None
+        known: TensorTransportMetadata | DeviceDescriptor | None = None
         collect: Callable[[], None] | None = None
         driver = None if transport else source_driver(tensors)
         if driver is not None:
@@ -126,13 +128,13 @@ class DeviceObjects:
 
     def _describe(
         self, driver: DeviceDriver, oid: bytes, tensors: Sequence[Any]
-    ) -> tuple[DeviceSource | None, Callable[[], None] | None]:
-        """What readers have to know of tensors in device memory, and the end of that; None where only copies of them
+    ) -> tuple[DeviceDescriptor | None, Callable[[], None] | None]:
+        """Return what readers have to know of tensors in device memory, and its end; None where only copies of them
         can be read."""
         with self._devices:
             exports = self._exported.get(driver)
             if exports is None:
-                exports = self._exported[driver] = DeviceExports(driver, self._process.me)
+                exports = self._exported[driver] = DeviceMemoryOwner(driver, self._process.me)
             try:
                 known = exports.describe(oid, tensors)
             except DeviceDriverError as error:
@@ -145,7 +147,7 @@ class DeviceObjects:
 
         return known, collect
 
-    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceSource) -> Sequence[Any] | None:
+    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
         """The tensors in the memory of their process; None where this one cannot map it."""
         driver = find_driver()
         if driver is None:
@@ -153,7 +155,7 @@ class DeviceObjects:
         with self._devices:
             mapped = self._mapped.get(driver)
             if mapped is None:
-                mapped = self._mapped[driver] = MappedTensors(driver, self._process.me)
+                mapped = self._mapped[driver] = DeviceMemoryReader(driver, self._process.me)
         if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
             return None
         try:
@@ -195,7 +197,7 @@ class DeviceObjects:
             except Exception as error:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
-        elif isinstance(known, DeviceSource):
+        elif isinstance(known, DeviceDescriptor):
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
@@ -293,7 +295,7 @@ class DeviceObjects:
             try:
                 answer = self._copied(msg.id, tensors)
             except Exception as error:  # no room in the store, or a tensor that does not pickle
-                answer = serialize_error(error)
+                answer = _error_blob(error)
         with engine.lock:
             if process.dead is not None:
                 return
@@ -306,6 +308,10 @@ class DeviceObjects:
     def _copied(self, oid: bytes, tensors: Sequence[Any]) -> bytes:
         """The blob of the tensors as they are now; b"" for a large one, which is in our node's store then."""
         process, raylet = self._process, raylet_of(self._process.node)
+        with self._devices:
+            ordered = any(exports.order_after(oid) for exports in self._exported.values())
+        if not ordered:
+            wait_for_devices(tensors)
         blob, _ = serialize(list(tensors))
         if (blob.size if isinstance(blob, Serialized) else len(blob)) <= process.config.inline_limit:
             return blob.join() if isinstance(blob, Serialized) else blob
@@ -339,7 +345,7 @@ class DeviceObjects:
                 self._move(oid, value)
             except ObjectLostError:
                 continue  # its owner is gone, or has freed it meanwhile
-            except RayError as error:  # there is no room
+            except Exception as error:  # there is no room, or a tensor does not pickle
                 text = f"hpcray: the tensors of object {value.hex()} end with their process: {error}"
                 print(text, file=sys.stderr, flush=True)
 
@@ -371,6 +377,16 @@ class DeviceObjects:
             process.engine.flush()
 
 
+def _error_blob(error: Exception) -> bytes:
+    """The blob of an error that a reader waits for. One that does not pickle, as it has a value, goes as its text."""
+    if isinstance(error, SerializationError):
+        error = TypeError(str(error))
+    try:
+        return serialize_error(error)
+    except Exception:
+        return serialize_error(RaySystemError(f"its tensors cannot be copied: {type(error).__name__}: {error}"))
+
+
 def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
     """The tensors of an object of another process, by a registered transport."""
     from hpcray.runtime.core_worker.tensor_transports import find
@@ -397,6 +413,9 @@ class DeviceValue:
         self._value = value
         self._transport = transport
         self._ident = ident
+
+    def __repr__(self) -> str:  # for the error that it does not pickle
+        return repr(self._value)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = need_process()
@@ -564,5 +583,7 @@ def reply_with_device_values(
         if num_returns == 1:
             value = DeviceValue(value, own.transport, task + return_index(0))
         elif num_returns > 1 and hasattr(value, "__iter__"):
-            value = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
+            items = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
+            # Of a generator the values before an error are returned, too.
+            value = items if isinstance(value, types.GeneratorType) else list(items)
     reply(src, task, num_returns, value, error, *rest)

@@ -170,7 +170,7 @@ class ActorExecutor:
 
     @property
     def runs_one_at_a_time(self) -> bool:
-        """Whether all calls run on the main thread, one after the other."""
+        """True if all calls run on the main thread, one after the other."""
         return not self._runners and not self._refuses
 
     def finish(self, reason: str) -> None:
