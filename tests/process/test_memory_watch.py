@@ -73,6 +73,22 @@ def test_a_task_that_fits_nowhere_ends_with_the_names_of_the_settings():
     assert time.monotonic() - began > 5, "later runs come after longer and longer pauses"
 
 
+def test_an_idle_worker_whose_objects_others_need_does_not_end_for_a_task_that_takes_too_much(marks: Marks):
+    """Its end would free as much, and lose what it owns."""
+
+    @ray.remote
+    def own():
+        global kept
+        kept = b"x" * (200 * MB)
+        return [ray.put("needed")]
+
+    (ref,) = ray.get(own.remote())
+    hog = ray.remote(max_retries=0, runtime_env={"env_vars": {"HOG": "1"}})(take)  # in another worker
+    with pytest.raises(exceptions.OutOfMemoryError, match="The task is 'take'"):
+        ray.get(hog.remote(2000))
+    assert ray.get(ray.remote(lambda refs: ray.get(refs[0])).remote([ref])) == "needed"
+
+
 def test_an_actor():
     @ray.remote
     class Hog:

@@ -37,6 +37,15 @@ def test_the_victim_is_a_large_retriable_worker_and_of_these_the_newest() -> Non
     assert choose_victim([]) is None
 
 
+def test_an_idle_worker_that_owns_nothing_ends_like_a_retriable_one_and_one_that_owns_objects_last() -> None:
+    task, final, idle = one("task", 100, 1.0), one("final", 100, 2.0, retriable=False), one("", 100, 3.0)
+    owner = one("", 110, 4.0, retriable=False)
+    assert choose_victim([task, final, idle, owner]) is idle
+    assert choose_victim([task, final, owner]) is task
+    assert choose_victim([final, owner]) is final
+    assert choose_victim([owner]) is owner
+
+
 def test_small_workers_do_not_die_for_a_large_one() -> None:
     hog = one("hog", 1000, 1.0, retriable=False)
     assert choose_victim([hog, *(one(f"small{i}", 1000 // SMALLEST_SHARE - 1, 9.0 + i) for i in range(50))]) is hog

@@ -229,6 +229,10 @@ class LocalLeaseManager:
         """Let all idle workers exit, but for those that own objects."""
         return self._finish(now, self.pool.evict_all_idle())
 
+    def ask_worker_to_leave(self, now: float, proc: bytes) -> list[Effect]:
+        """Let an idle worker exit, unless it owns objects."""
+        return self._finish(now, self.pool.ask_to_leave(proc))
+
     def evicts(self) -> bool:
         """Return True if a worker is being ended."""
         return self.pool.evicts

@@ -21,7 +21,8 @@ class Candidate(Struct, frozen=True):
         worker: its proc id. pid: its process id.
         used: bytes that its end would free.
         since: when it began its task or actor; seconds of any clock.
-        retriable: whether its task or actor is started again without the user's help.
+        retriable: whether its task or actor is started again without the user's help; of an idle worker, whether it
+            owns nothing.
         name: of the task or actor, for users; "" for an idle worker.
     """
 
@@ -58,21 +59,24 @@ class WorkerKillingPolicy:
         return used > (1.0 + self._threshold) / 2 * limit
 
     def worker_killed(self, now: float, worker: bytes) -> None:
-        """This worker was sent a SIGKILL."""
+        """This worker was sent a SIGKILL, or was asked to exit."""
         self._victim, self._wait_until = worker, now + self._exit_timeout
 
     def worker_died(self, worker: bytes) -> None:
-        """A worker is dead."""
+        """A worker is dead, or stays."""
         if worker == self._victim:
             self._victim = b""
 
 
 def choose_victim(candidates: Iterable[Candidate]) -> Candidate | None:
-    """The worker whose end frees much and loses little: among the large ones a retriable one, the newest."""
+    """The worker whose end frees much and loses little: among the large ones a retriable one, the newest. One that does
+    nothing and owns objects is the last."""
     alive = list(candidates)
     largest = max((one.used for one in alive), default=0)
     large = [one for one in alive if one.used * SMALLEST_SHARE >= largest]
-    return max(large, key=lambda one: (one.retriable, one.since, one.used), default=None)
+    return max(
+        large, key=lambda one: (one.retriable, bool(one.name) or one.retriable, one.since, one.used), default=None
+    )
 
 
 def explain_kill(

@@ -44,6 +44,7 @@ class WorkerProcess:
         allocation: the lease or actor that it runs for.
         since: time at which it became idle, or was first seen starting.
         asked: whether it is LEAVING only if it agrees.
+        needed: whether it has not agreed since it became idle: it owns objects.
     """
 
     proc: bytes
@@ -54,6 +55,7 @@ class WorkerProcess:
     allocation: ResourceAllocation | None = None
     since: float = 0.0
     asked: bool = False
+    needed: bool = False
 
 
 class WorkerPool:
@@ -188,7 +190,7 @@ class WorkerPool:
         worker = self.workers.get(proc)
         if worker is None or not worker.asked:
             return None
-        worker.asked = False
+        worker.asked, worker.needed = False, True
         return self.release_worker(now, worker)
 
     # ------------------------------------------------------------ processes
@@ -286,6 +288,11 @@ class WorkerPool:
     def evict_all_idle(self) -> list[Effect]:
         """Let all idle workers exit, but for those that own objects."""
         return [self._ask_to_leave(one) for stack in list(self._idle.values()) for one in list(stack)]
+
+    def ask_to_leave(self, proc: bytes) -> list[Effect]:
+        """Let an idle worker exit, unless it owns objects."""
+        worker = self.workers.get(proc)
+        return [self._ask_to_leave(worker)] if worker is not None and worker.state == IDLE else []
 
     @property
     def evicts(self) -> bool:
@@ -423,6 +430,7 @@ class WorkerPool:
 
     def _employ(self, worker: WorkerProcess, allocation: ResourceAllocation) -> None:
         self._change_state(worker, BUSY)
+        worker.needed = False
         worker.allocation = allocation
         allocation.worker = worker.proc
 

@@ -292,7 +292,10 @@ class _NodeServer:
         recorders = None
         processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
-        memory_monitor = MemoryMonitor(context, loop, router, processes, lease_manager.pool, store, raylet.log)
+        memory_monitor = MemoryMonitor(
+            context, loop, router, processes, lease_manager.pool, store, raylet.log,
+            lambda proc: raylet.apply(lease_manager.ask_worker_to_leave(loop.now, proc)),
+        )  # fmt: skip
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
         if node.config.record:
             overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0

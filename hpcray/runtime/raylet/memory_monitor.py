@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.worker_killing_policy import Candidate, WorkerKillingPolicy, choose_victim, explain_kill
-from hpcray.core.raylet.worker_pool import BUSY, IDLE, WorkerPool, WorkerProcess
+from hpcray.core.raylet.worker_pool import BUSY, IDLE, LEAVING, WorkerPool, WorkerProcess
 from hpcray.platform.resource_limits import MemoryGauge, MemoryUsage, group_memory
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -29,6 +29,9 @@ _REPLY_TIMEOUT = 0.1
 class MemoryMonitor:
     """Reads the memory of the node periodically. Period, threshold and limit are settings.
 
+    Args:
+        ask_to_leave: asks an idle worker to exit, unless it owns objects (`LocalLeaseManager.ask_worker_to_leave`).
+
     Attributes:
         killed: number of workers that were ended.
     """
@@ -42,6 +45,7 @@ class MemoryMonitor:
         pool: WorkerPool,
         store: ObjectStore,
         log: Callable[[str], None],
+        ask_to_leave: Callable[[bytes], None],
     ) -> None:
         config = context.config
         self._node = context.info.index
@@ -52,6 +56,8 @@ class MemoryMonitor:
         self._pool = pool
         self._store = store
         self._log = log
+        self._ask_to_leave = ask_to_leave
+        self._asked: set[bytes] = set()
         self._threshold = config.memory_usage_threshold
         self._period = config.memory_monitor_period
         self._policy = WorkerKillingPolicy(self._threshold)
@@ -117,6 +123,9 @@ class MemoryMonitor:
             del self._since[proc]
             self._retriable.pop(proc, None)
             self._policy.worker_died(proc)
+        for proc in [proc for proc in self._asked if proc not in workers or workers[proc].state != LEAVING]:
+            self._asked.discard(proc)
+            self._policy.worker_died(proc)  # or it stays: another one has to end
         for proc, worker in workers.items():
             ident = worker.allocation.id if worker.allocation is not None else b""
             if self._since.get(proc, (None, 0.0))[0] != ident:
@@ -156,6 +165,12 @@ class MemoryMonitor:
         victim = choose_victim(candidates)
         if victim is None:
             return
+        worker = self._pool.workers[victim.worker]
+        if worker.state == IDLE and not worker.needed:
+            self._policy.worker_killed(self._loop.now, victim.worker)
+            self._asked.add(victim.worker)
+            self._ask_to_leave(victim.worker)
+            return
         where = f"node {self._node} (host {self._host}, limit of {usage.source})"
         reason = explain_kill(victim, candidates, where, usage.used, usage.limit, self._threshold)
         self._policy.worker_killed(self._loop.now, victim.worker)
@@ -165,7 +180,7 @@ class MemoryMonitor:
 
     def _candidate(self, worker: WorkerProcess, used: int) -> Candidate:
         allocation = worker.allocation
-        name, retriable = "", True
+        name, retriable = "", not worker.needed
         if allocation is not None and allocation.actor_spec is not None:
             spec = allocation.actor_spec
             name, retriable = f"actor {spec.class_name}", spec.max_restarts != 0

@@ -39,7 +39,10 @@ class SignalWatch:
         self._engine.busy_poll.arm(self._read, again=True)
         if get_ident() == self._main:
             return
+        parked = self._engine.parked
         for waiter in (self._engine.park_of.get(self._main), self._idle()):
             if waiter is not None and waiter.lock is not None:
+                if waiter in parked:
+                    parked.remove(waiter)  # it parks again; until then nothing is handed to it
                 with contextlib.suppress(RuntimeError):  # it has been woken already
                     waiter.lock.release()
