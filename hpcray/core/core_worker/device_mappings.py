@@ -22,8 +22,8 @@ IDLE_LIMIT = 64
 class Place(NamedTuple):
     """A process that has tensors, or reads them.
 
-    process: its id. host: identifies the running kernel, "" where that is not known. devices: those of the tensors, or all that the reader can map;
-    empty: it has none, or no driver for them.
+    process: its id. host: identifies the running kernel, "" where that is not known. devices: those of the tensors, or
+    all that the reader can map; empty: it has none, or no driver for them.
     """
 
     process: bytes
