@@ -170,7 +170,9 @@ class CudaDriver:
         at = ctypes.c_uint64(pointer)
         self._call("cuPointerGetAttribute", ctypes.byref(ident), _BUFFER_ID, at)
         self._call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, at)  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        device = next(name for name, number in self._devices.items() if number == ordinal.value)
+        device = next((name for name, number in self._devices.items() if number == ordinal.value), "")
+        if not device:
+            raise DeviceDriverError(f"the memory is of device {ordinal.value}, which this process does not see")
         with self._context(device):
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), at)
         return DeviceMemory(base.value, ident.value, device)
@@ -223,5 +225,6 @@ class CudaDriver:
             self._call("cuStreamWaitEvent", self._stream(number), event, ctypes.c_uint(0))
 
     def is_done(self, device: str, event: Any) -> bool:
-        with self._context(device):
+        with contextlib.suppress(DeviceDriverError), self._context(device):
             return bool(self._cuda.cuEventQuery(event) != _NOT_READY)
+        return True

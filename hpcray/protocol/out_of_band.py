@@ -226,7 +226,10 @@ def _reduce_tensor(tensor: Any) -> Any:
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks or tensor.__dict__:
         return tensor.__reduce_ex__(5)  # with the memory of its parts as below
     each, first, shape, strides = tensor.element_size(), tensor.storage_offset(), tensor.size(), tensor.stride()
-    last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
+    if tensor.is_contiguous():
+        last = first + tensor.numel()
+    else:
+        last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
     low, high = (0, 0) if 0 in shape else (first * each // _UNIT * _UNIT, last * each)
     storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
     return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
@@ -337,5 +340,6 @@ _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
 code_pickling.keep_file_names()
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
 _reducers[memoryview] = _reduce_memoryview
+_reducers[_Storage] = _Storage.__reduce__  # or it is looked for in vain, for each tensor
 Pickler.dispatch_table = _reducers
 ErrorPickler.dispatch_table = ChainMap(CUSTOM, cloudpickle.Pickler.dispatch_table)

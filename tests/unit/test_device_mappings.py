@@ -41,6 +41,11 @@ def test_the_way_follows_from_where_the_tensors_and_the_reader_are(reader: Place
     assert choose_way(MAKER, reader, private=True) == HOST
 
 
+def test_hosts_that_are_not_known_are_not_the_same() -> None:
+    maker, reader = (Place(process, "", {"gpu-0"}) for process in (b"maker", b"other"))
+    assert choose_way(maker, reader) == HOST
+
+
 def test_tensors_of_the_host_and_tensors_on_a_device_that_the_reader_lacks_are_copied() -> None:
     reader = Place(b"other", "kernel 1", {"gpu-0"})
     assert choose_way(Place(b"maker", "kernel 1", set()), reader) == HOST

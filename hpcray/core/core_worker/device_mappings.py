@@ -22,8 +22,8 @@ IDLE_LIMIT = 64
 class Place(NamedTuple):
     """A process that has tensors, or reads them.
 
-    process: its id. host: identifies the running kernel. devices: those of the tensors, or all that the reader can map;
-    empty: it has none, or no driver for them.
+    process: its id. host: identifies the running kernel, "" where that is not known. devices: those of the tensors, or
+    all that the reader can map; empty: it has none, or no driver for them.
     """
 
     process: bytes
@@ -52,8 +52,8 @@ def choose_way(source: Place, reader: Place, private: bool = False) -> str:
         return HOST
     if source.process == reader.process:
         return SAME_PROCESS
-    mapped = source.devices and source.host == reader.host and set(source.devices) <= set(reader.devices)
-    return MAPPED if mapped else HOST
+    same_host = source.host and source.host == reader.host
+    return MAPPED if source.devices and same_host and set(source.devices) <= set(reader.devices) else HOST
 
 
 class _Mapping:

@@ -92,7 +92,7 @@ def find_driver() -> DeviceDriver | None:
         _DriverOfProcess.known = True
         try:
             _DriverOfProcess.driver = CudaDriver()
-        except (DeviceDriverError, ImportError, AttributeError):  # an older driver lacks a function
+        except (DeviceDriverError, ImportError, AttributeError, RuntimeError):  # an old driver, or none that works
             _DriverOfProcess.driver = None
     return _DriverOfProcess.driver
 
@@ -248,7 +248,7 @@ class DeviceMemoryReader:
         self.place = Place(process, running_kernel(), driver.devices().keys())
         self._driver = driver
         self._mappings = DeviceMappings()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a destructor that runs meanwhile may read, too
         self._events: dict[str, deque[Any]] = {device: deque() for device in driver.devices()}
         # Its `put` may be called by a destructor, wherever that runs.
         self._queue: queue.SimpleQueue[_Released | None] = queue.SimpleQueue()

@@ -77,7 +77,7 @@ class DeviceObjects:
         self._process = process
         self._table = DeviceObjectTable()
         self._freed = threading.Condition()
-        self._devices = threading.Lock()
+        self._devices = threading.RLock()
         self._exports = CallThread("hpcray-device-objects")
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
@@ -308,10 +308,7 @@ class DeviceObjects:
     def _copied(self, oid: bytes, tensors: Sequence[Any]) -> bytes:
         """The blob of the tensors as they are now; b"" for a large one, which is in our node's store then."""
         process, raylet = self._process, raylet_of(self._process.node)
-        with self._devices:
-            ordered = any(exports.order_after(oid) for exports in self._exported.values())
-        if not ordered:
-            wait_for_devices(tensors)
+        self._order_after(oid, tensors)
         blob, _ = serialize(list(tensors))
         if (blob.size if isinstance(blob, Serialized) else len(blob)) <= process.config.inline_limit:
             return blob.join() if isinstance(blob, Serialized) else blob
@@ -325,6 +322,13 @@ class DeviceObjects:
                 process.engine.send(raylet, m.Release([oid]))
                 process.engine.send(raylet, m.Free([oid], []))
         return b""
+
+    def _order_after(self, oid: bytes, tensors: Sequence[Any]) -> None:
+        """Have copies that this thread makes of tensors follow the work that fills them."""
+        with self._devices:
+            ordered = any(exports.order_after(oid) for exports in self._exported.values())
+        if not ordered:
+            wait_for_devices(tensors)
 
     # ------------------------------------------------------------ the end of this process
 
@@ -362,6 +366,7 @@ class DeviceObjects:
             process.drain()  # views of the block in whose place the value is written
         if tensors is None or not isinstance(parts, ValueParts):
             return  # it was freed, or is whole already
+        self._order_after(oid, tensors)
         blob, _ = serialize(_WholeValue(tensors, parts))
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         stored = size > process.config.inline_limit
