@@ -212,7 +212,8 @@ class TestCrash:
         waiter = ray.remote(max_retries=0)(lambda box: ray.get(box[0].sleep.remote(60)))
         refs = [waiter.remote([actor]), waiter.remote([actor]), actor.sleep.remote(60)]
         time.sleep(0.5)
-        os.kill(ray.get(Mortal.remote().pid.remote()), 0)
+        other = Mortal.remote()
+        os.kill(ray.get(other.pid.remote()), 0)
         ray.kill(actor)
         for ref in refs:
             with pytest.raises(exceptions.RayActorError):
