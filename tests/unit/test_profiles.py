@@ -59,7 +59,8 @@ def test_computing_counts_as_cpu_time_and_sleeping_does_not() -> None:
     assert wall >= cpu >= 0.3
     wall, cpu = time_of(found, "sleeps")
     assert wall >= 0.3 and cpu < 0.1
-    assert all(row[0] == "work" for row in found["stacks"])
+    # Threads that other tests have left may compute too.
+    assert {row[0] for row in found["stacks"] if row[5][-1][2].endswith(("spins", "sleeps"))} == {"work"}
     frames = next(row[5] for row in found["stacks"] if row[5][-1][2].endswith("sleeps"))
     assert frames[-1][0] == HERE and frames[-1][1] == sleeps.__code__.co_firstlineno
 
