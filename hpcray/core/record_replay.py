@@ -83,7 +83,7 @@ _INPUTS: dict[str, _Parts] = {
         "": (
             LocalLeaseManager,
             "handle process_joined process_died fork_failed remote_process_died node_died drain head_moved "
-            "cluster_grew evict_idle_workers leave start tick",
+            "ask_worker_to_leave cluster_grew evict_idle_workers leave start tick",
         ),
         "pool": (WorkerPool, "new_number"),
     },
