@@ -65,6 +65,7 @@ _WANTED = {
 # When it is loaded, UCX 1.21 patches eight memory functions of the C library. For each it spins 50 ms, by when other
 # threads have left the old code. Threads that sleep are not in it.
 _HOOK_GRACE = "UCX_MEM_BISTRO_GRACE_DURATION"
+_LOOKS, _LOOK_INTERVAL = 20, 0.002  # at the threads, seconds between two
 # UCX makes System V segments with mode 0660: whoever shares our group, on many sites everybody, could map them.
 _NOT_PRIVATE = "sysv"
 # A job of one host needs no port that other hosts could reach.
@@ -111,7 +112,7 @@ def load() -> Any:
         return sys.modules[_LIBUCXX]
     with _environment_untouched():
         try:
-            if _other_threads_sleep():
+            if _other_threads_sleep_soon():
                 os.environ.setdefault(_HOOK_GRACE, "0")
             with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
                 importlib.import_module("libucxx").load_library()
@@ -120,6 +121,15 @@ def load() -> Any:
                 return importlib.import_module(_LIBUCXX)
         except Exception as error:
             raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+
+
+def _other_threads_sleep_soon() -> bool:
+    """Return True once the other threads sleep; one that has just started needs a moment to come to its wait."""
+    for _ in range(_LOOKS):
+        if _other_threads_sleep():
+            return True
+        time.sleep(_LOOK_INTERVAL)
+    return False
 
 
 def _other_threads_sleep() -> bool:
