@@ -146,7 +146,7 @@ def write_pages(found: dict[str, dict[str, dict[str, list[float]]]], ray: str) -
         totals = {}
         for engine in ("hpcray", program.beside):
             figures = found[program.name][engine]
-            totals[engine] = statistics.median(figures["total"])
+            totals[engine] = round(statistics.median(figures["total"]), 1)  # as shown, for the ratio
             work = f" {statistics.median(figures['work']):.1f} s" if figures["work"] else ""
             table.append(f"| {full_name(engine, ray)} |{work} | {totals[engine]:.1f} s |")
         text = page.read_text()
