@@ -196,14 +196,14 @@ class _Storage:
 
 def _storage_part(storage: Any, low: int, high: int, device: str = "") -> _Storage:
     """The one `_Storage` of this memory in the value that is being pickled; from now on it covers these bytes too."""
-    storages = pickling.storages
-    if storages is None or pickling.storages_of is not pickling.refs:
-        storages, pickling.storages_of = {}, pickling.refs
-        pickling.storages = storages
+    parts = pickling.storages
+    if parts is None or pickling.storages_of is not pickling.refs:
+        parts, pickling.storages_of = {}, pickling.refs
+        pickling.storages = parts
     key = storage.data_ptr(), storage.nbytes()
-    found = storages.get(key)
+    found = parts.get(key)
     if found is None:
-        found = storages[key] = _Storage(storage, *key, low, high, device)
+        found = parts[key] = _Storage(storage, *key, low, high, device)
     else:
         found.cover(low, high)
     return found

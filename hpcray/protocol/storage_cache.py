@@ -63,7 +63,7 @@ class StorageCache:
         return sum(map(len, self._blocks.values()))
 
     def take(self, size: int, now: float) -> Any:
-        """Return a unused storage of exactly `size` bytes, with whatever it holds; None: there is none."""
+        """Return an unused storage of exactly `size` bytes, with whatever it holds; None: there is none."""
         unused = self._unused.get(size)
         if not unused:
             if size not in self._blocks or now - self._scanned.get(size, -_SCAN_INTERVAL) < _SCAN_INTERVAL:
@@ -86,8 +86,8 @@ class StorageCache:
 
     def trim(self, now: float) -> None:
         """Give back what is unused for a while, or beyond the budget; forget what stays in use."""
-        kept, room = [], self.budget
-        for size, blocks in self._blocks.items():
+        kept, room = list[_Block](), self.budget
+        for blocks in self._blocks.values():
             for block in blocks:
                 unused = self._is_unused(block)
                 if unused is None:
@@ -96,18 +96,17 @@ class StorageCache:
                     block.unused = None
                 elif block.unused is None:
                     block.unused = now
-                if now - (block.lent if block.unused is None else block.unused) < (
-                    LENT_TIME if block.unused is None else UNUSED_TIME
-                ):
-                    kept.append((size, block))
-        kept.sort(key=lambda found: -found[1].lent)
+                since, most = (block.lent, LENT_TIME) if block.unused is None else (block.unused, UNUSED_TIME)
+                if now - since < most:
+                    kept.append(block)
+        kept.sort(key=lambda block: -block.lent)
         self.clear()
-        for size, block in kept:
+        for block in kept:
             if block.unused is not None:
-                room -= size
+                room -= block.size
                 if room < 0:
                     continue
-            self._blocks.setdefault(size, []).append(block)
+            self._blocks.setdefault(block.size, []).append(block)
 
     def clear(self) -> None:
         """Forget all of them; give back the unused ones."""
