@@ -187,6 +187,7 @@ def there(value: Any) -> Any:
 def test_values_are_read_into_the_memory_of_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_cache, "UNUSED_TIME", 600.0)  # a busy machine may take a second for this
     monkeypatch.setattr(storage_cache, "_TRIM_INTERVAL", 600.0)
+    monkeypatch.setattr(storage_cache, "_SCAN_INTERVAL", 0.0)  # and a fast one only a millisecond
     own = storage_cache.storages
     own.keep(lambda: 64 * SIZE)
     try:
