@@ -26,6 +26,8 @@ _PATIENCE = 1.0
 """Seconds that the nodes may take for one."""
 _LAST_SAMPLES = 10
 """Samples at the end of the job until no task runs any more, over `_PATIENCE` seconds."""
+_LAST_OF_PROGRAM = 3
+"""The same where the program has ended and the job not yet: a worker on a busy machine may have missed a question."""
 _MOST_FUNCTIONS = 8
 
 
@@ -65,10 +67,13 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
 
     process.on_exit = end
     shown = text = ""
+    running = True
     samples_left = _LAST_SAMPLES
     try:
         while process.dead is None:
             last = ended.wait(interval)
+            if last and not job_ends.is_set():
+                samples_left = min(samples_left, _LAST_OF_PROGRAM)
             with contextlib.suppress(ConnectionError, RayError):  # the job ends
                 use = overview.sample()
                 text = progress_text(use, time.time() - began, line.columns - 1 if line is not None else None)
@@ -78,10 +83,10 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
                 elif counts != shown and not last:
                     _print(text)
                 shown = counts
-                last = last and not (samples_left and job_ends.is_set() and any(one.running for one in use.functions))
-            if last:
+                running = any(one.running for one in use.functions)
+            if last and not (samples_left and running):
                 break
-            if job_ends.is_set():  # workers that are ending report their last tasks to their raylet as they go
+            if last:  # workers that are ending report their last tasks to their raylet as they go
                 samples_left -= 1
                 time.sleep(_PATIENCE / _LAST_SAMPLES)
     finally:
