@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hpcray.common.ids import make_proc, raylet_of
-from hpcray.core.core_worker.lease_manager import AHEAD_US, PIPELINE_US, SHORT_US, STALL_TIMEOUT, LeaseManager
+from hpcray.core.core_worker.lease_manager import (
+    AHEAD_US,
+    PIPELINE_US,
+    SEEN_AT_ONCE,
+    SHORT_US,
+    STALL_TIMEOUT,
+    TICKS_FOR_ALL,
+    LeaseManager,
+)
 from hpcray.core.core_worker.task import FunctionDescriptor, PendingTask, SchedulingClass
 from hpcray.protocol import messages as m
 
@@ -530,3 +541,56 @@ class TestSplit:
         task = PendingTask(ME + bytes([9, 0, 0, 0, 0]), other, "", b"", 1, None, None, 3)
         client.leases.submit(task, client.scheduling_class)
         assert closed == [task]
+
+
+class TestManyWorkers:
+    def test_ticks_look_at_very_many_workers_in_parts(self):
+        client, count = Client(), 3 * SEEN_AT_ONCE
+        workers = [make_proc(1 + number // 100, 100 + number) for number in range(count)]
+        tasks = client.submit(count)
+        for proc in workers:
+            client.grant(proc)
+        client.function.us = 100.0
+        tasks += client.submit()
+        assert sum(len(worker.inflight) for worker in client.leases.workers.values()) == count + 1
+        stalled = next(proc for proc, worker in client.leases.workers.items() if len(worker.inflight) > 1)
+        for task in tasks:
+            if task.worker != stalled:
+                client.answer(task, now=1.0)
+        idle = count - 1
+        for now in (1.0, 1.0 + 0.9 * IDLE):
+            for _ in range(TICKS_FOR_ALL):
+                client.leases.tick(now)
+        assert client.asked_back() == [stalled] and not client.returned()
+        for ticks in range(1, TICKS_FOR_ALL + 1):
+            assert client.leases.tick(1.0 + IDLE)
+            assert len(client.returned()) <= ticks * SEEN_AT_ONCE
+        assert len(client.returned()) == idle and list(client.leases.workers) == [stalled]
+        assert client.scheduling_class.rotation == list(client.leases.workers.values())
+
+    def test_a_node_gets_its_own_leases_back(self):
+        client = Client()
+        client.submit(3)
+        for proc in (HERE, make_proc(1, 21), ELSEWHERE):
+            client.grant(proc)
+        client.leases.reclaim(1)
+        assert {proc for proc, worker in client.leases.workers.items() if worker.reclaimed} == {HERE, make_proc(1, 21)}
+        client.leases.lost(HERE)
+        client.leases.reclaim(3)
+        assert client.leases.workers[ELSEWHERE].reclaimed
+
+    @given(st.lists(st.integers(0, 30), max_size=80))
+    def test_the_rotation_has_each_worker_once_and_tries_all(self, steps: list[int]):
+        client = Client(us=10.0)
+        for step in steps:
+            proc = make_proc(1, 20 + step)
+            if proc in client.leases.workers:
+                client.leases.lost(proc)
+            else:
+                client.submit()
+                client.grant(proc)
+            rotation = client.scheduling_class.rotation
+            assert {worker.proc for worker in rotation} == set(client.leases.workers)
+            assert all(worker.position == place for place, worker in enumerate(rotation))
+        tried = {client.submit()[0].worker for _ in range(len(client.leases.workers))}
+        assert tried == set(client.leases.workers)

@@ -42,6 +42,8 @@ TASKS_CONSIDERED = 16
 """Number of tasks at the front of a queue that are looked at for the node which has their arguments."""
 WORKERS_TRIED = 8
 """Workers of the rotation that are tried for a short task."""
+SEEN_AT_ONCE, TICKS_FOR_ALL = 2_000, 10
+"""Workers at which a tick looks at least, and ticks after which it has looked at all of them."""
 
 
 Refuse = Callable[[PendingTask], None]
@@ -73,6 +75,8 @@ class LeaseManager:
         self.classes: dict[Shape, SchedulingClass] = {}
         self.by_index: list[SchedulingClass] = []
         self.workers: dict[bytes, LeasedWorker] = {}
+        self._at_node: dict[int, dict[bytes, LeasedWorker]] = {}
+        self._unseen: list[LeasedWorker] = []
         self.prefetcher = prefetcher
         self._raylet = raylet_of(node_of(me))
         self._my_node = node_of(me)
@@ -134,8 +138,8 @@ class LeaseManager:
         worker = LeasedWorker(msg.worker, msg.lease, scheduling_class, now)
         worker.contended = msg.contended
         self.workers[msg.worker] = worker
-        scheduling_class.rotation.append(worker)
-        scheduling_class.idle[msg.worker] = worker
+        self._at_node.setdefault(node_of(msg.worker), {})[msg.worker] = worker
+        scheduling_class.add_worker(worker)
         if scheduling_class.queue:
             self.pump(scheduling_class)
             if self.prefetcher is not None:
@@ -243,7 +247,7 @@ class LeaseManager:
         Args:
             busy: False: the rest may go on as long as tasks are queued for them.
         """
-        for worker in [w for w in self.workers.values() if node_of(w.proc) == node]:
+        for worker in list(self._at_node.get(node, {}).values()):
             if worker.inflight:
                 worker.contended = True
                 worker.reclaimed = worker.reclaimed or busy
@@ -256,8 +260,11 @@ class LeaseManager:
             self._give_up(worker)
 
     def tick(self, now: float) -> bool:
-        """Return idle leases, take back tasks of workers that stall. Returns True when another tick is needed."""
-        for worker in list(self.workers.values()):
+        """Return idle leases, take back tasks of workers that stall. Returns True when another tick is needed.
+
+        With very many workers each tick looks at some of them, and `TICKS_FOR_ALL` ticks at all.
+        """
+        for worker in self._next_to_see():
             if not worker.inflight:
                 if now - worker.idle_since >= self._idle_timeout:
                     self._give_up(worker)
@@ -267,6 +274,14 @@ class LeaseManager:
                 worker.asked_back = True
                 self._send(worker.proc, ReturnTasks())
         return bool(self.workers)
+
+    def _next_to_see(self) -> list[LeasedWorker]:
+        count = len(self.workers)
+        if count <= SEEN_AT_ONCE or not self._unseen:
+            self._unseen = list(self.workers.values())
+        part = max(SEEN_AT_ONCE, count // TICKS_FOR_ALL)
+        seen, self._unseen = self._unseen[:part], self._unseen[part:]
+        return [worker for worker in seen if self.workers.get(worker.proc) is worker]
 
     def cancel_queued(self, task: PendingTask) -> bool:
         """Take a task out of its queue; False when it is not there."""
@@ -422,12 +437,15 @@ class LeaseManager:
             return next(reversed(scheduling_class.idle.values()))
         us = task.fn.us  # type: ignore[union-attr]
         if 0.0 <= us < SHORT_US and task.retries != 0:
-            rotation = scheduling_class.rotation
-            for _ in range(min(WORKERS_TRIED, len(rotation))):
-                worker = rotation[0]
-                rotation.rotate(-1)
+            rotation, turn = scheduling_class.rotation, scheduling_class.turn
+            count = len(rotation)
+            for _ in range(min(WORKERS_TRIED, count)):
+                turn = turn + 1 if turn + 1 < count else 0
+                worker = rotation[turn]
                 if worker.load + us < PIPELINE_US and not worker.asked_back and not worker.reclaimed:
+                    scheduling_class.turn = turn
                     return worker
+            scheduling_class.turn = turn
         return None
 
     def _next(self, scheduling_class: SchedulingClass, worker: LeasedWorker) -> PendingTask:
@@ -488,8 +506,11 @@ class LeaseManager:
         return True
 
     def _forget(self, worker: LeasedWorker) -> None:
-        worker.scheduling_class.idle.pop(worker.proc, None)
-        worker.scheduling_class.rotation.remove(worker)
+        worker.scheduling_class.remove_worker(worker)
+        at_node = self._at_node[node_of(worker.proc)]
+        del at_node[worker.proc]
+        if not at_node:
+            del self._at_node[node_of(worker.proc)]
 
     def _give_up(self, worker: LeasedWorker) -> None:
         scheduling_class = worker.scheduling_class

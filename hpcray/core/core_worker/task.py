@@ -158,17 +158,19 @@ class LeasedWorker:
     for its node, so it goes back once it has done the tasks sent to it. contended: others wait, so it never idles.
     leaving: it ends after the call that runs; no other process can use it, so its lease ends with it. progress: time of
     its last answer in seconds, -1 where not known. asked_back: a ReturnTasks for the tasks not started is under way.
+    position: in the rotation of its class.
     """
 
     __slots__ = (
-        "asked_back", "contended", "idle_since", "inflight", "lease", "leaving", "load", "proc", "progress",
-        "reclaimed", "scheduling_class",
+        "asked_back", "contended", "idle_since", "inflight", "lease", "leaving", "load", "position", "proc",
+        "progress", "reclaimed", "scheduling_class",
     )  # fmt: skip
 
     def __init__(self, proc: bytes, lease: bytes, scheduling_class: SchedulingClass, now: float) -> None:
         self.proc, self.lease, self.scheduling_class = proc, lease, scheduling_class
         self.inflight: dict[bytes, PendingTask] = {}
         self.load = 0.0
+        self.position = -1
         self.idle_since = now
         self.progress = now
         self.asked_back = False
@@ -179,24 +181,40 @@ class SchedulingClass:
     """Tasks that ask for the same resources and placement, and the workers leased for them.
 
     queue: tasks, packed ones (`PackedTasks`) by the ids of their returns.
-    idle: workers with nothing to do, the one used last at the end. rotation: all, in the order in which they are tried
-    next. prefetch_node: for some queued tasks the node to which their arguments are being fetched. passed: times that
-    other tasks were taken instead of the first one.
+    idle: workers with nothing to do, the one used last at the end. rotation: all, tried in turn; turn: the position of
+    the one tried last. prefetch_node: for some queued tasks the node to which their arguments are being fetched.
+    passed: times that other tasks were taken instead of the first one.
     """
 
     __slots__ = (
         "granted_local", "idle", "index", "passed", "prefetch_node", "queue", "rotation", "sent_total", "shape",
+        "turn",
     )  # fmt: skip
 
     def __init__(self, index: int, shape: Shape) -> None:
         self.index, self.shape = index, shape
         self.queue: deque[Any] = deque()  # PendingTask or bytes
         self.idle: dict[bytes, LeasedWorker] = {}
-        self.rotation: deque[LeasedWorker] = deque()
+        self.rotation: list[LeasedWorker] = []
+        self.turn = -1
         self.prefetch_node: dict[bytes, int] = {}
         self.passed = 0
         self.granted_local = 0
         self.sent_total = 0
+
+    def add_worker(self, worker: LeasedWorker) -> None:
+        """Count a worker among those of the class; it idles."""
+        worker.position = len(self.rotation)
+        self.rotation.append(worker)
+        self.idle[worker.proc] = worker
+
+    def remove_worker(self, worker: LeasedWorker) -> None:
+        """Forget a worker. The last one of the rotation takes its place: a class may have 100,000."""
+        self.idle.pop(worker.proc, None)
+        last = self.rotation.pop()
+        if last is not worker:
+            self.rotation[worker.position] = last
+            last.position = worker.position
 
 
 Push = Callable[[PendingTask, bytes], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import socket
 import threading
@@ -442,7 +441,7 @@ class CoreWorker:
             current.process = None
         with self.engine.lock:
             # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
-            self.submitter.leases.tick(math.inf)
+            self.submitter.leases.return_idle()
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
             self.compiled_graphs.close()
