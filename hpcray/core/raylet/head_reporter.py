@@ -32,6 +32,11 @@ class HeadReporter:
         """The GCS changed its figures of what is free here: report all of them."""
         self._view_forced = True
 
+    def note_grant(self, msg: m.GrantLeases, promised: bool) -> None:
+        """The GCS has sent a grant. promised: it counts what that needs as taken already."""
+        if not self._resources.note_promise(msg.shape.resources * msg.count if promised else ()):
+            self._view_forced = True
+
     def request_changed(self, now: float, request: LeaseRequest) -> None:
         """Counts of a request changed: bring the queue, and later the GCS, up to date."""
         self._changed[id(request)] = request

@@ -326,7 +326,8 @@ class LocalLeaseManager:
         return []
 
     def _grant_leases(self, now: float, src: bytes, msg: m.GrantLeases) -> list[Effect]:
-        self._reporter.force_view()
+        may_queue = bound_to(msg.shape.strategy, self.node)
+        self._reporter.note_grant(msg, promised=bool(msg.count) and not may_queue)
         request = self._requests.of_grant(msg)
         out: list[Effect] = []
         if request is None or (self._queue.closed and msg.count):
@@ -341,7 +342,6 @@ class LocalLeaseManager:
         if msg.absolute:
             request.assigned = 0
         left = needed
-        may_queue = bound_to(msg.shape.strategy, self.node)
         while left and self._fits(request):
             if request.live >= request.capacity and not self._cap.is_due(now, request):
                 break

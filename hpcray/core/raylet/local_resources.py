@@ -699,6 +699,7 @@ class LocalResources:
         self._reported_actors: Resources = {}
         self._reported_at = float("-inf")
         self._report_interval = 0.0
+        self._promised = False
         self._store_used = 0
         self._store_changed = False
         self.set_report_interval(cluster_size)
@@ -738,6 +739,27 @@ class LocalResources:
         """Derive the least time between two views from the number of nodes that report to the same head."""
         self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
 
+    def note_promise(self, request: Iterable[tuple[str, int]]) -> bool:
+        """The GCS has granted leases here, and counts their resources as taken ahead of this node's next view.
+
+        In a large cluster it would read such a view for each grant. There it gets the next one when that is due: what
+        this node grants as promised the GCS knows already. The next view is a full one, as a view that crossed the
+        grant undid the promise.
+
+        Args:
+            request: units of what the GCS counts as taken; nothing for a grant that may queue here, or a withdrawal.
+
+        Returns:
+            False in a small cluster: the view is to be sent at once.
+        """
+        if not self._report_interval:
+            return False
+        for name, units in request:
+            self._promised = True
+            if name in self._reported:
+                self._reported[name] -= units
+        return True
+
     def note_store_use(self, used: int) -> None:
         """So many bytes of the object store are in use. It is reported as less free, which no request feels."""
         units = used * UNIT
@@ -755,13 +777,21 @@ class LocalResources:
         available, actors = pool.available, pool.held_by_actors
         bundles_changed = self.bundles.has_unreported or self._store_changed
         if not force:
-            if not bundles_changed and reported == available and self._reported_actors == actors:
+            if (
+                not bundles_changed
+                and not self._promised
+                and reported == available
+                and self._reported_actors == actors
+            ):
                 return None
             elapsed = now - self._reported_at
             if not bundles_changed and elapsed < DECREASE_REPORT_DELAY:
-                increased = any(units > reported.get(name, units - 1) for name, units in available.items())
-                if not increased or elapsed < self._report_interval:
+                if elapsed < self._report_interval:
                     return None
+                if not any(units > reported.get(name, units - 1) for name, units in available.items()):
+                    return None
+            force = self._promised
+        self._promised = False
         self._version += 1
         self._reported_at = now
         free = {n: units for n, units in available.items() if force or reported.get(n) != units}
