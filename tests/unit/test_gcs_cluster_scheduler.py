@@ -260,6 +260,17 @@ def test_work_near_its_own_node_is_left_to_that_at_first() -> None:
     assert grants(scheduler.tick(scheduler._locality_wait)) == {1: 4}, "nothing has begun there for long"
 
 
+def test_work_that_its_near_node_has_not_begun_in_time_goes_elsewhere_at_once() -> None:
+    """Its raylet had asked that node without the head."""
+    view, scheduler = make(0, 2, 4)
+    busy(view, 2)
+    wait = scheduler._locality_wait
+    assert grants(unmet(scheduler, 5.0, ME, 0, near(2), 9, False, wait, wait)) == {1: 2, 2: 2}
+    assert grants(unmet(scheduler, 5.0, OTHER, 0, near(2), 1, False, wait / 2, 0.0)) == {2: 1}
+    assert grants(unmet(scheduler, 5.0, OTHER, 1, near(2), 1, False, wait / 4, 0.0)) == {2: 1}
+    assert [demand.began for demand in scheduler._impatient] == [5.0 - wait, 5.0 - wait / 2, 5.0 - wait / 4]
+
+
 def test_work_near_a_node_that_cannot_serve_it_goes_elsewhere() -> None:
     view, scheduler = make(0, 2, 2)
     lasts(view, 1, 2, 1)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from hpcray.common.resources import to_units
 from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, Rank, merged_views
-from hpcray.core.raylet.local_resources import DECREASE_REPORT_DELAY, SMALL_CLUSTER, LocalResources
+from hpcray.core.raylet.local_resources import LocalResources, ResourcePool
+from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, SMALL_CLUSTER, NodeViewReporter
 from hpcray.protocol.messages import NodeView
 
 NODES = 5
@@ -94,8 +95,9 @@ def test_a_ranking_misses_no_change_that_the_log_has_dropped() -> None:
     assert ranking.best() == 2
 
 
-def resources(size: int = 2) -> LocalResources:
-    return LocalResources(0, to_units({"CPU": 4, "memory": 8}), cluster_size=size)
+def reporter(size: int = 2) -> tuple[NodeViewReporter, ResourcePool]:
+    mine = LocalResources(0, to_units({"CPU": 4, "memory": 8}))
+    return NodeViewReporter(mine, size), mine.pool
 
 
 def seen(view: NodeView | None) -> dict[str, int] | None:
@@ -103,34 +105,34 @@ def seen(view: NodeView | None) -> dict[str, int] | None:
 
 
 def test_a_node_view_with_more_is_sent_at_once_and_one_with_less_later() -> None:
-    mine = resources()
+    mine, pool = reporter()
     assert seen(mine.next_view(0.0)) == to_units({"CPU": 4, "memory": 8})
-    mine.pool.available["CPU"] = 10_000
+    pool.available["CPU"] = 10_000
     assert mine.next_view(DECREASE_REPORT_DELAY / 2) is None, "nobody waits for less"
     assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 10_000}, "only what changed"
-    mine.pool.available["CPU"] = 20_000
+    pool.available["CPU"] = 20_000
     assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 20_000}
-    mine.pool.available["CPU"] = 10_000
+    pool.available["CPU"] = 10_000
     assert mine.next_view(DECREASE_REPORT_DELAY) is None
-    mine.pool.available["CPU"] = 20_000
+    pool.available["CPU"] = 20_000
     assert mine.next_view(DECREASE_REPORT_DELAY) is None, "a lease came and went: there is nothing to tell"
 
 
 def test_a_head_that_may_be_wrong_gets_the_whole_node_view() -> None:
-    mine = resources()
+    mine, pool = reporter()
     mine.next_view(0.0)
-    mine.pool.held_by_actors["CPU"] = 5_000
+    pool.held_by_actors["CPU"] = 5_000
     view = mine.next_view(0.0, force=True)
     assert view is not None and view.available == to_units({"CPU": 4, "memory": 8})
     assert view.lasting == {"CPU": 5_000, "memory": 0}
 
 
 def test_nodes_of_a_large_cluster_send_few_views() -> None:
-    mine = resources(size=20 * SMALL_CLUSTER)
+    mine, pool = reporter(size=20 * SMALL_CLUSTER)
     mine.next_view(0.0)
     told = 0
     for step in range(1, 1001):
-        mine.pool.available["CPU"] = 10_000 + step
+        pool.available["CPU"] = 10_000 + step
         told += mine.next_view(step * 1e-3) is not None
     assert told <= 10
 

@@ -347,10 +347,15 @@ class ClusterScheduler:
             return out
         if demand is None:
             demand = self._demands[key] = UnmetDemand(
-                msg.holder, msg.scheduling_class, msg.shape, began=now, since=now, starving_since=now
+                msg.holder,
+                msg.scheduling_class,
+                msg.shape,
+                began=now - msg.waited,
+                since=now,
+                starving_since=now - msg.unserved_for,
             )
             if demand.near is not None:
-                self._impatient.append(demand)
+                self._note_impatient(demand)
         if msg.count < demand.count:
             demand.arrived(demand.count - msg.count)
             demand.starving_since = now
@@ -662,6 +667,12 @@ class ClusterScheduler:
         """
         reason = self._resources.why_infeasible(demand.shape, "a task")
         out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, fails=True)))
+
+    def _note_impatient(self, demand: UnmetDemand) -> None:
+        impatient, at = self._impatient, len(self._impatient)
+        while at and impatient[at - 1].began > demand.began:
+            at -= 1
+        impatient.insert(at, demand)
 
     def _make_patient(self, demand: UnmetDemand) -> None:
         demand.patient = True
