@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcray.common.resources import to_units
-from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, Rank, merged_views
+from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, NodeResources, Rank, merged_views
 from hpcray.core.raylet.local_resources import LocalResources, ResourcePool
 from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, SMALL_CLUSTER, NodeViewReporter
-from hpcray.protocol.messages import NodeView
+from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 NODES = 5
 
@@ -142,3 +142,18 @@ def test_node_views_before_the_cluster_is_up_are_merged() -> None:
     both = merged_views(first, NodeView(3, 2, {"CPU": 2}, {"b": 2}, {"CPU": 1}))
     assert both == NodeView(3, 2, {"CPU": 2, "GPU": 1}, {"a": 1, "b": 2}, {"CPU": 1})
     assert merged_views(None, first) is first
+
+
+AMOUNTS = st.dictionaries(st.sampled_from(["CPU", "GPU", "memory"]), st.integers(-1, 4), max_size=3)
+
+
+@given(AMOUNTS, AMOUNTS, AMOUNTS)
+def test_the_used_share_of_a_node_with_room_is_its_utilisation(
+    total: dict[str, int], free: dict[str, int], request: dict[str, int]
+) -> None:
+    total = {name: max(0, units) for name, units in total.items()}
+    state = NodeResources(NodeInfo(0, "id", "host", "a", 1, total, b"", "", 0), dict(free))
+    shape = Shape(tuple(sorted((name, max(0, units)) for name, units in request.items())))
+    assert state.use_with_room(shape) == (state.utilisation(shape) if state.fits(shape) else None)
+    state.rejected_shapes.add(shape.resources)
+    assert state.use_with_room(shape) is None
