@@ -11,7 +11,7 @@ from raylet_kit import CPU1, FAR, Node
 from hpcray.common.ids import HEAD
 from hpcray.common.resources import to_units
 from hpcray.core.gcs.cluster_resources import ClusterResources
-from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, SMALL_CLUSTER
+from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, REPORT_INTERVAL_PER_NODE, SMALL_CLUSTER
 from hpcray.protocol import messages as m
 
 LARGE = 2 * SMALL_CLUSTER
@@ -101,6 +101,29 @@ def test_a_promise_that_a_view_undid_is_known_again_soon() -> None:
     pair.node.tick(4 * DECREASE_REPORT_DELAY)
     pair.views_delivered()
     assert pair.known() == 20_000
+
+
+def test_what_requests_wait_for_is_reported_ten_times_sooner() -> None:
+    pair = Pair()
+    pair.work_here()
+    pair.node.tick(1.0)
+    pair.views_delivered()
+    interval = REPORT_INTERVAL_PER_NODE * LARGE
+    pair.node.now = 1.0 + 0.2 * interval
+    pair.node.handle(HEAD, m.ResourceContention(["memory"]))
+    pair.give_back()
+    assert pair.views_delivered() == 0, "nobody waits for CPUs"
+    pair.node.handle(HEAD, m.ResourceContention(["CPU"]))
+    assert pair.views_delivered() == 1 and pair.known() == pair.free() == 40_000
+    pair.work_here()
+    pair.node.tick(3.0)
+    pair.views_delivered()
+    pair.node.now = 3.0 + 0.05 * interval
+    pair.give_back()
+    assert pair.views_delivered() == 0, "but not each of them"
+    pair.node.now = 3.0 + 0.2 * interval
+    pair.node.handle(HEAD, m.ResourceContention())
+    assert pair.views_delivered() == 0, "nobody waits any more"
 
 
 @given(st.lists(st.sampled_from(["one", "three", "grant", "views", "here", "back", "later"]), max_size=60))

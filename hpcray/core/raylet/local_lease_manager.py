@@ -204,6 +204,7 @@ class LocalLeaseManager:
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
         self._shortages.elsewhere = m.ResourceContention()
+        self._views.note_contention(())
         return self._finish(now, [Send(HEAD, m.NodeInventory(self.node, actors, self._bundles.held_bundles()))])
 
     def cluster_grew(self, now: float, cluster_size: int) -> list[Effect]:
@@ -396,6 +397,7 @@ class LocalLeaseManager:
 
     def _resource_contention(self, now: float, src: bytes, msg: m.ResourceContention) -> list[Effect]:
         self._shortages.elsewhere = msg
+        self._views.note_contention(msg.lacking)
         return []
 
     # ------------------------------------------------------------ actors

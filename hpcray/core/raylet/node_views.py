@@ -15,6 +15,8 @@ SMALL_CLUSTER = 64
 REPORT_INTERVAL_PER_NODE = 1e-4
 """In larger clusters a node sends views at most once in this many seconds, times the number of
 nodes: the head reads at most ten thousand of them in a second, however many nodes there are."""
+AWAITED_SHARE = 0.1
+"""Share of this interval after which a view reports more of what requests wait for anywhere."""
 OBJECT_STORE_MEMORY = "object_store_memory"
 _STORE_REPORT_STEPS = 1000
 """A change of the store's use by less than one in so many of its bytes is not reported."""
@@ -38,6 +40,7 @@ class NodeViewReporter:
         self._reported_at = float("-inf")
         self._report_interval = 0.0
         self._promised = False
+        self._awaited: frozenset[str] = frozenset()
         self._store_used = 0
         self._store_changed = False
         self.set_report_interval(cluster_size)
@@ -45,6 +48,10 @@ class NodeViewReporter:
     def set_report_interval(self, cluster_size: int) -> None:
         """Derive the least time between two views from the number of nodes that report to the same head."""
         self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
+
+    def note_contention(self, lacking: Iterable[str]) -> None:
+        """Requests wait in the cluster because these resources are short; none: no request waits."""
+        self._awaited = frozenset(lacking)
 
     def note_promise(self, request: Iterable[tuple[str, int]]) -> bool:
         """The GCS has granted leases here, and counts their resources as taken ahead of this node's next view.
@@ -89,8 +96,12 @@ class NodeViewReporter:
             elapsed = now - self._reported_at
             if not bundles_changed and elapsed < DECREASE_REPORT_DELAY:
                 if elapsed < self._report_interval:
-                    return None
-                if not any(units > reported.get(name, units - 1) for name, units in available.items()):
+                    awaited = self._awaited
+                    if not awaited or elapsed < self._report_interval * AWAITED_SHARE:
+                        return None
+                    if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited):
+                        return None
+                elif not any(units > reported.get(name, units - 1) for name, units in available.items()):
                     return None
             force = self._promised
         self._promised = False
