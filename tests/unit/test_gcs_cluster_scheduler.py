@@ -15,6 +15,7 @@ from hpcray.core.gcs.cluster_scheduler import (
     BOUND_GRANT_ARRIVES,
     BUSY_NODE_AFTER,
     DECREASE_AFTER,
+    DEMANDS_AT_ONCE,
     ENDED_AFTER,
     GRANT_ARRIVES,
     ClusterScheduler,
@@ -260,6 +261,17 @@ def test_work_near_its_own_node_is_left_to_that_at_first() -> None:
     assert grants(scheduler.tick(scheduler._locality_wait)) == {1: 4}, "nothing has begun there for long"
 
 
+def test_work_that_its_near_node_has_not_begun_in_time_goes_elsewhere_at_once() -> None:
+    """Its raylet had asked that node without the head."""
+    view, scheduler = make(0, 2, 4)
+    busy(view, 2)
+    wait = scheduler._locality_wait
+    assert grants(unmet(scheduler, 5.0, ME, 0, near(2), 9, False, wait, wait)) == {1: 2, 2: 2}
+    assert grants(unmet(scheduler, 5.0, OTHER, 0, near(2), 1, False, wait / 2, 0.0)) == {2: 1}
+    assert grants(unmet(scheduler, 5.0, OTHER, 1, near(2), 1, False, wait / 4, 0.0)) == {2: 1}
+    assert [demand.began for demand in scheduler._impatient] == [5.0 - wait, 5.0 - wait / 2, 5.0 - wait / 4]
+
+
 def test_work_near_a_node_that_cannot_serve_it_goes_elsewhere() -> None:
     view, scheduler = make(0, 2, 2)
     lasts(view, 1, 2, 1)
@@ -426,3 +438,41 @@ def test_a_node_with_room_serves_groups_that_have_bundles_there() -> None:
     assert grants(scheduler.node_grew(0.1, 0)) == {}
     view.apply_view(NodeView(1, 2, {}, {f"CPU_group_{group}": UNIT}))
     assert grants(scheduler.node_grew(0.2, 1)) == {1: 1}
+
+
+def test_a_node_with_room_for_one_is_not_offered_to_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, scheduler = make(0, 4)
+    busy(view, 1)
+    holders = [make_proc(0, 100 + n) for n in range(10 * DEMANDS_AT_ONCE)]
+    for holder in holders:
+        unmet(scheduler, 0.0, holder, 0, CPU1, 1)
+    looked_at = 0
+    place = scheduler._place
+
+    def counted(*args: Any) -> int:
+        nonlocal looked_at
+        looked_at += 1
+        return place(*args)
+
+    monkeypatch.setattr(scheduler, "_place", counted)
+    served: list[bytes] = []
+    for version in range(2, 6):
+        view.apply_view(NodeView(1, version, {"CPU": UNIT}))
+        effects = scheduler.node_grew(0.0, 1)
+        served += [e.msg.holder for e in effects if isinstance(e, Send) and isinstance(e.msg, GrantLeases)]
+    assert served == holders[:4], "in the order in which they came"
+    assert looked_at <= 2 * 4
+
+
+def test_all_who_wait_are_offered_a_node_though_the_first_of_them_may_not_use_it() -> None:
+    """What is free on its own node a process's raylet gives it, not the head."""
+    view, scheduler = make(4, 0)
+    busy(view, 0)
+    for n in range(3 * DEMANDS_AT_ONCE):
+        unmet(scheduler, 0.0, make_proc(0, 100 + n), 0, CPU1, 1)
+    unmet(scheduler, 0.0, make_proc(1, 5), 0, CPU1, 2)
+    view.apply_view(NodeView(0, 2, {"CPU": 3 * UNIT}))
+    effects = scheduler.node_grew(0.0, 0)
+    assert [(e.msg.holder, e.msg.count) for e in effects if isinstance(e, Send) and isinstance(e.msg, GrantLeases)] == [
+        (make_proc(1, 5), 2)
+    ]

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcray.common.resources import to_units
-from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, Rank, merged_views
-from hpcray.core.raylet.local_resources import DECREASE_REPORT_DELAY, SMALL_CLUSTER, LocalResources
-from hpcray.protocol.messages import NodeView
+from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, NodeResources, Rank, merged_views
+from hpcray.core.raylet.local_resources import LocalResources, ResourcePool
+from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, SMALL_CLUSTER, NodeViewReporter
+from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 NODES = 5
 
@@ -94,8 +95,9 @@ def test_a_ranking_misses_no_change_that_the_log_has_dropped() -> None:
     assert ranking.best() == 2
 
 
-def resources(size: int = 2) -> LocalResources:
-    return LocalResources(0, to_units({"CPU": 4, "memory": 8}), cluster_size=size)
+def reporter(size: int = 2) -> tuple[NodeViewReporter, ResourcePool]:
+    mine = LocalResources(0, to_units({"CPU": 4, "memory": 8}))
+    return NodeViewReporter(mine, size), mine.pool
 
 
 def seen(view: NodeView | None) -> dict[str, int] | None:
@@ -103,34 +105,34 @@ def seen(view: NodeView | None) -> dict[str, int] | None:
 
 
 def test_a_node_view_with_more_is_sent_at_once_and_one_with_less_later() -> None:
-    mine = resources()
+    mine, pool = reporter()
     assert seen(mine.next_view(0.0)) == to_units({"CPU": 4, "memory": 8})
-    mine.pool.available["CPU"] = 10_000
+    pool.available["CPU"] = 10_000
     assert mine.next_view(DECREASE_REPORT_DELAY / 2) is None, "nobody waits for less"
     assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 10_000}, "only what changed"
-    mine.pool.available["CPU"] = 20_000
+    pool.available["CPU"] = 20_000
     assert seen(mine.next_view(DECREASE_REPORT_DELAY)) == {"CPU": 20_000}
-    mine.pool.available["CPU"] = 10_000
+    pool.available["CPU"] = 10_000
     assert mine.next_view(DECREASE_REPORT_DELAY) is None
-    mine.pool.available["CPU"] = 20_000
+    pool.available["CPU"] = 20_000
     assert mine.next_view(DECREASE_REPORT_DELAY) is None, "a lease came and went: there is nothing to tell"
 
 
 def test_a_head_that_may_be_wrong_gets_the_whole_node_view() -> None:
-    mine = resources()
+    mine, pool = reporter()
     mine.next_view(0.0)
-    mine.pool.held_by_actors["CPU"] = 5_000
+    pool.held_by_actors["CPU"] = 5_000
     view = mine.next_view(0.0, force=True)
     assert view is not None and view.available == to_units({"CPU": 4, "memory": 8})
     assert view.lasting == {"CPU": 5_000, "memory": 0}
 
 
 def test_nodes_of_a_large_cluster_send_few_views() -> None:
-    mine = resources(size=20 * SMALL_CLUSTER)
+    mine, pool = reporter(size=20 * SMALL_CLUSTER)
     mine.next_view(0.0)
     told = 0
     for step in range(1, 1001):
-        mine.pool.available["CPU"] = 10_000 + step
+        pool.available["CPU"] = 10_000 + step
         told += mine.next_view(step * 1e-3) is not None
     assert told <= 10
 
@@ -140,3 +142,18 @@ def test_node_views_before_the_cluster_is_up_are_merged() -> None:
     both = merged_views(first, NodeView(3, 2, {"CPU": 2}, {"b": 2}, {"CPU": 1}))
     assert both == NodeView(3, 2, {"CPU": 2, "GPU": 1}, {"a": 1, "b": 2}, {"CPU": 1})
     assert merged_views(None, first) is first
+
+
+AMOUNTS = st.dictionaries(st.sampled_from(["CPU", "GPU", "memory"]), st.integers(-1, 4), max_size=3)
+
+
+@given(AMOUNTS, AMOUNTS, AMOUNTS)
+def test_the_used_share_of_a_node_with_room_is_its_utilisation(
+    total: dict[str, int], free: dict[str, int], request: dict[str, int]
+) -> None:
+    total = {name: max(0, units) for name, units in total.items()}
+    state = NodeResources(NodeInfo(0, "id", "host", "a", 1, total, b"", "", 0), dict(free))
+    shape = Shape(tuple(sorted((name, max(0, units)) for name, units in request.items())))
+    assert state.use_with_room(shape) == (state.utilisation(shape) if state.fits(shape) else None)
+    state.rejected_shapes.add(shape.resources)
+    assert state.use_with_room(shape) is None

@@ -106,6 +106,17 @@ class TestDemand:
         assert client.scheduling_class.granted_local == 0
         assert client.demands() == [1]
 
+    def test_a_lease_of_another_node_that_others_need_while_tasks_are_queued_repeats_the_demand(self):
+        """The raylet may think that a lease is on its way, and it is this one."""
+        for worker, repeated in ((ELSEWHERE, [1]), (HERE, [])):
+            client = Client()
+            first, _ = client.submit(2)
+            client.grant(worker)
+            client.leases.reclaim(3 if worker is ELSEWHERE else 1)
+            client.demands()
+            client.answer(first)
+            assert len(client.returned()) == 1 and client.demands() == repeated
+
     def test_an_empty_queue_withdraws_what_is_outstanding(self):
         client = Client()
         tasks = client.submit(2)

@@ -500,10 +500,13 @@ class LeaseManager:
         if want == have or not (force or have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
             return False
         scheduling_class.sent_total = scheduling_class.granted_local + want
+        self._request(scheduling_class)
+        return True
+
+    def _request(self, scheduling_class: SchedulingClass) -> None:
         self._send(
             self._raylet, RequestLeases(scheduling_class.index, scheduling_class.shape, scheduling_class.sent_total)
         )
-        return True
 
     def _forget(self, worker: LeasedWorker) -> None:
         worker.scheduling_class.remove_worker(worker)
@@ -518,6 +521,9 @@ class LeaseManager:
         self._forget(worker)
         if not scheduling_class.queue:
             self._ask(scheduling_class, force=True)
+        elif node_of(worker.proc) != self._my_node:
+            # Tasks wait that were submitted after this lease was counted as missing: no other one may be coming.
+            self._request(scheduling_class)
         if not worker.leaving:
             self._send(raylet_of(node_of(worker.proc)), ReturnLease(worker.lease))
 

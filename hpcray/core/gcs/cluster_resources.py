@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -259,6 +260,21 @@ class NodeResources:
                     worst = used
         return worst
 
+    def use_with_room(self, shape: Shape) -> float | None:
+        """The `utilisation` for a shape outside of placement groups; None without room for one more."""
+        if self.rejected_shapes and shape.resources in self.rejected_shapes:
+            return None
+        free, total = self.available, self.total
+        cpus = total.get("CPU", 0)
+        worst = 1.0 - free.get("CPU", 0) / cpus if cpus else 0.0
+        for name, units in shape.resources:
+            left = free.get(name, 0)
+            if left < units:
+                return None
+            if name != "CPU" and (most := total.get(name, 0)):
+                worst = max(worst, 1.0 - left / most)
+        return worst if worst > 0.0 else 0.0
+
     def apply_view(self, view: NodeView) -> bool:
         """Apply a view: what has changed. Returns whether the node has more of anything than the GCS knew."""
         self.version = view.version
@@ -509,10 +525,16 @@ class ClusterResources:
             (node, how many) pairs; together perhaps fewer than `count`.
         """
         given: dict[int, int] = {}
-        ranking = None if only is not None else self._ranking(shape, shape)
+        if only is not None:
+            while count and only != but and self._is_candidate(only, shape):
+                self._take_for(self.nodes[only], shape)
+                given[only] = given.get(only, 0) + 1
+                count -= 1
+            return list(given.items())
+        ranking = self._ranking(shape, shape)
         for _ in range(count):
-            node = ranking.best(but) if ranking is not None else only
-            if node is None or node == but or not self._is_candidate(node, shape):
+            node = ranking.best(but)
+            if node is None:
                 break
             self._take_for(self.nodes[node], shape)
             given[node] = given.get(node, 0) + 1
@@ -531,7 +553,11 @@ class ClusterResources:
 
     def _is_candidate(self, node: int, shape: Shape) -> bool:
         state = self.nodes.get(node)
-        return state is not None and state.fits(shape) and node in self.feasible(shape)
+        if state is None or not state.fits(shape):
+            return False
+        feasible = self.feasible(shape)
+        at = bisect_left(feasible, node)
+        return at < len(feasible) and feasible[at] == node
 
     def _take_for(self, state: NodeResources, shape: Shape) -> None:
         self._turns += 1
@@ -562,11 +588,19 @@ class ClusterResources:
             # GPUs are kept free for those who ask for them, where other nodes have room.
             tiers = {node: 2 * tiers.get(node, 0) + (self.nodes[node].info.total.get("GPU", 0) > 0) for node in nodes}
 
+        alike = place is hold and not actor and not place.strategy.startswith(GROUP)
+
         def rank(node: int) -> Rank | None:
             state = self.nodes[node]
-            if not state.fits(hold):
-                return None
-            used = state.utilisation(place, actor)
+            if alike:
+                share = state.use_with_room(hold)
+                if share is None:
+                    return None
+                used = share
+            else:
+                if not state.fits(hold):
+                    return None
+                used = state.utilisation(place, actor)
             if used < threshold and not spread:
                 return tiers.get(node, 0), 0.0, 0, node
             return tiers.get(node, 0), used, state.turn, node

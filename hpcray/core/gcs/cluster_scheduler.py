@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -135,6 +136,8 @@ BUSY_NODE_KEPT = 30.0
 """Seconds during which a request that queues again goes to the same busy node, which reserves room longer each time."""
 ROUNDS_KEPT = 2
 """Rounds of work that stay queued at the node which has the arguments, unless nothing begins there."""
+DEMANDS_AT_ONCE = 32
+"""Open demands that are looked at before it is determined again which are next."""
 DemandKey = tuple[bytes, int]
 """Holder and scheduling class."""
 
@@ -347,10 +350,15 @@ class ClusterScheduler:
             return out
         if demand is None:
             demand = self._demands[key] = UnmetDemand(
-                msg.holder, msg.scheduling_class, msg.shape, began=now, since=now, starving_since=now
+                msg.holder,
+                msg.scheduling_class,
+                msg.shape,
+                began=now - msg.waited,
+                since=now,
+                starving_since=now - msg.unserved_for,
             )
             if demand.near is not None:
-                self._impatient.append(demand)
+                self._note_impatient(demand)
         if msg.count < demand.count:
             demand.arrived(demand.count - msg.count)
             demand.starving_since = now
@@ -493,13 +501,24 @@ class ClusterScheduler:
                 self._share(now, shape, None, out)
 
     def _share(self, now: float, shape: m.Shape, only: int | None, out: list[Effect]) -> None:
-        """Serve all open demands of a shape: one alone gets all it can, several get one each, round after round."""
+        """Serve all open demands of a shape: one alone gets all it can, several get one each, round after round.
+
+        Those that get nothing stay in front, those that get one go to the end. A node has room for few as a rule, so
+        few of them are looked at.
+        """
         demands = self._open.demands(shape)
         bound = _bound(shape)
-        progress = True
-        while demands and progress:
-            progress = False
-            for key, demand in list(demands.items()):
+        passed, progress = 0, False
+        while demands:
+            batch = list(islice(demands, passed, passed + DEMANDS_AT_ONCE))
+            if not batch:
+                if not progress:
+                    break
+                passed, progress = 0, False
+            for key in batch:
+                demand = demands.get(key)
+                if demand is None:
+                    continue
                 limit = None if len(demands) == 1 else 1
                 if self._place(now, demand, only, out, limit):
                     progress = True
@@ -508,7 +527,8 @@ class ClusterScheduler:
                 elif demand.open() and not bound and not self._has_room(shape, only):
                     out[:] = _merged(out)
                     return
-            demands = self._open.demands(shape)
+                elif key in demands:
+                    passed += 1
         out[:] = _merged(out)
 
     def _has_room(self, shape: m.Shape, only: int | None) -> bool:
@@ -662,6 +682,12 @@ class ClusterScheduler:
         """
         reason = self._resources.why_infeasible(demand.shape, "a task")
         out.append(Send(demand.holder, m.Infeasible(demand.scheduling_class, reason, fails=True)))
+
+    def _note_impatient(self, demand: UnmetDemand) -> None:
+        impatient, at = self._impatient, len(self._impatient)
+        while at and impatient[at - 1].began > demand.began:
+            at -= 1
+        impatient.insert(at, demand)
 
     def _make_patient(self, demand: UnmetDemand) -> None:
         demand.patient = True

@@ -7,7 +7,9 @@ from hpcray.core.effects import Effect, Send
 from hpcray.core.raylet.lease_queue import LeaseQueue
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable
 from hpcray.core.raylet.lease_table import LeaseReclaimer
-from hpcray.core.raylet.local_resources import LocalResources, ResourceAllocation
+from hpcray.core.raylet.local_resources import ResourceAllocation
+from hpcray.core.raylet.locality_requests import LocalityRequests
+from hpcray.core.raylet.node_views import NodeViewReporter
 from hpcray.protocol import messages as m
 
 
@@ -18,19 +20,31 @@ class HeadReporter:
     """
 
     def __init__(
-        self, resources: LocalResources, queue: LeaseQueue, requests: LeaseRequestTable, reclaimer: LeaseReclaimer
+        self,
+        views: NodeViewReporter,
+        queue: LeaseQueue,
+        requests: LeaseRequestTable,
+        reclaimer: LeaseReclaimer,
+        near: LocalityRequests,
     ) -> None:
-        self._resources = resources
+        self._views = views
         self._queue = queue
         self._requests = requests
         self._reclaimer = reclaimer
+        self._near = near
         self._view_forced = False
         self._changed: dict[int, LeaseRequest] = {}
         self._refusals: list[Effect] = []
+        self._near_refusals: list[Effect] = []
 
     def force_view(self) -> None:
         """The GCS changed its figures of what is free here: report all of them."""
         self._view_forced = True
+
+    def note_grant(self, msg: m.GrantLeases, promised: bool) -> None:
+        """The GCS has sent a grant. promised: it counts what that needs as taken already."""
+        if not self._views.note_promise(msg.shape.resources * msg.count if promised else ()):
+            self._view_forced = True
 
     def request_changed(self, now: float, request: LeaseRequest) -> None:
         """Counts of a request changed: bring the queue, and later the GCS, up to date."""
@@ -43,10 +57,12 @@ class HeadReporter:
         self._changed[id(request)] = request
         self._reclaimer.mark_due()
 
-    def refuse_leases(self, holder: bytes, scheduling_class: int, count: int) -> None:
-        """Refuse a part of a GrantLeases; nothing if `count` is 0."""
-        if count > 0:
+    def refuse_leases(self, to: bytes, holder: bytes, scheduling_class: int, count: int) -> None:
+        """Refuse a part of a GrantLeases (to: HEAD) or of a raylet's LocalityLeaseRequest; nothing if `count` is 0."""
+        if count > 0 and to == HEAD:
             self._refusals.append(Send(HEAD, m.GrantLeasesRefused(holder, scheduling_class, count)))
+        elif count > 0:
+            self._near_refusals.append(Send(to, m.LocalityLeasesRefused(holder, scheduling_class, count)))
 
     def refuse_actor(self, actor: bytes, reason: str) -> None:
         """Refuse a StartActor. reason: for its owner; "" if there is merely no room."""
@@ -57,17 +73,24 @@ class HeadReporter:
         self._requests.bundles.pop(msg.group, None)
         self._refusals.append(Send(HEAD, m.BundlesPrepared(msg.group, msg.attempt, False)))
 
-    def return_assigned(self, now: float, request: LeaseRequest) -> None:
-        """Send back to the GCS what it assigned to this node and was not served."""
+    def return_assigned(self, now: float, request: LeaseRequest, withdrawn_by: bytes = HEAD) -> None:
+        """Send back what was assigned to this node and was not served.
+
+        Args:
+            withdrawn_by: a raylet that has withdrawn it, and needs no answer; the GCS does, as its grants may have
+                crossed the withdrawal.
+        """
         count, request.assigned = request.assigned, 0
         if not count:
             return
         request.returned_at = now
         self.request_changed(now, request)
+        if request.assigned_by == withdrawn_by != HEAD:
+            return
         if request.prepare is not None:
             self.refuse_bundles(request.prepare)
         elif request.actor_spec is None:
-            self.refuse_leases(request.holder, request.scheduling_class, count)
+            self.refuse_leases(request.assigned_by, request.holder, request.scheduling_class, count)
         else:
             self.refuse_actor(request.actor_spec.actor, "")
 
@@ -78,18 +101,24 @@ class HeadReporter:
         elif allocation.lease_request.local:
             self.request_changed(now, allocation.lease_request)
         else:
-            self.refuse_leases(allocation.holder, allocation.scheduling_class, 1)
+            by = allocation.lease_request.assigned_by
+            self.refuse_leases(by, allocation.holder, allocation.scheduling_class, 1)
 
     def flush(self, now: float, out: list[Effect]) -> None:
-        """At the end of an event: send the view, then unmet requests, then refusals."""
-        view = self._resources.next_view(now, force=self._view_forced or bool(self._refusals))
+        """At the end of an event: send the view, then unmet requests (to near nodes or to the GCS), then refusals."""
+        view = self._views.next_view(now, force=self._view_forced or bool(self._refusals))
         if view is not None:
             out.append(Send(HEAD, view))
         self._view_forced = False
+        for request in self._near.overdue(now, out):
+            self._changed[id(request)] = request
         for request in self._changed.values():
-            unmet = self._requests.unmet(request)
+            if request.local and self._near.update(now, request, out):
+                continue
+            unmet = self._requests.unmet(now, request)
             if unmet is not None:
                 out.append(Send(HEAD, unmet))
         self._changed.clear()
         out += self._refusals
-        self._refusals = []
+        out += self._near_refusals
+        self._refusals, self._near_refusals = [], []

@@ -40,8 +40,11 @@ class LeaseRequest:
         actor_spec: the actor to start; None for leases and bundles.
         total, granted: cumulative counts of leases (see `RequestLeases`).
         starting: allocations that still wait for their worker.
-        assigned: how many the GCS has let this node serve when it can.
-        return_at: time at which the unserved part of `assigned` goes back to the GCS.
+        assigned: how many the GCS, or the raylet of the holder, has let this node serve when it can.
+        assigned_by: the raylet that was last to do so, HEAD for the GCS: what is refused goes back there.
+        near_since: when leases near the arguments began to be lacking, where the near node was asked for them.
+            near_served_at: when their number last went down. near_at_gcs: the GCS has taken them over.
+        return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
         turn: position in the round-robin order; 0 until it has one.
@@ -60,6 +63,7 @@ class LeaseRequest:
         queue_key: see `QueueKey`.
         bundle: group (id in hex) and bundle index that it is for, None where it is for no group.
         resources_in_bundle: `resources` by the names that they have inside a bundle.
+        near: the node that has the arguments; None where no node is preferred.
     """
 
     holder: bytes
@@ -73,6 +77,10 @@ class LeaseRequest:
     granted: int = 0
     starting: int = 0
     assigned: int = 0
+    assigned_by: bytes = HEAD
+    near_since: float = -1.0
+    near_served_at: float = -1.0
+    near_at_gcs: bool = False
     return_at: float = 0.0
     waiting_since: float = 0.0
     returned_at: float = float("-inf")
@@ -94,8 +102,10 @@ class LeaseRequest:
     queue_key: QueueKey = field(init=False)
     bundle: tuple[str, int] | None = field(init=False)
     resources_in_bundle: Resources = field(init=False)
+    near: int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.near = near_node(self.shape.strategy)
         self.resources = dict(self.shape.resources)
         self.queue_key = (self.shape.resources, self.shape.env)
         self.bundle = bundle_of(self.shape.resources)
@@ -256,17 +266,22 @@ class LeaseRequestTable:
             request.local and request.decided_here and (self._only_node or bound_to(request.shape.strategy, self._node))
         )
 
-    def unmet(self, request: LeaseRequest) -> UnmetLeaseRequest | None:
+    def unmet(self, now: float, request: LeaseRequest) -> UnmetLeaseRequest | None:
         """The message about a request of this node for the GCS, None when the GCS knows all that it should."""
         if not request.local or self.is_for_this_node_only(request):
             return None
         count = round_count(request.unserved())
         if not count:
-            request.was_shared = False
+            request.was_shared = request.near_at_gcs = False
         if count == request.reported_count and request.shared == request.reported_shared:
             return None
+        waited = unserved_for = 0.0
+        if request.near_at_gcs and not request.reported_count:
+            waited, unserved_for = now - request.near_since, now - request.near_served_at
         request.reported_count, request.reported_shared = count, request.shared
-        return UnmetLeaseRequest(request.holder, request.scheduling_class, request.shape, count, request.shared)
+        return UnmetLeaseRequest(
+            request.holder, request.scheduling_class, request.shape, count, request.shared, waited, unserved_for
+        )
 
     def reset_reported(self) -> list[LeaseRequest]:
         """A new head knows no request: returns all of this node's."""

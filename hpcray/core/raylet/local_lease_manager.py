@@ -36,7 +36,9 @@ from hpcray.core.raylet.head_reporter import HeadReporter
 from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
-from hpcray.core.raylet.local_resources import GPU, SMALL_CLUSTER, LocalResources
+from hpcray.core.raylet.local_resources import GPU, LocalResources
+from hpcray.core.raylet.locality_requests import LocalityRequests
+from hpcray.core.raylet.node_views import SMALL_CLUSTER, NodeViewReporter
 from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
 from hpcray.protocol import messages as m
@@ -47,7 +49,7 @@ ASSIGNED_TIMEOUT = 2.0
 HANDLES: tuple[type, ...] = (
     m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
     m.SetJob, m.ExitRefused, m.ModulesImported, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles,
-    m.ReturnBundles, m.ResourceContention,
+    m.ReturnBundles, m.ResourceContention, m.LocalityLeaseRequest, m.LocalityLeasesRefused,
 )  # fmt: skip
 """Message types for `LocalLeaseManager.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when
 their source is the head, else for the GCS core."""
@@ -83,7 +85,8 @@ class LocalLeaseManager:
         self.job: m.JobInfo | None = None
         self.pool = WorkerPool(node, total.get("CPU", 0) // UNIT, config)
         self.ended = EndedWorkers()
-        self.resources = LocalResources(node, dict(total), gpu_ids, cluster_size, device_ids)
+        self.resources = LocalResources(node, dict(total), gpu_ids, device_ids)
+        self._views = NodeViewReporter(self.resources, cluster_size)
         self._cap = WorkerCap(config.worker_cap_initial_backoff, config.worker_cap_max_backoff)
         self._queue = LeaseQueue(self.resources, self._cap, config.spread_threshold)
         pool = self.resources.pool
@@ -97,7 +100,8 @@ class LocalLeaseManager:
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
         self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
-        self._reporter = HeadReporter(self.resources, self._queue, self._requests, self._reclaimer)
+        self._near = LocalityRequests(node, config.locality_wait, cluster_size > SMALL_CLUSTER)
+        self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._near)
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
         self._procs: dict[bytes, str] = {}
@@ -119,6 +123,8 @@ class LocalLeaseManager:
             m.CommitBundles: self._bundles.commit_bundles,
             m.ReturnBundles: self._bundles.return_bundles,
             m.ResourceContention: self._resource_contention,
+            m.LocalityLeaseRequest: self._locality_lease_request,
+            m.LocalityLeasesRefused: self._locality_leases_refused,
             m.ProcDied: lambda now, src, msg: self._holder_died(now, msg.proc),
             m.Undeliverable: lambda now, src, msg: self._holder_died(now, msg.proc),
         }
@@ -160,6 +166,7 @@ class LocalLeaseManager:
                 self._worker_start_failed(now, worker, reason)
             else:
                 self._leases.worker_died(worker, reason, out)
+        out += self._near.holder_died(proc, reason)
         out += self._holder_died(now, proc)
         return self._finish(now, out)
 
@@ -174,6 +181,8 @@ class LocalLeaseManager:
     def node_died(self, now: float, node: int) -> list[Effect]:
         """All processes of that node are dead."""
         out: list[Effect] = []
+        for request in self._near.node_died(node):
+            self._reporter.request_changed(now, request)
         for holder in {*self._requests.holders(), *self._leases.by_holder}:
             if node_of(holder) == node:
                 out += self._holder_died(now, holder)
@@ -183,7 +192,7 @@ class LocalLeaseManager:
         """Another node is the head now: report what has begun here. What was only assigned, the new head sends anew."""
         actors = [(actor, one.worker, one.restarts) for actor, one in self._leases.actors.items()]
         self._queue.release_all(now)
-        for request in [request for request in self._queue if request.assigned]:
+        for request in [request for request in self._queue if request.assigned and request.assigned_by == HEAD]:
             if request.prepare is not None:
                 self._bundles.forget_waiting(now, request.prepare.group)
                 continue
@@ -195,11 +204,13 @@ class LocalLeaseManager:
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
         self._shortages.elsewhere = m.ResourceContention()
+        self._views.note_contention(())
         return self._finish(now, [Send(HEAD, m.NodeInventory(self.node, actors, self._bundles.held_bundles()))])
 
     def cluster_grew(self, now: float, cluster_size: int) -> list[Effect]:
         """The job has so many nodes now: the GCS may serve what this node decided alone."""
-        self.resources.set_report_interval(cluster_size)
+        self._views.set_report_interval(cluster_size)
+        self._near.enabled = cluster_size > SMALL_CLUSTER
         for request in self._requests.cluster_grew(cluster_size <= SMALL_CLUSTER):
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
@@ -246,7 +257,7 @@ class LocalLeaseManager:
 
     def tick(self, now: float, store_used: int = 0) -> list[Effect]:
         """Housekeeping, every `config.tick` seconds. store_used: bytes of the object store in use."""
-        self.resources.note_store_use(store_used)
+        self._views.note_store_use(store_used)
         out = self.pool.reap(now)
         if self._leaving:
             out += self._reclaim_all()  # a grant may have been on its way
@@ -276,6 +287,7 @@ class LocalLeaseManager:
         self._queue.check_invariants()
         self._leases.check_invariants()
         self.resources.check_invariants(self._leases.all_allocations())
+        self._near.check_invariants(request for request in self._requests if request.local)
         queued = {id(request) for request in self._queue}
         for request in [*self._requests, *self._requests.bundles.values()]:
             request.check_invariants()
@@ -293,6 +305,8 @@ class LocalLeaseManager:
 
     def _request_leases(self, now: float, src: bytes, msg: m.RequestLeases) -> list[Effect]:
         request = self._requests.of_local_process(src, msg.scheduling_class, msg.shape)
+        if msg.total == request.total:
+            self._near.nothing_coming(request)
         request.total = msg.total
         excess = request.starting - max(0, request.total - request.granted)
         if excess > 0:
@@ -326,22 +340,44 @@ class LocalLeaseManager:
         return []
 
     def _grant_leases(self, now: float, src: bytes, msg: m.GrantLeases) -> list[Effect]:
-        self._reporter.force_view()
+        may_queue = bound_to(msg.shape.strategy, self.node)
+        self._reporter.note_grant(msg, promised=bool(msg.count) and not may_queue)
+        return self._serve_elsewhere(now, HEAD, msg, may_queue)
+
+    def _locality_lease_request(self, now: float, src: bytes, msg: m.LocalityLeaseRequest) -> list[Effect]:
+        """The raylet of a process of another node requests leases near the arguments of its tasks."""
+        pool, resources = self.resources.pool, dict(msg.shape.resources)
+        pool.add_implicit(resources)
+        if msg.count and not pool.is_reachable(resources):
+            self._reporter.refuse_leases(src, msg.holder, msg.scheduling_class, msg.count)
+            return []
+        shape = m.Shape(msg.shape.resources, f"node:{self.node}", msg.shape.env)
+        grant = m.GrantLeases(msg.holder, msg.scheduling_class, shape, msg.count)
+        return self._serve_elsewhere(now, src, grant, True)
+
+    def _locality_leases_refused(self, now: float, src: bytes, msg: m.LocalityLeasesRefused) -> list[Effect]:
+        request = self._near.refused(node_of(src), msg.holder, msg.scheduling_class)
+        if request is not None:
+            self._reporter.request_changed(now, request)
+        return []
+
+    def _serve_elsewhere(self, now: float, by: bytes, msg: m.GrantLeases, may_queue: bool) -> list[Effect]:
+        """Serve what the GCS, or a raylet (`by`), wants served here: now, from the queue if it may, or not at all."""
         request = self._requests.of_grant(msg)
         out: list[Effect] = []
         if request is None or (self._queue.closed and msg.count):
-            self._reporter.refuse_leases(msg.holder, msg.scheduling_class, msg.count)
+            self._reporter.refuse_leases(by, msg.holder, msg.scheduling_class, msg.count)
             return out
         if msg.count == 0:
-            self._reporter.return_assigned(now, request)
+            self._reporter.return_assigned(now, request, by)
             return out
+        request.assigned_by = by
         needed = msg.count
         if request.local:
             needed = max(0, min(msg.count, request.unserved() - request.assigned))
         if msg.absolute:
             request.assigned = 0
         left = needed
-        may_queue = bound_to(msg.shape.strategy, self.node)
         while left and self._fits(request):
             if request.live >= request.capacity and not self._cap.is_due(now, request):
                 break
@@ -356,11 +392,12 @@ class LocalLeaseManager:
             request.return_at = now + ASSIGNED_TIMEOUT
             left = 0
         self._reporter.request_changed(now, request)
-        self._reporter.refuse_leases(request.holder, request.scheduling_class, msg.count - needed + left)
+        self._reporter.refuse_leases(by, request.holder, request.scheduling_class, msg.count - needed + left)
         return out
 
     def _resource_contention(self, now: float, src: bytes, msg: m.ResourceContention) -> list[Effect]:
         self._shortages.elsewhere = msg
+        self._views.note_contention(msg.lacking)
         return []
 
     # ------------------------------------------------------------ actors

@@ -27,7 +27,7 @@ from hpcray.common.resources import (
     subtract,
 )
 from hpcray.core.raylet.lease_requests import UNLIMITED, LeaseRequest, WorkerEnv
-from hpcray.protocol.messages import ActorSpec, NodeView
+from hpcray.protocol.messages import ActorSpec
 
 GPU = "GPU"
 """Name of the resource."""
@@ -155,13 +155,6 @@ def _fit(free: Sequence[int], units: int) -> bool:
     return units % UNIT == 0 and sum(left == UNIT for left in free) >= units // UNIT
 
 
-DECREASE_REPORT_DELAY = 0.1
-"""Seconds after the last view at which a decrease of free resources is reported at the latest; an increase at once."""
-SMALL_CLUSTER = 64
-"""Nodes up to which an increase is reported at once."""
-REPORT_INTERVAL_PER_NODE = 1e-4
-"""In larger clusters a node sends views at most once in this many seconds, times the number of
-nodes: the head reads at most ten thousand of them in a second, however many nodes there are."""
 RELEASED_WHILE_BLOCKED = "CPU"
 """The one resource that a worker releases while it waits in `get`; the memory of a GPU stays occupied."""
 
@@ -651,18 +644,12 @@ class BundleResources:
         node_pool.release_devices(bundle.devices, bundle.resources, for_actor=True)
 
 
-OBJECT_STORE_MEMORY = "object_store_memory"
-_STORE_REPORT_STEPS = 1000
-"""A change of the store's use by less than one in so many of its bytes is not reported."""
-
-
 class LocalResources:
-    """The resources of one node, and what of them the GCS knows.
+    """The resources of one node, and who has what of them.
 
     Args:
         total: units of each resource; the pool keeps this dict.
         gpu_ids: device ids of its GPUs, as many as `total` says; by default they are numbered.
-        cluster_size: number of nodes that report to the same GCS.
         device_ids: the same as `gpu_ids` for other accelerators, by resource.
 
     Attributes:
@@ -677,7 +664,6 @@ class LocalResources:
         node: int,
         total: Resources,
         gpu_ids: Sequence[str] = (),
-        cluster_size: int = 1,
         device_ids: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         given = {**(device_ids or {}), GPU: gpu_ids}
@@ -694,14 +680,6 @@ class LocalResources:
         self.node = node
         self.pool = ResourcePool(total, ids)
         self.bundles = BundleResources(node, self.pool)
-        self._version = 0
-        self._reported: Resources = {}
-        self._reported_actors: Resources = {}
-        self._reported_at = float("-inf")
-        self._report_interval = 0.0
-        self._store_used = 0
-        self._store_changed = False
-        self.set_report_interval(cluster_size)
 
     def allocate(self, allocation: ResourceAllocation) -> None:
         """Hold the allocation's resources, in a bundle if its request is for one.
@@ -733,44 +711,6 @@ class LocalResources:
             self.bundles.reacquire_cpu(allocation, allocation.bundle)
         else:
             self.pool.reacquire_cpu(allocation)
-
-    def set_report_interval(self, cluster_size: int) -> None:
-        """Derive the least time between two views from the number of nodes that report to the same head."""
-        self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
-
-    def note_store_use(self, used: int) -> None:
-        """So many bytes of the object store are in use. It is reported as less free, which no request feels."""
-        units = used * UNIT
-        least = self.pool.total.get(OBJECT_STORE_MEMORY, 0) // _STORE_REPORT_STEPS
-        if units != self._store_used and (not units or abs(units - self._store_used) >= least):
-            self._store_used, self._store_changed = units, True
-
-    def next_view(self, now: float, force: bool = False) -> NodeView | None:
-        """The message that reports to the GCS what has changed of what is free; None while nothing urgent has.
-
-        Args:
-            force: report everything: the GCS may think otherwise.
-        """
-        pool, reported = self.pool, self._reported
-        available, actors = pool.available, pool.held_by_actors
-        bundles_changed = self.bundles.has_unreported or self._store_changed
-        if not force:
-            if not bundles_changed and reported == available and self._reported_actors == actors:
-                return None
-            elapsed = now - self._reported_at
-            if not bundles_changed and elapsed < DECREASE_REPORT_DELAY:
-                increased = any(units > reported.get(name, units - 1) for name, units in available.items())
-                if not increased or elapsed < self._report_interval:
-                    return None
-        self._version += 1
-        self._reported_at = now
-        free = {n: units for n, units in available.items() if force or reported.get(n) != units}
-        if OBJECT_STORE_MEMORY in available and (self._store_changed or OBJECT_STORE_MEMORY in free):
-            free[OBJECT_STORE_MEMORY] = max(0, available[OBJECT_STORE_MEMORY] - self._store_used)
-        self._store_changed = False
-        held = {n: actors.get(n, 0) for n in available if force or actors.get(n) != self._reported_actors.get(n)}
-        self._reported, self._reported_actors = dict(available), dict(actors)
-        return NodeView(self.node, self._version, free, self.bundles.take_unreported(), held)
 
     def check_invariants(self, allocations: Sequence[ResourceAllocation]) -> None:
         """Raise AssertionError unless what is free and what is held is all that the node has.

@@ -96,13 +96,16 @@ class LeasesCapped(Struct, array_like=True, tag=18):
 
 class UnmetLeaseRequest(Struct, array_like=True, tag=20):
     """r→g: leases of one holder's scheduling class that this node cannot grant now (absolute count; 0 withdraws).
-    shared: it has room, and leaves the choice of the node to the GCS for a moment."""
+    shared: it has room, and leaves the choice of the node to the GCS for a moment. waited, unserved_for: for how long
+    they were lacking before this report, and the holder has got none (see LocalityLeaseRequest)."""
 
     holder: bytes
     scheduling_class: int
     shape: Shape
     count: int
     shared: bool = False
+    waited: float = 0.0
+    unserved_for: float = 0.0
 
 
 class GrantLeases(Struct, array_like=True, tag=21):
@@ -118,6 +121,25 @@ class GrantLeases(Struct, array_like=True, tag=21):
 
 class GrantLeasesRefused(Struct, array_like=True, tag=22):
     """r→g: this many leases of a GrantLeases did not fit any more."""
+
+    holder: bytes
+    scheduling_class: int
+    count: int
+
+
+class LocalityLeaseRequest(Struct, array_like=True, tag=25):
+    """r→r: a process of the sender's node lacks `count` more leases for tasks whose arguments are on the receiver's
+    node, which grants them or lets them queue. 0 withdraws what queues there."""
+
+    holder: bytes
+    scheduling_class: int
+    shape: Shape
+    count: int
+
+
+class LocalityLeasesRefused(Struct, array_like=True, tag=26):
+    """r→r: this many leases of a LocalityLeaseRequest were not granted, and do not queue any more: the GCS is to choose
+    a node."""
 
     holder: bytes
     scheduling_class: int

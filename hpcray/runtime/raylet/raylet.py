@@ -527,6 +527,8 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.CommitBundles: lambda r: r.lease_manager.handle,
     m.ReturnBundles: lambda r: r.lease_manager.handle,
     m.ResourceContention: lambda r: r.lease_manager.handle,
+    m.LocalityLeaseRequest: lambda r: r.lease_manager.handle,
+    m.LocalityLeasesRefused: lambda r: r.lease_manager.handle,
     m.KillActor: lambda r: r._to_lease_manager_or_gcs,
     m.SetJob: lambda r: r._to_lease_manager_or_gcs,
     m.Infeasible: lambda r: r._on_infeasible,

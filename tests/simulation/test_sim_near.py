@@ -1,0 +1,182 @@
+"""Work near its arguments, in clusters that count as large: it is done, whatever dies, leaves or moves."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simcluster import SEAT, SimCluster
+from submitters import CPU1, SimTask, shape
+from test_sim_leases import DELAYS, nodes
+
+from hpcray.common.ids import number_of, raylet_of
+from hpcray.core.effects import Send
+from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.raylet import local_lease_manager, node_views
+from hpcray.core.raylet.locality_requests import LocalityRequests
+from hpcray.protocol import messages as m
+
+SIM = settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    print_blob=True,
+)
+NODES = 5
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any cluster counts as large."""
+    monkeypatch.setattr(local_lease_manager, "SMALL_CLUSTER", 1)
+    monkeypatch.setattr(node_views, "SMALL_CLUSTER", 1)
+
+
+class NearCluster(SimCluster):
+    """Counts the messages about near leases between raylets, and loses this share (`lost`) of them."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        self.direct = 0
+        self.lost = 0.0
+        self.random = random.Random(1)
+        super().__init__(*args, **more)
+
+    def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if isinstance(msg, (m.LocalityLeaseRequest, m.LocalityLeasesRefused)):
+            self.direct += 1
+            if self.random.random() < self.lost:
+                return
+        super().deliver(src, dest, msg)
+
+    def move_head(self) -> None:
+        """A head that knows nothing but the nodes takes over, and every raylet reports what it lacks."""
+        infos = [m.NodeInfo(n, f"id{n}", f"host{n}", "a", 100 + n, dict(t), b"", "mpi", 0) for n, t in self.alive()]
+        self.head = Gcs(self.config)
+        self.carry_out(SEAT, self.head.cluster_up(self.net.now, "session", infos))
+        for node, _ in self.alive():
+            effects = self.raylets[node].head_moved(self.net.now)
+            keep = [one for one in effects if not (isinstance(one, Send) and isinstance(one.msg, m.NodeInventory))]
+            self.carry_out(raylet_of(node), keep)
+
+    def leave(self, node: int) -> None:
+        """The node grants nothing any more."""
+        if node not in self.dead_nodes:
+            self.head.set_draining({node: 0})
+            self.carry_out(raylet_of(node), self.raylets[node].leave(self.net.now))
+
+    def alive(self) -> list[tuple[int, Any]]:
+        return [(node, total) for node, total in enumerate(self.totals) if node not in self.dead_nodes]
+
+
+def course(delays: list[float], seed: int) -> None:
+    """Tasks near all nodes from drivers of most; nodes, drivers and workers die, a node leaves, and the head moves."""
+    rng = random.Random(seed)
+    cluster = NearCluster(nodes(*[rng.choice([1, 2, 4]) for _ in range(NODES)]), delays, real=True)
+    drivers = [cluster.driver(node) for node in (0, 0, 1, 2, 3)]
+    tasks: list[tuple[Any, SimTask]] = []
+
+    def make(depth: int = 1) -> SimTask:
+        kind = rng.choice([CPU1, *[shape(f"near:{rng.randrange(NODES)}", CPU=1)] * 4])
+        children = [make(0) for _ in range(rng.choice([0, 0, 0, 2]))] if depth else []
+        return SimTask(kind, rng.choice([0.0, 0.001, 0.02, 0.4]), children)
+
+    def submit(driver: Any, task: SimTask) -> None:
+        if driver.proc not in cluster.dead:
+            driver.submit(task)
+
+    for _ in range(rng.randint(5, 60)):
+        driver, task = rng.choice(drivers), make()
+        tasks.append((driver, task))
+        cluster.net.after(rng.choice([0.0, 3 * rng.random()]), lambda d=driver, t=task: submit(d, t))
+    possible = [
+        lambda: cluster.kill_node(rng.choice([1, 4])),
+        lambda: cluster.leave(rng.choice([2, 4])),
+        lambda: cluster.die(rng.choice(drivers[1:]).proc, "killed by signal 9"),
+        lambda: [cluster.die(proc, "killed by signal 9") for proc in sorted(cluster.workers)[:2]],
+        cluster.move_head,
+    ]
+    for fault in rng.sample(possible, rng.randint(1, 4)):
+        cluster.net.after(3 * rng.random(), fault)
+    cluster.run_for(4.0)
+    assert cluster.run(600.0), cluster.explain()
+    for driver, task in tasks:
+        assert task.done == 1 or driver.proc in cluster.dead, cluster.explain()
+    for raylet in cluster.living():
+        raylet.check_invariants()
+        assert all(number_of(holder) and holder not in cluster.dead for holder in raylet._leases.by_holder)
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32))
+def test_work_near_its_arguments_is_done_whatever_dies_leaves_or_moves(delays: list[float], seed: int) -> None:
+    course(delays, seed)
+
+
+def test_the_head_hears_nothing_of_work_that_its_near_nodes_can_serve() -> None:
+    for seed in range(5):
+        cluster = NearCluster(nodes(*[8] * NODES), [0.0005], real=True)
+        tasks = [SimTask(shape(f"near:{1 + n % (NODES - 1)}", CPU=1), 0.01) for n in range(40)]
+        driver = cluster.driver(0)
+        heard: list[m.Message] = []
+        handle = cluster.head.handle
+
+        def listening(now: float, src: bytes, msg: m.Message, heard: Any = heard, handle: Any = handle) -> Any:
+            heard.append(msg)
+            return handle(now, src, msg)
+
+        cluster.head.handle = listening  # type: ignore[method-assign]
+        for task in tasks:
+            cluster.net.after(random.Random(seed).random(), lambda t=task, d=driver: d.submit(t))
+        cluster.run_for(3.0)
+        assert all(task.done == 1 for task in tasks), cluster.explain()
+        assert all(task.ran_on == [int(task.shape.strategy[-1])] for task in tasks)
+        assert cluster.direct and not any(isinstance(msg, m.UnmetLeaseRequest) for msg in heard)
+
+
+def test_work_is_done_though_messages_between_raylets_are_lost() -> None:
+    """The head takes over after the locality wait: no other safeguard is needed."""
+    for seed in range(20):
+        lossy(seed)
+
+
+def lossy(seed: int) -> None:
+    cluster = NearCluster(nodes(*[2] * NODES), [0.0005, 0.01], real=True)
+    cluster.lost = 0.3
+    cluster.random.seed(seed)
+    driver = cluster.driver(0)
+    tasks = [SimTask(shape(f"near:{n % NODES}", CPU=1), 0.02) for n in range(20 + seed)]
+    for task in tasks:
+        driver.submit(task)
+    assert cluster.run(60.0), cluster.explain()
+    assert all(task.done == 1 for task in tasks)
+
+
+# ------------------------------------------------------------ deliberate defects are found
+
+
+def found(lost: bool, seeds: int = 60) -> bool:
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        delays = [rng.choice([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]) for _ in range(10)]
+        try:
+            lossy(seed) if lost else course(delays, seed)
+        except (AssertionError, KeyError):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("defect", ["holder_died", "node_died", "overdue", "refused"])
+def test_each_part_that_hands_a_request_over_is_needed(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: dict[str, Any] = {
+        "holder_died": lambda self, holder, reason: [],
+        "node_died": lambda self, node: [],
+        "overdue": lambda self, now, out: [],
+        "refused": lambda self, node, holder, scheduling_class: None,
+    }
+    monkeypatch.setattr(LocalityRequests, defect, nothing[defect])
+    if defect in ("node_died", "refused"):  # else the request would be overdue, a second later
+        monkeypatch.setattr(LocalityRequests, "overdue", nothing["overdue"])
+    assert found(lost=defect == "overdue")
