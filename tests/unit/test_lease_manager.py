@@ -106,10 +106,12 @@ class TestDemand:
         assert client.scheduling_class.granted_local == 0
         assert client.demands() == [1]
 
-    def test_a_lease_of_another_node_that_others_need_while_tasks_are_queued_repeats_the_demand(self):
-        """The raylet may think that a lease is on its way, and it is this one."""
-        for worker, repeated in ((ELSEWHERE, [1]), (HERE, [])):
+    def test_a_lease_near_the_arguments_that_others_need_while_tasks_are_queued_repeats_the_demand(self):
+        """The raylet may think that a lease of the near node is on its way, and it is this one."""
+        near = m.Shape(CPU.resources, "near:3")
+        for shape, worker, repeated in ((near, ELSEWHERE, [1]), (near, HERE, []), (CPU, ELSEWHERE, [])):
             client = Client()
+            client.scheduling_class = client.leases.scheduling_class(shape)
             first, _ = client.submit(2)
             client.grant(worker)
             client.leases.reclaim(3 if worker is ELSEWHERE else 1)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import FIRST_RETURN, node_of, raylet_of
-from hpcray.common.labels import TIME_LEFT, lasting
+from hpcray.common.labels import TIME_LEFT, lasting, near_node
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
 from hpcray.core.core_worker.packed_tasks import PackedTasks
 from hpcray.core.core_worker.task import LeasedWorker, PendingTask, Push, SchedulingClass, Send
@@ -521,7 +521,7 @@ class LeaseManager:
         self._forget(worker)
         if not scheduling_class.queue:
             self._ask(scheduling_class, force=True)
-        elif node_of(worker.proc) != self._my_node:
+        elif near_node(scheduling_class.shape.strategy) is not None and node_of(worker.proc) != self._my_node:
             # Tasks wait that were submitted after this lease was counted as missing: no other one may be coming.
             self._request(scheduling_class)
         if not worker.leaving:
