@@ -75,6 +75,15 @@ class DeviceDriver(Protocol):
     def is_done(self, device: str, event: Any) -> bool:
         """Return whether a recorded event has happened; True where the driver cannot say, as after an error."""
 
+    def register_host(self, address: int, size: int) -> None:
+        """Register memory of the host, so that devices copy from and to it at full speed. It stays where it is."""
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`. No device may be copying from or to the memory."""
+
+    def synchronize(self) -> None:
+        """Wait until all work is done that this process has given to its devices so far."""
+
 
 def running_kernel() -> str:
     """Return what identifies the running kernel of this host; "" where it does not say."""
@@ -104,6 +113,8 @@ class _CudaArray:
 
 
 _LAZY_PEER_ACCESS = 1
+_PORTABLE = 1
+"""Registered for the contexts of all devices."""
 _NO_TIMING, _INTERPROCESS = 2, 4
 _BUFFER_ID = 7
 _NOT_READY = 600
@@ -127,16 +138,12 @@ class CudaDriver:
             raise DeviceDriverError(f"{error}") from error
         self._torch = torch
         self._call("cuInit", 0)
-        self._contexts: list[ctypes.c_void_p] = []
+        self._contexts: dict[int, ctypes.c_void_p] = {}
         self._devices: dict[str, int] = {}
         for number in range(torch.cuda.device_count()):
-            device, context, uuid = ctypes.c_int(), ctypes.c_void_p(), _Uuid()
-            self._call("cuDeviceGet", ctypes.byref(device), number)
-            self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
+            uuid = _Uuid()
+            self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device(number))
             self._devices[bytes(uuid.bytes).hex()] = number
-            # PyTorch's own: the primary context, which this only counts once more.
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-            self._contexts.append(context)
 
     def _call(self, name: str, *args: Any) -> None:
         code = getattr(self._cuda, name)(*args)
@@ -145,11 +152,23 @@ class CudaDriver:
             self._cuda.cuGetErrorName(code, ctypes.byref(text))
             raise DeviceDriverError(f"{name}: {(text.value or b'').decode() or code}")
 
+    def _device(self, number: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), number)
+        return device
+
     @contextlib.contextmanager
     def _context(self, device: str) -> Iterator[int]:
         """The context of a device, current in this thread; its number."""
         number = self._devices[device]
-        self._call("cuCtxPushCurrent_v2", self._contexts[number])
+        context = self._contexts.get(number)
+        if context is None:
+            # PyTorch's own: the primary context, which this only counts once more. One of a device that the program
+            # does not use would take some hundred MB there.
+            context = ctypes.c_void_p()
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(number))
+            self._contexts[number] = context
+        self._call("cuCtxPushCurrent_v2", context)
         try:
             yield number
         finally:
@@ -228,3 +247,27 @@ class CudaDriver:
         with contextlib.suppress(DeviceDriverError), self._context(device):
             return bool(self._cuda.cuEventQuery(event) != _NOT_READY)
         return True
+
+    def register_host(self, address: int, size: int) -> None:
+        with self._context(self._current()):
+            self._call(
+                "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
+            )
+
+    def unregister_host(self, address: int) -> None:
+        with self._context(self._current()):
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def synchronize(self) -> None:
+        for device, number in self._devices.items():
+            flags, active = ctypes.c_uint(), ctypes.c_int()
+            self._call(
+                "cuDevicePrimaryCtxGetState", self._device(number), ctypes.byref(flags), ctypes.byref(active)
+            )  # fmt: skip
+            if active.value:
+                with self._context(device):
+                    self._call("cuCtxSynchronize")
+
+    def _current(self) -> str:
+        number = self._torch.cuda.current_device()
+        return next(device for device, each in self._devices.items() if each == number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ class FakeDeviceDriver:
         self._events: dict[int, Path] = {}
         self._foreign: set[Path] = set()
         self._marks: list[tuple[int, Path]] = []
+        self.registers = True
+        """Whether memory of the host can be registered."""
+        self.registered: dict[int, int] = {}
+        """Registered memory of the host: address and bytes."""
+        self.registrations: list[int] = []
+        """Bytes of all registrations there were, in order."""
+        self._host_copies: list[tuple[int, int, int]] = []  # ticket, address, bytes
+        self._worked = threading.Condition()
 
     # ------------------------------------------------------------ for tests
 
@@ -116,7 +125,10 @@ class FakeDeviceDriver:
 
     def finish_work(self) -> None:
         """All work that was queued ends."""
-        self.done = self.queued
+        with self._worked:
+            self.done = self.queued
+            self._worked.notify_all()
+        self._host_copies.clear()
         kept = []
         for ticket, mark in self._marks:
             if ticket <= self.done:
@@ -124,6 +136,27 @@ class FakeDeviceDriver:
             else:
                 kept.append((ticket, mark))
         self._marks = kept
+
+    def copy_later(self, array: Any) -> bool:
+        """A copy from memory of the host begins that has not ended, as with `non_blocking=True`.
+
+        Returns:
+            False for ordinary memory: such a copy has ended when the call returns.
+        """
+        address, size = array.__array_interface__["data"][0], array.nbytes
+        if not self.is_registered(address, size):
+            return False
+        self.queue_work()
+        self._host_copies.append((self.queued, address, size))
+        return True
+
+    def is_registered(self, address: int, size: int) -> bool:
+        """Whether memory of the host is registered; what is so only in part cannot be copied."""
+        touched = [at for at, length in self.registered.items() if at < address + size and address < at + length]
+        whole = [at for at in touched if at <= address and address + size <= at + self.registered[at]]
+        if touched and not whole:
+            self.misuse("a copy of memory of which a part is registered")
+        return bool(whole)
 
     def misuse(self, text: str) -> None:
         """Note what a real driver does not forgive."""
@@ -244,6 +277,31 @@ class FakeDeviceDriver:
     def is_done(self, device: str, event: int) -> bool:
         return int(self._events[event].read_text(encoding="ascii")) <= self.done
 
+    def register_host(self, address: int, size: int) -> None:
+        if not self.registers:
+            raise DeviceDriverError("this memory cannot be registered")
+        if any(at < address + size and address < at + length for at, length in self.registered.items()):
+            self.misuse("memory was registered twice")
+        if address % mmap.PAGESIZE:
+            self.misuse("memory was registered that does not begin with a page")
+        self.registered[address] = size
+        self.registrations.append(size)
+
+    def unregister_host(self, address: int) -> None:
+        size = self.registered.pop(address, None)
+        if size is None:
+            self.misuse("what is not registered was given up")
+            return
+        for ticket, at, length in self._host_copies:
+            if ticket > self.done and at < address + size and address < at + length:
+                self.misuse("registered memory was given up while a copy uses it")
+
+    def synchronize(self) -> None:
+        wanted = self.queued
+        with self._worked:
+            if not self._worked.wait_for(lambda: self.done >= wanted, 30):
+                self.misuse("nothing has finished the work that is waited for")
+
     def leaks(self) -> list[str]:
         """What is still open at the end."""
-        return [*self.mapped, *map(str, self._foreign)]
+        return [*self.mapped, *map(str, self._foreign), *map(hex, self.registered)]

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -22,7 +23,7 @@ from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import LONG, LONG_BATCH
-from hpcray.protocol.out_of_band import view_tensors
+from hpcray.protocol.out_of_band import use_transfer_memory, view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.protocol.storage_cache import storages
 from hpcray.runtime.core_worker import context
@@ -47,6 +48,7 @@ from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 if TYPE_CHECKING:
     from hpcray.core.record_replay import Recorder
+    from hpcray.runtime.core_worker.registered_memory import RegisteredMemory
 
 _sessions = itertools.count()
 _DEATH_REPORT_TIMEOUT = 0.3
@@ -92,6 +94,7 @@ class CoreWorker:
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
         handlers: of all messages, once it is started.
         device_objects: tensors that stay here (`DeviceObjects`); None before the first.
+        registered: memory of arenas that is registered with the driver of a GPU; None: there is none so far.
     """
 
     handlers: BoundHandlers
@@ -111,6 +114,7 @@ class CoreWorker:
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
         self.dead: str | None = None
         self.device_objects: Any = None
+        self.registered: RegisteredMemory | None = None
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
         self.arena = arena
         self.arenas = {self.node: arena}
@@ -126,6 +130,7 @@ class CoreWorker:
         self.cluster_size = welcome.cluster_size
         self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
+        use_transfer_memory(self._transfer_memory)
         storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
         self.run = welcome.run
         self.head = welcome.head
@@ -217,6 +222,11 @@ class CoreWorker:
             self.check_alive()
             self.engine.send(HEAD, m.RequestGarbageCollection())
             self.engine.flush()
+
+    def _transfer_memory(self, content: Any) -> AbstractContextManager[Any]:
+        from hpcray.runtime.core_worker.registered_memory import transfer_memory  # few programs use it
+
+        return transfer_memory(self, content)
 
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
         return lost_blob(oid, reason, why, self.dead, site_of(self.table.entries.get(oid)))
@@ -460,6 +470,8 @@ class CoreWorker:
         if self.device_objects is not None:
             self.device_objects.close()
         self.engine.close()
+        if self.registered is not None:
+            self.registered.close()
         for arena in self.arenas.values():
             arena.close()
 

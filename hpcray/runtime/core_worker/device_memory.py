@@ -86,6 +86,11 @@ def use_driver(driver: DeviceDriver | None) -> None:
     _DriverOfProcess.driver, _DriverOfProcess.known = driver, driver is not None
 
 
+def is_driver_set() -> bool:
+    """Return True if `use_driver` has set the driver, or it has been found before."""
+    return _DriverOfProcess.driver is not None
+
+
 def find_driver() -> DeviceDriver | None:
     """Return the driver of the devices that this process can use; None: there are none."""
     if not _DriverOfProcess.known:
