@@ -19,6 +19,8 @@ from hpcray.runtime.core_worker.device_memory import (
     DeviceMemoryOwner,
     DeviceMemoryReader,
     find_driver,
+    is_only_here,
+    is_out_of_memory,
     source_driver,
     use_driver,
 )
@@ -282,3 +284,36 @@ def test_whatever_two_processes_do_the_driver_is_not_misused(
         assert not pair.misuse() and not pair.reader.leaks() and pair.maker.blocks_in_use == 0
     finally:
         monkeypatch.undo()
+
+
+def test_memory_that_the_program_has_as_well_is_seen(tmp_path: Path) -> None:
+    driver = FakeDeviceDriver(tmp_path)
+    tensors = [driver.tensor(10)]
+    assert is_only_here(tensors)
+    tensors.append(tensors[0][:3])
+    assert is_only_here([driver.tensor(10), torch.zeros(3), torch.zeros(2, 3).t()])
+    view = tensors[0].view(2, 5)
+    assert not is_only_here(tensors)
+    del view, tensors[1]
+    assert is_only_here(tensors)
+    held = tensors[0]
+    assert not is_only_here(tensors)
+    del held
+    storage = tensors[0].untyped_storage()
+    assert not is_only_here(tensors)
+    del storage
+    tensors[0].requires_grad_()
+    (tensors[0] * 2).sum().backward()
+    assert not is_only_here(tensors), "its gradient would be lost"
+    base = torch.zeros(10)
+    assert not is_only_here([base[:3]])
+    assert not is_only_here([driver.tensor(3), torch.zeros(3).to_sparse()])
+    assert len(base) == 10
+
+
+def test_a_device_without_memory_is_known_by_its_error() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert is_out_of_memory(error) and not is_out_of_memory(ValueError()) and not is_out_of_memory(None)
+    outer = RuntimeError("unreadable")
+    outer.__cause__ = error
+    assert is_out_of_memory(outer)

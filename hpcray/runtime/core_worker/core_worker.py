@@ -274,6 +274,14 @@ class CoreWorker:
     def _on_tensors_moved(self, src: bytes, msg: m.TensorsMoved) -> None:
         self.table.recovery.tensors_moved(msg.id, msg.tensors, msg.value, msg.size, node_of(src))
 
+    def _on_open_tensors(self, src: bytes, msg: m.OpenTensors) -> None:
+        kept = self.device_objects is not None and self.device_objects.note_reader(msg.id, src)
+        self.engine.send(src, m.TensorsOpened(msg.id, kept))
+
+    def _on_close_tensors(self, src: bytes, msg: m.CloseTensors) -> None:
+        if self.device_objects is not None:
+            self.device_objects.end_reader(msg.id, src)
+
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
 
@@ -385,6 +393,8 @@ class CoreWorker:
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
         self.compiled_graphs.process_died(proc)
+        if self.device_objects is not None:
+            self.device_objects.process_died(proc)
         self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
@@ -525,6 +535,9 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
     m.TensorsMoved: lambda p: p._on_tensors_moved,
+    m.OpenTensors: lambda p: p._on_open_tensors,
+    m.TensorsOpened: lambda p: lambda src, msg: p.device_objects.on_tensors_opened(src, msg),
+    m.CloseTensors: lambda p: p._on_close_tensors,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
     m.ChannelValue: lambda p: p.compiled_graphs.on_value,
     m.CloseGraph: lambda p: p.compiled_graphs.on_close,

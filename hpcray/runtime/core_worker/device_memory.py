@@ -58,7 +58,8 @@ class DeviceDescriptor(NamedTuple):
     """The tensors of a device object, for readers that can map their memory.
 
     process: the one that has them. host: see `running_kernel`. allocations: number in that process, device, handle.
-    events: device and handle of the event after which the tensors are as they should be, one for each device.
+    events: device and handle of the event after which the tensors are as they should be, one for each device. moves:
+    whether the tensors may move to the object store: a reader has to ask whether they are there (`OpenTensors`).
     """
 
     process: bytes
@@ -67,6 +68,7 @@ class DeviceDescriptor(NamedTuple):
     events: list[tuple[str, bytes]]
     storages: list[StorageLocation]
     tensors: list[TensorLocation]
+    moves: bool = False
 
     @property
     def place(self) -> Place:
@@ -111,6 +113,82 @@ def source_driver(tensors: Sequence[Any]) -> DeviceDriver | None:
         return None
     driver = find_driver()
     return driver if driver is not None and all(map(driver.is_on_device, tensors)) else None
+
+
+def is_only_here(tensors: Sequence[Any]) -> bool:
+    """Return True if nothing else in this process has these tensors or their memory, so that it is free once they are
+    dropped. `tensors` is the one sequence that has them.
+
+    PyTorch's own names for what is counted are private. Where they are missing, the answer is False.
+    """
+    torch = sys.modules.get("torch")
+    use_count = None if torch is None else getattr(torch._C, "_storage_Use_Count", None)
+    if (
+        torch is None
+        or use_count is None
+        or not all(_is_plain(torch, tensor) and _has_no_grad(tensor) for tensor in tensors)
+    ):
+        return False
+    # Counted are: the sequence, the item of the loop, and the argument of the call.
+    if any(sys.getrefcount(tensor) > _SEQUENCE_REFS for tensor in tensors):
+        return False
+    users: dict[int, int] = {}
+    bases: dict[int, Any] = {}  # a view keeps the tensor that it is a view of
+    for tensor in tensors:
+        storage = tensor.untyped_storage()._cdata
+        users[storage] = users.get(storage, 0) + 1
+        base = tensor._base
+        if base is not None and id(base) not in bases:
+            bases[id(base)] = base
+            users[storage] += 1
+    del base
+    view = torch.empty(2)[:1]
+    dropped = {0: view._base}  # PyTorch itself counts for one, in some of its versions
+    most = max(sys.getrefcount(base) for base in dropped.values())
+    if any(sys.getrefcount(base) > most for base in bases.values()):
+        return False
+    if not {id(tensor) for tensor in tensors}.isdisjoint(bases):
+        return False  # it is counted twice
+    plain = torch.empty(1)
+    looked_at = use_count(plain.untyped_storage()._cdata) - 1
+    object_refs = sys.getrefcount(plain.untyped_storage())
+    return all(
+        use_count(tensor.untyped_storage()._cdata) <= users[tensor.untyped_storage()._cdata] + looked_at
+        and sys.getrefcount(tensor.untyped_storage()) <= object_refs
+        for tensor in tensors
+    )
+
+
+def _has_no_grad(tensor: Any) -> bool:
+    return tensor.is_leaf and tensor.grad is None
+
+
+def _sequence_refs() -> int:
+    items = [object()]
+    return max(sys.getrefcount(item) for item in items)
+
+
+_SEQUENCE_REFS = _sequence_refs()
+"""References that the interpreter counts where `is_only_here` looks."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if an error is, or comes from, PyTorch's that a device has no memory left."""
+    torch = sys.modules.get("torch")
+    kind = None if torch is None else getattr(torch, "OutOfMemoryError", None)
+    seen = 0
+    while error is not None and kind is not None and seen < 10:
+        if isinstance(error, kind):
+            return True
+        error, seen = getattr(error, "cause", None) or error.__cause__, seen + 1
+    return False
+
+
+def empty_device_caches() -> None:
+    """Have PyTorch give back the memory of devices that no tensor uses."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def wait_for_devices(tensors: Sequence[Any]) -> None:
