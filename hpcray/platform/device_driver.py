@@ -48,6 +48,15 @@ class DeviceDriver(Protocol):
     def export(self, memory: DeviceMemory) -> bytes:
         """Return the handle by which other processes of the host map an allocation."""
 
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        """Allocate memory that can be exported, whatever PyTorch does for its tensors."""
+
+    def free(self, memory: DeviceMemory) -> None:
+        """Free what was allocated."""
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        """Copy `size` bytes of a device, as work of the current stream."""
+
     def map(self, device: str, handle: bytes) -> int:
         """Map an allocation of another process; returns its base here."""
 
@@ -201,6 +210,23 @@ class CudaDriver:
         with self._context(memory.device):
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(memory.base))
         return ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
+
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        base = ctypes.c_uint64()
+        with self._context(device):
+            self._call("cuMemAlloc_v2", ctypes.byref(base), ctypes.c_size_t(size))
+        return self.find(base.value)
+
+    def free(self, memory: DeviceMemory) -> None:
+        with self._context(memory.device):
+            self._call("cuMemFree_v2", ctypes.c_uint64(memory.base))
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        with self._context(device) as number:
+            self._call(
+                "cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size),
+                self._stream(number),
+            )  # fmt: skip
 
     def map(self, device: str, handle: bytes) -> int:
         base = ctypes.c_uint64()

@@ -8,6 +8,7 @@ queued (`queue_work`) is done when the test says so (`finish_work`).
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -68,7 +69,12 @@ class FakeDeviceDriver:
         self.waited: list[str] = []
         """Events that streams of this process wait for, in order."""
         self.exports = True
-        """Whether allocations can be exported."""
+        """Whether allocations with tensors can be exported."""
+        self.allocates = True
+        """Whether there is memory that can be exported in any case."""
+        self.copied: list[int] = []
+        """Bytes of all copies on the device, in order."""
+        self._pool: set[int] = set()
         self._own: dict[int, tuple[_Segment, int]] = {}
         self._mapped: dict[int, tuple[_Segment, str]] = {}
         self._free: dict[int, list[int]] = {}
@@ -105,14 +111,14 @@ class FakeDeviceDriver:
                 self.misuse(f"a block is used again while a reader has it: {mark.name}")
             return address
         for segment, _ in self._own.values():
-            if segment.top + size <= segment.size:
+            if segment.base not in self._pool and segment.top + size <= segment.size:
                 segment.top += size
                 return segment.base + segment.top - size
-        segment = self.allocate(max(SEGMENT, size))
+        segment = self._allocate(max(SEGMENT, size))
         segment.top = size
         return segment.base
 
-    def allocate(self, size: int) -> _Segment:
+    def _allocate(self, size: int) -> _Segment:
         """New memory, of which parts are tensors."""
         ident = next(self._idents)
         segment = _Segment(self.directory / f"memory-{self.name.replace(' ', '-')}-{ident}-{os.getpid()}", size)
@@ -171,7 +177,7 @@ class FakeDeviceDriver:
     @property
     def blocks_in_use(self) -> int:
         """Blocks of tensors that are alive here."""
-        taken = sum(segment.top for segment, _ in self._own.values())
+        taken = sum(segment.top for segment, _ in self._own.values())  # those of a pool have no tensors
         return taken - sum(size * len(free) for size, free in self._free.items())
 
     def _segment_of(self, pointer: int) -> _Segment | None:
@@ -195,9 +201,40 @@ class FakeDeviceDriver:
         return DeviceMemory(segment.base, self._own[segment.base][1], self.visible[0])
 
     def export(self, memory: DeviceMemory) -> bytes:
-        if not self.exports:
+        if not self.exports and memory.base not in self._pool:
             raise DeviceDriverError("this memory cannot be exported")
         return str(self._own[memory.base][0].path).encode()
+
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        if not self.allocates:
+            raise DeviceDriverError("there is no memory")
+        segment = self._allocate(size)
+        self._pool.add(segment.base)
+        return DeviceMemory(segment.base, self._own[segment.base][1], device)
+
+    def free(self, memory: DeviceMemory) -> None:
+        segment, _ = self._own.pop(memory.base)
+        self._pool.discard(memory.base)
+        if any(self.directory.glob(f"use.{segment.path.name}.*")):
+            self.misuse("memory was freed that a reader has")
+        segment.path.unlink()
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        segment = self._segment_of(target)
+        if segment is None or self._segment_of(source) is None or target + size > segment.base + segment.size:
+            self.misuse("a copy of what is not on the device")
+            return
+        start = target - segment.base
+        for mark in self.directory.glob(f"use.{segment.path.name}.*"):
+            if start <= int(mark.name.removeprefix(f"use.{segment.path.name}.").partition(".")[0]) < start + size:
+                self.misuse(f"a block of the pool is used again while a reader has it: {mark.name}")
+        ctypes.memmove(target, source, size)
+        self.copied.append(size)
+
+    @property
+    def pool_segments(self) -> int:
+        """Allocations of `allocate` that were not freed."""
+        return len(self._pool)
 
     def map(self, device: str, handle: bytes) -> int:
         name = handle.decode()

@@ -62,8 +62,8 @@ class Holder:
     def fill(self, value: float) -> None:
         self.tensor.fill_(value)
 
-    def forbid_exports(self) -> None:
-        self.driver.exports = False
+    def forbid_exports(self, pool: bool) -> None:
+        self.driver.exports, self.driver.allocates = False, pool
 
     def read(self, value: Any, keep: bool = False) -> tuple[float, bool]:
         """The sum of the tensor, and whether it is in mapped memory."""
@@ -180,8 +180,22 @@ def test_readers_without_the_device_and_those_who_ask_for_copies_get_copies(devi
 
 def test_memory_that_cannot_be_exported_is_copied(devices: str) -> None:
     maker, reader = Holder.remote(devices), Holder.remote(devices)
-    ray.get(maker.forbid_exports.remote())
+    ray.get(maker.forbid_exports.remote(False))
     assert ray.get(reader.read.remote(maker.make.remote(4.0))) == (4.0 * LENGTH, False)
+
+
+def test_memory_that_cannot_be_exported_is_copied_into_a_pool_that_readers_map_once(devices: str) -> None:
+    maker, reader = Holder.remote(devices), Holder.remote(devices)
+    ray.get(maker.forbid_exports.remote(True))
+    ref = maker.make.remote(1.0)
+    assert ray.get(reader.read.remote(ref, True)) == (1.0 * LENGTH, True)
+    del ref
+    for number in range(10):
+        assert ray.get(reader.read.remote(maker.make.remote(float(number)))) == (float(number) * LENGTH, True)
+    assert ray.get(reader.look.remote()) == 1.0 * LENGTH and state_of(reader)["opened"] == 1
+    ray.get(reader.drop.remote())
+    eventually(lambda: state_of(maker)["blocks"] == 0)
+    eventually(lambda: state_of(reader)["open"] == 0)
 
 
 def test_what_was_mapped_is_copied_for_the_next_reader(devices: str) -> None:

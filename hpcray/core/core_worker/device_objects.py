@@ -1,5 +1,5 @@
-"""The tensors that one process keeps for its device objects: which object has which, which have been exported, and which
-move to the object store when there are too many on a device."""
+"""The tensors that one process keeps for its device objects: which object has which, which have been exported, and
+which move to the object store when there are too many on a device."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from hpcray.core.core_worker.device_mappings import DeviceAllocation, DeviceMappings, Place
+from hpcray.core.core_worker.export_pool import ExportPool, PoolBlock, segment_size
 from hpcray.platform.device_driver import (
     CudaDriver,
     DeviceDriver,
@@ -228,13 +229,26 @@ class DeviceMemoryOwner:
         self._handles: dict[int, bytes] = {}
         self._events: dict[str, list[tuple[Any, bytes]]] = {}  # unused ones, by device
         self._recorded: dict[bytes, list[tuple[str, Any, bytes]]] = {}
+        self._not_exportable: set[int] = set()
+        self._pools: dict[str, ExportPool] = {}
+        self._segments: dict[int, DeviceMemory] = {}  # of the pools, by ident
+        self._blocks: dict[bytes, list[tuple[str, PoolBlock]]] = {}  # by object
 
     def describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         """Return what readers have to know of the tensors of an object, as all work with them that is queued now ends.
 
+        Where other processes cannot map their memory, they are copied into a pool that they can map.
+
         Raises:
-            DeviceDriverError: other processes cannot map them. Nothing is kept of them.
+            DeviceDriverError: other processes cannot map that either. Nothing is kept of them.
         """
+        try:
+            return self._describe(oid, tensors)
+        except DeviceDriverError:
+            self._free_blocks(oid)
+            raise
+
+    def _describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         allocations: dict[int, tuple[int, DeviceMemory]] = {}
         storages: dict[tuple[int, int], tuple[int, StorageLocation]] = {}
         found: list[TensorLocation] = []
@@ -245,10 +259,10 @@ class DeviceMemoryOwner:
             pointer = storage.data_ptr()
             number = storages.get((pointer, storage.nbytes()), (-1, None))[0]
             if number < 0:
-                memory = self._driver.find(pointer)
+                memory, offset = self._exportable(oid, pointer, storage.nbytes())
                 at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
                 number = len(storages)
-                part = StorageLocation(at, pointer - memory.base, storage.nbytes())
+                part = StorageLocation(at, offset, storage.nbytes())
                 storages[pointer, storage.nbytes()] = number, part
             found.append(
                 TensorLocation(
@@ -274,9 +288,52 @@ class DeviceMemoryOwner:
         return bool(recorded)
 
     def drop(self, oid: bytes) -> None:
-        """An object is freed: its events are used for others."""
+        """An object is freed, or cannot be mapped any more: its events and blocks are used for others."""
         for device, event, handle in self._recorded.pop(oid, ()):
             self._events.setdefault(device, []).append((event, handle))
+        self._free_blocks(oid)
+
+    def _exportable(self, oid: bytes, pointer: int, size: int) -> tuple[DeviceMemory, int]:
+        """The allocation where other processes read a storage, and its offset there: its own, or a segment of the pool
+        with a copy."""
+        memory = self._driver.find(pointer)
+        if memory.ident not in self._not_exportable:
+            try:
+                self._handle(memory)
+            except DeviceDriverError:
+                if len(self._not_exportable) >= _HANDLES:
+                    self._not_exportable.clear()
+                self._not_exportable.add(memory.ident)
+            else:
+                return memory, pointer - memory.base
+        pool = self._pools.setdefault(memory.device, ExportPool())
+        block = pool.allocate(size)
+        if block is None:
+            whole = segment_size(size)
+            made = self._driver.allocate(memory.device, whole)
+            try:
+                self._handle(made)
+            except DeviceDriverError:
+                self._driver.free(made)
+                raise
+            self._segments[made.ident] = made
+            pool.add(made.ident, whole, monotonic())
+            block = pool.allocate(size)
+            assert block is not None
+        self._blocks.setdefault(oid, []).append((memory.device, block))
+        segment = self._segments[block.segment]
+        self._driver.copy(memory.device, segment.base + block.offset, pointer, size)
+        return segment, block.offset
+
+    def _free_blocks(self, oid: bytes) -> None:
+        now = monotonic()
+        for device, block in self._blocks.pop(oid, ()):
+            self._pools[device].free(block, now)
+        for pool in self._pools.values():
+            for number in pool.expire(now):
+                self._handles.pop(number, None)
+                with contextlib.suppress(DeviceDriverError):
+                    self._driver.free(self._segments.pop(number))
 
     def _handle(self, memory: DeviceMemory) -> bytes:
         handle = self._handles.pop(memory.ident, None)

@@ -229,6 +229,9 @@ class DeviceObjects:
                 return False  # they were written to after they were copied
             self._table.move_out(oid)
             process.engine.flush()
+        with self._devices:
+            for exports in self._exported.values():
+                exports.drop(oid)
         return True
 
     def _moved_back(self, oid: bytes, ref: ObjectRef[Any], left: float | None) -> Sequence[Any]:
