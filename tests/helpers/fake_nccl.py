@@ -1,7 +1,8 @@
 """An NCCL without GPUs: ranks exchange files, their "device" is the memory of the host.
 
-It notes in the file `misuse` of its directory what NCCL does not forgive: operations that differ between ranks, calls of a
-communicator that was given up or is still being made. An operation whose peers do not come for a while stays under way.
+It notes in the file `misuse` of its directory what NCCL does not forgive: operations that differ between ranks, calls
+of a communicator that was given up or is still being made. An operation whose peers do not come for a while stays under
+way.
 """
 
 from __future__ import annotations
@@ -148,9 +149,7 @@ class FakeNccl:
             self.misuse(f"the ranks call {sorted(path.name for path in place.glob('call-*'))}")
             return
         stacked = torch.stack([row for row in rows if row is not None])
-        if name == "AllReduce":
-            _tensor(target, count, kind).copy_(_REDUCE[rest[0]](stacked))
-        elif name == "Reduce" and comm.rank == rest[1]:
+        if name == "AllReduce" or (name == "Reduce" and comm.rank == rest[1]):
             _tensor(target, count, kind).copy_(_REDUCE[rest[0]](stacked))
         elif name == "Broadcast":
             _tensor(target, count, kind).copy_(stacked[rest[0]])

@@ -74,9 +74,7 @@ def ranks(session: Any, place: str) -> Iterator[list[Any]]:
     assert ray.get([actor.leave.remote() for actor in made]) == [0] * SIZE
 
 
-@pytest.mark.parametrize(
-    ("op", "value"), [("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("AVERAGE", 2)], ids=str
-)
+@pytest.mark.parametrize(("op", "value"), [("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("AVERAGE", 2)], ids=str)
 def test_allreduce_reduces_on_every_rank(ranks: list[Any], op: str, value: int) -> None:
     def work(op: str) -> Any:
         mine = torch.full((5, 2), col.get_rank() + 1.0)

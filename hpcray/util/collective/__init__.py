@@ -237,9 +237,7 @@ def reducescatter(
     group.reducescatter(tensor, tensor_list, op)
 
 
-def gather(
-    tensor: Any, gather_list: list[Any] | None = None, dst_rank: int = 0, group_name: str = "default"
-) -> None:
+def gather(tensor: Any, gather_list: list[Any] | None = None, dst_rank: int = 0, group_name: str = "default") -> None:
     """Copy the tensors of all ranks to `gather_list` of rank `dst_rank`, by rank. (Not in Ray.)
 
     Args:
@@ -251,9 +249,7 @@ def gather(
     group.gather(tensor, gather_list, dst_rank)
 
 
-def scatter(
-    tensor: Any, scatter_list: list[Any] | None = None, src_rank: int = 0, group_name: str = "default"
-) -> None:
+def scatter(tensor: Any, scatter_list: list[Any] | None = None, src_rank: int = 0, group_name: str = "default") -> None:
     """Copy to `tensor` that of `scatter_list` of rank `src_rank` at this rank's index. (Not in Ray.)
 
     Args:

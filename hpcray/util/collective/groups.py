@@ -250,7 +250,9 @@ class StoreGroup:
     def recv(self, tensor: Any, source: int) -> None:
         """Receive the next tensor that `source` sent to this rank."""
         try:
-            message = get(self._members.rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout)
+            message = get(
+                self._members.rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout
+            )
             values = _from_message(message)
         except GetTimeoutError:
             raise RuntimeError(

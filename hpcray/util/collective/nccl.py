@@ -283,8 +283,8 @@ class NcclGroup:
         if code == 0:
             return
         text = (
-            f"rank {self.rank} of {self.world_size} waited {self._timeout:g} s in {what}; hint: every rank has to call the "
-            "same operations in the same order, gloo_timeout says how long they may take (ms)"
+            f"rank {self.rank} of {self.world_size} waited {self._timeout:g} s in {what}; hint: every rank has to call "
+            "the same operations in the same order, gloo_timeout says how long they may take (ms)"
             if code == IN_PROGRESS
             else f"{what} failed: {self._nccl.error_text(code)}; hint: NCCL_DEBUG=WARN, and one GPU for each rank"
         )

@@ -1,4 +1,4 @@
-"""NCCL by ctypes, without the process groups of PyTorch: the library that PyTorch's wheel brings along, or the system's.
+"""NCCL by ctypes, without PyTorch's process groups: the library that PyTorch's wheel brings along, or the system's.
 
 No GPU has run it yet. Source: NCCL's `nccl.h`, 2.14 and later (communicators that do not block).
 """
@@ -31,7 +31,7 @@ class NcclError(Exception):
 class Nccl(Protocol):
     """The part of NCCL that groups use, on the current device of this process.
 
-    Pointers are of memory of the device, sizes in elements, `kind` is one of DATA_TYPES, `stream` a CUDA stream's handle.
+    Pointers are of memory of the device, sizes in elements, types those of DATA_TYPES; streams are CUDA's handles.
     Calls return a code: SUCCESS, IN_PROGRESS (`state` says when it is over), or that of an error.
     """
 
