@@ -59,7 +59,7 @@ def test_the_rows_of_a_gpu_are_measured_on_a_cpu_too(leak_check: LeakCheck) -> N
     assert ended.code == 0, ended.err
     for row in (
         "second actor", "auto: known allocation, 1 MB", "auto: new allocation, 4 KB", "get of a host tensor",
-        "get of a host NumPy array", "put of a device tensor", "allreduce of 2 ranks, 1 MB", "one that has moved is read",
+        "get of a host NumPy array", "put of a device tensor", "allreduce of 2 ranks, 1 MB", "one that has moved",
     ):  # fmt: skip
         assert row in ended.out, ended.out
     growth = re.findall(r"growth of (.+?) +(-?[\d.]+) ", ended.out)

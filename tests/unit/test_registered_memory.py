@@ -115,7 +115,8 @@ def test_views_of_ordinary_memory_wait_for_no_device(process: Process) -> None:
     process.driver.finish_work()
 
 
-def test_what_is_registered_stays_within_the_budget(tmp_path: Path) -> None:
+def test_what_is_registered_stays_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcray.core.core_worker.registered_ranges.KEPT_TIME", 0.0)
     process = Process(tmp_path, budget=4 * GRANULE)
     for at in (0, 3, 6, 9):
         for _ in range(2):
@@ -129,6 +130,27 @@ def test_what_is_registered_stays_within_the_budget(tmp_path: Path) -> None:
         process.settle()
     assert not process.is_registered(process.read(0, 2 * GRANULE)), "both are in use"
     del kept
+    process.close()
+
+
+def test_a_device_that_never_ends_its_work_does_not_keep_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcray.runtime.core_worker.registered_memory._END_TIME", 0.05)
+    process = Process(tmp_path)
+    for _ in range(2):
+        process.read(0, GRANULE)
+    process.settle()
+    view = process.read(0, GRANULE)
+    process.driver.queue_work()
+    del view
+    gc.collect()
+    process.memory.close()
+    assert process.driver.registered, "the system undoes it when the process has ended"
+    process.driver.finish_work()
+    thread = process.memory._thread
+    assert thread is not None
+    thread.join()
     process.close()
 
 

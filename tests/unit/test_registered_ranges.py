@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.registered_ranges import GRANULE, RegisteredRange, RegisteredRanges
+from hpcray.core.core_worker.registered_ranges import GRANULE, KEPT_TIME, RegisteredRange, RegisteredRanges
 
 WHOLE = 20 * GRANULE
 
@@ -52,11 +52,12 @@ def test_the_least_recently_used_ranges_make_room_and_used_ones_stay() -> None:
     assert ranges.use("a", 0, GRANULE, 4.0) is first
     ranges.unuse(first)
     assert ranges.use("a", 4 * GRANULE, 5 * GRANULE, 5.0) is second
-    planned = ranges.add("a", 12 * GRANULE, 15 * GRANULE, WHOLE, 6.0)
+    assert ranges.add("a", 12 * GRANULE, 15 * GRANULE, WHOLE, 3.9 + KEPT_TIME) is None, "they were used just now"
+    planned = ranges.add("a", 12 * GRANULE, 15 * GRANULE, WHOLE, 4.0 + KEPT_TIME)
     assert planned is not None and planned[1] == [third, first]
     ranges.check_invariants()
-    assert ranges.add("a", 15 * GRANULE, 18 * GRANULE, WHOLE, 7.0) is None, "what is used or being registered stays"
-    assert ranges.add("a", 0, 19 * GRANULE, WHOLE, 7.0) is None, "more than the budget"
+    assert ranges.add("a", 15 * GRANULE, 18 * GRANULE, WHOLE, 99.0) is None, "what is used or being registered stays"
+    assert ranges.add("a", 0, 19 * GRANULE, WHOLE, 99.0) is None, "more than the budget"
 
 
 def test_a_range_replaces_unused_ones_that_it_contains() -> None:
@@ -107,7 +108,8 @@ def test_whatever_comes_the_budget_holds_and_nothing_in_use_is_closed(steps: lis
     ranges = RegisteredRanges(8 * GRANULE)
     opening: list[RegisteredRange] = []
     live: dict[RegisteredRange, int] = {}
-    for now, (step, arena, first, count) in enumerate(steps):
+    for number, (step, arena, first, count) in enumerate(steps):
+        now = number * KEPT_TIME / 3
         start, end = first * GRANULE, (first + count) * GRANULE
         closed: list[Any] = []
         if step == "add":

@@ -18,6 +18,9 @@ REGISTERED_SIZE = 1 << 20
 GRANULE = 2 << 20
 """Ranges begin at multiples of this, and end there or at the end of their arena: what is allocated again in about the
 same place is in the same range, and reserved huge pages are not divided."""
+KEPT_TIME = 10.0
+"""Seconds for which a range that was used makes no room for others: to register one costs as much as an ordinary copy,
+so a program that uses more than the budget in turn would lose by it."""
 _REMEMBERED = 256
 """Reads of which the range is remembered."""
 
@@ -98,8 +101,9 @@ class RegisteredRanges:
             whole: bytes of the arena.
 
         Returns:
-            The range, and those to be closed before: unused ones that it contains, and the least recently used others,
-            as far as it needs room. None: there is no room, or another thread registers such a range.
+            The range, and those to be closed before: unused ones that it contains, and of others that were not used for
+            a while the least recently used ones, as far as it needs room. None: there is no room, or another thread
+            registers such a range.
         """
         if any(not each.ready and not each.closing and each.contains(arena, start, end) for each in self._ranges):
             return None
@@ -107,7 +111,8 @@ class RegisteredRanges:
         unused = [each for each in self._ranges if each.ready and not each.users]
         closed = [each for each in unused if made.contains(each.arena, each.start, each.end)]
         room = self._budget - self.total + sum(each.size for each in closed)
-        others = sorted((each for each in unused if each not in closed), key=lambda each: each.used_at)
+        idle = (each for each in unused if each not in closed and now - each.used_at >= KEPT_TIME)
+        others = sorted(idle, key=lambda each: each.used_at)
         while made.size > room:
             if not others:
                 return None

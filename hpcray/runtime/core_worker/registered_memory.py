@@ -32,6 +32,10 @@ from hpcray.runtime.core_worker.device_memory import find_driver, is_driver_set
 __all__ = ["REGISTERED_SIZE", "RegisteredMemory", "registered_memory"]
 
 
+_END_TIME = 10.0
+"""Seconds for which the end of a process waits for the work of its devices."""
+
+
 class _RegisteredMapping:
     """A range of an arena that is mapped once more, and registered until `close`.
 
@@ -142,10 +146,15 @@ class RegisteredMemory:
         self._close(closed)
 
     def close(self) -> None:
-        """End the thread, and undo all registrations. Views that live on are of ordinary memory then."""
+        """End the thread, and undo all registrations. Views that live on are of ordinary memory then.
+
+        Where a device does not end its work in time, the registrations stay until the process ends.
+        """
         self._queue.put(None)
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_TIME)
+            if self._thread.is_alive():
+                return
         with self._lock:
             self._ranges.clear()
             closed = list(self._mappings.values())
@@ -241,7 +250,7 @@ def uses_devices() -> bool:
 @contextlib.contextmanager
 def transfer_memory(process: CoreWorkerContext, content: Any) -> Iterator[Any]:
     """A context with the memory through which bytes are copied to or from a device; see `RegisteredMemory.transfer`."""
-    registered = registered_memory(process)
+    registered = registered_memory(process) if process.dead is None else None
     if registered is None:
         yield content
         return
