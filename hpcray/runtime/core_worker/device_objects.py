@@ -56,6 +56,8 @@ _BEHIND_CHECK = 0.5
 """Seconds between two looks whether the call that is waited for waits itself."""
 _ANSWER_TIMEOUT = 10.0
 """Seconds after which a process that does not say whether its tensors are there is not asked again: they are copied."""
+_ATTEMPTS = 64
+"""Objects that are looked at, when there is a new one and no room, for one that can move."""
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 8: "vulkan", 10: "rocm", 11: "cpu", 13: "cuda", 14: "xpu"}
@@ -196,6 +198,8 @@ class DeviceObjects:
         engine, moved = self._process.engine, False
         with engine.lock:
             candidates = self._table.surplus(most, wanted, kept)
+        if limit is None:
+            candidates = candidates[:_ATTEMPTS]
         for oid in candidates:
             with engine.lock:
                 if not self._table.is_over(most, wanted):
@@ -212,6 +216,7 @@ class DeviceObjects:
         process = self._process
         with process.engine.lock:
             process.drain()  # of objects that are gone already nothing has to be copied
+            # Those that stay count as used now, so that others are looked at the next time.
             tensors = self._table.find(oid) if self._table.may_move(oid) else None
             if tensors is None or not is_only_here(tensors):
                 return False
@@ -240,9 +245,11 @@ class DeviceObjects:
             sizes = self._table.sizes(oid)
         self._make_room(sizes, oid)
         tensors: Sequence[Any] = self._read_with_room(ref, left)
+        own = list(tensors)
         with self._process.engine.lock:
-            back = self._table.move_back(oid, list(tensors))
-            self._versions[oid] = _version(back)
+            back = self._table.move_back(oid, own)
+            if back is own:  # else another thread was first, and may have written to them
+                self._versions[oid] = _version(own)
             return back
 
     def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:

@@ -92,11 +92,11 @@ _ARGUMENTS = {
 
 
 def _library_paths() -> Iterator[str]:
-    # Of the wheel nvidia-nccl-cu12 or -cu13, on which PyTorch's depends; PyTorch has loaded it by then.
+    yield "libnccl.so.2"  # the one that PyTorch has loaded, or the system's
+    # Of the wheel nvidia-nccl-cu12 or -cu13, on which PyTorch's depends.
     spec = importlib.util.find_spec("nvidia")
     for place in spec.submodule_search_locations or () if spec is not None else ():
-        yield from map(str, sorted(Path(place).glob("nccl/lib/libnccl.so*")))
-    yield "libnccl.so.2"
+        yield from map(str, sorted(Path(place).glob("*/lib/libnccl.so*")))
 
 
 class NcclLibrary:
